@@ -1,0 +1,249 @@
+"""The fixed header in front of every batch: 128 bytes, little-endian. Pure.
+
+The producer fills what it knows and leaves zero in what the broker stamps (marked *).
+The header CRC covers all 128 bytes with its own field as zero, so a block that is
+damaged, stale or in the wrong place fails on its own. FORMAT.md draws the same bytes.
+
+     off  size  field
+       0     4  magic "HFBT"
+       4     2  format version (1)
+       6     2  flags (BatchFlag)
+       8     4  total size: header, columns and their padding; a multiple of 8
+      12     4  header CRC32C
+      16     4  payload CRC32C: every byte after the header
+      20     4  message count (>= 1)
+      24     8  * physical offset of byte 0 of this header
+      32     8  * durable offset known when the batch was appended
+      40     8  * base queue offset: that of the first message
+      48     4  * topic id
+      52     4  queue id (0xFFFFFFFF from a producer: the broker picks)
+      56     8  * store timestamp, microseconds since 1970
+      64     8  born timestamp, microseconds: of every message without one of its own
+      72     8  producer id (0: not idempotent)
+      80     8  sequence
+      88     4  producer epoch
+      92     4  body bytes
+      96     8  tag summary: bit (code mod 64) of each tag in the batch
+     104     4  key bytes
+     108     4  tag bytes
+     112     4  property count
+     116     4  property name bytes
+     120     4  property value bytes
+     124     4  reserved, zero
+"""
+
+import struct
+from dataclasses import dataclass, replace
+from enum import IntFlag
+from typing import Self
+
+from holdfast.commitlog.checksum import crc32c
+
+from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
+
+MAGIC = b"HFBT"
+FORMAT_VERSION = 1
+HEADER_SIZE = 128
+ANY_QUEUE = 0xFFFF_FFFF
+ALIGNMENT = 8
+
+_HEADER = struct.Struct("<4sHHIIIIQQqIIqqQqIIQIIIIII")
+_CRC_AT = 12
+assert _HEADER.size == HEADER_SIZE
+
+Buffer = bytes | bytearray | memoryview
+
+
+class BatchFlag(IntFlag):
+    """Which columns a batch has, and how to read it. A bit unknown to the code is refused."""
+
+    KEYS = 1 << 0
+    TAGS = 1 << 1
+    PROPERTIES = 1 << 2
+    BORN = 1 << 3
+    EXPIRES = 1 << 4
+    #: The sequence counts the producer's requests over the whole topic, not its batches
+    #: to this queue (a publish with idempotence headers may spread over several queues).
+    REQUEST_SEQUENCE = 1 << 5
+    #: Reserved by the format, refused by version 1: null bodies, and a body codec in bits 8-11.
+    NULL_BODIES = 1 << 6
+
+
+KNOWN_FLAGS = (
+    BatchFlag.KEYS
+    | BatchFlag.TAGS
+    | BatchFlag.PROPERTIES
+    | BatchFlag.BORN
+    | BatchFlag.EXPIRES
+    | BatchFlag.REQUEST_SEQUENCE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """One batch's header, decoded. Offsets and sizes are in bytes, timestamps in microseconds."""
+
+    flags: int
+    total_size: int
+    payload_crc: int
+    message_count: int
+    body_bytes: int
+    physical_offset: int = 0
+    durable_offset: int = 0
+    base_offset: int = 0
+    topic_id: int = 0
+    queue_id: int = ANY_QUEUE
+    store_timestamp_us: int = 0
+    born_timestamp_us: int = 0
+    producer_id: int = 0
+    sequence: int = 0
+    producer_epoch: int = 0
+    tag_summary: int = 0
+    key_bytes: int = 0
+    tag_bytes: int = 0
+    property_count: int = 0
+    property_name_bytes: int = 0
+    property_value_bytes: int = 0
+
+    @property
+    def end_offset(self) -> int:
+        """The queue offset after the last message."""
+        return self.base_offset + self.message_count
+
+    @property
+    def end_physical_offset(self) -> int:
+        """Where the next block of the log starts."""
+        return self.physical_offset + self.total_size
+
+    def encode(self) -> bytearray:
+        """Return the 128 bytes, with the header CRC in place."""
+        out = bytearray(
+            _HEADER.pack(
+                MAGIC,
+                FORMAT_VERSION,
+                self.flags,
+                self.total_size,
+                0,
+                self.payload_crc,
+                self.message_count,
+                self.physical_offset,
+                self.durable_offset,
+                self.base_offset,
+                self.topic_id,
+                self.queue_id,
+                self.store_timestamp_us,
+                self.born_timestamp_us,
+                self.producer_id,
+                self.sequence,
+                self.producer_epoch,
+                self.body_bytes,
+                self.tag_summary,
+                self.key_bytes,
+                self.tag_bytes,
+                self.property_count,
+                self.property_name_bytes,
+                self.property_value_bytes,
+                0,
+            )
+        )
+        struct.pack_into("<I", out, _CRC_AT, crc32c(out))
+        return out
+
+    @classmethod
+    def decode(cls, buffer: Buffer, position: int = 0) -> Self:
+        """Decode the header at `position`.
+
+        Raises CorruptBatch when the bytes are not a whole, intact header, and
+        UnknownFormatVersion when they are one that a newer Holdfast wrote.
+        """
+        if len(buffer) - position < HEADER_SIZE:
+            raise CorruptBatch("header-truncated", f"{len(buffer) - position} bytes of 128")
+        raw = bytearray(buffer[position : position + HEADER_SIZE])
+        (
+            magic,
+            version,
+            flags,
+            total_size,
+            header_crc,
+            payload_crc,
+            message_count,
+            physical_offset,
+            durable_offset,
+            base_offset,
+            topic_id,
+            queue_id,
+            store_timestamp_us,
+            born_timestamp_us,
+            producer_id,
+            sequence,
+            producer_epoch,
+            body_bytes,
+            tag_summary,
+            key_bytes,
+            tag_bytes,
+            property_count,
+            property_name_bytes,
+            property_value_bytes,
+            reserved,
+        ) = _HEADER.unpack(raw)
+        if magic != MAGIC:
+            raise CorruptBatch("bad-magic", f"{bytes(magic)!r}")
+        struct.pack_into("<I", raw, _CRC_AT, 0)
+        if crc32c(raw) != header_crc:
+            raise CorruptBatch("header-crc", "the header's checksum does not match its bytes")
+        if version != FORMAT_VERSION:
+            raise UnknownFormatVersion("batch", version, FORMAT_VERSION)
+        if flags & ~KNOWN_FLAGS:
+            raise CorruptBatch("unknown-flags", f"{flags:#06x}")
+        if reserved:
+            raise CorruptBatch("reserved-not-zero", f"{reserved:#x}")
+        if message_count < 1 or base_offset < 0:
+            raise CorruptBatch("bad-count", f"{message_count} messages at {base_offset}")
+        if total_size < HEADER_SIZE or total_size % ALIGNMENT:
+            raise CorruptBatch("bad-size", f"total size {total_size}")
+        return cls(
+            flags,
+            total_size,
+            payload_crc,
+            message_count,
+            body_bytes,
+            physical_offset,
+            durable_offset,
+            base_offset,
+            topic_id,
+            queue_id,
+            store_timestamp_us,
+            born_timestamp_us,
+            producer_id,
+            sequence,
+            producer_epoch,
+            tag_summary,
+            key_bytes,
+            tag_bytes,
+            property_count,
+            property_name_bytes,
+            property_value_bytes,
+        )
+
+    def stamped(
+        self,
+        *,
+        physical_offset: int,
+        durable_offset: int,
+        base_offset: int,
+        topic_id: int,
+        queue_id: int,
+        store_timestamp_us: int,
+        tag_summary: int,
+    ) -> Self:
+        """Return this header with what only the broker knows filled in."""
+        return replace(
+            self,
+            physical_offset=physical_offset,
+            durable_offset=durable_offset,
+            base_offset=base_offset,
+            topic_id=topic_id,
+            queue_id=queue_id,
+            store_timestamp_us=store_timestamp_us,
+            tag_summary=tag_summary,
+        )

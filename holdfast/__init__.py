@@ -1,0 +1,3 @@
+"""Holdfast: a log-structured message broker with long polling."""
+
+__version__ = "0.1.0"

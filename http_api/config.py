@@ -1,0 +1,45 @@
+"""Settings of the HTTP face."""
+
+from dataclasses import dataclass
+
+from holdfast.commitlog.setting import MIB, setting
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """Section [http_api] of the configuration."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(8711, "Port to listen on; 0 picks a free one.", minimum=0, maximum=65_535)
+    max_request_bytes: int = setting(
+        16 * MIB, "Largest request body, also after decompression.", minimum=1024
+    )
+    max_messages_per_request: int = setting(
+        100_000, "Messages that one publish may carry.", minimum=1
+    )
+    header_timeout_ms: int = setting(
+        10_000, "A connection that has not sent a whole request head by then is closed.", minimum=1
+    )
+    body_timeout_ms: int = setting(
+        30_000, "A request whose body is not complete by then is refused.", minimum=1
+    )
+    keepalive_timeout_ms: int = setting(
+        75_000, "An idle connection is closed after this.", minimum=1
+    )
+    max_connections: int = setting(
+        120_000, "Connections in all; beyond it a new one is closed at once.", minimum=1
+    )
+    default_pull_messages: int = setting(32, "max_messages of a pull that does not say.", minimum=1)
+    max_pull_messages: int = setting(10_000, "Largest max_messages of a pull.", minimum=1)
+    default_pull_bytes: int = setting(MIB, "max_bytes of a pull that does not say.", minimum=1)
+    max_pull_bytes: int = setting(16 * MIB, "Largest max_bytes of a pull.", minimum=1)
+    max_wait_ms: int = setting(60_000, "Largest wait_ms of a pull.", minimum=0)
+    max_queues_per_poll: int = setting(
+        1024, "Queues that one multi-queue poll may name.", minimum=1
+    )
+    max_filter_bytes: int = setting(4096, "Longest filter expression, in bytes.", minimum=1)
+    page_size: int = setting(100, "Items of a listing that does not say.", minimum=1)
+    max_page_size: int = setting(1000, "Largest limit of a listing.", minimum=1)
+    shutdown_timeout_ms: int = setting(
+        4000, "How long a stop waits for requests under way.", minimum=0
+    )

@@ -1,0 +1,1 @@
+"""Holdfast as a Spark data source."""
