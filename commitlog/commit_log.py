@@ -1,0 +1,319 @@
+"""The log as a row of segment files: open, append, sync, read, delete the oldest.
+
+Who may call what: append, room_for and roll are the appender thread's; sync is the sync
+thread's; prepare_next, seal and delete_before the segment thread's; reads anyone's. The row of
+segments is replaced as a whole, never changed, so readers need no lock.
+"""
+
+import bisect
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_header import BatchHeader, Buffer
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.disk import Disk
+from holdfast.commitlog.errors import BatchTooLarge, CorruptBatch, CorruptRecord, DiskFull
+from holdfast.commitlog.log_scan import Damage, scan_segment
+from holdfast.commitlog.segment import (
+    Segment,
+    create_segment,
+    largest_batch,
+    read_trailer,
+)
+from holdfast.commitlog.segment_format import (
+    BLOCK_DTYPE,
+    KEY_DTYPE,
+    SEGMENT_HEADER_SIZE,
+    TRAILER_SIZE,
+    Blocks,
+    Keys,
+    SegmentHeader,
+    decode_footer,
+    encode_end_mark,
+    encode_footer,
+    parse_segment_name,
+)
+
+_logger = logging.getLogger(__name__)
+
+#: After a full disk, the next try to allocate a segment waits this long.
+DISK_FULL_RETRY_S = 1.0
+
+
+class CommitLog:
+    """The segment files of one data directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: CommitLogConfig,
+        disk: Disk,
+        *,
+        now_us: Callable[[], int],
+        disk_full: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`now_us` gives the wall clock; `disk_full` is called, in the thread that noticed,
+        when there was no room for a segment."""
+        self.directory = directory
+        self.largest_batch = largest_batch(config.segment_bytes)
+        self._config = config
+        self._disk = disk
+        self._now_us = now_us
+        self._disk_full = disk_full
+        self._segments: tuple[Segment, ...] = ()
+        self._starts: list[int] = []
+        self._prepared: Segment | None = None
+        self._prepare_lock = threading.Lock()
+        self._no_room_until = 0.0
+        #: Segment headers that could not be read at opening: (path, reason).
+        self.damaged_headers: list[tuple[Path, str]] = []
+
+    # -- opening ---------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open every segment. Raises UnknownFormatVersion for a newer format; a damaged
+        header is noted in `damaged_headers` and the file's name and size are used instead."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        segments = []
+        for name in self._disk.names(self.directory):
+            path = self.directory / name
+            if name.endswith(".new"):
+                self._disk.remove(path)
+                continue
+            start = parse_segment_name(name)
+            if start is None:
+                continue
+            segments.append(self._open_segment(path, start))
+        self._set_segments(segments)
+
+    def _open_segment(self, path: Path, start: int) -> Segment:
+        file = self._disk.open(path)
+        size = file.size()
+        try:
+            header = SegmentHeader.decode(file.read(SEGMENT_HEADER_SIZE, 0))
+            if header.start_offset != start:
+                raise CorruptBatch("segment-header", f"it says it starts at {header.start_offset}")
+            if header.size != size:
+                self.damaged_headers.append((path, f"{size} bytes of {header.size}"))
+            size = header.size
+        except CorruptBatch as error:
+            self.damaged_headers.append((path, str(error)))
+        segment = Segment(file, path, start, size, start + SEGMENT_HEADER_SIZE)
+        return segment
+
+    def close(self) -> None:
+        """Close every file; may be called twice."""
+        for segment in (*self._segments, *([self._prepared] if self._prepared else [])):
+            segment.file.close()
+        self._prepared = None
+        self._set_segments([])
+
+    def _set_segments(self, segments: Sequence[Segment]) -> None:
+        self._segments = tuple(segments)
+        self._starts = [segment.start_offset for segment in segments]
+
+    # -- what there is ---------------------------------------------------------------------
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, oldest first; the last one takes the appends."""
+        return self._segments
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset of the first byte kept."""
+        return self._segments[0].start_offset if self._segments else 0
+
+    @property
+    def written_offset(self) -> int:
+        """Physical offset where the next block goes."""
+        return self._segments[-1].written if self._segments else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segment files."""
+        return sum(segment.size for segment in self._segments)
+
+    def segment_at(self, physical_offset: int) -> Segment | None:
+        """Return the segment that holds this physical offset, None if there is none."""
+        segments, starts = self._segments, self._starts
+        index = bisect.bisect_right(starts, physical_offset) - 1
+        if not 0 <= index < len(segments) or physical_offset >= segments[index].end_offset:
+            return None
+        return segments[index]
+
+    # -- appending (the appender thread) ---------------------------------------------------
+
+    def room_for(self, size: int, keys: int) -> bool:
+        """Return whether the active segment takes a block of this size; raises BatchTooLarge
+        when no segment ever would."""
+        if size > self.largest_batch:
+            raise BatchTooLarge(size, self.largest_batch)
+        return bool(self._segments) and self._segments[-1].has_room(size, keys)
+
+    def roll(self) -> Segment | None:
+        """End the active segment and begin the next; return the one that ended.
+
+        Raises DiskFull when the next one cannot be allocated; nothing has changed then, and
+        within DISK_FULL_RETRY_S the disk is not even asked again.
+        """
+        following = self._take_prepared()
+        ended = self._segments[-1] if self._segments else None
+        if ended is not None and not ended.ended:
+            position = ended.written - ended.start_offset
+            ended.file.write([encode_end_mark(ended.written)], position)
+            ended.ended = True
+        self._set_segments([*self._segments, following])
+        return ended
+
+    def append(self, buffers: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
+        """Write blocks that `room_for` allowed, one after another, at the end of the active
+        segment. OSError passes through: what was written then is unknown."""
+        active = self._segments[-1]
+        active.file.write(buffers, active.written - active.start_offset)
+        for header in headers:
+            active.count(header)
+
+    def _take_prepared(self) -> Segment:
+        with self._prepare_lock:
+            following, self._prepared = self._prepared, None
+            return following if following is not None else self._create_next()
+
+    def _create_next(self) -> Segment:
+        if time.monotonic() < self._no_room_until:
+            raise DiskFull(self._config.segment_bytes)
+        start = self._segments[-1].end_offset if self._segments else 0
+        try:
+            return create_segment(
+                self._disk, self.directory, start, self._config.segment_bytes, self._now_us()
+            )
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._no_room_until = time.monotonic() + DISK_FULL_RETRY_S
+            self._disk_full()
+            raise DiskFull(self._config.segment_bytes) from error
+
+    # -- beside the appender (the segment thread) ------------------------------------------
+
+    def prepare_next(self) -> None:
+        """Create the segment after the active one ahead of need; raises DiskFull."""
+        with self._prepare_lock:
+            if self._prepared is None and self._segments:
+                self._prepared = self._create_next()
+
+    def seal(self, segment: Segment) -> None:
+        """Write an ended, synced segment's footer and sync it. Damage in it is left alone: a
+        segment that cannot be walked to its end mark gets no footer."""
+        if segment.sealed or not segment.ended:
+            return
+        blocks, keys = block_tables(segment)
+        footer = encode_footer(segment.start_offset, blocks, keys)
+        if segment.written + len(footer) > segment.end_offset:
+            _logger.error("the footer of %s does not fit, left out", segment.path.name)
+            return
+        segment.file.write([footer], segment.size - len(footer))
+        segment.file.sync()
+        segment.sealed = True
+
+    def delete_before(self, physical_offset: int) -> list[Segment]:
+        """Delete the segments that end at or before this offset, oldest first; never the
+        active one. Returns them; reads under way go on."""
+        gone = []
+        while len(self._segments) > 1 and self._segments[0].end_offset <= physical_offset:
+            oldest = self._segments[0]
+            self._disk.remove(oldest.path)
+            self._set_segments(self._segments[1:])
+            gone.append(oldest)
+        return gone
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def read_batch(self, physical_offset: int, size: int) -> Batch:
+        """Return the intact batch at this physical offset. Raises CorruptRecord when it is
+        damaged, or gone with its segment."""
+        segment = self.segment_at(physical_offset)
+        if segment is None:
+            raise CorruptRecord(physical_offset, "missing-segment", "no segment holds it")
+        return _checked(segment.read(physical_offset, size), physical_offset)
+
+    def read_batch_nowait(self, physical_offset: int, size: int) -> Batch | None:
+        """As read_batch, but None when that would have to wait for the disk."""
+        segment = self.segment_at(physical_offset)
+        if segment is None:
+            raise CorruptRecord(physical_offset, "missing-segment", "no segment holds it")
+        block = segment.read_nowait(physical_offset, size)
+        return None if block is None else _checked(block, physical_offset)
+
+    def footer(self, segment: Segment) -> tuple[Blocks, Keys] | None:
+        """Return a sealed segment's tables, None when it has no intact footer."""
+        try:
+            trailer = read_trailer(segment)
+            if trailer is None or trailer.start_offset != segment.start_offset:
+                return None
+            start = segment.end_offset - trailer.footer_size
+            if start < segment.first_offset:
+                return None
+            return decode_footer(trailer, segment.read(start, trailer.footer_size - TRAILER_SIZE))
+        except CorruptBatch as error:
+            _logger.warning("segment %s: %s", segment.path.name, error)
+            return None
+
+
+def _checked(block: bytes, physical_offset: int) -> Batch:
+    """Decode a block read from the log; every failure is a CorruptRecord."""
+    try:
+        batch = Batch.decode(block)
+    except CorruptBatch as error:
+        raise CorruptRecord(physical_offset, error.reason, error.detail) from error
+    if batch.header.physical_offset != physical_offset:
+        raise CorruptRecord(
+            physical_offset, "misplaced", f"it belongs at {batch.header.physical_offset}"
+        )
+    return batch
+
+
+def block_tables(segment: Segment) -> tuple[Blocks, Keys]:
+    """Return the footer's tables of a segment, by walking it. Damaged parts are left out."""
+    rows = []
+    hashes = []
+    for found in scan_segment(segment):
+        if isinstance(found, Damage):
+            _logger.error("segment %s is damaged at %s", segment.path.name, found)
+            continue
+        header = found.header
+        rows.append(
+            (
+                header.topic_id,
+                header.queue_id,
+                header.base_offset,
+                header.physical_offset,
+                header.total_size,
+                header.message_count,
+                header.store_timestamp_us,
+                header.tag_summary,
+                header.body_bytes,
+                header.flags,
+            )
+        )
+        hashes.append(None if found.key_hashes is None else found.key_hashes[found.key_hashes != 0])
+    blocks = np.array(rows, BLOCK_DTYPE)
+    order = np.lexsort((blocks["base_offset"], blocks["queue_id"], blocks["topic_id"]))
+    keys = np.zeros(sum(len(part) for part in hashes if part is not None), KEY_DTYPE)
+    at = 0
+    for row, found_row in enumerate(order):
+        part = hashes[found_row]
+        if part is not None:
+            keys["key_hash"][at : at + len(part)] = part
+            keys["block"][at : at + len(part)] = row
+            at += len(part)
+    keys = keys[np.argsort(keys["key_hash"], kind="stable")]
+    return blocks[order], keys
+

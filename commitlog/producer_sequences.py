@@ -1,0 +1,139 @@
+"""Which batches of idempotent producers are stored already. Pure: no clock, no locks.
+
+One ProducerSequences belongs to the appender thread. What it knows can be rebuilt from batch
+headers, oldest first, by `record`. Rules, after Kafka's: a lower epoch is fenced; a higher one
+starts at sequence 0; an unknown producer starts where it likes; then each batch counts one up.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
+from holdfast.commitlog.errors import ProducerFenced, SequenceGap, SequenceTooOld
+
+#: How many batches per (producer, topic, queue) can be answered again with their offsets.
+REMEMBERED_BATCHES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSequence:
+    """Where one batch of a producer was stored."""
+
+    sequence: int
+    base_offset: int
+    message_count: int
+    end_physical_offset: int
+    store_timestamp_us: int
+
+
+@dataclass(slots=True)
+class ProducerState:
+    """What is known of one producer on one topic."""
+
+    epoch: int
+    last_request: int = -1
+    """Last sequence of a producer that counts requests over the topic."""
+    last_timestamp_us: int = 0
+    queues: dict[int, deque[StoredSequence]] = field(default_factory=dict)
+
+
+ProducerKey = tuple[int, int]
+"""(producer id, topic id)"""
+
+
+class ProducerSequences:
+    """The last batches of every idempotent producer."""
+
+    def __init__(self, *, expiry_us: int, max_producers: int) -> None:
+        self._expiry_us = expiry_us
+        self._max_producers = max_producers
+        self._producers: OrderedDict[ProducerKey, ProducerState] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def find(
+        self, header: BatchHeader, topic_id: int, queue_id: int, now_us: int
+    ) -> StoredSequence | None:
+        """Return where this batch was stored before, None when it is the next one to store.
+
+        Raises ProducerFenced, SequenceGap or SequenceTooOld when it is neither.
+        """
+        if not header.producer_id:
+            return None
+        state = self._current((header.producer_id, topic_id), now_us)
+        if state is None:
+            return None
+        if header.producer_epoch < state.epoch:
+            raise ProducerFenced(header.producer_epoch, state.epoch)
+        if header.producer_epoch > state.epoch:
+            if header.sequence:
+                raise SequenceGap(0, header.sequence)
+            return None
+        stored = state.queues.get(queue_id, ())
+        for entry in stored:
+            if entry.sequence == header.sequence:
+                return entry
+        if header.flags & BatchFlag.REQUEST_SEQUENCE:
+            last = state.last_request
+        else:
+            last = stored[-1].sequence if stored else -1
+            if not stored:
+                return None
+        if header.sequence > last + 1:
+            raise SequenceGap(last + 1, header.sequence)
+        if header.sequence <= last and stored and header.sequence < stored[-1].sequence:
+            raise SequenceTooOld(header.sequence, stored[0].sequence)
+        return None
+
+    def record(self, header: BatchHeader) -> None:
+        """Take note of a batch that was stored, as its stamped header says."""
+        if not header.producer_id:
+            return
+        key = (header.producer_id, header.topic_id)
+        state = self._producers.get(key)
+        if state is None or header.producer_epoch > state.epoch:
+            state = self._producers[key] = ProducerState(header.producer_epoch)
+        self._producers.move_to_end(key)
+        state.last_timestamp_us = max(state.last_timestamp_us, header.store_timestamp_us)
+        if header.flags & BatchFlag.REQUEST_SEQUENCE:
+            state.last_request = max(state.last_request, header.sequence)
+        stored = state.queues.setdefault(header.queue_id, deque(maxlen=REMEMBERED_BATCHES))
+        stored.append(
+            StoredSequence(
+                header.sequence,
+                header.base_offset,
+                header.message_count,
+                header.end_physical_offset,
+                header.store_timestamp_us,
+            )
+        )
+        while len(self._producers) > self._max_producers:
+            self._producers.popitem(last=False)
+
+    def expire(self, now_us: int) -> int:
+        """Forget producers unheard of for the expiry; return how many."""
+        before = len(self._producers)
+        while self._producers:
+            key, state = next(iter(self._producers.items()))
+            if state.last_timestamp_us + self._expiry_us > now_us:
+                break
+            del self._producers[key]
+        return before - len(self._producers)
+
+    def _current(self, key: ProducerKey, now_us: int) -> ProducerState | None:
+        state = self._producers.get(key)
+        if state is not None and state.last_timestamp_us + self._expiry_us <= now_us:
+            del self._producers[key]
+            return None
+        return state
+
+    # -- kept beside the index, so that a restart need not read every header ---------------
+
+    def state(self, key: ProducerKey) -> ProducerState | None:
+        """Return what is known of one producer on one topic."""
+        return self._producers.get(key)
+
+    def restore(self, key: ProducerKey, state: ProducerState) -> None:
+        """Put back what `state` returned before; oldest timestamps first."""
+        self._producers[key] = state

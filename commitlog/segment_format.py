@@ -1,0 +1,187 @@
+"""A segment file's own bytes: header page, end mark, footer. Pure. FORMAT.md draws them.
+
+    0                    header page, 4096 bytes
+    4096                 blocks (batches), one after another
+    ...                  end mark, 32 bytes: the next block is in the next segment
+    ...                  zeros
+    size - footer size   footer: block table, key table
+    size - 64            footer trailer
+
+A file is named by the physical offset of its first byte, in 20 digits. Header and footer only
+save work: blocks prove themselves, and a damaged header or footer costs no message.
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.commitlog.batch_header import Buffer
+from holdfast.commitlog.checksum import crc32c
+from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
+
+SEGMENT_VERSION = 1
+SEGMENT_HEADER_SIZE = 4096
+END_MARK_SIZE = 32
+TRAILER_SIZE = 64
+
+# magic, version, reserved, start offset, size, created (us), CRC of the 32 bytes before it
+_SEGMENT = struct.Struct("<4sHHQQqI")
+_SEGMENT_MAGIC = b"HFSG"
+# magic, reserved, physical offset of the mark, CRC of the 16 bytes before it, 12 zeros
+_END = struct.Struct("<4sIQI12x")
+_END_MAGIC = b"HFND"
+# magic, version, reserved, segment start, block count, key count, CRC of the tables, CRC of
+# the 36 bytes before it, 24 zeros
+_TRAILER = struct.Struct("<4sHHQQQII24x")
+_TRAILER_MAGIC = b"HFFT"
+assert _END.size == END_MARK_SIZE
+assert _TRAILER.size == TRAILER_SIZE
+
+#: One block in a footer's block table, sorted by topic, queue and base offset. 56 bytes.
+BLOCK_DTYPE = np.dtype(
+    [
+        ("topic_id", "<u4"),
+        ("queue_id", "<u4"),
+        ("base_offset", "<i8"),
+        ("physical_offset", "<u8"),
+        ("size", "<u4"),
+        ("message_count", "<u4"),
+        ("store_timestamp_us", "<i8"),
+        ("tag_summary", "<u8"),
+        ("body_bytes", "<u4"),
+        ("flags", "<u4"),
+    ]
+)
+#: One keyed message in a footer's key table, sorted by hash: the hash and its block's row in
+#: the block table. 8 bytes.
+KEY_DTYPE = np.dtype([("key_hash", "<u4"), ("block", "<u4")])
+
+Blocks = npt.NDArray[np.void]
+Keys = npt.NDArray[np.void]
+
+_SEGMENT_NAME = re.compile(r"\d{20}")
+
+
+def segment_name(start_offset: int) -> str:
+    """Return the file name of the segment that starts at this physical offset."""
+    return f"{start_offset:020d}"
+
+
+def parse_segment_name(name: str) -> int | None:
+    """Return the start offset that a file name says, None if it names no segment."""
+    return int(name) if _SEGMENT_NAME.fullmatch(name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What the header page says."""
+
+    start_offset: int
+    size: int
+    created_timestamp_us: int
+
+    def encode(self) -> bytes:
+        """Return the whole header page."""
+        fields = _SEGMENT.pack(
+            _SEGMENT_MAGIC,
+            SEGMENT_VERSION,
+            0,
+            self.start_offset,
+            self.size,
+            self.created_timestamp_us,
+            0,
+        )[:-4]
+        return (fields + struct.pack("<I", crc32c(fields))).ljust(SEGMENT_HEADER_SIZE, b"\0")
+
+    @classmethod
+    def decode(cls, page: Buffer) -> "SegmentHeader":
+        """Decode a header page. Raises CorruptBatch, or UnknownFormatVersion for a newer one."""
+        if len(page) < _SEGMENT.size:
+            raise CorruptBatch("segment-header", "truncated")
+        magic, version, _, start, size, created, crc = _SEGMENT.unpack_from(page)
+        if magic != _SEGMENT_MAGIC:
+            raise CorruptBatch("segment-header", f"magic {bytes(magic)!r}")
+        if crc32c(bytes(page[: _SEGMENT.size - 4])) != crc:
+            raise CorruptBatch("segment-header", "checksum")
+        if version != SEGMENT_VERSION:
+            raise UnknownFormatVersion("segment", version, SEGMENT_VERSION)
+        return cls(start, size, created)
+
+
+def encode_end_mark(physical_offset: int) -> bytes:
+    """Return the mark that ends a segment's blocks at this physical offset."""
+    fields = struct.pack("<4sIQ", _END_MAGIC, 0, physical_offset)
+    return (fields + struct.pack("<I", crc32c(fields))).ljust(END_MARK_SIZE, b"\0")
+
+
+def is_end_mark(buffer: Buffer, physical_offset: int) -> bool:
+    """Return whether `buffer` starts with the intact end mark of this physical offset."""
+    return bytes(buffer[:END_MARK_SIZE]) == encode_end_mark(physical_offset)
+
+
+def footer_size(block_count: int, key_count: int) -> int:
+    """Return the bytes that a footer takes, its trailer included."""
+    return block_count * BLOCK_DTYPE.itemsize + key_count * KEY_DTYPE.itemsize + TRAILER_SIZE
+
+
+def encode_footer(start_offset: int, blocks: Blocks, keys: Keys) -> bytes:
+    """Return block table, key table and trailer. The tables are sorted as their types say."""
+    tables = blocks.tobytes() + keys.tobytes()
+    fields = struct.pack(
+        "<4sHHQQQI",
+        _TRAILER_MAGIC,
+        SEGMENT_VERSION,
+        0,
+        start_offset,
+        len(blocks),
+        len(keys),
+        crc32c(tables),
+    )
+    trailer = fields + struct.pack("<I", crc32c(fields))
+    return tables + trailer.ljust(TRAILER_SIZE, b"\0")
+
+
+@dataclass(frozen=True, slots=True)
+class FooterTrailer:
+    """The last bytes of a sealed segment: how large its tables are."""
+
+    start_offset: int
+    block_count: int
+    key_count: int
+    tables_crc: int
+
+    @property
+    def footer_size(self) -> int:
+        """Bytes from the block table to the end of the file."""
+        return footer_size(self.block_count, self.key_count)
+
+    @classmethod
+    def decode(cls, buffer: Buffer) -> "FooterTrailer | None":
+        """Decode the last 64 bytes of a segment; None when no footer was written yet.
+
+        Raises CorruptBatch for a damaged one, UnknownFormatVersion for a newer one.
+        """
+        if len(buffer) < TRAILER_SIZE:
+            raise CorruptBatch("footer", "truncated")
+        if not any(bytes(buffer[:TRAILER_SIZE])):
+            return None
+        magic, version, _, start, blocks, keys, tables_crc, crc = _TRAILER.unpack_from(buffer)
+        if magic != _TRAILER_MAGIC or crc32c(bytes(buffer[:36])) != crc:
+            raise CorruptBatch("footer", "trailer")
+        if version != SEGMENT_VERSION:
+            raise UnknownFormatVersion("segment footer", version, SEGMENT_VERSION)
+        return cls(start, blocks, keys, tables_crc)
+
+
+def decode_footer(trailer: FooterTrailer, tables: Buffer) -> tuple[Blocks, Keys]:
+    """Return the block and key tables from the bytes before the trailer.
+
+    Raises CorruptBatch when they are not what the trailer describes.
+    """
+    split = trailer.block_count * BLOCK_DTYPE.itemsize
+    if len(tables) != trailer.footer_size - TRAILER_SIZE or crc32c(tables) != trailer.tables_crc:
+        raise CorruptBatch("footer", "tables")
+    return np.frombuffer(tables[:split], BLOCK_DTYPE), np.frombuffer(tables[split:], KEY_DTYPE)
