@@ -1,0 +1,58 @@
+# The verbs of this repository. Whichever is run first makes .venv by itself, from
+# requirements.lock; `make help` lists them.
+
+PYTEST_ARGS ?=
+READY := .venv/ready
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test check format format-check lint types bench docs lock clean
+
+help:  ## list these verbs
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+$(READY): requirements.lock pyproject.toml .ci/make-venv
+	@.ci/make-venv .venv
+	@touch $@
+
+venv: $(READY)  ## make the environment and nothing else
+
+demo: $(READY)  ## real input from publisher to consumer to Spark; FILE=... publishes a file's lines
+	@$(BIN)/holdfast demo $(if $(FILE),--file "$(FILE)")
+
+test: $(READY)  ## every test; PYTEST_ARGS="tests/cli -k pull" picks some
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: format-check lint types test  ## what must pass before a commit
+
+format: $(READY)  ## format and mend what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+format-check: $(READY)
+	$(BIN)/ruff format --check .
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY)  ## measure, and print a table
+	$(BIN)/python -m bench
+
+docs: $(READY)  ## write docs/configuration.md from the code
+	$(BIN)/holdfast config reference > docs/configuration.md
+
+# One lock for Python 3.11 and newer, all extras; no hashes and no addresses, so that it can be
+# installed from any mirror.
+lock: $(READY)  ## pin the newest versions that pyproject.toml allows
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --upgrade \
+	  --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command "make lock" --output-file requirements.lock
+
+clean:  ## remove everything that these verbs made
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
