@@ -1,0 +1,196 @@
+"""Where configuration values come from, which are taken, and what is said of the others."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import (
+    Config,
+    ConfigError,
+    InvalidValue,
+    UnknownKey,
+    UnreadableFile,
+    format_size,
+    keys,
+    load_config,
+    resolve,
+)
+from holdfast.config_reference import reference
+
+MIB = 1024 * 1024
+
+
+def load(
+    toml: str | None = None,
+    *,
+    folder: Path | None = None,
+    environ: dict[str, str] | None = None,
+    flags: dict[str, object] | None = None,
+) -> Config:
+    file = None
+    if toml is not None:
+        assert folder is not None
+        file = folder / "holdfast.toml"
+        file.write_text(toml)
+    return load_config(file=file, environ=environ or {}, flags=flags or {})
+
+
+def test_without_sources_everything_has_its_default() -> None:
+    assert load() == Config()
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    toml = "[commitlog]\nsegment_bytes = 1048576\nflush_interval_ms = 1\nmax_producers = 1\n"
+    config = load(
+        toml,
+        folder=tmp_path,
+        environ={
+            "HOLDFAST_COMMITLOG_FLUSH_INTERVAL_MS": "2",
+            "HOLDFAST_COMMITLOG_MAX_PRODUCERS": "2",
+        },
+        flags={"commitlog.max_producers": "3"},
+    )
+    assert config.commitlog.segment_bytes == MIB
+    assert config.commitlog.flush_interval_ms == 2
+    assert config.commitlog.max_producers == 3
+
+
+def test_each_value_names_its_source(tmp_path: Path) -> None:
+    file = tmp_path / "h.toml"
+    file.write_text('data_dir = "/d"\n')
+    resolved = resolve(
+        file=file, environ={"HOLDFAST_LOG_LEVEL": "debug"}, flags={"http_api.port": "0"}
+    )
+    sources = {each.key.name: each.source for each in resolved if each.source != "default"}
+    assert sources == {
+        "data_dir": str(file),
+        "log_level": "environment variable HOLDFAST_LOG_LEVEL",
+        "http_api.port": "flag --http-api-port",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1048576", MIB),
+        ("16MiB", 16 * MIB),
+        ("16 mib", 16 * MIB),
+        ("2GiB", 2048 * MIB),
+        ("1TiB", MIB * MIB),
+        ("2048KiB", 2 * MIB),
+    ],
+)
+def test_sizes_take_units(text: str, size: int) -> None:
+    assert load(flags={"commitlog.segment_bytes": text}).commitlog.segment_bytes == size
+
+
+@pytest.mark.parametrize("word", ["false", "False", "no", "off", "0"])
+def test_booleans_take_words(word: str) -> None:
+    environ = {"HOLDFAST_TOPICS_AUTO_CREATE_TOPICS": word}
+    assert load(environ=environ).topics.auto_create_topics is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("commitlog.segment_bytes", "1MB"),
+        ("commitlog.segment_bytes", "-1"),
+        ("commitlog.segment_bytes", "1048575"),
+        ("commitlog.segment_bytes", ""),
+        ("commitlog.segment_bytes", "9" * 5000),
+        ("commitlog.segment_bytes", True),
+        ("commitlog.segment_bytes", 1.5e9),
+        ("commitlog.flush_interval_ms", "1KiB"),
+        ("commitlog.flush_interval_ms", "0"),
+        ("http_api.port", "65536"),
+        ("http_api.host", 7),
+        ("topics.auto_create_topics", "perhaps"),
+        ("topics.default_durability", "sometimes"),
+        ("topics.default_durability", ["fsync"]),
+        ("data_dir", ""),
+    ],
+)
+def test_values_that_a_key_does_not_take_are_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        load(flags={name: value})
+    error = caught.value
+    assert (error.key, error.found) == (name, value)
+    allowed = next(key for key in keys() if key.name == name).allowed
+    assert error.source.startswith("flag --")
+    assert str(error) == f"{error.source}: {name} is {value!r}; allowed: {allowed}"
+
+
+def test_bounds_are_inclusive() -> None:
+    assert load(flags={"http_api.port": "65535"}).http_api.port == 65535
+    assert load(flags={"http_api.port": "0"}).http_api.port == 0
+
+
+def test_a_default_above_its_own_maximum_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"at most http_api.max_pull_messages \(10\)"):
+        load(flags={"http_api.max_pull_messages": "10"})
+
+
+def test_unknown_keys_name_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UnknownKey, match=r"did you mean commitlog.segment_bytes\?"):
+        load("[commitlog]\nsegmnt_bytes = 1\n", folder=tmp_path)
+    with pytest.raises(UnknownKey, match=r"did you mean http_api.port\?"):
+        load("port = 1\n", folder=tmp_path)
+    with pytest.raises(UnknownKey, match=r"did you mean HOLDFAST_DATA_DIR\?"):
+        load(environ={"HOLDFAST_DATADIR": "/d"})
+    with pytest.raises(UnknownKey, match="holdfast config show"):
+        load("[zzz]\nqqq = 1\n", folder=tmp_path)
+
+
+def test_other_variables_are_left_alone() -> None:
+    environ = {
+        "PATH": "/bin",
+        "HOLDFAST_URL": "http://x",
+        "HOLDFAST_TOKEN": "t",
+        # What Kubernetes sets beside a service called "holdfast".
+        "HOLDFAST_SERVICE_HOST": "10.0.0.1",
+        "HOLDFAST_SERVICE_PORT_HTTP": "8711",
+        "HOLDFAST_PORT": "tcp://10.0.0.1:8711",
+        "HOLDFAST_PORT_8711_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(environ=environ) == Config()
+
+
+@pytest.mark.parametrize("content", [b"[commitlog", b"\xff\xfe"])
+def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_bytes(content)
+    with pytest.raises(UnreadableFile, match=re.escape(str(file))):
+        load_config(file=file, environ={}, flags={})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        load_config(file=tmp_path / "none.toml", environ={}, flags={})
+
+
+def test_every_key_is_documented_and_its_names_are_its_own() -> None:
+    assert all(key.doc.endswith(".") for key in keys())
+    for names in (
+        [key.name for key in keys()],
+        [key.variable for key in keys()],
+        [key.flag for key in keys()],
+    ):
+        assert len(set(names)) == len(names)
+
+
+def test_every_default_is_allowed() -> None:
+    for key in keys():
+        default = key.default if key.type in (int, bool) else str(key.default)
+        assert key.parse(default, "default") == key.default
+
+
+def test_sizes_are_shown_in_the_largest_unit_that_fits() -> None:
+    assert [format_size(n) for n in (0, 1000, 1024, 1536 * 1024, MIB, 3 << 30, 1 << 40)] == [
+        "0", "1000", "1 KiB", "1536 KiB", "1 MiB", "3 GiB", "1 TiB",
+    ]  # fmt: skip
+
+
+def test_the_reference_page_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+    assert page.read_text("utf-8") == reference(), "run 'make docs'"
