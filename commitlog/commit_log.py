@@ -1,6 +1,6 @@
 """The log as a row of segment files: open, append, sync, read, delete the oldest.
 
-Who may call what: append, room_for and roll are the appender thread's; sync is the sync
+Who may call what: append and roll are the appender thread's; sync is the sync
 thread's; prepare_next, seal and delete_before the segment thread's; reads anyone's. The row of
 segments is replaced as a whole, never changed, so readers need no lock.
 """
@@ -108,6 +108,19 @@ class CommitLog:
         segment = Segment(file, path, start, size, start + SEGMENT_HEADER_SIZE)
         return segment
 
+    def end_at(self, active: Segment) -> None:
+        """Make `active` the last segment. The empty one after it is kept as the prepared one;
+        any further ones are deleted."""
+        index = self._segments.index(active)
+        following = self._segments[index + 1 :]
+        self._set_segments(self._segments[: index + 1])
+        for position, segment in enumerate(following):
+            if position == 0 and segment.start_offset == active.end_offset:
+                segment.written = segment.first_offset
+                self._prepared = segment
+            else:
+                self._disk.remove(segment.path)
+
     def close(self) -> None:
         """Close every file; may be called twice."""
         for segment in (*self._segments, *([self._prepared] if self._prepared else [])):
@@ -151,12 +164,14 @@ class CommitLog:
 
     # -- appending (the appender thread) ---------------------------------------------------
 
-    def room_for(self, size: int, keys: int) -> bool:
-        """Return whether the active segment takes a block of this size; raises BatchTooLarge
-        when no segment ever would."""
+    def check_size(self, size: int) -> None:
+        """Raise BatchTooLarge for a batch that no segment would ever take."""
         if size > self.largest_batch:
             raise BatchTooLarge(size, self.largest_batch)
-        return bool(self._segments) and self._segments[-1].has_room(size, keys)
+
+    def has_room(self, size: int, keys: int, blocks: int) -> bool:
+        """Return whether the active segment takes so many blocks of this size in all."""
+        return bool(self._segments) and self._segments[-1].has_room(size, keys, blocks)
 
     def roll(self) -> Segment | None:
         """End the active segment and begin the next; return the one that ended.
@@ -174,7 +189,7 @@ class CommitLog:
         return ended
 
     def append(self, buffers: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
-        """Write blocks that `room_for` allowed, one after another, at the end of the active
+        """Write blocks that `has_room` allowed, one after another, at the end of the active
         segment. OSError passes through: what was written then is unknown."""
         active = self._segments[-1]
         active.file.write(buffers, active.written - active.start_offset)

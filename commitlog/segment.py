@@ -46,10 +46,10 @@ class Segment:
         """Where the next segment starts."""
         return self.start_offset + self.size
 
-    def has_room(self, size: int, keys: int) -> bool:
-        """Return whether a block of `size` bytes with `keys` keyed messages fits, so that the
-        end mark and the footer still do."""
-        reserved = END_MARK_SIZE + footer_size(self.block_count + 1, self.key_count + keys)
+    def has_room(self, size: int, keys: int, blocks: int) -> bool:
+        """Return whether `blocks` blocks of `size` bytes in all, with `keys` keyed messages,
+        fit so that the end mark and the footer still do."""
+        reserved = END_MARK_SIZE + footer_size(self.block_count + blocks, self.key_count + keys)
         return not self.ended and self.written + size + reserved <= self.end_offset
 
     def count(self, header: BatchHeader) -> None:
@@ -73,10 +73,12 @@ def keyed_messages(header: BatchHeader) -> int:
 
 
 def largest_batch(segment_bytes: int) -> int:
-    """Return the size of the largest batch that an empty segment of this size takes: one with
-    a key for every 128 bytes still leaves its footer room."""
-    room = segment_bytes - SEGMENT_HEADER_SIZE - END_MARK_SIZE - footer_size(1, 0)
-    return room * 15 // 16
+    """Return the size of the largest batch that an empty segment of this size takes.
+
+    A keyed message takes at least 9 bytes of its batch and 8 of the footer, so that half of
+    the room is enough for any batch.
+    """
+    return (segment_bytes - SEGMENT_HEADER_SIZE - END_MARK_SIZE - footer_size(1, 0)) // 2
 
 
 def create_segment(

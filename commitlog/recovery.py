@@ -1,0 +1,146 @@
+"""Find the end of the log after a start, cut a torn tail, and never more than that.
+
+The walk begins at the last position that the index committed, which was synced by then, and
+goes over all later segments. Where it meets bytes that are no block, the question is whether
+they were ever durable. Every block says how far the log was durable when it was appended, so a
+single intact block later in the log can prove that a hole before it is rot and not a crash:
+
+    damage, and something proves it was durable   corruption: kept, reported, never served
+    damage with no such proof                     a torn tail: cut, with all that follows it
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.log_scan import Damage, scan_log
+from holdfast.commitlog.segment import Segment, read_trailer
+
+_logger = logging.getLogger(__name__)
+_ZEROS = bytes(1024 * 1024)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What recovery found and did."""
+
+    written_offset: int
+    """Where the next block goes; all below is synced."""
+    blocks: int = 0
+    bytes: int = 0
+    last_timestamp_us: int = 0
+    cut_bytes: int = 0
+    """Bytes of a torn tail that were cut."""
+    damage: list[Damage] = field(default_factory=list)
+    """What is corrupt: durable once, unreadable now."""
+
+
+def recover(
+    log: CommitLog,
+    *,
+    from_offset: int,
+    from_counts: tuple[int, int, int],
+    on_block: Callable[[BatchHeader], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Recovered:
+    """Walk the opened log from `from_offset`, leave it ready to be appended to.
+
+    `from_counts` is (start offset of the segment of `from_offset`, blocks, keyed messages in it
+    before that position). `on_block` gets each intact block's header in log order, when it is
+    certain that the block stays. `progress` gets bytes done and in all. OSError passes through.
+    """
+    result = Recovered(written_offset=from_offset)
+    total = max((segment.end_offset for segment in log.segments), default=0) - from_offset
+    durable = from_offset
+    for segment in log.segments:
+        if segment.start_offset == from_counts[0]:
+            segment.block_count, segment.key_count = from_counts[1:]
+        segment.written = min(max(from_offset, segment.first_offset), segment.end_offset)
+
+    def accept(segment: Segment, header: BatchHeader) -> None:
+        segment.count(header)
+        result.written_offset = header.end_physical_offset
+        result.blocks += 1
+        result.bytes += header.total_size
+        result.last_timestamp_us = max(result.last_timestamp_us, header.store_timestamp_us)
+        on_block(header)
+
+    # From the first damage on, what is found waits here until it is proven durable.
+    unproven: deque[tuple[Segment, Damage | BatchHeader]] = deque()
+
+    def settle() -> None:
+        while unproven:
+            segment, found = unproven[0]
+            if not isinstance(found, Damage):
+                accept(segment, found)
+            elif found.start < durable:
+                result.damage.append(found)
+            else:
+                return
+            unproven.popleft()
+
+    for segment, found in scan_log(log.segments, from_offset):
+        if isinstance(found, Damage):
+            unproven.append((segment, found))
+        else:
+            durable = max(durable, found.header.durable_offset)
+            progress(found.header.physical_offset - from_offset, total)
+            unproven.append((segment, found.header))
+        settle()
+    active = unproven[0][0] if unproven else None
+    if unproven:
+        torn = unproven[0][1]
+        assert isinstance(torn, Damage)
+        result.cut_bytes = _cut(log, torn.start)
+        if result.cut_bytes:
+            _logger.warning(
+                "cut a torn tail of %d bytes at %d (%s), never acknowledged as durable",
+                result.cut_bytes,
+                torn.start,
+                torn.reason,
+            )
+    _settle_segments(log, active)
+    for segment in log.segments:
+        if segment.end_offset > from_offset:
+            segment.file.sync()
+    result.written_offset = max(result.written_offset, log.written_offset)
+    return result
+
+
+def _settle_segments(log: CommitLog, active: Segment | None) -> None:
+    """Mark which segments take no more blocks. Those after `active`, where the log goes on,
+    are empty; None: the last segment met its end mark, or ends in corruption."""
+    if active is not None:
+        log.end_at(active)
+    for segment in log.segments:
+        segment.ended = segment is not active
+        segment.sealed = segment.ended and _has_footer(segment)
+
+
+def _has_footer(segment: Segment) -> bool:
+    try:
+        return read_trailer(segment) is not None
+    except CorruptBatch:
+        return False
+
+
+def _cut(log: CommitLog, offset: int) -> int:
+    """Zero everything from `offset` on, so that no stale block can come back to life behind a
+    new one; return how many bytes were not zero already, counted by extents."""
+    cut = 0
+    for segment in log.segments:
+        if segment.end_offset <= offset:
+            continue
+        at = max(offset, segment.first_offset)
+        end = segment.start_offset + segment.file.data_end(at - segment.start_offset)
+        while at < end:
+            chunk = segment.read(at, min(len(_ZEROS), end - at))
+            if chunk.count(0) != len(chunk):
+                segment.file.write([_ZEROS[: len(chunk)]], at - segment.start_offset)
+                cut += len(chunk.rstrip(b"\0"))
+            at += max(len(chunk), 1)
+    return cut
