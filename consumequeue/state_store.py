@@ -1,0 +1,136 @@
+"""Durable state that no walk over the log's messages gives back: topics, stored offsets.
+
+A dictionary of small records, kept in memory, in LMDB (synced before a change is acknowledged,
+many changes to a sync) and, by the caller, in the log's own state topic, so that losing either
+one loses nothing. Keys and values are bytes; every value on disk carries its own CRC, which
+covers its key too.
+"""
+
+import logging
+import queue
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import lmdb
+
+from holdfast.commitlog.checksum import crc32c
+from holdfast.consumequeue.errors import StateUnavailable
+
+_logger = logging.getLogger(__name__)
+
+FORMAT = b"holdfast-state-1"
+_FORMAT_KEY = b"\0format"
+#: Changes that one synced transaction takes at most.
+MAX_GROUP = 1024
+
+Changes = Mapping[bytes, bytes | None]
+"""What to put; None deletes."""
+
+Done = Callable[[Exception | None], None]
+
+
+class StateCorrupt(Exception):
+    """The state on disk cannot be trusted as a whole; the log's state topic has it too."""
+
+
+class StateStore:
+    """The records. `commit` may be called from any thread; `done` is called in the store's own
+    thread, with None once the change is on the disk and in `records`, or with the reason."""
+
+    def __init__(self, directory: Path, map_size_bytes: int) -> None:
+        """Open or create. Raises StateCorrupt for what is no state of this format."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.damaged: list[bytes] = []
+        """Keys whose values failed their CRC at opening; they are not in `records`."""
+        try:
+            self._env = lmdb.open(str(directory), map_size=map_size_bytes, max_readers=64)
+            with self._env.begin(write=True) as txn:
+                found = txn.get(_FORMAT_KEY)
+                self.is_new = found is None
+                if found is None:
+                    txn.put(_FORMAT_KEY, FORMAT)
+                elif found != FORMAT:
+                    raise StateCorrupt(f"format {found!r}, not {FORMAT!r}")
+                self.records: dict[bytes, bytes] = dict(self._load(txn))
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise StateCorrupt(str(error)) from error
+        self._changes: queue.SimpleQueue[tuple[Changes, Done] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="holdfast-state", daemon=True)
+
+    def _load(self, txn: lmdb.Transaction) -> list[tuple[bytes, bytes]]:
+        found = []
+        for raw_key, raw in txn.cursor():
+            key, value = bytes(raw_key), bytes(raw)
+            if key == _FORMAT_KEY:
+                continue
+            if len(value) < 4 or value[-4:] != _crc(key, value[:-4]):
+                self.damaged.append(key)
+            else:
+                found.append((key, value[:-4]))
+        return found
+
+    def start(self) -> None:
+        """Start the thread that commits."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Commit what waits, end the thread, close the environment; may be called twice."""
+        if self._thread.is_alive():
+            self._changes.put(None)
+            self._thread.join()
+        self._env.close()
+
+    def commit(self, changes: Changes, done: Done) -> None:
+        """Queue a change: all of it is stored or nothing."""
+        self._changes.put((changes, done))
+
+    def restore(self, records: Mapping[bytes, bytes]) -> None:
+        """Put back records read from the log, before `start`. lmdb.Error passes through."""
+        with self._env.begin(write=True) as txn:
+            for key, value in records.items():
+                txn.put(key, value + _crc(key, value))
+        self.records.update(records)
+
+    # -- the state thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (first := self._changes.get()) is not None:
+            group = [first]
+            closing = False
+            while len(group) < MAX_GROUP and not self._changes.empty():
+                following = self._changes.get()
+                if following is None:
+                    closing = True
+                    break
+                group.append(following)
+            self._commit_group(group)
+            if closing:
+                return
+
+    def _commit_group(self, group: list[tuple[Changes, Done]]) -> None:
+        error: Exception | None = None
+        try:
+            with self._env.begin(write=True) as txn:
+                for changes, _ in group:
+                    for key, value in changes.items():
+                        if value is None:
+                            txn.delete(key)
+                        else:
+                            txn.put(key, value + _crc(key, value))
+        except lmdb.Error as failure:
+            _logger.error("state could not be committed: %s", failure)
+            error = StateUnavailable(str(failure))
+        for changes, done in group:
+            if error is None:
+                for key, value in changes.items():
+                    if value is None:
+                        self.records.pop(key, None)
+                    else:
+                        self.records[key] = value
+            done(error)
+
+
+def _crc(key: bytes, value: bytes) -> bytes:
+    return struct.pack("<I", crc32c(key + value))
