@@ -1,4 +1,4 @@
-"""The configuration reference, docs/configuration.md, written from the declarations. Pure."""
+"""The configuration reference, docs/configuration.md, written from the declarations."""
 
 from itertools import groupby
 

@@ -1,0 +1,244 @@
+"""The house's shape, read from the source: imports run one way, and pure files stay pure.
+
+Every import counts, also one inside a function: it is a dependency all the same.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("commitlog", "consumequeue", "holdservice", "http_api", "spark")
+
+#: What both ends of the wire share: importable by everyone, and without any file or thread.
+FORMAT = (
+    "commitlog.batch",
+    "commitlog.batch_header",
+    "commitlog.checksum",
+    "commitlog.errors",
+    "commitlog.message_id",
+    "commitlog.segment_format",
+)
+
+#: Who may import what, beside itself. A name covers what lies under it, but "holdfast" only the
+#: package's own __init__. The longest name that covers a module is its rule.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "commitlog": (),
+    "consumequeue": ("commitlog",),
+    "holdservice": ("commitlog", "consumequeue"),
+    "http_api": ("commitlog", "consumequeue", "holdservice"),
+    "holdfast.config": (
+        "commitlog.config",
+        "commitlog.setting",
+        "consumequeue.config",
+        "holdservice.config",
+        "http_api.config",
+    ),
+    "holdfast.config_reference": ("holdfast.config",),
+    "holdfast.check": ("commitlog", "consumequeue"),
+    # The composition: the only file that knows every part of the broker.
+    "holdfast.broker": (
+        "commitlog",
+        "consumequeue",
+        "holdservice",
+        "http_api",
+        "holdfast.config",
+        "holdfast.check",
+    ),
+    "holdfast.client": FORMAT,
+    "holdfast": ("holdfast.client",),
+    "holdfast.testing": ("holdfast.client",),
+    "spark": (*FORMAT, "holdfast.client"),
+    "holdfast.cli": (
+        "commitlog.errors",
+        "holdfast",
+        "holdfast.broker",
+        "holdfast.check",
+        "holdfast.client",
+        "holdfast.config",
+        "holdfast.config_reference",
+    ),
+    "holdfast.__main__": ("holdfast.cli",),
+}
+
+#: What a file that calls itself pure may not import: whatever touches the world or waits for it.
+IMPURE = {
+    "aiohttp", "asyncio", "concurrent", "fcntl", "http", "io", "lmdb", "logging", "mmap",
+    "multiprocessing", "os", "pathlib", "prometheus_client", "random", "secrets", "select",
+    "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time", "urllib.request",
+    "uvloop",
+}  # fmt: skip
+
+#: Files that are pure whatever they call themselves.
+PURE = {
+    "commitlog.batch",
+    "commitlog.batch_check",
+    "commitlog.batch_header",
+    "commitlog.checksum",
+    "commitlog.errors",
+    "commitlog.message_id",
+    "commitlog.segment_format",
+    "commitlog.setting",
+    "consumequeue.errors",
+    "consumequeue.topics",
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file. A part that is a folder of its own goes without "holdfast." in `name`."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text("utf-8"), str(self.path))
+
+    @property
+    def is_pure(self) -> bool:
+        says_so = re.search(r"\bPure\b[.:;]", ast.get_docstring(self.tree) or "")
+        return self.name in PURE or says_so is not None
+
+    def imports(self) -> Iterator[tuple[int, str, list[str]]]:
+        """Yield (line, module, names taken from it)."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield node.lineno, alias.name, []
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.path}:{node.lineno}: a relative import"
+                assert node.module is not None
+                yield node.lineno, node.module, [alias.name for alias in node.names]
+
+
+def _modules() -> dict[str, Module]:
+    found = {}
+    for part in PARTS:
+        for path in (ROOT / part).rglob("*.py"):
+            found[_name(path)] = Module(_name(path), path)
+    for path in (ROOT / "holdfast").rglob("*.py"):
+        if path.relative_to(ROOT / "holdfast").parts[0] not in PARTS:
+            found[_name(path)] = Module(_name(path), path)
+    return found
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = _modules()
+
+
+def _own_imports(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, name of the module of ours) for every import of one."""
+    for line, imported, names in module.imports():
+        if imported != "holdfast" and not imported.startswith("holdfast."):
+            continue
+        for each in names or [""]:
+            full = _short(f"{imported}.{each}") if each else _short(imported)
+            yield line, full if full in MODULES else _short(imported)
+
+
+def _short(name: str) -> str:
+    rest = name.removeprefix("holdfast.")
+    return rest if rest.split(".")[0] in PARTS else name
+
+
+def _covers(rule: str, name: str) -> bool:
+    return name == rule or (rule != "holdfast" and name.startswith(f"{rule}."))
+
+
+def _rule_for(name: str) -> str:
+    covering = [rule for rule in MAY_IMPORT if _covers(rule, name)]
+    assert covering, f"{name} has no rule: say in MAY_IMPORT what it may import"
+    return max(covering, key=len)
+
+
+def test_the_source_is_found() -> None:
+    assert PURE | {"holdfast.config", "holdfast"} <= MODULES.keys()
+    assert not any("tests" in name.split(".") for name in MODULES)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_run_one_way(name: str) -> None:
+    rule = _rule_for(name)
+    for line, imported in _own_imports(MODULES[name]):
+        allowed = any(_covers(each, imported) for each in (rule, *MAY_IMPORT[rule]))
+        assert allowed, f"{MODULES[name].path}:{line}: {name} may not import {imported}"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_parts_are_imported_by_their_one_name(name: str) -> None:
+    for line, imported, _ in MODULES[name].imports():
+        first = imported.split(".")[0]
+        assert first not in {*PARTS, "tests", "bench"}, (
+            f"{MODULES[name].path}:{line}: import holdfast.{imported} instead"
+        )
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = {
+        name: {imported for _, imported in _own_imports(module) if imported != name}
+        for name, module in MODULES.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("name", sorted(n for n, module in MODULES.items() if module.is_pure))
+def test_pure_files_import_no_io(name: str) -> None:
+    for each in _with_all_it_imports(name):
+        for line, imported, _ in MODULES[each].imports():
+            impure = any(imported == io or imported.startswith(f"{io}.") for io in IMPURE)
+            assert not impure, f"{name} is pure, but {MODULES[each].path}:{line} imports {imported}"
+
+
+def _with_all_it_imports(name: str) -> set[str]:
+    reached, waiting = set(), [name]
+    while waiting:
+        each = waiting.pop()
+        if each not in reached:
+            reached.add(each)
+            waiting += [imported for _, imported in _own_imports(MODULES[each])]
+    return reached
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_public_name_has_a_docstring(name: str) -> None:
+    module = MODULES[name]
+    missing = [
+        f"{module.path}:{node.lineno}: {node.name}"
+        for node in _public_definitions(module.tree)
+        if ast.get_docstring(node) is None
+    ]
+    assert ast.get_docstring(module.tree), f"{module.path} does not say what it is"
+    assert not missing, "without a docstring: " + ", ".join(missing)
+
+
+def _public_definitions(
+    scope: ast.Module | ast.ClassDef,
+) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in scope.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("_") or any(_is_exempt(each) for each in node.decorator_list):
+            continue
+        yield node
+        if isinstance(node, ast.ClassDef):
+            yield from _public_definitions(node)
+
+
+def _is_exempt(decorator: ast.expr) -> bool:
+    """Say whether a decorator makes a definition part of another that is documented."""
+    name = ast.unparse(decorator)
+    return name.endswith((".setter", ".deleter")) or name in {"overload", "typing.overload"}

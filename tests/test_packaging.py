@@ -1,0 +1,90 @@
+"""The wheel installs one package, `holdfast`, whole, and stands beside anyone's own folders."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("commitlog", "consumequeue", "holdservice", "http_api", "spark")
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info"
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a wheel built from a copy of the checkout, so that no stale build folder helps."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=LEFT_OUT)
+    _run("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder / "source")
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the wheel is installed in, and nothing else."""
+    target = tmp_path_factory.mktemp("site")
+    _run("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel)
+    return target
+
+
+def _run(*arguments: object, cwd: Path | None = None, path: Path | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        | ({"PYTHONPATH": str(path)} if path else {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_installs_holdfast_and_nothing_beside_it(site: Path) -> None:
+    names = {path.name for path in site.iterdir() if path.name != "bin"}
+    metadata = {name for name in names if name.endswith(".dist-info")}
+    assert len(metadata) == 1
+    assert names - metadata == {"holdfast"}
+    assert [path.name for path in (site / "bin").iterdir()] == ["holdfast"]
+
+
+def test_it_holds_every_file_of_the_source(wheel: Path) -> None:
+    expected = {"holdfast/py.typed"}
+    for pattern in ("*.py", "*.lark"):
+        expected |= {
+            f"holdfast/{part}/{path.relative_to(ROOT / part)}"
+            for part in PARTS
+            for path in (ROOT / part).rglob(pattern)
+        }
+        expected |= {
+            str(path.relative_to(ROOT))
+            for path in (ROOT / "holdfast").rglob(pattern)
+            if path.relative_to(ROOT / "holdfast").parts[0] not in PARTS
+        }
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert found == expected
+
+
+def test_it_works_in_a_folder_with_its_own_spark_and_tests(site: Path, tmp_path: Path) -> None:
+    for name in ("spark", "tests", "commitlog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("mine = True\n")
+    imports = "; ".join(f"import holdfast.{part}" for part in PARTS if part != "spark")
+    said = _run(
+        "-c",
+        f"{imports}; import spark, tests, commitlog, holdfast.commitlog.batch\n"
+        "assert spark.mine and tests.mine and commitlog.mine\n"
+        "print(holdfast.__file__)",
+        cwd=tmp_path,
+        path=site,
+    )
+    assert said.strip() == str(site / "holdfast" / "__init__.py")
+    assert "serve" in _run("-m", "holdfast", "--help", cwd=tmp_path, path=site)
