@@ -1,0 +1,130 @@
+"""What can go wrong in a batch read, by who has to act.
+
+    SparkError
+      InvalidOption        an option is unknown, contradicts another, or does not parse: yours
+      JavaMissing          Spark's own needs are not met: install the package it names
+      BrokerUnavailable    no answer within the time allowed for retries: try again later
+      BrokerRefused        the broker answered with a problem that no retry mends
+      DataLost             rows that were asked for are not kept any more (failOnDataLoss)
+      TopicRecreated       the topic was deleted and made again since the offsets were bound
+      OffsetsMoved         somebody else moved the group's offsets since they were bound
+      ReplyMismatch        the broker's reply does not fit the request: a bug, never data
+
+An error that reaches the user from a task travels as text, so its sentence says it all.
+"""
+
+from collections.abc import Mapping
+
+
+class SparkError(Exception):
+    """Any failure of a batch read."""
+
+
+class InvalidOption(SparkError, ValueError):
+    """An option that cannot be obeyed. `option` is its name as documented."""
+
+    def __init__(self, option: str, detail: str) -> None:
+        super().__init__(option, detail)
+        self.option = option
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"option {self.option!r}: {self.detail}"
+
+
+class JavaMissing(SparkError):
+    """There is no Java that this Spark can run on."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(found)
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"Spark needs Java 17 or newer; {self.found}. Install it, for instance with "
+            "'apt-get install openjdk-17-jre-headless', or point JAVA_HOME to one"
+        )
+
+
+class BrokerUnavailable(SparkError):
+    """The broker gave no usable answer within `waited_s` seconds."""
+
+    def __init__(self, url: str, waited_s: float, cause: str) -> None:
+        super().__init__(url, waited_s, cause)
+        self.url = url
+        self.waited_s = waited_s
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"no answer from the broker at {self.url} within {self.waited_s:.0f} s ({self.cause}); "
+            "is it running, and reachable from the driver and from every executor?"
+        )
+
+
+class BrokerRefused(SparkError):
+    """The broker's problem+json, kept whole. `type` is its stable path, such as /problems/..."""
+
+    def __init__(self, status: int, problem: Mapping[str, object]) -> None:
+        super().__init__(status, dict(problem))
+        self.status = status
+        self.problem = dict(problem)
+        self.type = str(problem.get("type", "about:blank"))
+
+    def __str__(self) -> str:
+        detail = self.problem.get("detail") or self.problem.get("title") or "no detail"
+        return f"the broker refused ({self.status} {self.type}): {detail}"
+
+
+class DataLost(SparkError):
+    """Offsets from `offset` up to `next_offset` were asked for, but are not there."""
+
+    def __init__(self, topic: str, queue: int, offset: int, next_offset: int, reason: str) -> None:
+        super().__init__(topic, queue, offset, next_offset, reason)
+        self.topic = topic
+        self.queue = queue
+        self.offset = offset
+        self.next_offset = next_offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"queue {self.queue} of {self.topic!r} has no messages from offset {self.offset} to "
+            f"{self.next_offset} ({self.reason}); start at {self.next_offset} or later, or set "
+            "failOnDataLoss=false to skip what is gone"
+        )
+
+
+class TopicRecreated(SparkError):
+    """The topic of this name is not the one that the offsets belong to."""
+
+    def __init__(self, topic: str, bound_id: int, found_id: int) -> None:
+        super().__init__(topic, bound_id, found_id)
+        self.topic = topic
+        self.bound_id = bound_id
+        self.found_id = found_id
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic!r} was deleted and created again since its offsets were bound "
+            f"(topic id {self.bound_id} then, {self.found_id} now); load it anew"
+        )
+
+
+class OffsetsMoved(SparkError):
+    """The group's stored offsets changed between bind and save, so nothing was saved."""
+
+    def __init__(self, group: str, topic: str) -> None:
+        super().__init__(group, topic)
+        self.group = group
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return (
+            f"the offsets of group {self.group!r} for {self.topic!r} were changed by somebody "
+            "else since they were bound, so they were left alone; bind again and repeat the run"
+        )
+
+
+class ReplyMismatch(SparkError):
+    """A reply that does not fit its request."""

@@ -1,0 +1,215 @@
+"""Where a read begins and ends in each queue: what the options say, made into numbers. Pure.
+
+A start or an end is one of: earliest, latest, offsets given one by one, a group's stored
+offsets, or a time. Ends are exclusive. What a spec leaves open is earliest for a start and
+latest for an end; a queue for which a group stored nothing counts as at its earliest message.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holdfast.spark.errors import DataLost, InvalidOption
+
+EARLIEST = -2  # Kafka's numbers, which JSON offsets may use too
+LATEST = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """The same end of every queue: EARLIEST or LATEST."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Offsets one by one: topic -> queue -> offset. The topic None is the only one read."""
+
+    by_topic: Mapping[str | None, Mapping[int, int]]
+
+    def of(self, topic: str) -> Mapping[int, int]:
+        """Return what is given for one topic; nothing for one that is not named."""
+        return self.by_topic.get(None) or self.by_topic.get(topic, {})
+
+
+@dataclass(frozen=True, slots=True)
+class OfGroup:
+    """Where a consumer group has stored that it is."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first message stored at or after a time; the end of a queue that has none."""
+
+    timestamp_ms: int
+
+
+OffsetSpec = Everywhere | Given | OfGroup | AtTime
+
+
+class QueueState(NamedTuple):
+    """What a queue holds now: [min_offset, max_offset)."""
+
+    min_offset: int
+    max_offset: int
+
+
+class OffsetRange(NamedTuple):
+    """What is read of a queue: [start, end)."""
+
+    start: int
+    end: int
+
+
+def parse_offsets(option: str, text: str, *, ending: bool) -> OffsetSpec:
+    """Parse startingOffsets or endingOffsets. Raises InvalidOption.
+
+    As in Kafka, a batch neither starts at latest nor ends at earliest: it would read nothing.
+    """
+    word = text.strip()
+    folded = word.lower()
+    if folded == "earliest":
+        return _checked(option, Everywhere(EARLIEST), ending=ending)
+    if folded == "latest":
+        return _checked(option, Everywhere(LATEST), ending=ending)
+    if folded.startswith("group:"):
+        group = word[len("group:") :].strip()
+        if not group:
+            raise InvalidOption(option, "'group:' is followed by the name of a consumer group")
+        return OfGroup(group)
+    if not word.startswith("{"):
+        raise InvalidOption(
+            option, f'{word!r} is none of earliest, latest, group:NAME and JSON such as {{"0": 12}}'
+        )
+    return _checked(option, Given(_parse_json(option, word)), ending=ending)
+
+
+def _parse_json(option: str, text: str) -> dict[str | None, dict[int, int]]:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise InvalidOption(option, f"not JSON: {error}") from error
+    assert isinstance(given, dict)  # it begins with a brace
+    nested = [isinstance(value, dict) for value in given.values()]
+    if given and all(nested):
+        return {topic: _parse_queues(option, queues) for topic, queues in given.items()}
+    if any(nested):
+        raise InvalidOption(option, "gives either queues or topics, not both at one level")
+    return {None: _parse_queues(option, given)}
+
+
+def _parse_queues(option: str, queues: Mapping[str, object]) -> dict[int, int]:
+    offsets: dict[int, int] = {}
+    for queue, offset in queues.items():
+        if not (queue.isascii() and queue.isdecimal()):
+            raise InvalidOption(option, f"{queue!r} is no queue number")
+        if type(offset) is not int or offset < EARLIEST:
+            raise InvalidOption(
+                option, f"queue {queue}: {offset!r} is no offset (nor -2 earliest, -1 latest)"
+            )
+        offsets[int(queue)] = offset
+    return offsets
+
+
+def _checked(option: str, spec: Everywhere | Given, *, ending: bool) -> OffsetSpec:
+    """Refuse an end that would leave nothing to read."""
+    useless, word = (EARLIEST, "earliest") if ending else (LATEST, "latest")
+    queues = (
+        [spec.offset]
+        if isinstance(spec, Everywhere)
+        else [offset for queues in spec.by_topic.values() for offset in queues.values()]
+    )
+    if useless in queues:
+        verb = "ends" if ending else "starts"
+        raise InvalidOption(option, f"a batch that {verb} at {word} reads nothing")
+    return spec
+
+
+def resolve(
+    topic: str,
+    queues: Mapping[int, QueueState],
+    start: OffsetSpec,
+    end: OffsetSpec,
+    *,
+    start_lookup: Mapping[int, int],
+    end_lookup: Mapping[int, int],
+    fail_on_data_loss: bool,
+) -> dict[int, OffsetRange]:
+    """Return the range to read of each queue; an empty one has start == end.
+
+    The look-ups hold, by queue, what only the broker knows: a group's stored offsets, or the
+    offsets at a time. Raises InvalidOption for a queue that does not exist, an offset beyond
+    a queue's end and a start after its end; DataLost, with `fail_on_data_loss`, when the
+    start was asked for by number and is trimmed. Otherwise a trimmed start moves up.
+    """
+    for option, spec in (("startingOffsets", start), ("endingOffsets", end)):
+        for queue in spec.of(topic) if isinstance(spec, Given) else ():
+            if queue not in queues:
+                raise InvalidOption(option, f"topic {topic!r} has no queue {queue} to read")
+    ranges = {}
+    for queue, state in queues.items():
+        first = _resolve_one(start, topic, queue, state, start_lookup, otherwise=state.min_offset)
+        last = _resolve_one(end, topic, queue, state, end_lookup, otherwise=state.max_offset)
+        _check_end("endingOffsets", end, topic, queue, last, state)
+        last = min(last, state.max_offset)
+        if isinstance(start, Given | OfGroup):
+            _check_end("startingOffsets", start, topic, queue, first, state)
+            if first > last:
+                raise InvalidOption(
+                    "startingOffsets",
+                    f"queue {queue} of {topic!r} would start at {first}, after its end at {last}",
+                )
+            if fail_on_data_loss and first < min(last, state.min_offset):
+                raise DataLost(topic, queue, first, state.min_offset, "trimmed by retention")
+        first = max(first, state.min_offset)
+        ranges[queue] = OffsetRange(min(first, last), last)
+    return ranges
+
+
+def _check_end(
+    option: str, spec: OffsetSpec, topic: str, queue: int, offset: int, state: QueueState
+) -> None:
+    """Refuse an offset given by number that the queue has not reached."""
+    if isinstance(spec, Given | OfGroup) and offset > state.max_offset:
+        raise InvalidOption(
+            option,
+            f"offset {offset} is beyond the end of queue {queue} of {topic!r}, "
+            f"which is {state.max_offset}",
+        )
+
+
+def _resolve_one(
+    spec: OffsetSpec,
+    topic: str,
+    queue: int,
+    state: QueueState,
+    lookup: Mapping[int, int],
+    *,
+    otherwise: int,
+) -> int:
+    match spec:
+        case Everywhere(offset):
+            named = offset
+        case Given():
+            named = spec.of(topic).get(queue, otherwise)
+        case OfGroup():
+            named = lookup.get(queue, state.min_offset)
+        case AtTime():
+            named = lookup[queue]
+    if named == EARLIEST:
+        return state.min_offset
+    return state.max_offset if named == LATEST else named
+
+
+def offsets_json(by_topic: Mapping[str, Mapping[int, int]]) -> str:
+    """Return offsets in the form that startingOffsets and endingOffsets take."""
+    return json.dumps(
+        {
+            topic: {str(queue): offset for queue, offset in queues.items()}
+            for topic, queues in by_topic.items()
+        }
+    )
