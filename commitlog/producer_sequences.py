@@ -5,7 +5,7 @@ headers, oldest first, by `record`. Rules, after Kafka's: a lower epoch is fence
 starts at sequence 0; an unknown producer starts where it likes; then each batch counts one up.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
@@ -34,7 +34,8 @@ class ProducerState:
     last_request: int = -1
     """Last sequence of a producer that counts requests over the topic."""
     last_timestamp_us: int = 0
-    queues: dict[int, deque[StoredSequence]] = field(default_factory=dict)
+    queues: dict[int, tuple[StoredSequence, ...]] = field(default_factory=dict)
+    """The last batches by queue, oldest first. Tuples, so that another thread may read them."""
 
 
 ProducerKey = tuple[int, int]
@@ -98,16 +99,16 @@ class ProducerSequences:
         state.last_timestamp_us = max(state.last_timestamp_us, header.store_timestamp_us)
         if header.flags & BatchFlag.REQUEST_SEQUENCE:
             state.last_request = max(state.last_request, header.sequence)
-        stored = state.queues.setdefault(header.queue_id, deque(maxlen=REMEMBERED_BATCHES))
-        stored.append(
-            StoredSequence(
-                header.sequence,
-                header.base_offset,
-                header.message_count,
-                header.end_physical_offset,
-                header.store_timestamp_us,
-            )
+        stored = state.queues.get(header.queue_id, ())
+        entry = StoredSequence(
+            header.sequence,
+            header.base_offset,
+            header.message_count,
+            header.end_physical_offset,
+            header.store_timestamp_us,
         )
+        if entry not in stored:
+            state.queues[header.queue_id] = (*stored, entry)[-REMEMBERED_BATCHES:]
         while len(self._producers) > self._max_producers:
             self._producers.popitem(last=False)
 

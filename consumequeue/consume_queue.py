@@ -6,7 +6,7 @@ it looks at the entries: what is below it is there.
 """
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 
@@ -51,7 +51,7 @@ class ConsumeQueue:
         self.entries: list[CqUnit] = []
         self.newest = newest
         """The last visible entry, None while there never was one."""
-        self.max_offset = newest.end_offset if newest else 0
+        self.max_offset = max(newest.end_offset if newest else 0, min_offset)
         self.min_offset = min_offset
         self.min_bytes = min_bytes
         """Value of queue_bytes at `min_offset`."""
@@ -88,33 +88,19 @@ class ConsumeQueue:
         start = bisect.bisect_right(entries, offset, key=_end)
         return iter(entries[start:])
 
-    def first_at_or_after(self, timestamp_us: int) -> CqUnit | None:
-        """Return the first entry in memory stored at or after this time. Only meaningful when
-        the first entry in memory is older."""
-        entries = self.entries
-        index = bisect.bisect_left(entries, timestamp_us, key=_timestamp)
-        return entries[index] if index < len(entries) else None
+    def trim_queue(self, min_offset: int, min_bytes: int) -> None:
+        """Move the queue's begin up."""
+        self.min_bytes = min_bytes
+        self.min_offset = min_offset
+
+
+def first_reaching(
+    entries: list[CqUnit], attribute: Callable[[CqUnit], int], value: int
+) -> CqUnit | None:
+    """Return the first entry whose `attribute`, which never decreases, is at least `value`."""
+    index = bisect.bisect_left(entries, value, key=attribute)
+    return entries[index] if index < len(entries) else None
 
 
 def _end(unit: CqUnit) -> int:
     return unit.base_offset + unit.message_count
-
-
-def _timestamp(unit: CqUnit) -> int:
-    return unit.store_timestamp_us
-
-
-def split_by_bytes(
-    units: Sequence[CqUnit], start_offset: int, end_offset: int, max_bytes: int
-) -> Iterator[tuple[int, int, int]]:
-    """Cut a range of a queue, covered by `units`, into (start, end, bytes) pieces of at most
-    `max_bytes` stored bytes, at batch borders; a batch larger than that is a piece alone."""
-    at, size, end = start_offset, 0, start_offset
-    for unit in units:
-        if size and size + unit.size > max_bytes:
-            yield at, unit.base_offset, size
-            at, size = unit.base_offset, 0
-        size += unit.size
-        end = min(unit.end_offset, end_offset)
-    if size:
-        yield at, end, size

@@ -14,8 +14,7 @@ ahead of the log.
 """
 
 import struct
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,11 +175,11 @@ class Index:
                 yield unit
                 unit = _current(cursor, key) if cursor.next() else None
 
-    def first_at_or_after(
-        self, key: QueueKey, timestamp_us: int, start: int, end: int
+    def first_reaching(
+        self, key: QueueKey, attribute: Callable[[CqUnit], int], value: int, start: int, end: int
     ) -> CqUnit | None:
-        """Return the first entry from offset `start` to before `end` stored at or after a time.
-        A binary search: store timestamps never decrease in a queue."""
+        """Return the first entry from offset `start` to before `end` whose `attribute`, which
+        never decreases along a queue, is at least `value`. A binary search."""
         with self._env.begin(db=self._entries) as txn, txn.cursor() as cursor:
             best = None
             while start < end:
@@ -193,7 +192,7 @@ class Index:
                     if unit is None or unit.base_offset >= end:
                         end = middle
                         continue
-                if unit.store_timestamp_us >= timestamp_us:
+                if attribute(unit) >= value:
                     best, end = unit, min(unit.base_offset, middle)
                 else:
                     start = max(unit.end_offset, middle + 1)
@@ -253,7 +252,7 @@ def _encode_producer(state: ProducerState) -> bytes:
             (s.sequence, s.base_offset, s.message_count, s.end_physical_offset, s.store_timestamp_us)
             for s in stored
         ]
-        for queue, stored in state.queues.items()
+        for queue, stored in state.queues.copy().items()
     }
     fields = (state.epoch, state.last_request, state.last_timestamp_us, queues)
     return _with_crc(msgpack.packb(fields))
@@ -266,7 +265,7 @@ def _decode_producer(value: bytes) -> ProducerState:
         last_request,
         timestamp,
         {
-            queue: deque((StoredSequence(*entry) for entry in stored), maxlen=5)
+            queue: tuple(StoredSequence(*entry) for entry in stored)
             for queue, stored in queues.items()
         },
     )

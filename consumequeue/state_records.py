@@ -2,7 +2,7 @@
 
     topic/NAME             the topic
     next_topic_id          the id that the next new topic gets
-    kept/TOPIC_ID          per queue: the first offset kept, and queue_bytes there
+    kept/TOPIC_ID          per queue: the first offset kept
     offsets/GROUP/TOPIC_ID stored offsets with their version
 
 Values are msgpack maps; unknown fields are kept out of the way of older readers by being
@@ -24,14 +24,6 @@ class StoredOffsets:
 
     offsets: dict[int, int] = field(default_factory=dict)
     version: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Where retention has moved a queue's begin to."""
-
-    min_offset: int
-    min_bytes: int
 
 
 def topic_key(name: str) -> bytes:
@@ -87,17 +79,14 @@ def decode_topic(name: str, value: bytes) -> Topic:
     )
 
 
-def encode_kept(kept: dict[int, Kept]) -> bytes:
-    """Return the record of a topic's kept ranges."""
-    return _pack({queue: (k.min_offset, k.min_bytes) for queue, k in kept.items()})
+def encode_kept(min_offsets: dict[int, int]) -> bytes:
+    """Return the record of where a topic's queues begin."""
+    return _pack(min_offsets)
 
 
-def decode_kept(value: bytes) -> dict[int, Kept]:
-    """Return a topic's kept ranges by queue."""
-    return {
-        queue: Kept(*fields)
-        for queue, fields in msgpack.unpackb(value, strict_map_key=False).items()
-    }
+def decode_kept(value: bytes) -> dict[int, int]:
+    """Return where a topic's queues begin; a queue not named begins at 0."""
+    return dict(msgpack.unpackb(value, strict_map_key=False))
 
 
 def encode_offsets(stored: StoredOffsets) -> bytes:

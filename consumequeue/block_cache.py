@@ -1,0 +1,33 @@
+"""Batches just read, kept decoded for the pulls that follow: many wait for the same message.
+Belongs to the event loop."""
+
+from collections import OrderedDict
+
+from holdfast.commitlog.batch import Batch
+
+
+class BlockCache:
+    """The most recently used batches by physical offset, up to so many bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._batches: OrderedDict[int, Batch] = OrderedDict()
+
+    def get(self, physical_offset: int) -> Batch | None:
+        """Return a batch, None when it is not kept."""
+        batch = self._batches.get(physical_offset)
+        if batch is not None:
+            self._batches.move_to_end(physical_offset)
+        return batch
+
+    def put(self, batch: Batch) -> None:
+        """Keep a verified batch, and let go of those unused for longest."""
+        size = batch.header.total_size
+        if size > self._max_bytes or batch.header.physical_offset in self._batches:
+            return
+        self._batches[batch.header.physical_offset] = batch
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            _, oldest = self._batches.popitem(last=False)
+            self._bytes -= oldest.header.total_size

@@ -1,0 +1,57 @@
+"""Look-ups over one queue's index, in memory and on disk as one. For any thread; may wait for
+the disk, so the event loop calls it through an executor."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from operator import attrgetter
+
+from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit, first_reaching
+from holdfast.consumequeue.index import Index
+from holdfast.consumequeue.topics import QueueKey
+
+STORE_TIMESTAMP: Callable[[CqUnit], int] = attrgetter("store_timestamp_us")
+QUEUE_BYTES: Callable[[CqUnit], int] = attrgetter("queue_bytes")
+PHYSICAL_OFFSET: Callable[[CqUnit], int] = attrgetter("physical_offset")
+
+
+def units_from(index: Index, key: QueueKey, cq: ConsumeQueue, offset: int) -> Iterator[CqUnit]:
+    """Yield the entries from the one that holds `offset` on, or the next in a gap."""
+    # Entries leave memory only after they are in LMDB, so memory is looked at first.
+    entries = cq.entries
+    tail = cq.from_tail(offset)
+    if tail is not None:
+        yield from tail
+        return
+    with closing(index.units(key, offset)) as found:
+        for unit in found:
+            if entries and unit.base_offset >= entries[0].base_offset:
+                break
+            yield unit
+    for unit in entries:
+        if unit.end_offset > offset:
+            yield unit
+
+
+def first_unit_reaching(
+    index: Index,
+    key: QueueKey,
+    cq: ConsumeQueue,
+    attribute: Callable[[CqUnit], int],
+    value: int,
+) -> CqUnit | None:
+    """Return the first visible, kept entry whose `attribute` is at least `value`: a store
+    timestamp, a place in the log or in the queue's bytes. None when there is none."""
+    entries = cq.entries
+    start, end = cq.min_offset, cq.max_offset
+    if entries and attribute(entries[0]) < value:
+        found = first_reaching(entries, attribute, value)
+    else:
+        border = entries[0].base_offset if entries else end
+        found = index.first_reaching(key, attribute, value, start, border) if start < border else None
+        if found is None and entries:
+            found = entries[0]
+    if found is None or found.base_offset >= end:
+        return None
+    if found.end_offset <= start:
+        return next(units_from(index, key, cq, start), None)
+    return found

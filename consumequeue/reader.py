@@ -1,0 +1,184 @@
+"""Turn index entries and log blocks into what a pull delivers. Plain functions; no threads.
+
+A pull takes whole batches where it can and cuts rows only at its ends, so that a batch of a
+thousand messages costs about what one costs.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.errors import CorruptRecord
+from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.topics import QueueKey
+
+#: Blocks that one filtered pull reads before it answers with how far it got.
+MAX_SCAN_BYTES = 16 * 1024 * 1024
+
+
+class MessageFilter(Protocol):
+    """Which messages a pull wants."""
+
+    def may_match(self, tag_summary: int) -> bool:
+        """Return False when no message of a batch with this summary can match."""
+
+    def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
+        """Return the rows from `start_row` to before `end_row` that match, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlice:
+    """The rows of one batch that a pull delivers, ascending."""
+
+    batch: Batch
+    rows: range | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a pull found. `next_offset` is past all that was scanned, delivered or not."""
+
+    slices: list[BatchSlice]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    message_count: int
+
+
+class NeedsDisk(Exception):
+    """A hot read met a block that is not in memory."""
+
+
+ReadBlock = Callable[[CqUnit], Batch]
+"""Returns the batch of an index entry; raises CorruptRecord, or NeedsDisk for a hot read."""
+
+
+def collect(
+    units: Iterable[CqUnit],
+    read_block: ReadBlock,
+    key: QueueKey,
+    offset: int,
+    *,
+    min_offset: int,
+    max_offset: int,
+    max_messages: int,
+    max_bytes: int,
+    message_filter: MessageFilter | None,
+) -> Fetched:
+    """Deliver from `offset` on: at most `max_messages`, and after the first one at most
+    `max_bytes` of message texts; `units` start with the entry that holds `offset`.
+
+    A damaged batch ends the pull before it; at the very start its CorruptRecord passes
+    through, with `next_offset` filled in. NeedsDisk passes through.
+    """
+    slices: list[BatchSlice] = []
+    at, count, size, scanned = offset, 0, 0, 0
+    for unit in units:
+        if unit.base_offset >= max_offset or count >= max_messages or size >= max_bytes:
+            break
+        if unit.base_offset > at:
+            # Nothing is indexed from `at` up to this entry: its block was damaged.
+            if slices or at > offset:
+                break
+            raise CorruptRecord(
+                unit.physical_offset, "missing-block", "no intact block", unit.base_offset
+            )
+        if message_filter is not None:
+            if not message_filter.may_match(unit.tag_summary):
+                at = unit.end_offset
+                continue
+            scanned += unit.size
+            if scanned > MAX_SCAN_BYTES and at > offset:
+                break
+        try:
+            batch = _verified(read_block(unit), unit, key)
+        except CorruptRecord as error:
+            if slices or at > offset:
+                break
+            raise CorruptRecord(
+                error.physical_offset, error.reason, error.detail, unit.end_offset
+            ) from error
+        first = at - unit.base_offset
+        rows: range | Sequence[int] = range(first, len(batch))
+        if message_filter is not None:
+            rows = message_filter.matching_rows(batch, first, len(batch))
+        taken, taken_size = _take(batch, rows, max_messages - count, max_bytes - size, not slices)
+        if len(taken):
+            slices.append(BatchSlice(batch, taken))
+            count += len(taken)
+            size += taken_size
+        if len(taken) < len(rows):
+            at = unit.base_offset + rows[len(taken)]
+            break
+        at = unit.end_offset
+    return Fetched(slices, at, min_offset, max_offset, count)
+
+
+def _take(
+    batch: Batch, rows: range | Sequence[int], max_messages: int, max_bytes: int, first: bool
+) -> tuple[range | Sequence[int], int]:
+    """Return as many of `rows` as fit, and the bytes of their texts."""
+    if len(rows) > max_messages:
+        rows = rows[:max_messages]
+    if len(rows) == 0:
+        return rows, 0
+    if isinstance(rows, range) and batch.header.total_size <= max_bytes:
+        return rows, batch.header.total_size
+    sizes = np.cumsum(message_sizes(batch)[np.asarray(rows)])
+    fitting = int(np.searchsorted(sizes, max_bytes, side="right"))
+    if fitting == 0 and first:
+        fitting = 1
+    return rows[:fitting], int(sizes[fitting - 1]) if fitting else 0
+
+
+def message_sizes(batch: Batch) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return each message's bytes of body, key, tag and properties."""
+    sizes = np.diff(batch.body_offsets).astype(np.int64)
+    if batch.key_offsets is not None:
+        sizes += np.diff(batch.key_offsets)
+    if batch.tag_offsets is not None:
+        sizes += np.diff(batch.tag_offsets)
+    listed, names, values = batch.property_list, batch.name_offsets, batch.value_offsets
+    if listed is not None and names is not None and values is not None:
+        sizes += np.diff(names[listed].astype(np.int64) + values[listed])
+    return sizes
+
+
+def _verified(batch: Batch, unit: CqUnit, key: QueueKey) -> Batch:
+    """Return the batch if it is the one that the index means."""
+    header = batch.header
+    found = (header.topic_id, header.queue_id, header.base_offset, header.message_count)
+    if found != (*key, unit.base_offset, unit.message_count):
+        raise CorruptRecord(unit.physical_offset, "index-mismatch", f"holds {found}, not {key}")
+    return batch
+
+
+def first_match(
+    units: Iterable[CqUnit],
+    read_block: ReadBlock,
+    key: QueueKey,
+    start: int,
+    end: int,
+    message_filter: MessageFilter,
+) -> int:
+    """Return the first matching offset from `start` to before `end`, or `end`.
+
+    A damaged batch counts as a match: the pull that it wakes will say so.
+    """
+    for unit in units:
+        if unit.base_offset >= end:
+            break
+        if not message_filter.may_match(unit.tag_summary):
+            continue
+        try:
+            batch = _verified(read_block(unit), unit, key)
+        except CorruptRecord:
+            return max(start, unit.base_offset)
+        first = max(start - unit.base_offset, 0)
+        rows = message_filter.matching_rows(batch, first, min(len(batch), end - unit.base_offset))
+        if len(rows):
+            return unit.base_offset + rows[0]
+    return end

@@ -1,0 +1,279 @@
+"""The reput thread: follows the log, gives every batch its place in its queue, tells who waits.
+
+An entry becomes visible once its topic's durability is met, and never before one that is
+earlier in its queue. Entries are readable in memory at once; a second thread, the committer,
+puts them into LMDB off the wake path, and only what the log has synced.
+"""
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import lmdb
+
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.producer_sequences import ProducerKey, ProducerSequences, ProducerState
+from holdfast.commitlog.segment import keyed_messages
+from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
+from holdfast.consumequeue.index import Index, ReputPosition
+from holdfast.consumequeue.topics import QueueKey
+
+_logger = logging.getLogger(__name__)
+
+#: While recovering, entries are committed in groups of this many.
+_RECOVERY_GROUP = 50_000
+
+
+class _Uncommitted(NamedTuple):
+    key: QueueKey | None
+    """None: a block of a topic that is gone; only the position moves on."""
+    unit: CqUnit
+    producer: ProducerKey | None
+    segment_start: int
+    block_count: int
+    key_count: int
+
+
+class _Committed(NamedTuple):
+    ends: dict[QueueKey, int]
+
+
+class ReputService:
+    """Owns the in-memory queues and the index behind them.
+
+    `dispatch` is the appender thread's to call, `durable_advanced` the sync thread's. `notify`
+    is called in the reput thread once a pass with the new max offset of each queue that got
+    visible entries. `needs_durable` tells for a topic id whether its entries wait for the sync,
+    None when there is no such topic; `segment_start` gives the start of a position's segment.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        *,
+        queues: dict[QueueKey, ConsumeQueue],
+        sequences: ProducerSequences,
+        durable_offset: int,
+        needs_durable: Callable[[int], bool | None],
+        segment_start: Callable[[int], int],
+        notify: Callable[[dict[QueueKey, int]], None],
+        failed: Callable[[Exception], None],
+        commit_interval_s: float,
+        tail_entries: int,
+    ) -> None:
+        self.queues = queues
+        self._index = index
+        self._sequences = sequences
+        self._durable_offset = durable_offset
+        self._needs_durable = needs_durable
+        self._segment_start = segment_start
+        self._notify = notify
+        self._failed = failed
+        self._commit_interval_s = commit_interval_s
+        self._tail_entries = tail_entries
+        self._work: queue.SimpleQueue[list[BatchHeader] | int | _Committed | None] = (
+            queue.SimpleQueue()
+        )
+        self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
+        self._uncommitted: deque[_Uncommitted] = deque()
+        position = index.position()
+        self._segment = position.segment_start
+        self._counts = (position.block_count, position.key_count)
+        self.reput_offset = position.physical_offset
+        """Physical offset up to which the log is indexed (in memory)."""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-reput", daemon=True)
+        self._committer = threading.Thread(
+            target=self._run_committer, name="holdfast-index", daemon=True
+        )
+
+    # -- start, stop, and what other threads call ------------------------------------------
+
+    def recovered(self, header: BatchHeader) -> None:
+        """Index a block found by recovery, before `start`; its log is synced already."""
+        self._index_block(header, {}, visible=True)
+        if len(self._uncommitted) >= _RECOVERY_GROUP:
+            self._trim(self.commit(header.end_physical_offset).ends)
+
+    def start(self, durable_offset: int) -> None:
+        """Commit what recovery found and start both threads."""
+        self._durable_offset = durable_offset
+        self._trim(self.commit(durable_offset).ends)
+        self._thread.start()
+        self._committer.start()
+
+    def stop(self) -> None:
+        """Index what was dispatched, commit what is durable, end both threads."""
+        self._work.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._closing.set()
+        if self._committer.is_alive():
+            self._committer.join()
+
+    def dispatch(self, headers: list[BatchHeader]) -> None:
+        """These blocks were written, in log order."""
+        self._work.put(headers)
+
+    def durable_advanced(self, durable_offset: int) -> None:
+        """The log is synced up to here."""
+        self._work.put(durable_offset)
+
+    @property
+    def uncommitted_count(self) -> int:
+        """Entries that are not in LMDB yet."""
+        return len(self._uncommitted)
+
+    # -- the reput thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while True:
+                advanced: dict[QueueKey, int] = {}
+                work = self._work.get()
+                while True:
+                    if work is None:
+                        self._tell(advanced)
+                        return
+                    self._handle(work, advanced)
+                    try:
+                        work = self._work.get_nowait()
+                    except queue.Empty:
+                        break
+                self._tell(advanced)
+        except Exception as error:  # the thread's last resort
+            _logger.exception("the reput thread failed")
+            self._failed(error)
+
+    def _tell(self, advanced: dict[QueueKey, int]) -> None:
+        if advanced:
+            self._notify(advanced)
+
+    def _handle(
+        self, work: list[BatchHeader] | int | _Committed, advanced: dict[QueueKey, int]
+    ) -> None:
+        if isinstance(work, _Committed):
+            self._trim(work.ends)
+        elif isinstance(work, int):
+            self._durable_offset = max(self._durable_offset, work)
+            self._show_durable(advanced)
+        else:
+            for header in work:
+                self._index_block(header, advanced)
+
+    def _index_block(
+        self, header: BatchHeader, advanced: dict[QueueKey, int], *, visible: bool = False
+    ) -> None:
+        """Give a block its place in its queue, and show it unless it has to wait."""
+        self._sequences.record(header)
+        self._count(header)
+        needs_durable = self._needs_durable(header.topic_id)
+        key = (header.topic_id, header.queue_id) if needs_durable is not None else None
+        cq = self._queue(key) if key is not None else None
+        before = cq.indexed if cq is not None else None
+        unit = CqUnit(
+            header.base_offset,
+            header.physical_offset,
+            header.total_size,
+            header.message_count,
+            header.store_timestamp_us,
+            header.tag_summary,
+            before.end_queue_bytes if before is not None else 0,
+        )
+        self._uncommitted.append(
+            _Uncommitted(
+                key,
+                unit,
+                (header.producer_id, header.topic_id) if header.producer_id else None,
+                self._segment,
+                *self._counts,
+            )
+        )
+        self.reput_offset = unit.end_physical_offset
+        if cq is None or key is None:
+            return
+        cq.indexed = unit
+        durable = visible or unit.end_physical_offset <= self._durable_offset
+        if cq.pending == 0 and (durable or not needs_durable):
+            cq.show(unit)
+            advanced[key] = cq.max_offset
+        else:
+            cq.pending += 1
+            self._pending.append((key, cq, unit))
+
+    def _queue(self, key: QueueKey) -> ConsumeQueue:
+        found = self.queues.get(key)
+        if found is None:
+            found = self.queues[key] = ConsumeQueue(None, 0, 0)
+        return found
+
+    def _count(self, header: BatchHeader) -> None:
+        segment = self._segment_start(header.physical_offset)
+        blocks, keys = self._counts if segment == self._segment else (0, 0)
+        self._segment = segment
+        self._counts = (blocks + 1, keys + keyed_messages(header))
+
+    def _show_durable(self, advanced: dict[QueueKey, int]) -> None:
+        pending = self._pending
+        while pending and pending[0][2].end_physical_offset <= self._durable_offset:
+            key, cq, unit = pending.popleft()
+            cq.pending -= 1
+            cq.show(unit)
+            advanced[key] = cq.max_offset
+
+    def _trim(self, ends: dict[QueueKey, int]) -> None:
+        for key, end in ends.items():
+            cq = self.queues.get(key)
+            if cq is not None:
+                cq.trim_entries(end, self._tail_entries)
+
+    # -- the committer thread --------------------------------------------------------------
+
+    def _run_committer(self) -> None:
+        closing = False
+        while not closing:
+            closing = self._closing.wait(self._commit_interval_s)
+            try:
+                committed = self.commit(self._durable_offset)
+            except lmdb.Error as error:
+                # The entries stay in memory; the next round tries again.
+                _logger.error("the index could not be committed: %s", error)
+                continue
+            if committed.ends:
+                self._work.put(committed)
+
+    def commit(self, durable_offset: int) -> _Committed:
+        """Put what is durable into LMDB; return up to where each queue is in it now.
+
+        lmdb.Error passes through; nothing is lost then.
+        """
+        group = []
+        for item in list(self._uncommitted):
+            if item.unit.end_physical_offset > durable_offset:
+                break
+            group.append(item)
+        if not group:
+            return _Committed({})
+        last = group[-1]
+        self._index.commit(
+            [(item.key, item.unit) for item in group if item.key is not None],
+            ReputPosition(
+                last.unit.end_physical_offset,
+                last.segment_start,
+                last.block_count,
+                last.key_count,
+            ),
+            self._producers_of(group),
+        )
+        for _ in group:
+            self._uncommitted.popleft()
+        return _Committed({i.key: i.unit.end_offset for i in group if i.key is not None})
+
+    def _producers_of(
+        self, group: Iterable[_Uncommitted]
+    ) -> list[tuple[ProducerKey, ProducerState | None]]:
+        keys = {item.producer for item in group if item.producer is not None}
+        return [(key, self._sequences.state(key)) for key in keys]

@@ -1,0 +1,97 @@
+"""Topics and stored offsets as the broker sees them now, over the state's records.
+
+Changed on the event loop only, after the change is durable; readable from any thread.
+"""
+
+from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
+from holdfast.consumequeue.state_records import (
+    NEXT_TOPIC_ID,
+    StoredOffsets,
+    decode_kept,
+    decode_number,
+    decode_offsets,
+    decode_topic,
+    parse_key,
+)
+from holdfast.consumequeue.topics import Topic, check_name
+
+
+class TopicTable:
+    """Every topic by name and id, every group's stored offsets, every queue's kept range."""
+
+    def __init__(self, records: dict[bytes, bytes]) -> None:
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[int, Topic] = {}
+        self._offsets: dict[str, dict[int, StoredOffsets]] = {}
+        self.kept: dict[int, dict[int, int]] = {}
+        """Where each topic's queues begin, by topic id; a queue not named begins at 0."""
+        self.next_topic_id = decode_number(records.get(NEXT_TOPIC_ID, b"\x01"))
+        for key, value in records.items():
+            kind, *rest = parse_key(key)
+            if kind == "topic":
+                self.put(decode_topic(rest[0], value))
+            elif kind == "offsets":
+                self.put_offsets(rest[0], int(rest[1]), decode_offsets(value))
+            elif kind == "kept":
+                self.kept[int(rest[0])] = decode_kept(value)
+        self.next_topic_id = max([self.next_topic_id, *(i + 1 for i in self._by_id)])
+
+    # -- topics ----------------------------------------------------------------------------
+
+    def get(self, name: str) -> Topic:
+        """Return a topic. Raises InvalidName or UnknownTopic."""
+        topic = self._by_name.get(name)
+        if topic is None:
+            check_name("topic", name)
+            raise UnknownTopic(name)
+        return topic
+
+    def find(self, name: str) -> Topic | None:
+        """Return a topic, None if there is none of this name."""
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: int) -> Topic | None:
+        """Return a topic by its id."""
+        return self._by_id.get(topic_id)
+
+    def all(self) -> list[Topic]:
+        """Return every topic, sorted by name."""
+        return sorted(self._by_id.values(), key=lambda topic: topic.name)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def put(self, topic: Topic) -> None:
+        """Add a topic or replace it."""
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+
+    def remove(self, topic: Topic) -> None:
+        """Forget a topic, with the offsets that groups stored for it."""
+        del self._by_name[topic.name]
+        del self._by_id[topic.topic_id]
+        self.kept.pop(topic.topic_id, None)
+        for group in list(self._offsets):
+            self._offsets[group].pop(topic.topic_id, None)
+
+    # -- stored offsets --------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        """Return the names of the groups that ever stored an offset, sorted."""
+        return sorted(self._offsets)
+
+    def group_offsets(self, group: str) -> dict[int, StoredOffsets]:
+        """Return a group's stored offsets by topic id. Raises InvalidName or UnknownGroup."""
+        found = self._offsets.get(group)
+        if found is None:
+            check_name("group", group)
+            raise UnknownGroup(group)
+        return found
+
+    def offsets(self, group: str, topic_id: int) -> StoredOffsets:
+        """Return a group's offsets on a topic: version 0 when nothing is stored."""
+        return self._offsets.get(group, {}).get(topic_id, StoredOffsets())
+
+    def put_offsets(self, group: str, topic_id: int, stored: StoredOffsets) -> None:
+        """Replace a group's offsets on a topic."""
+        self._offsets.setdefault(group, {})[topic_id] = stored
