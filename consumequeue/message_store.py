@@ -185,7 +185,7 @@ class MessageStore:
                 replace(self._default_config(), **_normal(given)),
                 self._now_ms(),
             )
-            await self._commit(
+            await self.commit_state(
                 {
                     topic_key(name): encode_topic(topic),
                     NEXT_TOPIC_ID: encode_number(topic.topic_id + 1),
@@ -215,7 +215,7 @@ class MessageStore:
                 topic, queue_count=count, config=replace(topic.config, **_normal(fields))
             )
             if changed != topic:
-                await self._commit({topic_key(name): encode_topic(changed)})
+                await self.commit_state({topic_key(name): encode_topic(changed)})
                 self._table.put(changed)
             return changed
 
@@ -230,7 +230,7 @@ class MessageStore:
             for group in self._table.groups():
                 if topic.topic_id in self._table.group_offsets(group):
                     changes[offsets_key(group, topic.topic_id)] = None
-            await self._commit(changes)
+            await self.commit_state(changes)
             self._table.remove(topic)
             self.topic_deleted(topic.topic_id)
 
@@ -563,7 +563,7 @@ class MessageStore:
                     raise LimitReached("max_groups", self._config.max_groups)
                 stored = StoredOffsets({**before.offsets, **offsets}, before.version + 1)
                 key = offsets_key(group, topic.topic_id)
-                await self._commit({key: encode_offsets(stored)})
+                await self.commit_state({key: encode_offsets(stored)})
                 self._table.put_offsets(group, topic.topic_id, stored)
                 return stored
             finally:
@@ -572,7 +572,7 @@ class MessageStore:
 
     # -- the durable state -----------------------------------------------------------------
 
-    async def _commit(self, changes: Changes) -> None:
+    async def commit_state(self, changes: Changes) -> None:
         """Make a change of the state durable, then note it in the log's state topic."""
         future: asyncio.Future[None] = self._loop.create_future()
 

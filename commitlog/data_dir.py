@@ -1,0 +1,157 @@
+"""A data directory: its lock, its version, and the reserve that a full disk gives up.
+
+    commitlog/      segment files
+    consumequeue/   LMDB: the index, can be deleted
+    state/          LMDB: topics and stored offsets
+    lock            held for the process's life
+    VERSION         the version of this layout
+    reserve         room for stored offsets and retention when the disk is full
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+from holdfast.commitlog.disk import sync_directory
+from holdfast.commitlog.errors import LogError, UnknownFormatVersion
+
+_logger = logging.getLogger(__name__)
+
+LAYOUT_VERSION = "1"
+
+
+class DataDirInUse(LogError):
+    """Another process holds the directory's lock."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(path, holder)
+        self.path = path
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is in use by another broker (process {self.holder or 'unknown'}); "
+            "stop that one, or use another --data-dir"
+        )
+
+
+class NotADataDir(LogError):
+    """A directory that holds something else."""
+
+    def __init__(self, path: Path, found: str) -> None:
+        super().__init__(path, found)
+        self.path = path
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is no Holdfast data directory (it has no VERSION, but holds "
+            f"{self.found!r}); use an empty or a new directory"
+        )
+
+
+class DataDir:
+    """An open data directory, locked until `close`."""
+
+    def __init__(self, path: Path, reserve_bytes: int) -> None:
+        """Create or open, and lock. Raises DataDirInUse, NotADataDir, UnknownFormatVersion;
+        OSError passes through. Nothing in it is changed before the lock is held."""
+        self.path = path
+        self._reserve_bytes = reserve_bytes
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(path)
+        try:
+            _check_version(path)
+        except LogError:
+            self.close()
+            raise
+        self.restore_reserve()
+
+    @property
+    def commitlog(self) -> Path:
+        """Where the segments are."""
+        return self.path / "commitlog"
+
+    @property
+    def consumequeue(self) -> Path:
+        """Where the index is."""
+        return self.path / "consumequeue"
+
+    @property
+    def state(self) -> Path:
+        """Where topics and stored offsets are."""
+        return self.path / "state"
+
+    @property
+    def _reserve(self) -> Path:
+        return self.path / "reserve"
+
+    def release_reserve(self) -> None:
+        """Give the reserve's room back to the disk. Any thread; may be called often."""
+        with contextlib.suppress(FileNotFoundError):
+            self._reserve.unlink()
+            _logger.warning("the disk is full: the reserve of %s was given up", self.path)
+
+    def restore_reserve(self) -> bool:
+        """Take the reserve again when there is room for it and as much again; return whether
+        it is there."""
+        if not self._reserve_bytes or self._reserve.exists():
+            return True
+        stats = os.statvfs(self.path)
+        if stats.f_bavail * stats.f_frsize < 2 * self._reserve_bytes:
+            return False
+        unfinished = self._reserve.with_suffix(".new")
+        try:
+            with unfinished.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, self._reserve_bytes)
+            unfinished.rename(self._reserve)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the lock; may be called twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise DataDirInUse(path, holder) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _check_version(path: Path) -> None:
+    version = path / "VERSION"
+    try:
+        found = version.read_text("ascii", "replace").strip()
+    except FileNotFoundError:
+        others = sorted(entry.name for entry in path.iterdir() if entry.name != "lock")
+        if others and others != ["VERSION.new"]:
+            raise NotADataDir(path, others[0]) from None
+        unfinished = path / "VERSION.new"
+        with unfinished.open("w") as file:
+            file.write(f"{LAYOUT_VERSION}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(version)
+        sync_directory(path)
+        return
+    if found != LAYOUT_VERSION:
+        raise UnknownFormatVersion(f"data directory {path}", found[:40], LAYOUT_VERSION)

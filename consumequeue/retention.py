@@ -1,0 +1,134 @@
+"""Retention: where queues begin, and which segment files nobody needs any more.
+
+Per topic, by age and by size, a queue's min offset moves up to a batch border; it is stored
+before anything is deleted. Only whole segments go, oldest first, when every block in them is
+below its queue's min offset. A limit on the whole log deletes the oldest segments regardless.
+Called by the event loop through an executor, one pass at a time.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.commitlog.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segment import Segment
+from holdfast.consumequeue.consume_queue import ConsumeQueue
+from holdfast.consumequeue.index import Index
+from holdfast.consumequeue.queue_lookup import STORE_TIMESTAMP, first_unit_reaching, units_from
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey, Topic
+
+_logger = logging.getLogger(__name__)
+
+Begins = dict[QueueKey, int]
+"""New min offsets."""
+
+
+def expired(
+    index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_us: int
+) -> Begins:
+    """Return where a topic's queues should begin by its own limits, where that moves up."""
+    config = topic.config
+    oldest_us = 0
+    if config.retention_ms is not None:
+        oldest_us = now_us - config.retention_ms * 1000
+    if config.retention_bytes is not None and _bytes_since(
+        index, topic, queues, oldest_us
+    ) > config.retention_bytes:
+        oldest_us = _time_that_keeps(index, topic, queues, oldest_us, config.retention_bytes)
+    if oldest_us <= 0:
+        return {}
+    begins = {}
+    for queue, cq in queues.items():
+        key = (topic.topic_id, queue)
+        unit = first_unit_reaching(index, key, cq, STORE_TIMESTAMP, oldest_us)
+        begin = cq.max_offset if unit is None else unit.base_offset
+        if begin > cq.min_offset:
+            begins[key] = begin
+    return begins
+
+
+def _bytes_since(
+    index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], timestamp_us: int
+) -> int:
+    """Return a topic's stored bytes from a time on."""
+    total = 0
+    for queue, cq in queues.items():
+        newest = cq.newest
+        unit = first_unit_reaching(
+            index, (topic.topic_id, queue), cq, STORE_TIMESTAMP, timestamp_us
+        )
+        if unit is not None and newest is not None:
+            total += newest.end_queue_bytes - unit.queue_bytes
+    return total
+
+
+def _time_that_keeps(
+    index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], low: int, limit: int
+) -> int:
+    """Return the earliest time from which a topic's messages take at most `limit` bytes, so
+    that its queues lose their oldest messages evenly in time."""
+    high = max(cq.newest.store_timestamp_us for cq in queues.values() if cq.newest) + 1
+    while low < high:
+        middle = (low + high) // 2
+        if _bytes_since(index, topic, queues, middle) <= limit:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentQueues:
+    """Up to which queue offset each queue's messages in one segment go."""
+
+    segment: Segment
+    ends: Begins
+
+
+def queues_in(log: CommitLog, segment: Segment) -> SegmentQueues:
+    """Return what a sealed segment holds, from its footer or by walking it."""
+    tables = log.footer(segment)
+    blocks = tables[0] if tables is not None else block_tables(segment)[0]
+    ends: Begins = {}
+    if len(blocks):
+        # Sorted by topic, queue and offset: the last block of each queue has its end.
+        keys = np.stack([blocks["topic_id"], blocks["queue_id"]], axis=1)
+        last = np.flatnonzero(np.any(np.diff(keys, axis=0) != 0, axis=1)).tolist()
+        for row in [*last, len(blocks) - 1]:
+            block = blocks[row]
+            ends[int(block["topic_id"]), int(block["queue_id"])] = int(
+                block["base_offset"] + block["message_count"]
+            )
+    return SegmentQueues(segment, ends)
+
+
+def unneeded(held: SegmentQueues, queues: Mapping[QueueKey, ConsumeQueue], live: set[int]) -> bool:
+    """Return whether every queue in a segment begins after what it has there. The broker's
+    own topic never needs an old segment: each segment begins with a snapshot of the state."""
+    for key, end in held.ends.items():
+        if key[0] == STATE_TOPIC_ID or key[0] not in live:
+            continue
+        cq = queues.get(key)
+        if cq is not None and cq.min_offset < end:
+            return False
+    return True
+
+
+def apply_begins(
+    index: Index, queues: Mapping[QueueKey, ConsumeQueue], begins: Begins
+) -> None:
+    """Move queues' begins up in memory, then drop their index entries below."""
+    for key, begin in begins.items():
+        cq = queues.get(key)
+        if cq is None or begin <= cq.min_offset:
+            continue
+        unit = next(units_from(index, key, cq, begin), None) if begin < cq.max_offset else None
+        newest = cq.newest
+        at_end = newest.end_queue_bytes if newest is not None else 0
+        cq.trim_queue(begin, unit.queue_bytes if unit is not None else at_end)
+        if newest is not None:
+            # The newest entry stays: it says where the queue goes on after a restart.
+            while index.delete_before(key, min(begin, newest.base_offset)) > 0:
+                pass

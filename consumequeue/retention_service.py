@@ -1,0 +1,190 @@
+"""Runs retention: one pass now and then, on the event loop, its disk work in an executor."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.segment import Segment
+from holdfast.consumequeue.consume_queue import ConsumeQueue
+from holdfast.consumequeue.index import Index
+from holdfast.consumequeue.retention import (
+    Begins,
+    SegmentQueues,
+    apply_begins,
+    expired,
+    queues_in,
+    unneeded,
+)
+from holdfast.consumequeue.state_records import encode_kept, kept_key
+from holdfast.consumequeue.state_store import Changes
+from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+
+_logger = logging.getLogger(__name__)
+
+
+class RetentionService:
+    """Owns the decision what goes. `run_once` may be awaited at any time, one call at once.
+
+    `commit_state` makes a change of the state durable; `delete_before` deletes segments and is
+    called in an executor thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: CommitLog,
+        index: Index,
+        queues: dict[QueueKey, ConsumeQueue],
+        table: TopicTable,
+        commit_state: Callable[[Changes], Awaitable[None]],
+        in_thread: "Callable[[Callable[[], object]], Awaitable[object]]",
+        max_total_bytes: int,
+        interval_s: float,
+        now_us: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._queues = queues
+        self._table = table
+        self._commit_state = commit_state
+        self._in_thread = in_thread
+        self._max_total_bytes = max_total_bytes
+        self._interval_s = interval_s
+        self._now_us = now_us
+        self._contents: dict[int, SegmentQueues] = {}
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self.deleted_segments = 0
+
+    def start(self) -> None:
+        """Begin to run now and then."""
+        self._task = asyncio.create_task(self._run(), name="retention")
+
+    async def stop(self) -> None:
+        """Stop; a pass under way ends first. May be called twice."""
+        if self._task is not None:
+            async with self._lock:
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.run_once()
+            except Exception:  # one failed pass is tried again at the next
+                _logger.exception("retention failed")
+
+    async def run_once(self) -> int:
+        """Make one pass; return how many segments were deleted."""
+        async with self._lock:
+            by_topic = self._queues_by_topic()
+            now_us = self._now_us()
+            for topic in self._table.all():
+                queues = by_topic.get(topic.topic_id, {})
+                await self._move(
+                    await self._compute(
+                        lambda topic=topic, queues=queues: expired(  # type: ignore[misc]
+                            self._index, topic, queues, now_us
+                        )
+                    )
+                )
+            await self._drop_deleted_topics(by_topic)
+            deleted = await self._delete_unneeded()
+            return deleted + await self._delete_beyond_limit()
+
+    async def _compute(self, function: Callable[[], Begins]) -> Begins:
+        found = await self._in_thread(function)
+        assert isinstance(found, dict)
+        return found
+
+    def _queues_by_topic(self) -> dict[int, dict[int, ConsumeQueue]]:
+        by_topic: dict[int, dict[int, ConsumeQueue]] = {}
+        for (topic_id, queue), cq in list(self._queues.items()):
+            by_topic.setdefault(topic_id, {})[queue] = cq
+        return by_topic
+
+    async def _move(self, begins: Begins) -> None:
+        """Store new begins, then act on them."""
+        changes: dict[bytes, bytes | None] = {}
+        for topic_id in {key[0] for key in begins}:
+            kept = dict(self._table.kept.get(topic_id, {}))
+            kept.update({key[1]: begin for key, begin in begins.items() if key[0] == topic_id})
+            if self._table.by_id(topic_id) is not None:
+                self._table.kept[topic_id] = kept
+                changes[kept_key(topic_id)] = encode_kept(kept)
+        if changes:
+            await self._commit_state(changes)
+        if begins:
+            await self._in_thread(lambda: apply_begins(self._index, self._queues, begins))
+
+    async def _drop_deleted_topics(self, by_topic: Mapping[int, Mapping[int, object]]) -> None:
+        for topic_id, queues in by_topic.items():
+            if topic_id == STATE_TOPIC_ID or self._table.by_id(topic_id) is not None:
+                continue
+            for queue in queues:
+                cq = self._queues.pop((topic_id, queue))
+                await self._in_thread(
+                    lambda key=(topic_id, queue), end=cq.max_offset: _delete_all(  # type: ignore[misc]
+                        self._index, key, end
+                    )
+                )
+
+    async def _delete_unneeded(self) -> int:
+        """Delete the oldest segments while no queue needs them."""
+        live = {topic.topic_id for topic in self._table.all()}
+        end = None
+        own: Begins = {}
+        for segment in self._log.segments[:-1]:
+            held = await self._content(segment)
+            if not unneeded(held, self._queues, live):
+                break
+            own.update((key, last) for key, last in held.ends.items() if key[0] == STATE_TOPIC_ID)
+            end = segment.end_offset
+        if end is None:
+            return 0
+        await self._move(own)
+        return await self._delete_before(end)
+
+    async def _delete_beyond_limit(self) -> int:
+        """Delete the oldest segments while the whole log is over its limit."""
+        if not self._max_total_bytes:
+            return 0
+        size = self._log.size_bytes
+        begins: Begins = {}
+        end = None
+        for segment in self._log.segments[:-1]:
+            if size <= self._max_total_bytes:
+                break
+            size -= segment.size
+            begins.update((await self._content(segment)).ends)
+            end = segment.end_offset
+        if end is None:
+            return 0
+        await self._move(begins)
+        return await self._delete_before(end)
+
+    async def _content(self, segment: Segment) -> SegmentQueues:
+        held = self._contents.get(segment.start_offset)
+        if held is None:
+            found = await self._in_thread(lambda: queues_in(self._log, segment))
+            assert isinstance(found, SegmentQueues)
+            held = self._contents[segment.start_offset] = found
+        return held
+
+    async def _delete_before(self, end: int) -> int:
+        gone = await self._in_thread(lambda: self._log.delete_before(end))
+        assert isinstance(gone, list)
+        for segment in gone:
+            self._contents.pop(segment.start_offset, None)
+            _logger.info("retention deleted segment %s", segment.path.name)
+        self.deleted_segments += len(gone)
+        return len(gone)
+
+
+def _delete_all(index: Index, key: QueueKey, end: int) -> None:
+    while index.delete_before(key, end) > 0:
+        pass
