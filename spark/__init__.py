@@ -1,1 +1,36 @@
-"""Holdfast as a Spark data source."""
+"""Holdfast as a Spark data source: batch reads of topics, by offset range, over HTTP.
+
+    from holdfast.spark import bind, local_session, register
+    spark.read.format("holdfast").option("url", ...).option("topic", ...).load()
+
+Importing this needs neither pyspark nor Java; `register` and `local_session` do.
+"""
+
+from holdfast.spark.bound import Bound, bind
+from holdfast.spark.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    DataLost,
+    InvalidOption,
+    JavaMissing,
+    OffsetsMoved,
+    SparkError,
+    TopicRecreated,
+)
+from holdfast.spark.session import local_session, register, require_java
+
+__all__ = [
+    "register",
+    "bind",
+    "Bound",
+    "local_session",
+    "require_java",
+    "SparkError",
+    "InvalidOption",
+    "JavaMissing",
+    "BrokerRefused",
+    "BrokerUnavailable",
+    "DataLost",
+    "TopicRecreated",
+    "OffsetsMoved",
+]

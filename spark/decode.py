@@ -7,7 +7,6 @@ milliseconds, as everywhere outside the log, so that a row looks the same by eve
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from holdfast.commitlog.batch_header import BatchFlag
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.spark.blocks import Blocks, Bools, Int64s
+from holdfast.spark.offsets import QueueRange
 
 Int32s = npt.NDArray[np.int32]
 
@@ -39,16 +39,6 @@ ARROW_TYPES: Mapping[str, pa.DataType] = {
     "array<struct<key:string,value:binary>>": pa.list_(_HEADER),
 }
 LOG_APPEND_TIME = 1  # Kafka's timestampType of a time that the broker set
-
-
-@dataclass(frozen=True, slots=True)
-class RowSource:
-    """Where rows come from, as far as it is a column."""
-
-    topic: str
-    topic_id: int
-    queue: int
-    priority_levels: int | None = None
 
 
 class Rows(NamedTuple):
@@ -102,7 +92,7 @@ def portion(
 def decode(
     blocks: Blocks,
     rows: Sequence[Rows],
-    source: RowSource,
+    source: QueueRange,
     columns: Mapping[str, str],
     *,
     tags: frozenset[str] = frozenset(),
@@ -123,7 +113,7 @@ def decode(
 class _Portion:
     """Rows of several blocks seen as columns; each public method makes one Arrow array."""
 
-    def __init__(self, blocks: Blocks, rows: Sequence[Rows], source: RowSource) -> None:
+    def __init__(self, blocks: Blocks, rows: Sequence[Rows], source: QueueRange) -> None:
         self._source = source
         self._blocks = blocks
         self._index, self._start, ends = np.array(rows, np.int64).T

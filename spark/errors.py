@@ -90,7 +90,7 @@ class DataLost(SparkError):
     def __str__(self) -> str:
         return (
             f"queue {self.queue} of {self.topic!r} has no messages from offset {self.offset} to "
-            f"{self.next_offset} ({self.reason}); start at {self.next_offset} or later, or set "
+            f"{self.next_offset} ({self.reason}); choose offsets that are there, or set "
             "failOnDataLoss=false to skip what is gone"
         )
 

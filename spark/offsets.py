@@ -65,6 +65,18 @@ class OffsetRange(NamedTuple):
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """What one task reads of one queue: [start, end), and what its rows have in common."""
+
+    topic: str
+    topic_id: int
+    queue: int
+    start: int
+    end: int
+    priority_levels: int | None = None
+
+
 def parse_offsets(option: str, text: str, *, ending: bool) -> OffsetSpec:
     """Parse startingOffsets or endingOffsets. Raises InvalidOption.
 

@@ -1,0 +1,122 @@
+"""A read whose offsets are fixed here and now: to load, to replay, and to remember in a group."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from holdfast.spark.broker_client import BrokerClient, StoredOffsets
+from holdfast.spark.offsets import Given, OffsetRange, offsets_json
+from holdfast.spark.options import ReadOptions, parse_options
+from holdfast.spark.plan import BoundTopic, bind_topics, topic_names
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_NEVER_STORED = StoredOffsets({}, etag='"0"')
+#: Options that `bind` answers: a bound read has numbers in their place.
+_BOUND = frozenset(
+    {
+        "topic",
+        "topicids",
+        "columns",
+        "startingoffsets",
+        "startingtimestamp",
+        "endingoffsets",
+        "endingtimestamp",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Fixed ranges of fixed topics. It may be loaded again and again, with the same rows.
+
+    `options` are all that it takes to load them, as plain strings: keep them (they hold the
+    token, if there is one) to replay the same rows another day, in another session.
+    """
+
+    options: Mapping[str, str] = field(repr=False)
+    group: str | None
+    topics: tuple[BoundTopic, ...]
+    stored: Mapping[str, StoredOffsets] = field(repr=False)
+
+    @property
+    def offsets(self) -> dict[str, dict[int, OffsetRange]]:
+        """What is read: topic -> queue -> (start, end), the end exclusive."""
+        return {topic.name: dict(topic.ranges) for topic in self.topics}
+
+    def load(self, spark: "SparkSession") -> "DataFrame":
+        """Return the rows as a DataFrame; registers the data source if need be."""
+        from holdfast.spark.session import register
+
+        register(spark)
+        return spark.read.format("holdfast").options(**self.options).load()
+
+    def save(self) -> None:
+        """Move the group's offsets to the end of what is read, durably. May be called again.
+
+        Call it when the rows are safely processed: it does not ask whether they were. Raises
+        OffsetsMoved, and saves nothing of that topic, when somebody else moved the group since
+        it was bound; with several topics each is saved on its own, in order. Raises ValueError
+        when there is no group.
+        """
+        if self.group is None:
+            raise ValueError("bind(..., group=...) names the group to save; this read has none")
+        parsed = parse_options(self.options)
+        with BrokerClient.open(parsed.url, parsed.token) as client:
+            for topic in self.topics:
+                ends = {queue: part.end for queue, part in topic.ranges.items()}
+                client.store_offsets(
+                    self.group, topic.name, ends, etag=self.stored[topic.name].etag
+                )
+
+
+def bind(url: str, topic: str, *, group: str | None = None, **options: object) -> Bound:
+    """Fix what is to be read now, and return it; `options` are those of the data source.
+
+    With a `group`, each queue starts where the group has stored that it is, or at its earliest
+    message where it has stored nothing (a group that does not exist is created by `save`),
+    unless startingOffsets or startingTimestamp says otherwise.
+    """
+    given = {
+        "url": url,
+        "topic": topic,
+        **{name: _text(value) for name, value in options.items() if value is not None},
+    }
+    parsed = parse_options(given)
+    with BrokerClient.open(parsed.url, parsed.token) as client:
+        stored: dict[str, StoredOffsets] = {}
+        if group is not None:
+            stored = {
+                name: client.stored_offsets(group, name) or _NEVER_STORED
+                for name in topic_names(client, parsed)
+            }
+            if not {"startingoffsets", "startingtimestamp"} & {name.lower() for name in given}:
+                parsed = replace(parsed, start=Given({n: s.offsets for n, s in stored.items()}))
+        topics = bind_topics(client, parsed)
+    return Bound(_replayable(given, parsed, topics), group, topics, stored)
+
+
+def _replayable(
+    given: Mapping[str, str], parsed: ReadOptions, topics: tuple[BoundTopic, ...]
+) -> dict[str, str]:
+    """Return the options that read the same rows whenever they are loaded.
+
+    Queues are assigned one by one, since a topic may get more of them.
+    """
+    kept = {name: value for name, value in given.items() if name.lower() not in _BOUND}
+    starts = {topic.name: {q: part.start for q, part in topic.ranges.items()} for topic in topics}
+    ends = {topic.name: {q: part.end for q, part in topic.ranges.items()} for topic in topics}
+    return kept | {
+        "assign": json.dumps({topic.name: sorted(topic.ranges) for topic in topics}),
+        "topicIds": json.dumps({topic.name: topic.topic_id for topic in topics}),
+        "startingOffsets": offsets_json(starts),
+        "endingOffsets": offsets_json(ends),
+        "columns": ",".join(parsed.columns),
+    }
+
+
+def _text(value: object) -> str:
+    """Return an option's value as Spark would hand it over."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,239 @@
+"""The broker's HTTP API as far as a batch read needs it: plain, synchronous, retried.
+
+Every call raises BrokerUnavailable when the broker gives no usable answer in time, and
+BrokerRefused with its problem when it answers with one that no retry mends; what more a call
+may raise, it says. For one thread at a time.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import quote
+
+from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
+from holdfast.spark.offsets import OffsetRange, QueueState
+from holdfast.spark.transport import Reply, Transport
+
+BATCH_TYPE = "application/vnd.holdfast.batch"
+MSGPACK_TYPE = "application/msgpack"
+MAX_MESSAGES = 10_000  # the broker's own cap on a pull
+_PAGE = 1000
+_QUEUES_PER_PLAN = 100  # so that a request line stays below the usual limit of 8 KiB
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as the broker describes it now."""
+
+    name: str
+    topic_id: int
+    queues: Mapping[int, QueueState]
+    priority_levels: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOffsets:
+    """A group's offsets in one topic; `etag` names this version of them."""
+
+    offsets: Mapping[int, int]
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of a queue that a task may read, cut at the borders of blocks."""
+
+    queue: int
+    start: int
+    end: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The body of a pull, and the offset to go on from."""
+
+    body: bytes
+    next_offset: int
+
+
+class BrokerClient:
+    """A broker seen from Spark. Close it, or use it as a context manager."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @classmethod
+    def open(cls, url: str, token: str | None = None) -> Self:
+        """Return a client that connects when it is first used."""
+        return cls(Transport(url, token=token))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. May be called twice."""
+        self._transport.close()
+
+    def topic_names(self) -> Iterator[str]:
+        """Yield the names of all topics, page by page."""
+        after: str | None = None
+        while True:
+            query: dict[str, object] = {"limit": _PAGE}
+            if after is not None:
+                query["after"] = after
+            page = self._transport.get("/v1/topics", query).json()
+            for topic in page["topics"]:
+                yield topic["topic"]
+            after = page.get("next")
+            if after is None:
+                return
+
+    def describe(self, topic: str) -> TopicState:
+        """Return what the topic is and holds now."""
+        found = self._transport.get(_topic_path(topic)).json()
+        return TopicState(
+            name=topic,
+            topic_id=found["topic_id"],
+            queues={
+                queue["queue"]: QueueState(queue["min_offset"], queue["max_offset"])
+                for queue in found["queues"]
+            },
+            priority_levels=found.get("config", {}).get("priority_levels"),
+        )
+
+    def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
+        """Return the first offset stored at or after a time, the queue's end when there is none."""
+        reply = self._transport.get(
+            f"{_queue_path(topic, queue)}/offset", {"timestamp_ms": timestamp_ms}
+        )
+        return int(reply.json()["offset"])
+
+    def stored_offsets(self, group: str, topic: str) -> StoredOffsets | None:
+        """Return a group's offsets, None when there is no such group."""
+        try:
+            reply = self._transport.get(_group_path(group, topic))
+        except BrokerRefused as refused:
+            if refused.type == "/problems/unknown-group":
+                return None
+            raise
+        return _stored(reply)
+
+    def store_offsets(
+        self, group: str, topic: str, offsets: Mapping[int, int], *, etag: str | None
+    ) -> StoredOffsets:
+        """Store a group's offsets if they are still at the version `etag`; None: if any.
+
+        Raises OffsetsMoved when somebody else changed them. Storing what is stored already
+        succeeds, so a request whose answer was lost may be made again.
+        """
+        content = {"offsets": {str(queue): offset for queue, offset in offsets.items()}}
+        try:
+            return _stored(self._transport.put(_group_path(group, topic), content, if_match=etag))
+        except BrokerRefused as refused:
+            if refused.status != 412:
+                raise
+            stored = self.stored_offsets(group, topic)
+            if stored is None or any(
+                stored.offsets.get(queue) != offset for queue, offset in offsets.items()
+            ):
+                raise OffsetsMoved(group, topic) from refused
+            return stored
+
+    def splits(
+        self,
+        topic: str,
+        topic_id: int,
+        ranges: Mapping[int, OffsetRange],
+        *,
+        max_bytes: int,
+        min_splits: int,
+    ) -> list[Split]:
+        """Return the ranges cut into parts of about `max_bytes`, by queue and offset.
+
+        Raises TopicRecreated when the topic is another one by now.
+        """
+        named = sorted(ranges.items())
+        found = []
+        for at in range(0, len(named), _QUEUES_PER_PLAN):
+            asked = dict(named[at : at + _QUEUES_PER_PLAN])
+            reply = self._transport.get(
+                f"{_topic_path(topic)}/splits",
+                {
+                    "start": ",".join(f"{queue}:{part.start}" for queue, part in asked.items()),
+                    "end": ",".join(f"{queue}:{part.end}" for queue, part in asked.items()),
+                    "max_bytes": max_bytes,
+                    "min_splits": min_splits,
+                },
+            ).json()
+            _check_topic_id(topic, topic_id, reply["topic_id"])
+            found += [
+                Split(split["queue"], split["start_offset"], split["end_offset"], split["bytes"])
+                for split in reply["splits"]
+                if split["queue"] in asked  # queues not named are planned whole by the broker
+            ]
+        return sorted(found, key=lambda split: (split.queue, split.start))
+
+    def pull(
+        self,
+        topic: str,
+        topic_id: int,
+        queue: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        accept: str = BATCH_TYPE,
+        tags: frozenset[str] = frozenset(),
+        expression: str | None = None,
+    ) -> Pulled:
+        """Return messages from `offset` on, as whole blocks or in msgpack.
+
+        Raises TopicRecreated when the topic is another one by now.
+        """
+        query: dict[str, object] = {
+            "offset": offset,
+            "max_messages": MAX_MESSAGES,
+            "max_bytes": max_bytes,
+        }
+        if tags:
+            query["tag"] = ",".join(sorted(tags))
+        if expression is not None:
+            query["filter"] = expression
+        reply = self._transport.get(f"{_queue_path(topic, queue)}/messages", query, accept=accept)
+        _check_topic_id(topic, topic_id, _header_number(reply, "Holdfast-Topic-Id"))
+        return Pulled(reply.body, _header_number(reply, "Holdfast-Next-Offset"))
+
+
+def _check_topic_id(topic: str, bound_id: int, found_id: int) -> None:
+    if found_id != bound_id:
+        raise TopicRecreated(topic, bound_id, found_id)
+
+
+def _stored(reply: Reply) -> StoredOffsets:
+    offsets: Mapping[str, Any] = reply.json()["offsets"]
+    return StoredOffsets(
+        {int(queue): int(offset) for queue, offset in offsets.items()},
+        etag=reply.headers.get("ETag") or "",
+    )
+
+
+def _header_number(reply: Reply, name: str) -> int:
+    text = reply.headers.get(name) or ""
+    if not text.isdecimal():
+        raise ReplyMismatch(f"the broker's reply has {name} {text!r}; is it a Holdfast broker?")
+    return int(text)
+
+
+def _topic_path(topic: str) -> str:
+    return f"/v1/topics/{quote(topic, safe='')}"
+
+
+def _queue_path(topic: str, queue: int) -> str:
+    return f"{_topic_path(topic)}/queues/{queue}"
+
+
+def _group_path(group: str, topic: str) -> str:
+    return f"/v1/groups/{quote(group, safe='')}/topics/{quote(topic, safe='')}/offsets"

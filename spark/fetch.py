@@ -1,0 +1,136 @@
+"""One range of one queue -> its rows as record batches, fetched from the broker. No pyspark.
+
+The rows are the same each time the range is read: offsets are fixed, blocks never change, and
+each is proved by its checksums. While Spark takes one batch, the next pull is under way.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.spark.blocks import Blocks
+from holdfast.spark.broker_client import BATCH_TYPE, MSGPACK_TYPE, BrokerClient, Pulled
+from holdfast.spark.decode import cut, decode, portion
+from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch
+from holdfast.spark.messages import decode_messages, unpack
+from holdfast.spark.offsets import QueueRange
+from holdfast.spark.options import ReadOptions
+
+_log = logging.getLogger("holdfast.spark")
+
+
+def read_range(
+    client: BrokerClient, part: QueueRange, options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `part`, in order of their offsets.
+
+    Raises DataLost when some are gone, or (without failOnDataLoss) leaves them out and says
+    how many in the log; TopicRecreated; CorruptBatch for a reply whose bytes are damaged.
+    """
+    pull = _puller(client, part, options)
+    step = _read_messages if options.filter is not None else _read_blocks
+    offset = part.start
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-pull") as ahead:
+        pending = ahead.submit(pull, offset)
+        while True:
+            try:
+                pulled = pending.result()
+            except BrokerRefused as refused:
+                batches: Iterator[pa.RecordBatch] = iter(())
+                following = _after_loss(refused, part, offset, options)
+            else:
+                following, batches = step(pulled, part, offset, options)
+                if following <= offset:
+                    following = _skip(part, offset, part.end, "the queue ends before", options)
+            if following < part.end:
+                pending = ahead.submit(pull, following)
+            yield from batches
+            if following >= part.end:
+                return
+            offset = following
+
+
+def _puller(
+    client: BrokerClient, part: QueueRange, options: ReadOptions
+) -> Callable[[int], Pulled]:
+    def pull(offset: int) -> Pulled:
+        return client.pull(
+            part.topic,
+            part.topic_id,
+            part.queue,
+            offset,
+            max_bytes=options.fetch_max_bytes,
+            accept=BATCH_TYPE if options.filter is None else MSGPACK_TYPE,
+            tags=options.tags,
+            expression=options.filter,
+        )
+
+    return pull
+
+
+def _read_blocks(
+    pulled: Pulled, part: QueueRange, offset: int, options: ReadOptions
+) -> tuple[int, Iterator[pa.RecordBatch]]:
+    """Return the offset to go on from, and the rows of a reply of whole blocks."""
+    blocks = Blocks(pulled.body)
+    _check_place(blocks, part, offset, gaps=bool(options.tags))
+    following = pulled.next_offset
+    if len(blocks):  # whole blocks may reach further than what was asked for
+        following = max(following, int(blocks.base_offsets[-1] + blocks.message_counts[-1]))
+    batches = (
+        decode(blocks, rows, part, options.columns, tags=options.tags)
+        for rows in portion(blocks, cut(blocks, offset, part.end))
+    )
+    return following, batches
+
+
+def _check_place(blocks: Blocks, part: QueueRange, offset: int, *, gaps: bool) -> None:
+    """Check that the blocks are of this queue and follow one another from `offset` on."""
+    ends = blocks.base_offsets + blocks.message_counts
+    expected = np.concatenate(([offset], ends))[:-1]
+    steps = blocks.base_offsets - expected
+    steps[:1] = np.maximum(steps[:1], 0)  # the first block may begin before the offset
+    own = (blocks.field("topic_id") == part.topic_id) & (blocks.field("queue_id") == part.queue)
+    in_place = own & (ends > offset) & ((steps >= 0) if gaps else (steps == 0))
+    if not bool(in_place.all()):
+        raise ReplyMismatch(
+            f"asked for queue {part.queue} of {part.topic!r} from offset {offset} on, the broker "
+            "sent blocks that do not belong there"
+        )
+
+
+def _read_messages(
+    pulled: Pulled, part: QueueRange, offset: int, options: ReadOptions
+) -> tuple[int, Iterator[pa.RecordBatch]]:
+    """Return the offset to go on from, and the rows of a reply in msgpack."""
+    messages = [message for message in unpack(pulled.body) if message["offset"] < part.end]
+    batches = (decode_messages(found, part, options.columns) for found in (messages,) if found)
+    return pulled.next_offset, batches
+
+
+def _after_loss(refused: BrokerRefused, part: QueueRange, offset: int, options: ReadOptions) -> int:
+    """Return where to go on after a refusal that means lost messages; raise any other."""
+    problem = refused.problem
+    match refused.type:
+        case "/problems/offset-trimmed":
+            following, reason = problem.get("min_offset"), "trimmed by retention"
+        case "/problems/corrupt-record":
+            following, reason = problem.get("next_offset"), "damaged on the broker's disk"
+        case "/problems/offset-beyond-end":
+            following, reason = part.end, "the queue ends before"
+        case _:
+            raise refused
+    if not isinstance(following, int) or following <= offset:
+        raise refused
+    return _skip(part, offset, min(following, part.end), reason, options)
+
+
+def _skip(part: QueueRange, offset: int, following: int, reason: str, options: ReadOptions) -> int:
+    lost = DataLost(part.topic, part.queue, offset, following, reason)
+    if options.fail_on_data_loss:
+        raise lost
+    _log.warning("skipped %d messages: %s", following - offset, lost)
+    return following

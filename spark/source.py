@@ -1,0 +1,87 @@
+"""The batch data source: what Spark calls, and when.
+
+    driver     schema()        once, at load(): the options are checked and the offsets bound
+               reader()        for each plan, on a copy of the source with the offsets in it
+               partitions()    for each plan: the ranges shared out among tasks
+    executor   read()          for each task, and again for each retry of it: the same rows
+
+Spark pickles the source after schema() and hands copies of it to the planners of all actions
+on the DataFrame: this is what makes two actions see the same rows.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.columns import ddl_of
+from holdfast.spark.errors import InvalidOption
+from holdfast.spark.fetch import read_range
+from holdfast.spark.offsets import QueueRange
+from holdfast.spark.options import ReadOptions, parse_options
+from holdfast.spark.plan import BoundTopic, bind_topics, plan_partitions
+
+
+class HoldfastDataSource(DataSource):
+    """`spark.read.format("holdfast")`; docs/spark.md lists its options."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._read: tuple[ReadOptions, tuple[BoundTopic, ...]] | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "holdfast"
+
+    def schema(self) -> str:
+        """Check the options, bind the offsets, and return the columns."""
+        options = parse_options(self.options)
+        with BrokerClient.open(options.url, options.token) as client:
+            self._read = options, bind_topics(client, options)
+        return ddl_of(options.columns)
+
+    def reader(self, schema: StructType) -> "HoldfastReader":
+        """Return a reader of what was bound. Raises InvalidOption for a schema of the user's."""
+        if self._read is None:
+            raise InvalidOption(
+                "schema", "load without .schema(...): the option columns chooses the columns"
+            )
+        return HoldfastReader(*self._read)
+
+
+class RangesPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: tuple[QueueRange, ...]) -> None:
+        super().__init__(ranges)
+
+
+class HoldfastReader(DataSourceReader):
+    """Reads bound ranges. Pickled into every task.
+
+    It has no pushFilters: with Spark's defaults a reader that defines it is refused.
+    """
+
+    def __init__(self, options: ReadOptions, topics: tuple[BoundTopic, ...]) -> None:
+        self._options = options
+        self._topics = topics
+
+    def partitions(self) -> list[InputPartition]:
+        """Return one partition a task; a single empty one when there is nothing to read.
+
+        (Spark turns an empty list into one partition of None.)
+        """
+        with BrokerClient.open(self._options.url, self._options.token) as client:
+            plan = plan_partitions(client, self._options, self._topics)
+        return [RangesPartition(ranges) for ranges in plan or [()]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition as Arrow record batches."""
+        ranges: Any = partition.value
+        with BrokerClient.open(self._options.url, self._options.token) as client:
+            for part in ranges or ():
+                yield from read_range(client, part, self._options)

@@ -1,0 +1,181 @@
+"""One kept-alive HTTP connection to the broker, with retries. Standard library only.
+
+Runs on the driver and inside every task, so it needs nothing that executors may lack. What a
+retry may mend (no connection, 429, 502, 503, 504) is tried again with growing, jittered
+pauses, or after what Retry-After says, until `retry_for_s` is over; every request made through
+it may be repeated safely. For one thread at a time.
+"""
+
+import http.client
+import itertools
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPMessage
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from holdfast.spark.errors import BrokerRefused, BrokerUnavailable, ReplyMismatch
+
+_log = logging.getLogger("holdfast.spark")
+
+RETRY_FOR_S = 60.0
+TIMEOUT_S = 30.0  # of connecting, and of each wait for bytes
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_CONNECTION_ERRORS = (OSError, http.client.HTTPException)
+_RETRIED = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A successful answer."""
+
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body decoded. Raises ReplyMismatch when it is not JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise ReplyMismatch(f"the broker's reply is not JSON: {error}") from error
+
+
+class Transport:
+    """Requests to the broker at `url`. `close` may be called twice."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        retry_for_s: float = RETRY_FOR_S,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url
+        self._parts = urlsplit(url)
+        self._token = token
+        self._retry_for_s = retry_for_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._connection: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def get(
+        self,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        *,
+        accept: str = "application/json",
+    ) -> Reply:
+        """GET `path`. Raises BrokerRefused, BrokerUnavailable."""
+        target = f"{path}?{urlencode(query)}" if query else path
+        return self._request("GET", target, None, {"Accept": accept})
+
+    def put(self, path: str, content: object, *, if_match: str | None = None) -> Reply:
+        """PUT a JSON body. Raises BrokerRefused, BrokerUnavailable."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if if_match is not None:
+            headers["If-Match"] = if_match
+        return self._request("PUT", path, json.dumps(content).encode(), headers)
+
+    def _request(
+        self, method: str, target: str, body: bytes | None, headers: dict[str, str]
+    ) -> Reply:
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        started = self._clock()
+        for attempt in itertools.count():
+            try:
+                return self._once(method, target, body, headers)
+            except _Again as again:
+                pause_s = max(again.not_before_s, _pause_s(attempt))
+                waited_s = self._clock() - started
+                if waited_s + pause_s > self._retry_for_s:
+                    raise BrokerUnavailable(self.url, waited_s, again.cause) from again
+                _log.info("%s %s failed (%s), again in %.1f s", method, target, again, pause_s)
+                self._sleep(pause_s)
+        raise AssertionError("unreachable")
+
+    def _once(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Reply:
+        kept = self._connection is not None
+        try:
+            status, fields, content = self._exchange(method, target, body, headers)
+        except _CONNECTION_ERRORS as error:
+            self.close()
+            if not kept:
+                raise _Again(f"{type(error).__name__}: {error}") from error
+            # The broker may close a kept connection at any time: that is no failure yet.
+            return self._once(method, target, body, headers)
+        if status < 300:
+            return Reply(status, fields, content)
+        refused = BrokerRefused(status, _problem(status, fields, content))
+        if status in _RETRIED:
+            raise _Again(str(refused), _retry_after_s(fields)) from refused
+        raise refused
+
+    def _exchange(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, HTTPMessage, bytes]:
+        if self._connection is None:
+            self._connection = self._connect()
+        self._connection.request(method, self._parts.path + target, body, dict(headers))
+        response = self._connection.getresponse()
+        content = response.read()
+        if response.will_close:
+            self.close()
+        return response.status, response.headers, content
+
+    def _connect(self) -> http.client.HTTPConnection:
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        assert self._parts.hostname is not None  # options.py saw to it
+        return kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
+
+
+class _Again(Exception):
+    """A failure that trying again may mend, not before `not_before_s` from now."""
+
+    def __init__(self, cause: str, not_before_s: float = 0.0) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.not_before_s = not_before_s
+
+
+def _problem(status: int, fields: HTTPMessage, content: bytes) -> dict[str, object]:
+    """Return the problem+json of a refusal, or what stands for one that has none."""
+    if "json" in (fields.get("Content-Type") or ""):
+        try:
+            problem = json.loads(content)
+        except ValueError:
+            problem = None
+        if isinstance(problem, dict):
+            return problem
+    return {"title": http.client.responses.get(status, "unknown status")}
+
+
+def _retry_after_s(fields: HTTPMessage) -> float:
+    """Return Retry-After in seconds; 0 when absent, or a date (which the broker never sends)."""
+    text = fields.get("Retry-After") or ""
+    return float(text) if text.isascii() and text.isdecimal() else 0.0
+
+
+def _pause_s(attempt: int) -> float:
+    """Return the pause after a failed attempt: doubling, capped, half of it by chance."""
+    longest_s: float = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 16))
+    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
