@@ -388,7 +388,8 @@ def _load_queues(index: Index, table: TopicTable) -> dict[QueueKey, ConsumeQueue
             while last is not None and index.delete_before(key, last.end_offset):
                 pass
             continue
-        queues[key] = ConsumeQueue(index.last(key), 0, 0)
+        begin = table.kept.get(key[0], {}).get(key[1], 0)
+        queues[key] = ConsumeQueue(index.last(key), begin, 0)
     for topic_id, begins in table.kept.items():
         for queue, begin in begins.items():
             queues.setdefault((topic_id, queue), ConsumeQueue(None, begin, 0))

@@ -1,0 +1,175 @@
+"""The broker: every part, put together. The only file that knows all packages.
+
+Start: lock the directory, listen (everything but health answers 503), recover, serve. Stop is
+the same backwards: held pulls are answered first, then requests end, then the log closes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import CollectorRegistry
+
+from holdfast import __version__
+from holdfast.config import Config
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
+from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
+from holdfast.http_api.server import Server, start_server
+from holdfast.storage import Storage, StorageEvents
+from holdfast.storage_metrics import StorageCollector
+
+_logger = logging.getLogger(__name__)
+
+#: How often a reserve that was given up is tried to be taken again.
+_RESERVE_INTERVAL_S = 5.0
+
+
+class Broker:
+    """One broker over one data directory. `start` and `stop` are awaited on the event loop that
+    it then lives on; both may be called twice, and it is an async context manager."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._phase = "stopped"
+        self._storage: Storage | None = None
+        self._hold: PullRequestHoldService | None = None
+        self._server: Server | None = None
+        self._chores: asyncio.Task[None] | None = None
+        self.failed: asyncio.Future[Exception] | None = None
+        """Done when a part failed in a way that only a restart mends. Made by `start`."""
+
+    @property
+    def url(self) -> str:
+        """Where it serves; only while started."""
+        assert self._server is not None
+        host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
+        return f"http://{host}:{self._server.port}"
+
+    @property
+    def status(self) -> BrokerStatus:
+        """What health checks say."""
+        storage = self._storage
+        if storage is None:
+            return BrokerStatus(self._phase, (), None, {})
+        progress = storage.progress
+        return BrokerStatus(
+            self._phase,
+            tuple(storage.degraded),
+            storage.read_only,
+            {
+                "step": progress.step,
+                "done_bytes": progress.done_bytes,
+                "total_bytes": progress.total_bytes,
+            },
+        )
+
+    async def start(self) -> None:
+        """Recover and serve; returns once requests are answered.
+
+        Raises DataDirInUse, NotADataDir, UnknownFormatVersion, or OSError (a port in use, a
+        directory that cannot be written); nothing is left running then.
+        """
+        if self._phase != "stopped":
+            return
+        loop = asyncio.get_running_loop()
+        self.failed = loop.create_future()
+        self._phase = "recovering"
+        registry = CollectorRegistry()
+        collector = StorageCollector()
+        registry.register(collector)
+        storage = self._storage = Storage(
+            self._config,
+            StorageEvents(
+                arrived=lambda advanced: self._from_thread(self._arrived, advanced),
+                failed=lambda error: self._from_thread(self._fail, error),
+                synced=collector.observe_sync,
+            ),
+        )
+        hold = self._hold = PullRequestHoldService(
+            self._config.holdservice,
+            max_offset=lambda key: storage.store.max_offset(key),
+            scan=lambda key, start, end, wanted: storage.store.scan_hot(key, start, end, wanted),
+        )
+        context = ApiContext(
+            hold=hold,
+            config=self._config.http_api,
+            topics_config=self._config.topics,
+            status=lambda: self.status,
+            registry=registry,
+            version=__version__,
+            info=self._info,
+        )
+        try:
+            storage.lock()
+            self._server = await start_server(make_app(context), self._config.http_api)
+            context.store = await storage.open()
+            context.store.topic_deleted = hold.topic_deleted
+            collector.storage = storage
+            await hold.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._phase = "ready"
+        self._chores = asyncio.create_task(self._do_chores(), name="chores")
+
+    async def stop(self) -> None:
+        """Answer every held pull, finish what is under way, close the log."""
+        if self._phase == "stopped":
+            return
+        self._phase = "draining"
+        if self._chores is not None:
+            self._chores.cancel()
+            await asyncio.gather(self._chores, return_exceptions=True)
+            self._chores = None
+        if self._hold is not None:
+            await self._hold.stop()
+        if self._server is not None:
+            await self._server.stop()
+        if self._storage is not None:
+            await self._storage.close()
+        self._phase = "stopped"
+        self._storage = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    # -- what the parts tell ---------------------------------------------------------------
+
+    def _from_thread(self, function: object, argument: object) -> None:
+        assert self.failed is not None
+        try:
+            self.failed.get_loop().call_soon_threadsafe(function, argument)  # type: ignore[arg-type]
+        except RuntimeError:
+            _logger.warning("%r came after the event loop had ended", function)
+
+    def _arrived(self, advanced: dict[QueueKey, int]) -> None:
+        if self._hold is not None:
+            self._hold.message_arriving(advanced)
+
+    def _fail(self, error: Exception) -> None:
+        assert self.failed is not None
+        if self._storage is not None and self._storage.read_only is None:
+            self._storage.read_only = str(error)
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    def _info(self) -> Mapping[str, object]:
+        return {"data_dir": str(self._config.data_dir.resolve())}
+
+    async def _do_chores(self) -> None:
+        while True:
+            await asyncio.sleep(_RESERVE_INTERVAL_S)
+            if self._storage is not None:
+                await asyncio.to_thread(self._storage.restore_reserve)

@@ -1,0 +1,74 @@
+"""What the storage measures, for Prometheus. Gauges are read when they are asked for."""
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from holdfast.storage import Storage
+
+_SYNC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+
+class StorageCollector(Collector):
+    """Collects from an open Storage; from nothing while `storage` is None."""
+
+    def __init__(self) -> None:
+        self.storage: Storage | None = None
+        self._syncs = Histogram(
+            "fsync_seconds", "Time of a sync of the log.", buckets=_SYNC_BUCKETS, registry=None
+        )
+
+    def observe_sync(self, seconds: float) -> None:
+        """Note how long a sync took (called in the sync thread)."""
+        self._syncs.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric of the storage."""
+        yield from self._syncs.collect()
+        storage = self.storage
+        if storage is None:
+            return
+        log = storage.log
+        yield _gauge("log_end_offset", "Physical offset where the log ends.", log.written_offset)
+        yield _gauge(
+            "log_durable_offset",
+            "Physical offset up to which the log is synced.",
+            storage.syncer.durable_offset,
+        )
+        yield _gauge("log_min_offset", "Physical offset of the first byte kept.", log.min_offset)
+        yield _gauge("log_segments", "Segment files of the log.", len(log.segments))
+        yield _gauge("log_size_bytes", "Bytes of all segment files.", log.size_bytes)
+        yield _gauge(
+            "index_behind_bytes",
+            "Bytes of the log that no queue has yet.",
+            max(log.written_offset - storage.reput.reput_offset, 0),
+        )
+        yield _gauge(
+            "index_uncommitted_entries",
+            "Index entries that are in memory only.",
+            storage.reput.uncommitted_count,
+        )
+        yield _gauge(
+            "append_waiting_bytes",
+            "Bytes that wait for the appender.",
+            storage.appender.waiting_bytes,
+        )
+        yield _gauge("read_only", "1 when nothing can be published.", int(bool(storage.read_only)))
+        yield _gauge("degraded", "Damages found at the start.", len(storage.degraded))
+        yield _gauge(
+            "disk_free_bytes",
+            "Free bytes on the log's file system.",
+            shutil.disk_usage(log.directory).free,
+        )
+        deleted = CounterMetricFamily("segments_deleted", "Segments that retention deleted.")
+        deleted.add_metric([], storage.retention.deleted_segments)
+        yield deleted
+
+
+def _gauge(name: str, doc: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, doc, value=value)
