@@ -1,0 +1,164 @@
+"""Which messages a pull wants. Filters are immutable, and equal when they state the same.
+
+`parse_filter` makes one from what a client sent; docs/filters.md is its reference.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from holdfast.commitlog.batch import Batch, UInt32s, tag_summary, tags_code
+from holdfast.holdservice.errors import InvalidFilter
+from holdfast.holdservice.row_values import row_values
+from holdfast.holdservice.sql92 import (
+    MAX_FILTER_BYTES,
+    MAX_FILTER_DEPTH,
+    MAX_FILTER_TERMS,
+    Condition,
+    parse_condition,
+)
+
+__all__ = [
+    "MAX_FILTER_BYTES",
+    "MAX_FILTER_DEPTH",
+    "MAX_FILTER_TAGS",
+    "MAX_FILTER_TERMS",
+    "AllOf",
+    "InvalidFilter",
+    "Sql92Filter",
+    "TagFilter",
+    "parse_filter",
+]
+
+#: Tags that one filter may name.
+MAX_FILTER_TAGS = 64
+
+_TAG_SEPARATOR = re.compile(r",|\|\|")
+
+
+@lru_cache(maxsize=128)  # a consumer sends the same with every pull; 128 bound the memory
+def parse_filter(tag: str | None, filter: str | None) -> "TagFilter | Sql92Filter | AllOf | None":
+    """Return the filter that a client's `tag` and `filter` state; None when every message passes.
+
+    `tag` names tags, separated by `,` or RocketMQ's `||`; a `*` among them is every tag and
+    no tag. `filter` is an SQL92 condition. Given both, both must hold. Raises InvalidFilter.
+    """
+    tags = None if tag is None else _parse_tags(tag)
+    condition = None if filter is None else Sql92Filter(filter)
+    if tags is not None and condition is not None:
+        return AllOf(tags, condition)
+    return tags or condition
+
+
+def _parse_tags(text: str) -> "TagFilter | None":
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidFilter("syntax", "it is not valid Unicode; send UTF-8", error.start) from None
+    if size > MAX_FILTER_BYTES:
+        raise InvalidFilter("too-long", f"it has {size} bytes; use at most {MAX_FILTER_BYTES}")
+    tags = frozenset(filter(None, (tag.strip() for tag in _TAG_SEPARATOR.split(text))))
+    if "*" in tags:
+        return None
+    if not tags:
+        raise InvalidFilter("empty", "it names no tag; leave it out to get every message")
+    if len(tags) > MAX_FILTER_TAGS:
+        raise InvalidFilter(
+            "too-many-tags",
+            f"it names {len(tags)} tags; use at most {MAX_FILTER_TAGS}, or an SQL92 filter",
+        )
+    return TagFilter(tags)
+
+
+@dataclass(frozen=True)
+class TagFilter:
+    """Messages with one of the tags. A code in the column finds them, the text decides."""
+
+    tags: frozenset[str]
+
+    @cached_property
+    def _texts(self) -> dict[int, list[bytes]]:
+        texts: dict[int, list[bytes]] = {}
+        for tag in self.tags:
+            texts.setdefault(tags_code(tag), []).append(tag.encode())
+        return texts
+
+    @cached_property
+    def _codes(self) -> UInt32s:
+        return np.array(sorted(self._texts), np.uint32)
+
+    @cached_property
+    def _summary(self) -> int:
+        return tag_summary(self._texts)
+
+    def may_match(self, summary: int) -> bool:
+        """Whether a batch with this summary of its tags can hold a match."""
+        return bool(summary & self._summary)
+
+    def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
+        """Return the rows in [start_row, end_row) that match, ascending."""
+        codes, offsets = batch.tag_codes, batch.tag_offsets
+        if codes is None or offsets is None:
+            return []
+        codes = codes[start_row:end_row]
+        hits = codes == self._codes[0] if len(self._codes) == 1 else np.isin(codes, self._codes)
+        rows = np.flatnonzero(hits)
+        starts = offsets[start_row:end_row][rows].tolist()
+        ends = offsets[start_row + 1 : end_row + 1][rows].tolist()
+        tags = bytes(batch.tags[starts[0] : ends[-1]]) if starts else b""
+        base = starts[0] if starts else 0
+        texts = self._texts
+        return [
+            start_row + row
+            for row, code, start, end in zip(
+                rows.tolist(), codes[rows].tolist(), starts, ends, strict=True
+            )
+            if tags[start - base : end - base] in texts[code]
+        ]
+
+
+@dataclass(frozen=True)
+class Sql92Filter:
+    """Messages for which an SQL92 expression over their properties is true.
+
+    Raises InvalidFilter when the expression cannot be read.
+    """
+
+    expression: str
+    _condition: Condition = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_condition", parse_condition(self.expression))
+
+    def may_match(self, summary: int) -> bool:
+        """Return True: nothing is known of a batch's properties."""
+        return True
+
+    def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
+        """Return the rows in [start_row, end_row) that match, ascending."""
+        return self.select(batch, range(start_row, end_row))
+
+    def select(self, batch: Batch, rows: Sequence[int]) -> Sequence[int]:
+        """Return those of the rows (ascending) that match."""
+        is_match = self._condition.is_match
+        names = self._condition.names
+        return [row for row, values in row_values(batch, rows, names) if is_match(values)]
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """Messages that have one of the tags and meet the condition."""
+
+    tags: TagFilter
+    condition: Sql92Filter
+
+    def may_match(self, summary: int) -> bool:
+        """Whether a batch with this summary of its tags can hold a match."""
+        return self.tags.may_match(summary)
+
+    def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
+        """Return the rows in [start_row, end_row) that match, ascending."""
+        return self.condition.select(batch, self.tags.matching_rows(batch, start_row, end_row))

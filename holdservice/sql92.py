@@ -1,0 +1,405 @@
+"""From the text of a filter to a function of one message. Pure.
+
+The grammar is sql92.lark; docs/filters.md gives the meaning. Conditions have SQL's three
+values: True, False and None (unknown), and what is absent or cannot be compared is unknown.
+
+The parser keeps its own stack and builds the function bottom-up while it reads, so that no
+nesting reaches Python's stack before the limits have been checked; then it is at most
+MAX_FILTER_DEPTH levels deep.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib.resources import files
+from typing import Any, Final
+
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
+
+from holdfast.holdservice.errors import InvalidFilter
+from holdfast.holdservice.like import InvalidPattern, compile_like
+
+#: Longest filter, in bytes of UTF-8.
+MAX_FILTER_BYTES = 4096
+#: Parentheses and NOTs inside one another.
+MAX_FILTER_DEPTH = 64
+#: Names and values in one filter.
+MAX_FILTER_TERMS = 256
+
+
+class Column(Enum):
+    """What a filter may name of a message beside its properties."""
+
+    TAG = "TAGS"
+    KEY = "KEYS"
+
+
+Name = str | Column
+Row = Mapping[Name, str]
+"""What one message has of the names that a condition uses; what is absent is left out."""
+Value = str | int | float | bool | None
+Evaluate = Callable[[Row], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A parsed filter: does a message match, and which names must its row hold?"""
+
+    is_match: Callable[[Row], bool]
+    names: frozenset[Name]
+
+
+def parse_condition(text: str) -> Condition:
+    """Return the condition that a text states.
+
+    Raises InvalidFilter, with the position of what is wrong and a sentence that names the mend.
+    """
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidFilter("syntax", "it is not valid Unicode; send UTF-8", error.start) from None
+    if size > MAX_FILTER_BYTES:
+        raise InvalidFilter(
+            "too-long", f"it has {size} bytes; use at most {MAX_FILTER_BYTES}, or filter by tag"
+        )
+    parser = _PARSER.parse_interactive(text)
+    depth = terms = 0
+    try:
+        for token in parser.iter_parse():
+            depth += _DEPTH_CHANGES.get(token.type, 0)
+            terms += token.type in _TERMS
+            if depth > MAX_FILTER_DEPTH:
+                raise _too_deep(token)
+            if terms > MAX_FILTER_TERMS:
+                raise InvalidFilter(
+                    "too-many-terms",
+                    f"it has more than {MAX_FILTER_TERMS} names and values; "
+                    "use fewer, or filter by tag",
+                    token.start_pos,
+                )
+        node: _Node = parser.feed_eof()  # type: ignore[no-untyped-call]
+    except UnexpectedCharacters as error:
+        assert error.pos_in_stream is not None
+        raise _unreadable(text, error.pos_in_stream) from None
+    except UnexpectedToken as error:
+        accepted = parser.accepts()  # type: ignore[no-untyped-call]
+        raise _unexpected(text, error.token, accepted) from None
+    evaluate = node.evaluate
+    return Condition(lambda row: evaluate(row) is True, node.names)
+
+
+# -- what the parser builds --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A part of the condition, and the function of a row that it has become."""
+
+    evaluate: Evaluate
+    position: int
+    names: frozenset[Name] = frozenset()
+    depth: int = 0
+    #: Only a bare name has one.
+    name: Name | None = None
+    #: Evaluates to True, False or None; else to any value.
+    is_condition: bool = True
+
+
+@v_args(inline=True)
+class _Builder(Transformer[Token, _Node]):
+    """One method per rule of the grammar, called with the parts of the rule as it is read."""
+
+    def start(self, node: _Node) -> _Node:
+        return replace(node, evaluate=_condition(node))
+
+    def any_of(self, *nodes: _Node) -> _Node:
+        return _combined(nodes, decided_by=True)
+
+    def all_of(self, *nodes: _Node) -> _Node:
+        return _combined(nodes, decided_by=False)
+
+    def negation(self, word: Token, node: _Node) -> _Node:
+        depth = node.depth + 1
+        if depth > MAX_FILTER_DEPTH:
+            raise _too_deep(word)
+        evaluate = _negated(_condition(node))
+        return replace(node, evaluate=evaluate, depth=depth, name=None, is_condition=True)
+
+    def group(self, parenthesis: Token, node: _Node) -> _Node:
+        depth = node.depth + 1
+        if depth > MAX_FILTER_DEPTH:
+            raise _too_deep(parenthesis)
+        return replace(node, depth=depth)
+
+    def comparison(self, left: _Node, sign: Token, right: _Node) -> _Node:
+        return _joined((left, right), _compared(left.evaluate, _SIGNS[sign], right.evaluate))
+
+    def between(self, value: _Node, negate: Token | None, low: _Node, high: _Node) -> _Node:
+        is_high_enough = _compared(value.evaluate, operator.ge, low.evaluate)
+        is_low_enough = _compared(value.evaluate, operator.le, high.evaluate)
+        evaluate = _decided((is_high_enough, is_low_enough), by=False)
+        return _joined((value, low, high), _negated(evaluate) if negate else evaluate)
+
+    def is_in(self, value: _Node, negate: Token | None, word: Token, *literals: _Node) -> _Node:
+        _name_of(value, word)
+        evaluate = _listed(value.evaluate, [literal.evaluate({}) for literal in literals])
+        return _joined((value,), _negated(evaluate) if negate else evaluate)
+
+    def like(
+        self, value: _Node, negate: Token | None, word: Token, pattern: Token, escape: Token | None
+    ) -> _Node:
+        name = _name_of(value, word)
+        if escape is not None and len(_unquoted(escape)) != 1:
+            raise InvalidFilter("syntax", "write ESCAPE with one character", escape.start_pos)
+        try:
+            is_like = compile_like(_unquoted(pattern), escape and _unquoted(escape))
+        except InvalidPattern:
+            raise InvalidFilter(
+                "syntax",
+                "the escape character stands before something other than %, _ or itself; double it",
+                pattern.start_pos,
+            ) from None
+
+        def evaluate(row: Row) -> bool | None:
+            text = row.get(name)
+            return None if text is None else is_like(text)
+
+        return _joined((value,), _negated(evaluate) if negate else evaluate)
+
+    def is_null(self, value: _Node, word: Token, negate: Token | None) -> _Node:
+        name = _name_of(value, word)
+        evaluate: Evaluate = (lambda row: name in row) if negate else (lambda row: name not in row)
+        return _joined((value,), evaluate)
+
+    def name(self, word: Token) -> _Node:
+        return _named(_COLUMNS.get(word, str(word)), word)
+
+    def quoted_name(self, word: Token) -> _Node:
+        return _named(str(word)[1:-1], word)
+
+    def number(self, word: Token) -> _Node:
+        return _constant(_number(word), word)
+
+    def text(self, word: Token) -> _Node:
+        return _constant(_unquoted(word), word)
+
+    def truth(self, word: Token) -> _Node:
+        return _constant(word.type == "TRUE", word)
+
+
+def _named(name: Name, word: Token) -> _Node:
+    return _Node(
+        lambda row: row.get(name),
+        _position(word),
+        frozenset({name}),
+        name=name,
+        is_condition=False,
+    )
+
+
+def _constant(value: Value, word: Token) -> _Node:
+    return _Node(_always(value), _position(word), is_condition=False)
+
+
+def _joined(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
+    return _Node(
+        evaluate,
+        nodes[0].position,
+        frozenset().union(*(node.names for node in nodes)),
+        max(node.depth for node in nodes),
+    )
+
+
+def _combined(nodes: tuple[_Node, ...], *, decided_by: bool) -> _Node:
+    return _joined(nodes, _decided(tuple(map(_condition, nodes)), by=decided_by))
+
+
+def _position(token: Token) -> int:
+    assert token.start_pos is not None
+    return token.start_pos
+
+
+# -- what the functions do ---------------------------------------------------------------------
+
+
+def _condition(node: _Node) -> Evaluate:
+    """Return the node's function as one of truth: a property may say true or false."""
+    evaluate = node.evaluate
+    if node.is_condition:
+        return evaluate
+    if not node.names and not isinstance(evaluate({}), bool):
+        raise InvalidFilter(
+            "syntax", "a value alone is no condition; compare a property with it", node.position
+        )
+    return lambda row: _truth(evaluate(row))
+
+
+def _truth(value: Value) -> bool | None:
+    if isinstance(value, str):
+        return _TRUTHS.get(value.lower())
+    return value if isinstance(value, bool) else None
+
+
+def _decided(conditions: tuple[Evaluate, ...], *, by: bool) -> Evaluate:
+    """Return OR (decided by the first True) or AND (by the first False)."""
+
+    def evaluate(row: Row) -> bool | None:
+        outcome: bool | None = not by
+        for condition in conditions:
+            value = condition(row)
+            if value is by:
+                return by
+            if value is None:
+                outcome = None
+        return outcome
+
+    return evaluate
+
+
+def _negated(condition: Evaluate) -> Evaluate:
+    def evaluate(row: Row) -> bool | None:
+        value = condition(row)
+        return None if value is None else not value
+
+    return evaluate
+
+
+def _compared(left: Evaluate, test: Callable[[Any, Any], bool], right: Evaluate) -> Evaluate:
+    def evaluate(row: Row) -> bool | None:
+        a, b = left(row), right(row)
+        if type(a) is not type(b):
+            a, b = _converted(a, b), _converted(b, a)
+        return None if a is None or b is None else test(a, b)
+
+    return evaluate
+
+
+def _converted(value: Value, other: Value) -> Value:
+    """Return `value` as what `other` is; None where that cannot be. Only a text is converted."""
+    if isinstance(value, str):
+        return _truth(value) if isinstance(other, bool) else _number(value)
+    if isinstance(value, bool) and not isinstance(other, str):
+        return None
+    return value
+
+
+def _listed(value: Evaluate, literals: list[Value]) -> Evaluate:
+    """Return IN: equal to any of the literals, as `=` would have it."""
+    texts = frozenset(literal for literal in literals if isinstance(literal, str))
+    others = (literal for literal in literals if not isinstance(literal, str))
+    is_other = _decided(
+        tuple(_compared(value, operator.eq, _always(other)) for other in others), by=True
+    )
+
+    def evaluate(row: Row) -> Value:
+        found = value(row)
+        return None if found is None else found in texts or is_other(row)
+
+    return evaluate
+
+
+def _always(value: Value) -> Evaluate:
+    return lambda row: value
+
+
+def _number(text: str) -> int | float | None:
+    """Return the number that a text is, exact where it is whole; None when it is none."""
+    kind = _NUMBER.fullmatch(text)
+    if kind is None:
+        return None
+    try:
+        return float(text) if kind["fraction"] or kind["exponent"] else int(text)
+    except ValueError:  # more digits than int() takes
+        return None
+
+
+def _unquoted(token: Token) -> str:
+    return str(token)[1:-1].replace("''", "'")
+
+
+def _name_of(node: _Node, word: Token) -> Name:
+    if node.name is None:
+        raise InvalidFilter(
+            "syntax", f"write the name of a property before {word.upper()}", _position(word)
+        )
+    return node.name
+
+
+# -- what is said when it cannot be read -------------------------------------------------------
+
+
+def _too_deep(token: Token) -> InvalidFilter:
+    return InvalidFilter(
+        "too-deep",
+        f"parentheses and NOT lie more than {MAX_FILTER_DEPTH} deep; write it flatter",
+        token.start_pos,
+    )
+
+
+def _unreadable(text: str, position: int) -> InvalidFilter:
+    character = text[position]
+    mend = _MENDS.get(character, "leave it out, or quote it in '...' as a part of a text")
+    return InvalidFilter("syntax", f"{character!r} cannot stand here; {mend}", position)
+
+
+def _unexpected(text: str, token: Token, accepted: set[str]) -> InvalidFilter:
+    is_end = token.type == "$END"
+    found = "the filter ends too early" if is_end else f"{str(token)[:64]!r} cannot stand here"
+    wanted = [phrase for kind, phrase in _PHRASES.items() if kind in accepted]
+    mend = f"write {wanted[0]}" if len(wanted) == 1 else f"write one of: {' | '.join(wanted)}"
+    return InvalidFilter("syntax", f"{found}; {mend}", len(text) if is_end else token.start_pos)
+
+
+_SIGNS: Final = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_COLUMNS: Final = {column.value: column for column in Column}
+_TRUTHS: Final = {"true": True, "false": False}
+_NUMBER: Final = re.compile(
+    r"[+-]?(?=\.?[0-9])[0-9]*(?P<fraction>\.[0-9]*)?(?P<exponent>[eE][+-]?[0-9]+)?"
+)
+_TERMS: Final = frozenset({"NAME", "QUOTED_NAME", "TEXT", "NUMBER", "TRUE", "FALSE"})
+_DEPTH_CHANGES: Final = {"LPAR": 1, "RPAR": -1}
+_MENDS: Final = {
+    "'": "close the text with another ' (and write a ' inside it as '')",
+    '"': "write a text as '...' and an unusual property name as `...`",
+    "`": "close the name with another `",
+    "-": "write a property name that holds it as `...`",
+}
+_PHRASES: Final = {
+    "NAME": "a property name",
+    "TEXT": "a text in '...'",
+    "NUMBER": "a number",
+    "TRUE": "TRUE",
+    "FALSE": "FALSE",
+    "LPAR": "(",
+    "NOT": "NOT",
+    "COMPARISON": "a comparison (= <> < <= > >=)",
+    "BETWEEN": "BETWEEN",
+    "IN": "IN",
+    "LIKE": "LIKE",
+    "IS": "IS",
+    "NULL": "NULL",
+    "ESCAPE": "ESCAPE",
+    "COMMA": ",",
+    "RPAR": ")",
+    "AND": "AND",
+    "OR": "OR",
+    "$END": "nothing more",
+}
+
+_PARSER: Final = Lark(
+    files("holdfast.holdservice").joinpath("sql92.lark").read_text(encoding="utf-8"),
+    parser="lalr",
+    lexer="basic",
+    maybe_placeholders=True,
+    transformer=_Builder(),
+)

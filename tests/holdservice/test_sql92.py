@@ -1,0 +1,379 @@
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.holdservice.errors import InvalidFilter
+from holdfast.holdservice.sql92 import (
+    MAX_FILTER_BYTES,
+    MAX_FILTER_DEPTH,
+    MAX_FILTER_TERMS,
+    Column,
+    Row,
+    parse_condition,
+)
+
+ROW: Row = {
+    "color": "red",
+    "size": "10",
+    "price": "2.50",
+    "paid": "true",
+    "refunded": "False",
+    "day": "2026-11-21",
+    "note": "it's",
+    "user-id": "u1",
+    "größe": "3",
+    "in.bytes": "7",
+    "android": "1",
+    "huge": "9007199254740993",
+    "TAGS": "a property of this name",
+    Column.TAG: "404",
+    Column.KEY: "10.0.0.1",
+}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "color = 'red'",
+        "color <> 'blue'",
+        "color != 'blue'",
+        "note = 'it''s'",
+        "size = 10",
+        "size = 10.0",
+        "size = '10'",
+        "size > 9",  # as a number: as a text it would be less
+        "size < 9.5e1",
+        "price = 2.5",
+        "price <> '2.5'",  # as a text
+        "-1 < size",
+        "9 < size",
+        "huge = 9007199254740993",
+        "huge <> 9007199254740992",
+        "day >= '2026-11-01' and day < '2026-12-01'",
+        "size between 10 and 20",
+        "size not between 11 and 20",
+        "15 between size and 20",
+        "color in ('blue', 'red')",
+        "color not in ('blue', 'green')",
+        "size in (1, 10)",
+        "size in ('x', 10)",
+        "color like 'r%'",
+        "color like '_ed'",
+        "color not like '%x%'",
+        "day like '2026-11-__'",
+        "note like 'it''%'",
+        "colour is null",
+        "color is not null",
+        "paid",
+        "paid = true",
+        "refunded = FALSE",
+        "not refunded",
+        "true",
+        "`user-id` = 'u1'",
+        "größe = 3",
+        "in.bytes = 7",
+        "android = 1",
+        "TAGS = '404'",
+        "`TAGS` = 'a property of this name'",
+        "KEYS like '10.%'",
+        "color = 'blue' or size = 10",
+        "color = 'red' or color = 'x' and size = 11",  # AND binds tighter
+        "not color = 'blue' and size = 10",  # NOT binds tighter
+        "not (color = 'blue' and size = 10)",
+        "COLOR IS NULL AND color Is Not Null",  # names tell case apart, keywords do not
+        "(((size)) = (10))",
+        "(size = 10) = true",
+        "\n\tsize\n=\n10 ",
+    ],
+)
+def test_it_matches(expression: str) -> None:
+    assert parse_condition(expression).is_match(ROW)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "color = 'Red'",
+        "size > 10",
+        "color in ('blue')",
+        "color like 'r'",
+        "color is null",
+        "not paid",
+        "refunded",
+        "false",
+        "COLOR = 'red'",
+        "(color = 'red' or color = 'x') and size = 11",
+    ],
+)
+def test_it_does_not_match(expression: str) -> None:
+    assert not parse_condition(expression).is_match(ROW)
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        "missing = 'x'",
+        "missing <> 'x'",
+        "missing > 1",
+        "missing between 1 and 2",
+        "missing in ('x')",
+        "missing in (1)",
+        "missing like '%'",
+        "missing",
+        "missing = color",
+        "color > 1",  # no number
+        "color = 1",
+        "color in (1)",
+        "color = true",
+        "color",
+        "size = true",
+        "1 = true",
+        "size between 1 and missing",
+        "'١' = 1",  # digits, but not of a number
+        "' 1' = 1",
+        "'1_0' = 10",
+        "'nan' = 1",
+        "'inf' > 1",
+        "'' = 0",
+    ],
+)
+def test_what_is_absent_or_cannot_be_compared_is_unknown(unknown: str) -> None:
+    """Neither it nor its opposite matches; it decides nothing and hinders nothing."""
+    for expression, expected in [
+        (unknown, False),
+        (f"not ({unknown})", False),
+        (f"({unknown}) or true", True),
+        (f"({unknown}) or false", False),
+        (f"({unknown}) and true", False),
+        (f"not (({unknown}) and false)", True),
+    ]:
+        assert parse_condition(expression).is_match(ROW) is expected, expression
+
+
+def test_a_number_of_more_digits_than_python_converts_is_none() -> None:
+    digits = "9" * (sys.get_int_max_str_digits() + 1)
+    assert not parse_condition("n > 0").is_match({"n": digits})
+    assert parse_condition("n > 0").is_match({"n": digits[:400]})
+
+
+def test_the_names_that_a_row_must_hold_are_told() -> None:
+    condition = parse_condition("a = 1 and (TAGS in ('x') or not `b c` like '%') and 1 = 1")
+    assert condition.names == {"a", "b c", Column.TAG}
+
+
+@pytest.mark.parametrize(
+    ("expression", "position", "words"),
+    [
+        ("", 0, "ends too early"),
+        ("   ", 3, "ends too early"),
+        ("a = ", 4, "a number"),
+        ("a == 1", 3, "'=' cannot stand here"),
+        ('a = "x"', 4, "write a text as '...'"),
+        ("(a = 1", 6, "write )"),
+        ("a = 1)", 5, "write nothing more"),
+        ("a b", 2, "AND"),
+        ("a = 'x", 4, "close the text"),
+        ("a = 'x''", 4, "close the text"),
+        ("`a = 1", 0, "close the name"),
+        ("`` = 1", 0, "close the name"),
+        ("user-id = 1", 4, "write a property name that holds it as `...`"),
+        ("a = 1; drop", 5, "';' cannot stand here"),
+        ("5abc = 1", 1, "'abc' cannot stand here"),
+        ("a = 1 = 2", 6, "'=' cannot stand here"),
+        ("a not = 1", 6, "BETWEEN"),
+        ("a is 1", 5, "NULL"),
+        ("a = null", 4, "'null' cannot stand here"),
+        ("a in ()", 6, "a text"),
+        ("a in (b)", 6, "a text"),
+        ("a like b", 7, "a text"),
+        ("5 in (5)", 2, "the name of a property before IN"),
+        ("'x' like 'x'", 4, "the name of a property before LIKE"),
+        ("(a = 1) is null", 8, "the name of a property before IS"),
+        ("a like 'x!y' escape '!'", 7, "double it"),
+        ("a like 'x' escape '!!'", 18, "one character"),
+        ("a like 'x' escape ''", 18, "one character"),
+        ("a = 1 or 2", 9, "compare a property"),
+        ("'x'", 0, "compare a property"),
+        ("not 5", 4, "compare a property"),
+        ("a = '\ud800'", 5, "Unicode"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_where_it_is_wrong(
+    expression: str, position: int, words: str
+) -> None:
+    with pytest.raises(InvalidFilter) as caught:
+        parse_condition(expression)
+    assert (caught.value.reason, caught.value.position) == ("syntax", position)
+    assert words in str(caught.value)
+
+
+def nested(depth: int) -> str:
+    return "(" * depth + "a = 1" + ")" * depth
+
+
+def negated(depth: int) -> str:
+    return "not " * depth + "a = 1"
+
+
+def mixed(depth: int) -> str:
+    return "not (" * (depth // 2) + "not " * (depth % 2) + "a = 1" + ")" * (depth // 2)
+
+
+def long(size: int) -> str:
+    return "a = 'ä'" + " " * (size - 8)
+
+
+def terms(count: int) -> str:
+    return "a in (" + ", ".join("1" * (count - 1)) + ")"
+
+
+@pytest.mark.parametrize(
+    ("make", "limit", "reason"),
+    [
+        (long, MAX_FILTER_BYTES, "too-long"),
+        (nested, MAX_FILTER_DEPTH, "too-deep"),
+        (negated, MAX_FILTER_DEPTH, "too-deep"),
+        (mixed, MAX_FILTER_DEPTH, "too-deep"),
+        (terms, MAX_FILTER_TERMS, "too-many-terms"),
+    ],
+)
+def test_limits_hold_to_the_last(make: Callable[[int], str], limit: int, reason: str) -> None:
+    parse_condition(make(limit - 1))
+    parse_condition(make(limit))
+    with pytest.raises(InvalidFilter) as caught:
+        parse_condition(make(limit + 1))
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(" * MAX_FILTER_BYTES,
+        "not " * (MAX_FILTER_BYTES // 4),
+        "(" * 2000 + "a" + ")" * 2000,
+        "not (" * 800,
+        " or ".join(["a=1"] * 500),
+        " or ".join(["a=1"] * 10_000),
+        "a in (" + ",".join("1" * 2000) + ")",
+        "a between " * 400,
+        "'" * 4095,
+        "`" * 4095,
+        "1" * MAX_FILTER_BYTES,
+        "a" * MAX_FILTER_BYTES + " = 1",
+    ],
+)
+def test_no_size_reaches_pythons_stack(expression: str) -> None:
+    """They are refused by a limit or by the grammar with hardly any stack left."""
+    with pytest.raises(InvalidFilter):
+        with_little_stack(parse_condition, expression)
+
+
+def test_the_deepest_filter_fits_a_small_stack() -> None:
+    level = "not (a = 1 or b = 2 and "
+    depth = MAX_FILTER_DEPTH // 2
+    condition = parse_condition(level * depth + "c = 3" + ")" * depth)
+    with_little_stack(condition.is_match, {"a": "0", "b": "2", "c": "3"}, frames=6 * depth)
+
+
+def with_little_stack(
+    function: Callable[..., object], *arguments: object, frames: int = 40
+) -> None:
+    frame, used = sys._getframe(), 0
+    while frame:
+        used, frame = used + 1, frame.f_back  # type: ignore[assignment]
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(used + frames)
+    try:
+        function(*arguments)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+# -- against a plain model ---------------------------------------------------------------------
+
+Known = bool | None
+WORDS = [
+    "a", "`b c`", "TAGS", "=", "<>", "<", ">=", "and", "or", "not", "between", "in", "like",
+    "escape", "is", "null", "true", "false", "'x'", "'%'", "1", "-2.5e3", "(", ")", ",", "'", "`",
+]  # fmt: skip
+
+
+@given(st.text() | st.lists(st.sampled_from(WORDS)).map(" ".join))
+def test_any_text_is_a_filter_or_an_invalid_filter(text: str) -> None:
+    try:
+        condition = parse_condition(text)
+    except InvalidFilter as error:
+        assert error.position is None or 0 <= error.position <= len(text)
+    else:
+        assert condition.is_match(ROW) in {True, False}
+        assert condition.is_match({}) in {True, False}
+
+
+def three_valued_and(left: Known, right: Known) -> Known:
+    if left is False or right is False:
+        return False
+    return None if left is None or right is None else True
+
+
+def three_valued_not(value: Known) -> Known:
+    return None if value is None else not value
+
+
+def equal(name: str, literal: int | str) -> tuple[str, Callable[[Row], Known]]:
+    def model(row: Row) -> Known:
+        if name not in row:
+            return None
+        if isinstance(literal, str):
+            return row[name] == literal
+        return int(row[name]) == literal if row[name].isdecimal() else None
+
+    return f"{name} = {literal!r}", model
+
+
+def both(
+    parts: tuple[tuple[str, Callable[[Row], Known]], ...],
+) -> tuple[str, Callable[[Row], Known]]:
+    (text, left), (other_text, right) = parts
+    return f"({text}) and {other_text}", lambda row: three_valued_and(left(row), right(row))
+
+
+def either(
+    parts: tuple[tuple[str, Callable[[Row], Known]], ...],
+) -> tuple[str, Callable[[Row], Known]]:
+    """By De Morgan, so that the model has no OR of its own to be wrong about."""
+    (text, left), (other_text, right) = parts
+    return f"(({text}) or ({other_text}))", lambda row: three_valued_not(
+        three_valued_and(three_valued_not(left(row)), three_valued_not(right(row)))
+    )
+
+
+def opposite(part: tuple[str, Callable[[Row], Known]]) -> tuple[str, Callable[[Row], Known]]:
+    text, model = part
+    return f"not ({text})", lambda row: three_valued_not(model(row))
+
+
+names = st.sampled_from("abc")
+texts = st.sampled_from(["1", "2", "x", "true"])
+leaves = st.builds(equal, names, texts | st.integers(0, 2)) | names.map(
+    lambda name: (f"{name} is null", lambda row: name not in row)
+)
+expressions = st.recursive(
+    leaves,
+    lambda parts: (
+        st.tuples(parts, parts).map(both)
+        | st.tuples(parts, parts).map(either)
+        | parts.map(opposite)
+    ),
+    max_leaves=12,
+)
+
+
+@given(expressions, st.dictionaries(names, texts))
+def test_conditions_mean_what_the_model_means(
+    expression: tuple[str, Callable[[Row], Known]], row: dict[str, str]
+) -> None:
+    text, model = expression
+    assert parse_condition(text).is_match(row) is (model(row) is True)
