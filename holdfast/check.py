@@ -1,0 +1,276 @@
+"""Verify a data directory, changing nothing: every block of the log, every footer, the index
+against the log, the state's records. What `holdfast check` runs, and tests after every crash."""
+
+import fcntl
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.commit_log import CommitLog, block_tables
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDirInUse, NotADataDir
+from holdfast.commitlog.disk import LinuxDisk
+from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
+from holdfast.commitlog.log_scan import Damage, scan_log
+from holdfast.commitlog.segment import Segment, read_trailer
+from holdfast.commitlog.segment_format import parse_segment_name
+from holdfast.consumequeue.index import Index, IndexCorrupt
+from holdfast.consumequeue.state_store import StateCorrupt, StateStore
+from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+
+_NO_LIMITS = MessageLimits(2**31, 2**31, 2**31, 2**31)
+_KNOWN = {"commitlog", "consumequeue", "state", "lock", "VERSION", "reserve"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be. `damage`: messages or state are affected; else it
+    is a note: the broker mends it by itself, or it harms nothing."""
+
+    where: str
+    what: str
+    damage: bool
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What was looked at and what was found."""
+
+    segments: int = 0
+    blocks: int = 0
+    messages: int = 0
+    bytes: int = 0
+    queues: int = 0
+    index_entries: int = 0
+    topics: int = 0
+    groups: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is damaged; notes may be there."""
+        return not any(finding.damage for finding in self.findings)
+
+    def note(self, where: object, what: object) -> None:
+        """Add something harmless."""
+        self.findings.append(Finding(str(where), str(what), damage=False))
+
+    def damage(self, where: object, what: object) -> None:
+        """Add something that affects messages or state."""
+        self.findings.append(Finding(str(where), str(what), damage=True))
+
+
+def check_data_dir(
+    path: Path, *, deep: bool = True, progress: Callable[[int, int], None] = lambda done, total: None
+) -> CheckReport:
+    """Check a data directory that no broker has open.
+
+    `deep` also compares every payload with its CRC and proves its columns; without it headers
+    alone are read. `progress` gets bytes done and in all. Raises DataDirInUse, NotADataDir,
+    UnknownFormatVersion; OSError passes through. Findings are in the report.
+    """
+    if not (path / "VERSION").exists():
+        raise NotADataDir(path, next((entry.name for entry in path.iterdir()), "nothing"))
+    version = (path / "VERSION").read_text("ascii", "replace").strip()
+    if version != LAYOUT_VERSION:
+        raise UnknownFormatVersion(f"data directory {path}", version[:40], LAYOUT_VERSION)
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataDirInUse(path, os.pread(descriptor, 32, 0).decode().strip()) from error
+        return _Check(path, deep, progress).run()
+    finally:
+        os.close(descriptor)
+
+
+class _Check:
+    """One run over one directory."""
+
+    def __init__(self, path: Path, deep: bool, progress: Callable[[int, int], None]) -> None:
+        self._path = path
+        self._deep = deep
+        self._progress = progress
+        self._report = CheckReport()
+        self._ends: dict[QueueKey, int] = {}
+        self._counts: dict[QueueKey, int] = {}
+        self._timestamps: dict[QueueKey, int] = {}
+
+    def run(self) -> CheckReport:
+        report = self._report
+        for entry in sorted(self._path.iterdir()):
+            if entry.name not in _KNOWN:
+                report.note(entry.name, "unknown file, left alone")
+        table = self._check_state()
+        log = CommitLog(
+            self._path / "commitlog", CommitLogConfig(), LinuxDisk(), now_us=lambda: 0
+        )
+        for entry in sorted((self._path / "commitlog").glob("*")):
+            if parse_segment_name(entry.name) is None:
+                report.note(f"commitlog/{entry.name}", "unknown file, left alone")
+        index = self._open_index()
+        try:
+            log.open()
+            report.segments = len(log.segments)
+            for segment_path, reason in log.damaged_headers:
+                report.note(f"commitlog/{segment_path.name}", f"{reason}; costs no message")
+            reput_offset = index.position().physical_offset if index is not None else 0
+            self._check_log(log, index, table, reput_offset)
+            for segment in log.segments:
+                self._check_footer(log, segment)
+            if index is not None:
+                self._check_index(index, table)
+        finally:
+            log.close()
+            if index is not None:
+                index.close()
+        report.queues = len(self._ends)
+        return report
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _check_state(self) -> TopicTable:
+        directory = self._path / "state"
+        if not (directory / "data.mdb").exists():
+            self._report.note("state", "missing; it is read from the log at the next start")
+            return TopicTable({})
+        try:
+            state = StateStore(directory, os.path.getsize(directory / "data.mdb") + 2**24)
+        except StateCorrupt as error:
+            self._report.damage("state", f"{error}; it is read from the log at the next start")
+            return TopicTable({})
+        for key in state.damaged:
+            self._report.damage("state", f"record {key!r} is damaged")
+        table = TopicTable(state.records)
+        state.stop()
+        self._report.topics = len(table)
+        self._report.groups = len(table.groups())
+        return table
+
+    def _open_index(self) -> Index | None:
+        directory = self._path / "consumequeue"
+        if not (directory / "data.mdb").exists():
+            self._report.note("consumequeue", "missing; it is rebuilt at the next start")
+            return None
+        try:
+            index = Index(directory, os.path.getsize(directory / "data.mdb") + 2**24)
+            index.position()
+        except IndexCorrupt as error:
+            self._report.note("consumequeue", f"{error}; it is rebuilt at the next start")
+            return None
+        return index
+
+    def _check_log(
+        self, log: CommitLog, index: Index | None, table: TopicTable, reput_offset: int
+    ) -> None:
+        report = self._report
+        start = log.min_offset
+        total = sum(segment.size for segment in log.segments)
+        last = log.segments[-1] if log.segments else None
+        damage: list[tuple[Segment, Damage]] = []
+        durable = reput_offset
+        for segment, found in scan_log(log.segments, start, verify_payload=self._deep):
+            if isinstance(found, Damage):
+                damage.append((segment, found))
+                continue
+            header = found.header
+            durable = max(durable, header.durable_offset)
+            self._progress(header.physical_offset - start, total)
+            self._check_block(found, table)
+            if index is not None and header.physical_offset < reput_offset:
+                self._check_entry(index, header, table)
+        for segment, found_damage in damage:
+            where = f"commitlog/{segment.path.name}"
+            if found_damage.start < durable:
+                report.damage(where, f"{found_damage} below the durable offset {durable}")
+            elif found_damage.reason != "unwritten":
+                report.note(where, f"{found_damage}: a torn tail, cut at the next start")
+            elif segment is not last and segment.end_offset <= durable:
+                report.damage(where, f"{found_damage}: the segment ends too early")
+
+    def _check_block(self, batch: Batch, table: TopicTable) -> None:
+        report, header = self._report, batch.header
+        report.blocks += 1
+        report.messages += header.message_count
+        report.bytes += header.total_size
+        where = f"block {header.physical_offset}"
+        if self._deep:
+            try:
+                check_batch(batch, _NO_LIMITS)
+            except (CorruptBatch, LimitExceeded) as error:
+                report.damage(where, error)
+        key = (header.topic_id, header.queue_id)
+        end = self._ends.get(key)
+        begin = table.kept.get(key[0], {}).get(key[1], 0)
+        if end is None:
+            if header.base_offset > begin and table.by_id(key[0]) is not None:
+                report.damage(where, f"queue {key} begins at {header.base_offset}, not {begin}")
+        elif header.base_offset != end:
+            report.damage(where, f"queue {key} goes on at {header.base_offset}, not {end}")
+        if header.store_timestamp_us < self._timestamps.get(key, 0):
+            report.damage(where, f"queue {key} goes back in time")
+        self._timestamps[key] = header.store_timestamp_us
+        self._ends[key] = header.end_offset
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def _check_entry(self, index: Index, header: BatchHeader, table: TopicTable) -> None:
+        key = (header.topic_id, header.queue_id)
+        if key[0] != STATE_TOPIC_ID and table.by_id(key[0]) is None:
+            return
+        if header.end_offset <= table.kept.get(key[0], {}).get(key[1], 0):
+            return
+        try:
+            unit = next(index.units(key, header.base_offset), None)
+        except IndexCorrupt as error:
+            self._report.note("consumequeue", f"{error}; delete the folder, it is rebuilt")
+            return
+        if unit is None or (unit.base_offset, unit.physical_offset, unit.size) != (
+            header.base_offset,
+            header.physical_offset,
+            header.total_size,
+        ):
+            self._report.damage(
+                "consumequeue",
+                f"no entry for block {header.physical_offset}; delete the folder, it is rebuilt",
+            )
+
+    def _check_footer(self, log: CommitLog, segment: Segment) -> None:
+        where = f"commitlog/{segment.path.name}"
+        try:
+            if read_trailer(segment) is None:
+                return
+        except CorruptBatch as error:
+            self._report.note(where, f"{error}; costs no message")
+            return
+        tables = log.footer(segment)
+        if tables is None:
+            self._report.note(where, "its footer is damaged; costs no message")
+            return
+        blocks, keys = block_tables(segment)
+        if not (np.array_equal(blocks, tables[0]) and np.array_equal(keys, tables[1])):
+            self._report.damage(where, "its footer does not describe its blocks")
+
+    def _check_index(self, index: Index, table: TopicTable) -> None:
+        for key in index.queues():
+            try:
+                units = list(index.units(key, 0))
+            except IndexCorrupt as error:
+                self._report.note("consumequeue", f"{error}; delete the folder, it is rebuilt")
+                continue
+            self._report.index_entries += len(units)
+            end = self._ends.get(key, 0)
+            if units and table.by_id(key[0]) is not None and units[-1].end_offset > end:
+                kept = table.kept.get(key[0], {}).get(key[1], 0)
+                if units[-1].end_offset > max(end, kept):
+                    self._report.damage(
+                        "consumequeue",
+                        f"queue {key} ends at {units[-1].end_offset}, in the log at {end}",
+                    )
