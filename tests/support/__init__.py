@@ -1,0 +1,1 @@
+"""Fakes and helpers that several tests share."""
