@@ -29,8 +29,8 @@ _COMMAND_LINE_VARIABLES = {"HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_CONFIG"}
 #: Kubernetes sets these in every pod beside a service that is called "holdfast".
 _SERVICE_LINK = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT.*)|PORT(_.*)?)")
 
-_SIZE = re.compile(r"(\d{1,18})\s*(KiB|MiB|GiB|TiB)?", re.IGNORECASE | re.ASCII)
-_UNITS = {"": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
+_SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB|TiB)", re.IGNORECASE | re.ASCII)
+_UNITS = {"kib": KIB, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True} | {
     "false": False, "no": False, "off": False, "0": False
 }  # fmt: skip
@@ -137,6 +137,13 @@ class Key:
         return self.field.default
 
     @property
+    def shown_default(self) -> str:
+        """Its default as one would write it."""
+        if self.type is bool:
+            return str(self.default).lower()
+        return format_size(self.default) if self.is_size else str(self.default)
+
+    @property
     def doc(self) -> str:
         """What it does, in a sentence or two."""
         return str(self.field.metadata["doc"])
@@ -184,7 +191,7 @@ class Key:
         if self.type is bool:
             return found if isinstance(found, bool) else _BOOLEANS.get(str(found).lower())
         if self.type is int:
-            return _whole_number(found, units=self.is_size)
+            return parse_size(found) if self.is_size else _whole_number(found)
         if not isinstance(found, str) or not found:
             return None
         return self.type(found)
@@ -248,6 +255,14 @@ def resolve(
     return list(values.values())
 
 
+def parse_size(found: object) -> int | None:
+    """Return a number of bytes, given as such or as a text like 16MiB; None for anything else."""
+    matched = _SIZE.fullmatch(found) if isinstance(found, str) else None
+    if matched is None:
+        return _whole_number(found)
+    return int(matched[1]) * _UNITS[matched[2].lower()]
+
+
 def format_size(size: int) -> str:
     """Return a number of bytes in the largest unit that divides it: 16 MiB."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -303,13 +318,10 @@ def _from_flags(flags: Mapping[str, object]) -> _Given:
     return [(name, found, f"flag {names.get(name, name)}") for name, found in flags.items()]
 
 
-def _whole_number(found: object, *, units: bool) -> int | None:
-    if isinstance(found, int) and not isinstance(found, bool):
-        return found
-    matched = _SIZE.fullmatch(found.strip()) if isinstance(found, str) else None
-    if matched is None or (matched[2] and not units):
-        return None
-    return int(matched[1]) * _UNITS[(matched[2] or "").lower()]
+def _whole_number(found: object) -> int | None:
+    if isinstance(found, str):
+        return int(found) if re.fullmatch(r"\d{1,18}", found, re.ASCII) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str | None:

@@ -2,7 +2,7 @@
 
 from itertools import groupby
 
-from holdfast.config import Key, format_size, keys
+from holdfast.config import Key, keys
 
 _HEAD = """\
 # Configuration
@@ -47,10 +47,4 @@ def reference() -> str:
 
 
 def _row(key: Key) -> str:
-    return f"| `{key.field.name}` | `{_shown(key)}` | {key.allowed} | {key.doc} |\n"
-
-
-def _shown(key: Key) -> str:
-    if key.type is bool:
-        return str(key.default).lower()
-    return format_size(key.default) if key.is_size else str(key.default)
+    return f"| `{key.field.name}` | `{key.shown_default}` | {key.allowed} | {key.doc} |\n"

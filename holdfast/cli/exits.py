@@ -1,0 +1,106 @@
+"""How the command line ends: every failure becomes one line and one stable exit code.
+
+docs/cli.md promises the codes. An exception that is not named here is a bug, and keeps its
+traceback.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a shell sees. The numbers never change their meaning."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    CONFLICT = 5
+    REFUSED = 6
+    INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
+
+
+MEANINGS = {
+    ExitCode.OK: "done",
+    ExitCode.FAILED: "it failed, or a check found a problem",
+    ExitCode.USAGE: "the command, an option, a value or the configuration is wrong",
+    ExitCode.UNREACHABLE: "no broker answers at the URL",
+    ExitCode.NOT_FOUND: "no such topic, queue, group, message or offset",
+    ExitCode.CONFLICT: "it exists with other settings, or was changed meanwhile",
+    ExitCode.REFUSED: "the broker or the data directory does not permit it now",
+    ExitCode.INTERRUPTED: "interrupted from the keyboard",
+    ExitCode.OUTPUT_CLOSED: "the reader of the output went away",
+}
+
+_BY_STATUS = {
+    404: ExitCode.NOT_FOUND,
+    410: ExitCode.NOT_FOUND,
+    416: ExitCode.NOT_FOUND,
+    409: ExitCode.CONFLICT,
+    412: ExitCode.CONFLICT,
+    400: ExitCode.USAGE,
+    413: ExitCode.USAGE,
+    415: ExitCode.USAGE,
+    422: ExitCode.USAGE,
+    401: ExitCode.REFUSED,
+    403: ExitCode.REFUSED,
+    429: ExitCode.REFUSED,
+    503: ExitCode.REFUSED,
+    507: ExitCode.REFUSED,
+}
+
+
+class Failure(Exception):
+    """The end of a command: a sentence that names the mend, and the code to exit with."""
+
+    def __init__(self, sentence: str, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(sentence, code)
+        self.sentence = sentence
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def failure_of(error: Exception) -> Failure | None:
+    """Return how a command ends that met `error`; None for an exception that is a bug."""
+    from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
+    from holdfast.commitlog.errors import LogError, UnknownFormatVersion
+    from holdfast.config import ConfigError
+
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, ConfigError):
+        return Failure(str(error), ExitCode.USAGE)
+    if isinstance(error, DataDirInUse | NotADataDir | UnknownFormatVersion):
+        return Failure(str(error), ExitCode.REFUSED)
+    if isinstance(error, LogError):
+        return Failure(str(error))
+    if isinstance(error, OSError):
+        return Failure(_of_os_error(error))
+    return _of_client_error(error)
+
+
+def _of_client_error(error: Exception) -> Failure | None:
+    from holdfast.client import errors
+
+    if isinstance(error, errors.PublishFailed):
+        cause = _of_client_error(error.cause)
+        return Failure(str(error), cause.code if cause else ExitCode.FAILED)
+    if isinstance(error, errors.ConnectionFailed):
+        return Failure(
+            f"no broker answers at {error.url} ({error.reason}); start one with "
+            "'holdfast serve', or say where it is with --url or HOLDFAST_URL",
+            ExitCode.UNREACHABLE,
+        )
+    if isinstance(error, errors.ApiError):
+        return Failure(str(error), _BY_STATUS.get(error.status, ExitCode.FAILED))
+    if isinstance(error, errors.HoldfastError):
+        return Failure(str(error))
+    return None
+
+
+def _of_os_error(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason

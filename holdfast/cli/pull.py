@@ -1,0 +1,127 @@
+"""holdfast pull: read a topic from anywhere to anywhere, or follow it."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.connection import with_client
+from holdfast.cli.message_format import FIELDS, NAMES, Formatter
+from holdfast.cli.start import AtOffset, AtTime, Earliest, Latest, Start
+from holdfast.cli.values import as_formatter, as_start
+
+if TYPE_CHECKING:
+    from holdfast.client import Client, Message
+
+
+_FORMAT_HELP = (
+    f"{', '.join(NAMES)}, or a format: "
+    + ", ".join(f"%{sign} {meaning}" for sign, (meaning, _) in FIELDS.items())
+    + "; \\n \\t \\xHH. Default: pretty on a terminal, else json."
+)
+
+
+def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option --format; it gets what prints a message, as `form`."""
+    return click.option(
+        "--format",
+        "form",
+        callback=as_formatter,
+        metavar="FORM",
+        help=_FORMAT_HELP,
+    )(command)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--queue", type=click.IntRange(0), help="Read this queue only.")
+@click.option(
+    "--from",
+    "start",
+    callback=as_start,
+    default="earliest",
+    show_default=True,
+    metavar="PLACE",
+    help="earliest, latest, an offset, or a time: 2026-11-21T10:00:00Z, epoch ms, -1h.",
+)
+@click.option(
+    "--until", callback=as_start, metavar="PLACE", help="Stop before this offset or time."
+)
+@click.option("--follow", is_flag=True, help="Wait for more at the end; Ctrl-C stops.")
+@click.option("--max", "count", type=click.IntRange(0), help="Stop after so many messages.")
+@click.option("--tag", help="Only messages with one of these tags: a,b.")
+@click.option("--filter", "expression", help="Only messages that fit this SQL92 expression.")
+@format_option
+@with_client
+def pull(
+    client: "Client",
+    topic: str,
+    queue: int | None,
+    start: Start,
+    until: Start | None,
+    follow: bool,
+    count: int | None,
+    tag: str | None,
+    expression: str | None,
+    form: Formatter,
+) -> None:
+    """Print the messages of TOPIC, of all its queues or of one.
+
+    Each queue comes in order; between queues there is none.
+    """
+    if follow and until is not None:
+        raise click.UsageError("--follow has no end and --until is one: give one of them.")
+    if queue is None and (isinstance(start, AtOffset) or isinstance(until, AtOffset)):
+        raise click.UsageError("An offset counts in one queue: say which with --queue.")
+    messages: Iterable[Message] = client.pull(
+        topic, queue=queue, follow=follow, tag=tag, filter=expression, **_beginning(start)
+    )
+    if until is not None:
+        queues = 1 if queue is not None else client.describe_topic(topic)["queue_count"]
+        messages = _before(until, messages, queues)
+    out = sys.stdout.buffer
+    for message in islice(messages, count):
+        out.write(form(message))
+        if follow:
+            out.flush()
+
+
+def _beginning(start: Start) -> dict[str, Any]:
+    """Return what the client takes for a start."""
+    match start:
+        case Earliest():
+            return {"start": "earliest"}
+        case Latest():
+            return {"start": "latest"}
+        case AtOffset(offset):
+            return {"offset": offset}
+        case AtTime(timestamp_ms):
+            return {"timestamp_ms": timestamp_ms}
+
+
+def _before(until: Start, messages: "Iterable[Message]", queues: int) -> "Iterator[Message]":
+    """Yield messages until each queue has reached the end; what is stored later never shows."""
+    ended: set[int] = set()
+    for message in messages:
+        if message.queue in ended:
+            continue
+        if _is_reached(until, message):
+            ended.add(message.queue)
+            if len(ended) == queues:
+                return
+        else:
+            yield message
+
+
+def _is_reached(until: Start, message: "Message") -> bool:
+    match until:
+        case AtOffset(offset):
+            return message.offset >= offset
+        case AtTime(timestamp_ms):
+            return message.store_timestamp_ms >= timestamp_ms
+        case Earliest():
+            return True
+        case Latest():
+            return False

@@ -1,0 +1,54 @@
+"""holdfast serve: a broker in the foreground, until SIGTERM, SIGINT or a poisoned log."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from holdfast.cli.config import config_option
+from holdfast.config import Key, keys, load_config
+
+#: Other names of a key's flag.
+_SHORT = {"http_api.host": "--host", "http_api.port": "--port"}
+_METAVARS = {bool: "BOOL", int: "N", str: "TEXT", Path: "DIR"}
+
+
+def _key_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each key of the configuration.
+
+    Values are texts: `load_config` checks them, so that a flag, a variable and a line in a file
+    fail alike.
+    """
+    for key in reversed(keys()):
+        names = [each for each in (_SHORT.get(key.name), key.flag, _parameter(key)) if each]
+        command = click.option(
+            *names,
+            metavar="SIZE" if key.is_size else _METAVARS[key.type],
+            help=f"{key.doc} [default: {key.shown_default}]",
+        )(command)
+    return command
+
+
+def _parameter(key: Key) -> str:
+    return key.name.replace(".", "__")
+
+
+@click.command()
+@config_option
+@_key_options
+def serve(config_file: Path | None, **options: str | None) -> None:
+    """Run a broker until it is told to stop.
+
+    The first line on standard output says where it serves, once it does. Logs go to standard
+    error. SIGTERM and SIGINT stop it within five seconds: held pulls are answered, what is being
+    published is finished.
+    """
+    given = {key.name: options[_parameter(key)] for key in keys()}
+    flags = {name: value for name, value in given.items() if value is not None}
+    config = load_config(file=config_file, environ=os.environ, flags=flags)
+
+    from holdfast.cli.serving import run
+
+    sys.exit(run(config))

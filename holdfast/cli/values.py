@@ -1,0 +1,59 @@
+"""What option values mean: each function is a click callback that checks a text and converts it."""
+
+import re
+import time
+
+import click
+
+from holdfast.cli.message_format import Formatter, make_formatter
+from holdfast.cli.output import is_terminal
+from holdfast.cli.start import Start, parse_start
+from holdfast.config import parse_size
+
+Context = click.Context
+Parameter = click.Parameter
+
+
+def as_url(_context: Context, _parameter: Parameter, text: str) -> str:
+    """Take an address of a broker."""
+    if not text.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{text!r} must begin with http:// or https://.")
+    return text
+
+
+def as_size(_context: Context, _parameter: Parameter, text: str | None) -> int | None:
+    """Take a number of bytes, such as 65536 or 16MiB."""
+    if text is None:
+        return None
+    size = parse_size(text)
+    if size is None:
+        raise click.BadParameter(f"{text!r} is no size; write bytes, or such as 16MiB.")
+    return size
+
+
+def as_regex(_context: Context, _parameter: Parameter, text: str | None) -> str | None:
+    """Take a regular expression of Python's kind that compiles."""
+    if text is not None:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise click.BadParameter(f"{text!r}: {error}.") from error
+    return text
+
+
+def as_start(_context: Context, _parameter: Parameter, text: str | None) -> Start | None:
+    """Take an end of the queue, an offset or a time, seen from now."""
+    if text is None:
+        return None
+    try:
+        return parse_start(text, time.time_ns() // 1_000_000)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
+
+
+def as_formatter(_context: Context, _parameter: Parameter, text: str | None) -> Formatter:
+    """Take a form in which messages are printed; without one it is the output that decides."""
+    try:
+        return make_formatter(text or ("pretty" if is_terminal() else "json"))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error

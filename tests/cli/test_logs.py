@@ -1,0 +1,58 @@
+"""The broker's log lines."""
+
+import json
+import logging
+import sys
+
+from holdfast.cli.logs import JsonFormatter, TextFormatter
+
+
+def record(
+    message: str, *arguments: object, failed: bool = False, **extra: object
+) -> logging.LogRecord:
+    exc_info = None
+    if failed:
+        try:
+            raise ValueError("no")
+        except ValueError:
+            exc_info = sys.exc_info()
+    made = logging.LogRecord(
+        "holdfast.x", logging.WARNING, __file__, 1, message, arguments, exc_info
+    )
+    made.created = 1_795_255_200.25
+    vars(made).update(extra)
+    return made
+
+
+def test_text_is_one_line() -> None:
+    line = TextFormatter().format(record("topic %s", "orders", queue=3))
+    assert line == "2026-11-21T10:00:00.250Z WARNING holdfast.x: topic orders queue=3"
+
+
+def test_a_name_from_outside_cannot_forge_a_line() -> None:
+    hostile = "a\n2026-11-21T10:00:00.250Z INFO holdfast.x: all is well\x1b[2J"
+    line = TextFormatter().format(record("topic %s", hostile, key=hostile))
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert "topic a\\n2026" in line
+
+
+def test_json_holds_what_text_does() -> None:
+    line = JsonFormatter().format(record("topic %s", "or\nders", queue=3, path=logging))
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "2026-11-21T10:00:00.250Z",
+        "level": "warning",
+        "logger": "holdfast.x",
+        "message": "topic or\nders",
+        "queue": 3,
+        "path": str(logging),
+    }
+
+
+def test_a_traceback_is_kept() -> None:
+    assert "ValueError: no" in TextFormatter().format(record("x", failed=True))
+    assert (
+        "ValueError: no"
+        in json.loads(JsonFormatter().format(record("x", failed=True)))["exception"]
+    )
