@@ -76,8 +76,10 @@ class Blocks:
         self.message_counts = self.field("message_count")
         self.base_offsets = self.field("base_offset")
         #: Section -> where it starts in each block, counted from the start of the buffer.
-        self.starts, ends = self._lay_out()
-        self._check(raw, ends)
+        self.starts: dict[str, Int64s] = {}
+        #: Section -> its size in each block, 0 where a block has it not.
+        self.sizes: dict[str, Int64s] = {}
+        self._check(raw, self._lay_out())
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -91,18 +93,18 @@ class Blocks:
         present: Bools = (self.field("flags") & flag) != 0
         return present
 
-    def _lay_out(self) -> tuple[dict[str, Int64s], Int64s]:
-        """Return where each section starts, and where each block's last one ends.
+    def _lay_out(self) -> Int64s:
+        """Fill `starts` and `sizes`; return where each block's last section ends.
 
         A section that a block has not starts where the next one does.
         """
         at = self.positions + HEADER_SIZE
-        starts: dict[str, Int64s] = {}
 
         def section(name: str, sizes: Int64s, present: Bools | bool = True) -> None:
             nonlocal at
-            starts[name] = at
-            at = at + np.where(present, (sizes + ALIGNMENT - 1) & -ALIGNMENT, 0)
+            self.starts[name] = at
+            self.sizes[name] = np.where(present, sizes, 0)
+            at = at + ((self.sizes[name] + ALIGNMENT - 1) & -ALIGNMENT)
 
         count = self.message_counts
         keys, tags = self.has(BatchFlag.KEYS), self.has(BatchFlag.TAGS)
@@ -124,7 +126,7 @@ class Blocks:
         section("values", self.field("property_value_bytes"), properties)
         section("born", times, self.has(BatchFlag.BORN))
         section("expires", times, self.has(BatchFlag.EXPIRES))
-        return starts, at
+        return at
 
     def _check(self, raw: npt.NDArray[np.uint8], ends: Int64s) -> None:
         headers = self._headers

@@ -1,0 +1,164 @@
+import struct
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.commitlog.batch import Batch, payload_crc
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.message_id import format_message_id
+from holdfast.spark.blocks import Blocks
+from holdfast.spark.columns import HOLDFAST_COLUMNS, KAFKA_COLUMNS
+from holdfast.spark.decode import Rows, arrow_schema, cut, decode, portion
+from holdfast.spark.offsets import QueueRange
+from tests.spark.stored import QUEUE, STORED_US, TOPIC_ID, Sent, joined, sent, store
+
+SOURCE = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0, priority_levels=2)
+
+
+def when(stamp_us: int) -> datetime | None:
+    """Return a time as the columns show it: in whole milliseconds, none for 0."""
+    if stamp_us < 1000:
+        return None
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=stamp_us // 1000)
+
+
+def expected_row(batch: Batch, row: int) -> dict[str, Any]:
+    offset = batch.header.base_offset + row
+    return {
+        "topic": "orders",
+        "queue": QUEUE,
+        "offset": offset,
+        "message_id": format_message_id(TOPIC_ID, QUEUE, offset),
+        "key": batch.key(row),
+        "tag": batch.tag(row),
+        "priority": QUEUE % 2,
+        "properties": list(batch.properties(row).items()),
+        "body": batch.body(row),
+        "born_timestamp": when(batch.born_timestamp_us(row)),
+        "store_timestamp": when(batch.header.store_timestamp_us),
+    }
+
+
+def expected_kafka_row(batch: Batch, row: int) -> dict[str, Any]:
+    key = batch.key(row)
+    headers = [{"key": n, "value": v.encode()} for n, v in batch.properties(row).items()]
+    return {
+        "key": None if key is None else key.encode(),
+        "value": batch.body(row),
+        "topic": "orders",
+        "partition": QUEUE,
+        "offset": batch.header.base_offset + row,
+        "timestamp": when(batch.header.store_timestamp_us),
+        "timestampType": 1,
+        "headers": headers or None,
+    }
+
+
+@given(st.lists(sent(), min_size=1, max_size=5), st.data())
+def test_rows_are_the_messages(batches: list[Sent], data: st.DataObject) -> None:
+    stored = store(batches, 1000)
+    total = sum(map(len, stored))
+    start = data.draw(st.integers(1000, 999 + total))
+    end = data.draw(st.integers(start + 1, 1000 + total))
+    blocks = Blocks(joined(stored))
+    rows = list(cut(blocks, start, end))
+    messages = [
+        (batch, row)
+        for batch in stored
+        for row in range(len(batch))
+        if start <= batch.header.base_offset + row < end
+    ]
+
+    decoded = decode(blocks, rows, SOURCE, HOLDFAST_COLUMNS)
+    decoded.validate(full=True)
+    assert decoded.to_pylist() == [expected_row(*message) for message in messages]
+
+    kafka = decode(blocks, rows, SOURCE, KAFKA_COLUMNS)
+    kafka.validate(full=True)
+    assert kafka.to_pylist() == [expected_kafka_row(*message) for message in messages]
+
+    tagged = decode(blocks, rows, SOURCE, {"offset": "bigint"}, tags=frozenset({"200", "é"}))
+    assert tagged["offset"].to_pylist() == [
+        batch.header.base_offset + row for batch, row in messages if batch.tag(row) in {"200", "é"}
+    ]
+
+
+def test_a_whole_block_is_not_copied() -> None:
+    data = joined(store([Sent([b"abc" * 1000])]))
+    blocks = Blocks(data)
+    decoded = decode(blocks, [Rows(0, 0, 1)], SOURCE, {"body": "binary"})
+    address = decoded["body"].buffers()[2].address
+    assert 0 < address - pa.py_buffer(data).address < len(data)
+
+
+def test_an_absent_priority_and_absent_columns_are_null() -> None:
+    source = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0)
+    blocks = Blocks(joined(store([Sent([b"a", b"b"])])))
+    (row, _) = decode(blocks, [Rows(0, 0, 2)], source, HOLDFAST_COLUMNS).to_pylist()
+    assert (row["priority"], row["key"], row["tag"], row["properties"]) == (None, None, None, [])
+    assert row["born_timestamp"] is None
+    assert row["store_timestamp"] == when(STORED_US)
+
+
+def test_arrow_types_are_those_that_spark_demands() -> None:
+    types = pytest.importorskip("pyspark.sql.pandas.types")
+    from pyspark.sql import types as t
+
+    properties = t.MapType(t.StringType(), t.StringType())
+    headers = t.ArrayType(
+        t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
+    )
+    of_ddl = {
+        "string": t.StringType(),
+        "binary": t.BinaryType(),
+        "int": t.IntegerType(),
+        "bigint": t.LongType(),
+        "timestamp": t.TimestampType(),
+        "map<string,string>": properties,
+        "array<struct<key:string,value:binary>>": headers,
+    }
+    for columns in (HOLDFAST_COLUMNS, KAFKA_COLUMNS):
+        schema = t.StructType([t.StructField(name, of_ddl[ddl]) for name, ddl in columns.items()])
+        demanded = types.to_arrow_schema(schema, timezone="UTC")
+        assert demanded.equals(arrow_schema(columns), check_metadata=True)
+
+
+def test_rows_outside_the_range_are_cut() -> None:
+    blocks = Blocks(joined(store([Sent([b"x"] * 10)] * 3, 100)))
+    assert list(cut(blocks, 105, 112)) == [(0, 5, 10), (1, 0, 2)]
+    assert list(cut(blocks, 130, 140)) == []
+
+
+def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
+    blocks = Blocks(joined(store([Sent([b"x" * 100] * 10)] * 3)))
+    whole = list(cut(blocks, 0, 30))
+    assert list(portion(blocks, whole, max_rows=12)) == [
+        [(0, 0, 10), (1, 0, 2)],
+        [(1, 2, 10), (2, 0, 4)],
+        [(2, 4, 10)],
+    ]
+    assert list(portion(blocks, whole, target_bytes=1500)) == [
+        [(0, 0, 10), (1, 0, 10)],
+        [(2, 0, 10)],
+    ]
+    assert list(portion(blocks, whole)) == [whole]
+    assert list(portion(blocks, [])) == []
+
+
+@pytest.mark.parametrize(
+    "offsets", [(0, 3, 2, 4), (0, 1, 2, 5), (-1, 1, 2, 4), (0, 2**31 - 1, 2, 4)]
+)
+def test_offsets_that_lie_are_refused(offsets: tuple[int, ...]) -> None:
+    # Never stored by a broker, which checks columns; but Arrow would trust them blindly.
+    (batch,) = store([Sent([b"a", b"b", b"cd"])])
+    raw = bytearray(batch.block)
+    struct.pack_into("<4i", raw, batch.layout.body_offsets.start, *offsets)
+    header = replace(batch.header, payload_crc=payload_crc(bytes(raw)))
+    blocks = Blocks(bytes(header.encode()) + bytes(raw[128:]))
+    with pytest.raises(CorruptBatch, match="column-offsets"):
+        decode(blocks, [Rows(0, 0, 3)], SOURCE, {"body": "binary"})

@@ -1,0 +1,339 @@
+"""A tiny HTTP broker in memory, on a thread: what a reader asks for, and faults on order.
+
+It speaks the wire of the real one as far as batch reads go (describe, splits, offsets by time,
+stored offsets, pulls in blocks or msgpack), keeps real blocks, and does as it is told when a
+test wants an error, a closed connection, a trimmed queue or damaged bytes.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import msgpack
+
+from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.message_id import format_message_id
+
+BATCH_TYPE = "application/vnd.holdfast.batch"
+MAX_MESSAGES = 10_000
+
+
+@dataclass
+class FakeQueue:
+    """Blocks in order; `min_offset` may be moved up to trim."""
+
+    blocks: list[Batch] = field(default_factory=list)
+    min_offset: int = 0
+
+    @property
+    def max_offset(self) -> int:
+        return self.blocks[-1].header.end_offset if self.blocks else 0
+
+
+@dataclass
+class FakeTopic:
+    name: str
+    topic_id: int
+    queues: list[FakeQueue]
+    config: dict[str, object] = field(default_factory=dict)
+
+    def publish(
+        self,
+        queue: int,
+        bodies: Sequence[bytes],
+        *,
+        store_timestamp_us: int = 1_700_000_000_000_000,
+        **columns: object,
+    ) -> None:
+        """Store one block."""
+        held = self.queues[queue]
+        batch = Batch.decode(encode_batch(bodies, **columns))  # type: ignore[arg-type]
+        header = batch.header.stamped(
+            physical_offset=0,
+            durable_offset=0,
+            base_offset=held.max_offset,
+            topic_id=self.topic_id,
+            queue_id=queue,
+            store_timestamp_us=store_timestamp_us,
+            tag_summary=batch.header.tag_summary,
+        )
+        held.blocks.append(Batch.decode(bytes(header.encode()) + bytes(batch.block[128:])))
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+Fault = Callable[[str], Answer | None]  # given the request's target; None: answer as usual
+
+
+class FakeBroker:
+    """The broker's state; handlers read it under no lock, tests change it between requests."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.topics: dict[str, FakeTopic] = {}
+        self.groups: dict[str, dict[str, tuple[dict[int, int], int]]] = {}
+        self.requests: list[str] = []
+        self.faults: list[Fault] = []
+        self.token: str | None = None
+
+    def topic(self, name: str, queues: int = 1, **config: object) -> FakeTopic:
+        """Create a topic, or create it anew."""
+        topic_id = 1 + max((topic.topic_id for topic in self.topics.values()), default=0)
+        self.topics[name] = FakeTopic(name, topic_id, [FakeQueue() for _ in range(queues)], config)
+        return self.topics[name]
+
+    def fail_once(self, status: int, *, match: str = "", headers: Mapping[str, str] = {}) -> None:
+        """Answer the next request whose target contains `match` with an error."""
+
+        def fault(target: str) -> Answer | None:
+            if match not in target:
+                return None
+            self.faults.remove(fault)
+            return _problem(status, "test-fault", headers=headers)
+
+        self.faults.append(fault)
+
+    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Return the answer to one request."""
+        self.requests.append(f"{method} {target}")
+        for fault in list(self.faults):
+            if (answer := fault(target)) is not None:
+                return answer
+        if self.token is not None and headers.get("Authorization") != f"Bearer {self.token}":
+            return _problem(401, "unauthorized")
+        parts = urlsplit(target)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        for (verb, pattern), handler in _ROUTES.items():
+            if verb == method and (match := re.fullmatch(pattern, parts.path)):
+                return handler(self, query, headers, body, **match.groupdict())
+        return _problem(404, "not-found")
+
+    # -- handlers ----------------------------------------------------------------------------
+
+    def list_topics(self, query: dict[str, str], *_: object) -> Answer:
+        names = sorted(name for name in self.topics if name > query.get("after", ""))
+        page = names[: int(query.get("limit", "100"))]
+        following = page[-1] if len(page) < len(names) else None
+        return _json({"topics": [{"topic": name} for name in page], "next": following})
+
+    def describe(self, *_: object, topic: str) -> Answer:
+        if (found := self.topics.get(topic)) is None:
+            return _problem(404, "unknown-topic", detail=f"there is no topic {topic!r}")
+        queues = [
+            {
+                "queue": number,
+                "min_offset": queue.min_offset,
+                "max_offset": queue.max_offset,
+                "bytes": sum(block.header.total_size for block in queue.blocks),
+            }
+            for number, queue in enumerate(found.queues)
+        ]
+        return _json(
+            {
+                "topic": topic,
+                "topic_id": found.topic_id,
+                "queue_count": len(queues),
+                "queues": queues,
+                "config": found.config,
+            }
+        )
+
+    def splits(self, query: dict[str, str], *_: object, topic: str) -> Answer:
+        found = self.topics[topic]
+        starts, ends = _pairs(query.get("start", "")), _pairs(query.get("end", ""))
+        parts = []
+        for number, queue in enumerate(found.queues):
+            start = starts.get(number, queue.min_offset)
+            end = ends.get(number, queue.max_offset)
+            if start < queue.min_offset:
+                return _problem(410, "offset-trimmed", min_offset=queue.min_offset)
+            if end > queue.max_offset:
+                return _problem(416, "offset-beyond-end", max_offset=queue.max_offset)
+            for block in queue.blocks:
+                first = max(start, block.header.base_offset)
+                last = min(end, block.header.end_offset)
+                if first < last:
+                    parts.append(
+                        {
+                            "queue": number,
+                            "start_offset": first,
+                            "end_offset": last,
+                            "bytes": block.header.total_size,
+                        }
+                    )
+        return _json({"topic": topic, "topic_id": found.topic_id, "splits": parts})
+
+    def offset_at(self, query: dict[str, str], *_: object, topic: str, queue: str) -> Answer:
+        held = self.topics[topic].queues[int(queue)]
+        for block in held.blocks:
+            stamp = block.header.store_timestamp_us // 1000
+            if stamp >= int(query["timestamp_ms"]):
+                return _json({"offset": block.header.base_offset, "store_timestamp_ms": stamp})
+        return _json({"offset": held.max_offset, "store_timestamp_ms": None})
+
+    def pull(
+        self, query: dict[str, str], headers: Mapping[str, str], _: bytes, topic: str, queue: str
+    ) -> Answer:
+        found = self.topics[topic]
+        held = found.queues[int(queue)]
+        offset, count = int(query["offset"]), int(query["max_messages"])
+        size = int(query["max_bytes"])
+        if offset < held.min_offset:
+            return _problem(410, "offset-trimmed", min_offset=held.min_offset)
+        if offset > held.max_offset:
+            return _problem(416, "offset-beyond-end", max_offset=held.max_offset)
+        if count > MAX_MESSAGES or size > 16 * 1024 * 1024:
+            return _problem(400, "limit-exceeded")
+        wanted = set(query["tag"].split(",")) if "tag" in query else None
+        chosen: list[Batch] = []
+        rows: list[tuple[Batch, int]] = []
+        following = offset
+        for block in held.blocks:
+            base = block.header.base_offset
+            if block.header.end_offset <= offset:
+                continue
+            if len(rows) >= count or (chosen and size <= 0):
+                break
+            matching = [
+                row
+                for row in range(max(0, offset - base), len(block))
+                if wanted is None or block.tag(row) in wanted
+            ][: count - len(rows)]
+            following = block.header.end_offset
+            if matching:
+                following = base + matching[-1] + 1
+                chosen.append(block)
+                rows += [(block, row) for row in matching]
+                size -= block.header.body_bytes
+        fields = {
+            "Holdfast-Next-Offset": str(following),
+            "Holdfast-Min-Offset": str(held.min_offset),
+            "Holdfast-Max-Offset": str(held.max_offset),
+            "Holdfast-Topic-Id": str(found.topic_id),
+        }
+        if headers.get("Accept") == BATCH_TYPE:
+            body = b"".join(block.block for block in chosen)
+            return Answer(200, fields | {"Content-Type": BATCH_TYPE}, body)
+        messages = [_message(found, int(queue), block, row) for block, row in rows]
+        fields["Content-Type"] = "application/msgpack"
+        return Answer(200, fields, msgpack.packb({"messages": messages, "next_offset": following}))
+
+    def read_offsets(self, *_: object, group: str, topic: str) -> Answer:
+        if group not in self.groups:
+            return _problem(404, "unknown-group", detail=f"there is no group {group!r}")
+        offsets, version = self.groups[group].get(topic, ({}, 0))
+        content = {"offsets": {str(queue): offset for queue, offset in offsets.items()}}
+        return _json(content, {"ETag": f'"{version}"'})
+
+    def store_offsets(
+        self, _: dict[str, str], headers: Mapping[str, str], body: bytes, group: str, topic: str
+    ) -> Answer:
+        offsets, version = self.groups.get(group, {}).get(topic, ({}, 0))
+        if headers.get("If-Match", f'"{version}"') != f'"{version}"':
+            return _problem(412, "offsets-changed")
+        given = json.loads(body)["offsets"]
+        merged = offsets | {int(queue): offset for queue, offset in given.items()}
+        self.groups.setdefault(group, {})[topic] = (merged, version + 1)
+        return self.read_offsets(group=group, topic=topic)
+
+
+_TOPIC = r"/v1/topics/(?P<topic>[^/]+)"
+_OFFSETS = r"/v1/groups/(?P<group>[^/]+)/topics/(?P<topic>[^/]+)/offsets"
+_ROUTES: dict[tuple[str, str], Callable[..., Answer]] = {
+    ("GET", "/v1/topics"): FakeBroker.list_topics,
+    ("GET", _TOPIC): FakeBroker.describe,
+    ("GET", f"{_TOPIC}/splits"): FakeBroker.splits,
+    ("GET", rf"{_TOPIC}/queues/(?P<queue>\d+)/offset"): FakeBroker.offset_at,
+    ("GET", rf"{_TOPIC}/queues/(?P<queue>\d+)/messages"): FakeBroker.pull,
+    ("GET", _OFFSETS): FakeBroker.read_offsets,
+    ("PUT", _OFFSETS): FakeBroker.store_offsets,
+}
+
+
+def _message(topic: FakeTopic, queue: int, block: Batch, row: int) -> dict[str, object]:
+    offset = block.header.base_offset + row
+    return {
+        "topic": topic.name,
+        "queue": queue,
+        "offset": offset,
+        "message_id": format_message_id(topic.topic_id, queue, offset),
+        "key": block.key(row),
+        "tag": block.tag(row),
+        "properties": block.properties(row),
+        "body": block.body(row),
+        "born_timestamp_ms": block.born_timestamp_us(row) // 1000,
+        "store_timestamp_ms": block.header.store_timestamp_us // 1000,
+    }
+
+
+def _pairs(text: str) -> dict[int, int]:
+    return {
+        int(queue): int(offset)
+        for queue, offset in (pair.split(":") for pair in text.split(",") if pair)
+    }
+
+
+def _json(content: object, headers: Mapping[str, str] = {}) -> Answer:
+    body = json.dumps(content).encode()
+    return Answer(200, {"Content-Type": "application/json", **headers}, body)
+
+
+def _problem(status: int, slug: str, headers: Mapping[str, str] = {}, **members: object) -> Answer:
+    problem = {"type": f"/problems/{slug}", "status": status, "title": slug, **members}
+    fields = {"Content-Type": "application/problem+json", **headers}
+    return Answer(status, fields, json.dumps(problem).encode())
+
+
+#: As an Answer: close the connection without a word.
+HANG_UP = Answer(0, {}, b"")
+
+
+@contextmanager
+def running_fake_broker() -> Iterator[FakeBroker]:
+    """Serve a FakeBroker on a free port until the block ends."""
+    broker = FakeBroker()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            answer = broker.answer(self.command, self.path, dict(self.headers.items()), body)
+            if answer is HANG_UP:
+                self.close_connection = True
+                return
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        do_PUT = do_GET  # noqa: N815  the server's name for it
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        broker.url = f"http://127.0.0.1:{server.server_port}"
+        yield broker
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
