@@ -21,6 +21,12 @@ class HoldServiceConfig:
         5000, "How often the safety net compares every held queue with its offset.", minimum=10
     )
     max_held: int = setting(100_000, "Pulls held in all; beyond it 429.", minimum=1)
+    max_held_places: int = setting(
+        1_000_000,
+        "Queues waited on by all held pulls together (a poll over many queues takes a place in "
+        "each); beyond it 429.",
+        minimum=1,
+    )
     max_held_per_queue: int = setting(20_000, "Pulls held on one queue; beyond it 429.", minimum=1)
     max_held_per_client: int = setting(
         20_000, "Pulls held for one client address; beyond it 429.", minimum=1

@@ -1,9 +1,10 @@
 """What a condition needs of a batch's messages, and nothing else of it. Pure."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from holdfast.commitlog.batch import Batch
-from holdfast.holdservice.sql92 import Column, Name
+from holdfast.holdservice.three_valued import Column, Name
 
 
 def row_values(
@@ -18,39 +19,40 @@ def row_values(
         return
     first, last = rows[0], rows[-1]
     wanted: dict[bytes, Name] = {name.encode(): name for name in names if isinstance(name, str)}
-    entries = _Entries(batch, first, last) if wanted and batch.property_list is not None else None
+    has_tag, has_key = Column.TAG in names, Column.KEY in names
+    starts, entry_names, value_at, texts = _entries(batch, first, last) if wanted else _NO_ENTRIES
     for row in rows:
         values: dict[Name, str] = {}
-        if entries is not None:
-            for i in range(entries.starts[row - first], entries.starts[row - first + 1]):
-                name = wanted.get(entries.name(i))
+        if starts:
+            for i in range(starts[row - first], starts[row - first + 1]):
+                name = wanted.get(entry_names[i])
                 if name is not None:
-                    values[name] = entries.value(i)
-        if Column.TAG in names and (tag := batch.tag(row)) is not None:
+                    values[name] = texts[value_at[i] : value_at[i + 1]].decode()
+        if has_tag and (tag := batch.tag(row)) is not None:
             values[Column.TAG] = tag
-        if Column.KEY in names and (key := batch.key(row)) is not None:
+        if has_key and (key := batch.key(row)) is not None:
             values[Column.KEY] = key
         yield row, values
 
 
-class _Entries:
-    """The properties of the rows from `first` to `last`, counted from 0."""
+_Entries = tuple[list[int], list[bytes], list[int], bytes]
+_NO_ENTRIES: _Entries = ([], [], [], b"")
 
-    def __init__(self, batch: Batch, first: int, last: int) -> None:
-        assert batch.property_list is not None
-        assert batch.name_offsets is not None
-        assert batch.value_offsets is not None
-        listed = batch.property_list[first : last + 2]
-        self.starts: list[int] = (listed - listed[0]).tolist()
-        name_at = batch.name_offsets[listed[0] : listed[-1] + 1]
-        value_at = batch.value_offsets[listed[0] : listed[-1] + 1]
-        self._names = bytes(batch.names[name_at[0] : name_at[-1]])
-        self._values = bytes(batch.values[value_at[0] : value_at[-1]])
-        self._name_at: list[int] = (name_at - name_at[0]).tolist()
-        self._value_at: list[int] = (value_at - value_at[0]).tolist()
 
-    def name(self, i: int) -> bytes:
-        return self._names[self._name_at[i] : self._name_at[i + 1]]
-
-    def value(self, i: int) -> str:
-        return self._values[self._value_at[i] : self._value_at[i + 1]].decode()
+def _entries(batch: Batch, first: int, last: int) -> _Entries:
+    """Return the properties of the rows `first` to `last`, counted from 0: where each row's
+    start, their names, where their values start, the values.
+    """
+    listed, name_at, value_at = batch.property_list, batch.name_offsets, batch.value_offsets
+    if listed is None or name_at is None or value_at is None:
+        return _NO_ENTRIES
+    listed = listed[first : last + 2]
+    name_at = name_at[listed[0] : listed[-1] + 1]
+    value_at = value_at[listed[0] : listed[-1] + 1]
+    names = bytes(batch.names[name_at[0] : name_at[-1]])
+    return (
+        (listed - listed[0]).tolist(),
+        [names[start:end] for start, end in pairwise((name_at - name_at[0]).tolist())],
+        (value_at - value_at[0]).tolist(),
+        bytes(batch.values[value_at[0] : value_at[-1]]),
+    )

@@ -1,7 +1,7 @@
 """From the text of a filter to a function of one message. Pure.
 
-The grammar is sql92.lark; docs/filters.md gives the meaning. Conditions have SQL's three
-values: True, False and None (unknown), and what is absent or cannot be compared is unknown.
+The grammar is sql92.lark, the functions are those of three_valued.py; docs/filters.md gives
+the meaning.
 
 The parser keeps its own stack and builds the function bottom-up while it reads, so that no
 nesting reaches Python's stack before the limits have been checked; then it is at most
@@ -9,17 +9,29 @@ MAX_FILTER_DEPTH levels deep.
 """
 
 import operator
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.like import InvalidPattern, compile_like
+from holdfast.holdservice.three_valued import (
+    Column,
+    Evaluate,
+    Name,
+    Row,
+    Value,
+    always,
+    compared,
+    decided,
+    listed,
+    negated,
+    number,
+    truth,
+)
 
 #: Longest filter, in bytes of UTF-8.
 MAX_FILTER_BYTES = 4096
@@ -27,20 +39,6 @@ MAX_FILTER_BYTES = 4096
 MAX_FILTER_DEPTH = 64
 #: Names and values in one filter.
 MAX_FILTER_TERMS = 256
-
-
-class Column(Enum):
-    """What a filter may name of a message beside its properties."""
-
-    TAG = "TAGS"
-    KEY = "KEYS"
-
-
-Name = str | Column
-Row = Mapping[Name, str]
-"""What one message has of the names that a condition uses; what is absent is left out."""
-Value = str | int | float | bool | None
-Evaluate = Callable[[Row], Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class _Builder(Transformer[Token, _Node]):
         depth = node.depth + 1
         if depth > MAX_FILTER_DEPTH:
             raise _too_deep(word)
-        evaluate = _negated(_condition(node))
+        evaluate = negated(_condition(node))
         return replace(node, evaluate=evaluate, depth=depth, name=None, is_condition=True)
 
     def group(self, parenthesis: Token, node: _Node) -> _Node:
@@ -134,18 +132,17 @@ class _Builder(Transformer[Token, _Node]):
         return replace(node, depth=depth)
 
     def comparison(self, left: _Node, sign: Token, right: _Node) -> _Node:
-        return _joined((left, right), _compared(left.evaluate, _SIGNS[sign], right.evaluate))
+        return _joined((left, right), compared(left.evaluate, _SIGNS[sign], right.evaluate))
 
     def between(self, value: _Node, negate: Token | None, low: _Node, high: _Node) -> _Node:
-        is_high_enough = _compared(value.evaluate, operator.ge, low.evaluate)
-        is_low_enough = _compared(value.evaluate, operator.le, high.evaluate)
-        evaluate = _decided((is_high_enough, is_low_enough), by=False)
-        return _joined((value, low, high), _negated(evaluate) if negate else evaluate)
+        is_high_enough = compared(value.evaluate, operator.ge, low.evaluate)
+        is_low_enough = compared(value.evaluate, operator.le, high.evaluate)
+        evaluate = decided((is_high_enough, is_low_enough), by=False)
+        return _joined((value, low, high), negated(evaluate) if negate else evaluate)
 
     def is_in(self, value: _Node, negate: Token | None, word: Token, *literals: _Node) -> _Node:
-        _name_of(value, word)
-        evaluate = _listed(value.evaluate, [literal.evaluate({}) for literal in literals])
-        return _joined((value,), _negated(evaluate) if negate else evaluate)
+        evaluate = listed(_name_of(value, word), [literal.evaluate({}) for literal in literals])
+        return _joined((value,), negated(evaluate) if negate else evaluate)
 
     def like(
         self, value: _Node, negate: Token | None, word: Token, pattern: Token, escape: Token | None
@@ -166,7 +163,7 @@ class _Builder(Transformer[Token, _Node]):
             text = row.get(name)
             return None if text is None else is_like(text)
 
-        return _joined((value,), _negated(evaluate) if negate else evaluate)
+        return _joined((value,), negated(evaluate) if negate else evaluate)
 
     def is_null(self, value: _Node, word: Token, negate: Token | None) -> _Node:
         name = _name_of(value, word)
@@ -180,7 +177,7 @@ class _Builder(Transformer[Token, _Node]):
         return _named(str(word)[1:-1], word)
 
     def number(self, word: Token) -> _Node:
-        return _constant(_number(word), word)
+        return _constant(number(word), word)
 
     def text(self, word: Token) -> _Node:
         return _constant(_unquoted(word), word)
@@ -200,7 +197,7 @@ def _named(name: Name, word: Token) -> _Node:
 
 
 def _constant(value: Value, word: Token) -> _Node:
-    return _Node(_always(value), _position(word), is_condition=False)
+    return _Node(always(value), _position(word), is_condition=False)
 
 
 def _joined(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
@@ -213,15 +210,12 @@ def _joined(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
 
 
 def _combined(nodes: tuple[_Node, ...], *, decided_by: bool) -> _Node:
-    return _joined(nodes, _decided(tuple(map(_condition, nodes)), by=decided_by))
+    return _joined(nodes, decided(tuple(map(_condition, nodes)), by=decided_by))
 
 
 def _position(token: Token) -> int:
     assert token.start_pos is not None
     return token.start_pos
-
-
-# -- what the functions do ---------------------------------------------------------------------
 
 
 def _condition(node: _Node) -> Evaluate:
@@ -233,86 +227,7 @@ def _condition(node: _Node) -> Evaluate:
         raise InvalidFilter(
             "syntax", "a value alone is no condition; compare a property with it", node.position
         )
-    return lambda row: _truth(evaluate(row))
-
-
-def _truth(value: Value) -> bool | None:
-    if isinstance(value, str):
-        return _TRUTHS.get(value.lower())
-    return value if isinstance(value, bool) else None
-
-
-def _decided(conditions: tuple[Evaluate, ...], *, by: bool) -> Evaluate:
-    """Return OR (decided by the first True) or AND (by the first False)."""
-
-    def evaluate(row: Row) -> bool | None:
-        outcome: bool | None = not by
-        for condition in conditions:
-            value = condition(row)
-            if value is by:
-                return by
-            if value is None:
-                outcome = None
-        return outcome
-
-    return evaluate
-
-
-def _negated(condition: Evaluate) -> Evaluate:
-    def evaluate(row: Row) -> bool | None:
-        value = condition(row)
-        return None if value is None else not value
-
-    return evaluate
-
-
-def _compared(left: Evaluate, test: Callable[[Any, Any], bool], right: Evaluate) -> Evaluate:
-    def evaluate(row: Row) -> bool | None:
-        a, b = left(row), right(row)
-        if type(a) is not type(b):
-            a, b = _converted(a, b), _converted(b, a)
-        return None if a is None or b is None else test(a, b)
-
-    return evaluate
-
-
-def _converted(value: Value, other: Value) -> Value:
-    """Return `value` as what `other` is; None where that cannot be. Only a text is converted."""
-    if isinstance(value, str):
-        return _truth(value) if isinstance(other, bool) else _number(value)
-    if isinstance(value, bool) and not isinstance(other, str):
-        return None
-    return value
-
-
-def _listed(value: Evaluate, literals: list[Value]) -> Evaluate:
-    """Return IN: equal to any of the literals, as `=` would have it."""
-    texts = frozenset(literal for literal in literals if isinstance(literal, str))
-    others = (literal for literal in literals if not isinstance(literal, str))
-    is_other = _decided(
-        tuple(_compared(value, operator.eq, _always(other)) for other in others), by=True
-    )
-
-    def evaluate(row: Row) -> Value:
-        found = value(row)
-        return None if found is None else found in texts or is_other(row)
-
-    return evaluate
-
-
-def _always(value: Value) -> Evaluate:
-    return lambda row: value
-
-
-def _number(text: str) -> int | float | None:
-    """Return the number that a text is, exact where it is whole; None when it is none."""
-    kind = _NUMBER.fullmatch(text)
-    if kind is None:
-        return None
-    try:
-        return float(text) if kind["fraction"] or kind["exponent"] else int(text)
-    except ValueError:  # more digits than int() takes
-        return None
+    return lambda row: truth(evaluate(row))
 
 
 def _unquoted(token: Token) -> str:
@@ -362,10 +277,6 @@ _SIGNS: Final = {
     ">=": operator.ge,
 }
 _COLUMNS: Final = {column.value: column for column in Column}
-_TRUTHS: Final = {"true": True, "false": False}
-_NUMBER: Final = re.compile(
-    r"[+-]?(?=\.?[0-9])[0-9]*(?P<fraction>\.[0-9]*)?(?P<exponent>[eE][+-]?[0-9]+)?"
-)
 _TERMS: Final = frozenset({"NAME", "QUOTED_NAME", "TEXT", "NUMBER", "TRUE", "FALSE"})
 _DEPTH_CHANGES: Final = {"LPAR": 1, "RPAR": -1}
 _MENDS: Final = {

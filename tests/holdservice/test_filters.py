@@ -16,7 +16,7 @@ from holdfast.holdservice.filters import (
     parse_filter,
 )
 from holdfast.holdservice.row_values import row_values
-from holdfast.holdservice.sql92 import Column
+from holdfast.holdservice.three_valued import Column
 
 
 def batch_of(
