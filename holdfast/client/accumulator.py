@@ -1,0 +1,387 @@
+"""Messages gathered into batches, one open batch a queue, until they are sent. Pure.
+
+A batch is *open* while messages are added, then *ready*, then *taken* by a request, then
+*settled*: stored or failed. A queue has one request under way at a time, and its batches leave
+in the order in which they were closed, so it keeps the order of its sends. No clock but the
+one handed in, no loop, no locks: who shares an Accumulator between threads locks around it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.client.errors import MessageTooLarge, UnknownQueue
+from holdfast.commitlog.batch import encode_batch, queue_for_key
+
+Body = bytes | bytearray | memoryview | str
+
+#: What a message weighs beside its texts: about what Python spends on it, and enough that a
+#: batch of empty messages ends.
+MESSAGE_OVERHEAD_BYTES = 32
+
+#: The broker answers a retry with the first try's offsets for this many batches of a queue.
+MAX_BATCHES_PER_QUEUE = 5
+
+#: One request stays far below the broker's defaults (16 MiB, 100,000 messages).
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+MAX_REQUEST_MESSAGES = 50_000
+
+_MAX_CACHED_TEXTS = 100_000
+_MAX_FAILURES_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLimits:
+    """The most that one message may have, in bytes, as the broker will check it again."""
+
+    max_message_bytes: int = 4 * 1024 * 1024
+    max_key_bytes: int = 4096
+    max_tag_bytes: int = 1024
+    max_properties_bytes: int = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a batch was stored: message i of it has the offset base_offset + i."""
+
+    topic_id: int
+    base_offset: int
+    durable: bool
+
+
+class PendingBatch:
+    """Messages of one queue on their way.
+
+    A column other than `bodies` is None, or short, as long as no later message has such a thing.
+    """
+
+    __slots__ = (
+        "bodies",
+        "born_timestamp_us",
+        "is_looked_at",
+        "is_open",
+        "keys",
+        "message_count",
+        "outcome",
+        "owner",
+        "properties",
+        "queue",
+        "size_bytes",
+        "tags",
+        "waiter",
+    )
+
+    def __init__(self, queue: int, born_timestamp_us: int, owner: Any) -> None:
+        self.queue = queue
+        self.born_timestamp_us = born_timestamp_us
+        self.bodies: list[bytes] = []
+        self.keys: list[str | None] | None = None
+        self.tags: list[str | None] | None = None
+        self.properties: list[Mapping[str, str] | None] | None = None
+        self.size_bytes = 0
+        self.is_open = True
+        #: Set when it is closed; the messages themselves go when it is settled.
+        self.message_count = 0
+        #: None until it is settled.
+        self.outcome: Stored | Exception | None = None
+        #: Whether anybody was told of its failure.
+        self.is_looked_at = False
+        #: What the producer's handles wait by; theirs alone.
+        self.owner = owner
+        self.waiter: Any = None
+
+    def encode(self, *, producer_id: int, sequence: int) -> bytes:
+        """Return the batch as it goes to the broker."""
+        return encode_batch(
+            self.bodies,
+            keys=_filled(self.keys, len(self.bodies)),
+            tags=_filled(self.tags, len(self.bodies)),
+            properties=_filled(self.properties, len(self.bodies)),
+            born_timestamp_us=self.born_timestamp_us,
+            queue_id=self.queue,
+            producer_id=producer_id,
+            sequence=sequence,
+        )
+
+
+class Accumulator:
+    """The batches of one producer that are not settled yet.
+
+    `opened(batch)` is called for each new batch, so that its linger can be timed, and
+    `closed()` when a full one became ready. `is_full` says that at least `buffer_bytes` wait;
+    whether to send on is the caller's to decide, nothing is refused here.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue_count: int,
+        queue: int | None,
+        first_queue: int,
+        batch_bytes: int,
+        buffer_bytes: int,
+        limits: MessageLimits,
+        owner: Any,
+        clock_us: Callable[[], int],
+        opened: Callable[[PendingBatch], None],
+        closed: Callable[[], None],
+    ) -> None:
+        self._queue_count = queue_count
+        if queue is not None:
+            self._check_queue(queue)
+        self._fixed_queue = queue
+        self._next_queue = first_queue % queue_count
+        # Open batches do not count as waiting; together they are at most half the buffer more.
+        self._batch_bytes = max(1, min(batch_bytes, buffer_bytes // (2 * queue_count)))
+        self._buffer_bytes = buffer_bytes
+        self._limits = limits
+        self._max_size = limits.max_message_bytes + MESSAGE_OVERHEAD_BYTES
+        self._owner = owner
+        self._clock_us = clock_us
+        self._opened = opened
+        self._closed = closed
+
+        self._open: dict[int, PendingBatch] = {}
+        self._keyless = PendingBatch(0, 0, None)
+        self._keyless.is_open = False
+        self._ready: dict[int, deque[PendingBatch]] = {}
+        self._busy_queues: set[int] = set()
+        self._unsettled: dict[PendingBatch, None] = {}
+        self._failed: deque[PendingBatch] = deque(maxlen=_MAX_FAILURES_KEPT)
+        self._waiting_bytes = 0
+        self.is_full = False
+
+        self._queue_by_key: dict[str, int] = {}
+        self._known_tags: set[str] = set()
+
+    # -- adding ------------------------------------------------------------------------------
+
+    def add(
+        self,
+        body: Body,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: int | None = None,
+    ) -> PendingBatch:
+        """Add a message as the last of the batch that is returned.
+
+        Raises TypeError, ValueError, MessageTooLarge or UnknownQueue, with nothing added.
+        """
+        if type(body) is not bytes:
+            body = as_bytes(body)
+        size = len(body) + MESSAGE_OVERHEAD_BYTES
+        if key is None and tag is None and properties is None and queue is None:
+            if size > self._max_size:
+                self._refuse_size(size)
+            batch = self._keyless
+            if not batch.is_open:
+                batch = self._open_keyless()
+            batch.bodies.append(body)
+        else:
+            size += self._texts_size(key, tag, properties)
+            if size > self._max_size:
+                self._refuse_size(size)
+            batch = self._batch_for(key, queue)
+            row = len(batch.bodies)
+            batch.bodies.append(body)
+            if key is not None:
+                batch.keys = _put(batch.keys, row, key)
+            if tag is not None:
+                batch.tags = _put(batch.tags, row, tag)
+            if properties:
+                batch.properties = _put(batch.properties, row, dict(properties))
+        batch.size_bytes += size
+        if batch.size_bytes >= self._batch_bytes:
+            self.close(batch)
+            self._closed()
+        return batch
+
+    def _open_keyless(self) -> PendingBatch:
+        """Return the batch that messages without key or queue now go to: the next queue's."""
+        if self._fixed_queue is not None:
+            queue = self._fixed_queue
+        else:
+            queue = self._next_queue
+            self._next_queue = (queue + 1) % self._queue_count
+        self._keyless = self._open_batch(queue)
+        return self._keyless
+
+    def _batch_for(self, key: str | None, queue: int | None) -> PendingBatch:
+        if queue is not None:
+            self._check_queue(queue)
+        elif self._fixed_queue is not None:
+            queue = self._fixed_queue
+        elif key is not None:
+            queue = self._queue_by_key[key]
+        else:
+            return self._keyless if self._keyless.is_open else self._open_keyless()
+        return self._open_batch(queue)
+
+    def _open_batch(self, queue: int) -> PendingBatch:
+        batch = self._open.get(queue)
+        if batch is None:
+            batch = self._open[queue] = PendingBatch(queue, self._clock_us(), self._owner)
+            self._unsettled[batch] = None
+            self._opened(batch)
+        return batch
+
+    # -- checking ----------------------------------------------------------------------------
+
+    def _texts_size(
+        self, key: str | None, tag: str | None, properties: Mapping[str, str] | None
+    ) -> int:
+        """Check a message's texts and return their size."""
+        size = 0
+        if key is not None:
+            if key not in self._queue_by_key:
+                _check_text("key", key, self._limits.max_key_bytes)
+                if len(self._queue_by_key) >= _MAX_CACHED_TEXTS:
+                    self._queue_by_key.clear()
+                self._queue_by_key[key] = queue_for_key(key, self._queue_count)
+            size += len(key)
+        if tag is not None:
+            if tag not in self._known_tags:
+                _check_text("tag", tag, self._limits.max_tag_bytes)
+                if len(self._known_tags) >= _MAX_CACHED_TEXTS:
+                    self._known_tags.clear()
+                self._known_tags.add(tag)
+            size += len(tag)
+        if properties:
+            properties_bytes = _properties_size(properties)
+            if properties_bytes > self._limits.max_properties_bytes:
+                raise _too_large("properties", properties_bytes, self._limits.max_properties_bytes)
+            size += properties_bytes
+        return size
+
+    def _check_queue(self, queue: int) -> None:
+        if not 0 <= queue < self._queue_count:
+            raise UnknownQueue(
+                404,
+                "unknown-queue",
+                "No such queue",
+                f"there is no queue {queue}; the topic's queues are 0 to {self._queue_count - 1}",
+                {"queue_count": self._queue_count},
+            )
+
+    def _refuse_size(self, size: int) -> None:
+        raise _too_large("message", size - MESSAGE_OVERHEAD_BYTES, self._limits.max_message_bytes)
+
+    # -- sending -----------------------------------------------------------------------------
+
+    def close(self, batch: PendingBatch) -> None:
+        """Make an open batch ready to be sent; one that is closed already stays as it is."""
+        if not batch.is_open:
+            return
+        batch.is_open = False
+        batch.message_count = len(batch.bodies)
+        del self._open[batch.queue]
+        self._ready.setdefault(batch.queue, deque()).append(batch)
+        self._waiting_bytes += batch.size_bytes
+        self.is_full = self._waiting_bytes >= self._buffer_bytes
+
+    def close_all(self) -> None:
+        """Make every open batch ready to be sent."""
+        for batch in list(self._open.values()):
+            self.close(batch)
+
+    def take(self) -> list[PendingBatch]:
+        """Return the batches for one request, of queues that have none under way.
+
+        The queue that has waited longest comes first; empty when there is nothing to send.
+        """
+        taken: list[PendingBatch] = []
+        room_bytes, room_messages = MAX_REQUEST_BYTES, MAX_REQUEST_MESSAGES
+        for queue in [queue for queue in self._ready if queue not in self._busy_queues]:
+            ready = self._ready.pop(queue)
+            for _ in range(min(len(ready), MAX_BATCHES_PER_QUEUE)):
+                room_bytes -= ready[0].size_bytes
+                room_messages -= ready[0].message_count
+                if taken and (room_bytes < 0 or room_messages < 0):
+                    break
+                taken.append(ready.popleft())
+                self._busy_queues.add(queue)
+            if ready:
+                self._ready[queue] = ready
+            if room_bytes <= 0 or room_messages <= 0:
+                break
+        return taken
+
+    def settle(
+        self, batches: Iterable[PendingBatch], outcomes: Iterable[Stored | Exception]
+    ) -> None:
+        """Record what became of a request's batches: their queues are free, their room is too."""
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            batch.outcome = outcome
+            batch.bodies = []
+            batch.keys = batch.tags = batch.properties = None
+            self._busy_queues.discard(batch.queue)
+            self._waiting_bytes -= batch.size_bytes
+            del self._unsettled[batch]
+            if isinstance(outcome, Exception):
+                self._failed.append(batch)
+        self.is_full = self._waiting_bytes >= self._buffer_bytes
+
+    def unsettled(self) -> list[PendingBatch]:
+        """Return all batches that are not settled, oldest first."""
+        return list(self._unsettled)
+
+    def unseen_failures(self) -> list[PendingBatch]:
+        """Return the failed batches that nobody was told of (the last 1,000), and forget them."""
+        unseen = [batch for batch in self._failed if not batch.is_looked_at]
+        self._failed.clear()
+        return unseen
+
+
+def as_bytes(body: Body) -> bytes:
+    """Return a message's body as bytes: text as UTF-8. Raises TypeError for anything else."""
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise TypeError(f"a body is bytes or text, not {type(body).__name__}")
+
+
+def _check_text(what: str, text: str, limit: int) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"a {what} is text, not {type(text).__name__}")
+    if not text:
+        raise ValueError(f"an empty {what}: leave it out instead")
+    size = len(text.encode())
+    if size > limit:
+        raise _too_large(what, size, limit)
+
+
+def _properties_size(properties: Mapping[str, str]) -> int:
+    size = 0
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError("properties are texts by name")
+        if not name:
+            raise ValueError("an empty property name")
+        size += len(name.encode()) + len(value.encode())
+    return size
+
+
+def _too_large(what: str, size: int, limit: int) -> MessageTooLarge:
+    return MessageTooLarge(
+        413,
+        "message-too-large",
+        "Message too large",
+        f"a {what} of {size} bytes; at most {limit} are taken",
+        {"limit": limit},
+    )
+
+
+def _put(column: list[Any] | None, row: int, value: Any) -> list[Any]:
+    """Return the column with `value` at `row`, the rows between filled with None."""
+    if column is None:
+        column = []
+    column.extend([None] * (row - len(column)))
+    column.append(value)
+    return column
+
+
+def _filled(column: list[Any] | None, count: int) -> list[Any] | None:
+    return None if column is None else column + [None] * (count - len(column))

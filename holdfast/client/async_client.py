@@ -1,0 +1,538 @@
+"""The client for asyncio: every request of the API by name, and the readers and producers.
+
+`Client` in sync_client.py has the same names for callers without an event loop; its methods
+are made from these.
+"""
+
+import weakref
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast.client.accumulator import Body, as_bytes
+from holdfast.client.consumer import AsyncConsumer, ConsumeOptions
+from holdfast.client.errors import UnknownTopic
+from holdfast.client.group_offsets import read_offsets, write_offsets
+from holdfast.client.message import (
+    LoneMessage,
+    Message,
+    MessageBatch,
+    PublishResult,
+    PullResult,
+    StoredOffsets,
+)
+from holdfast.client.producer import AsyncProducer, ProducerOptions, ProducerTarget
+from holdfast.client.pulling import (
+    PullOptions,
+    Start,
+    TopicDescription,
+    describe_topic,
+    find_offset,
+    pull_queue,
+)
+from holdfast.client.reader import AsyncReader
+from holdfast.client.retry import RetryPolicy
+from holdfast.client.sender import IdentityPool, PublishReply
+from holdfast.client.sources import QueueSource, Range, Source, TopicSource
+from holdfast.client.transport import JSON, MSGPACK, Transport, checked_name
+
+DEFAULT_URL = "http://127.0.0.1:8711"
+
+Offsets = Mapping[int, int] | Literal["earliest", "latest"]
+ResetTo = Literal["earliest", "latest"] | int
+
+
+class _NewMessage(msgspec.Struct, omit_defaults=True):
+    """A message in a publish as msgpack."""
+
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    properties: dict[str, str] | None = None
+    queue: int | None = None
+    ttl_ms: int | None = None
+
+
+class _Messages(msgspec.Struct):
+    messages: list[LoneMessage]
+
+
+class AsyncClient:
+    """A client of the broker at `url`, for one event loop. Use it in `async with`, or close it.
+
+    `token` is sent as bearer token. What fails in a way that passes (no connection, a broker
+    that is restarting or busy) is tried again for `timeout_ms`, with growing pauses. Methods
+    raise ApiError when the broker refuses, ConnectionFailed when it does not answer. Cancelling
+    any of them is safe; what a cancelled publish sent may still be stored.
+    """
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_ms: int = 30_000
+    ) -> None:
+        self.url = url
+        self._transport = Transport(
+            url, token=token, retry=RetryPolicy(give_up_after_s=timeout_ms / 1000)
+        )
+        self._identities = IdentityPool()
+        self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
+
+    async def close(self) -> None:
+        """Close the producers that are open, which sends what they hold, then all connections.
+
+        Readers that wait end with ClientClosed. May be called twice.
+        """
+        try:
+            for producer in list(self._producers):
+                await producer.close()
+        finally:
+            await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- topics ------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        topic: str,
+        queues: int | None = None,
+        durability: str | None = None,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        max_message_bytes: int | None = None,
+    ) -> dict[str, Any]:
+        """Create a topic, or ensure that it is there, and return its description.
+
+        What is not given is the broker's default for a new topic and not compared for one that
+        exists. `durability` is "fsync" (acknowledged once synced to the disk) or "written".
+        Raises TopicConflict when it exists with another value of what is given.
+        """
+        given = {
+            "queues": queues,
+            "durability": durability,
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "max_message_bytes": max_message_bytes,
+        }
+        fields = {name: value for name, value in given.items() if value is not None}
+        return await self._json("PUT", _topic_path(topic), body=fields)
+
+    async def change_topic(self, topic: str, /, **fields: int | str | None) -> dict[str, Any]:
+        """Change a topic's `queues` (only more), `durability`, `retention_ms`,
+        `retention_bytes` or `max_message_bytes`, and return its description.
+
+        None takes a retention limit away.
+        """
+        return await self._json("PATCH", _topic_path(topic), body=fields)
+
+    async def topics(self) -> list[dict[str, Any]]:
+        """Return all topics, by name."""
+        return await self._listing("/v1/topics", "topics")
+
+    async def describe_topic(self, topic: str) -> dict[str, Any]:
+        """Return a topic's id, configuration and queues with their offsets."""
+        return await self._json("GET", _topic_path(topic))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all its messages."""
+        await self._transport.request(
+            "DELETE", _topic_path(topic), params={"confirm": topic}, safe=False
+        )
+
+    # -- publishing --------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: str,
+        body: Body,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: int | None = None,
+        *,
+        durability: str | None = None,
+        ttl_ms: int | None = None,
+    ) -> PublishResult:
+        """Publish one message and return where it is stored, once it is.
+
+        Text is stored as UTF-8. The queue is the one given, else that of the key, else the one
+        whose turn it is. A retry is not stored twice. For many messages use `producer`.
+        """
+        message = _NewMessage(
+            as_bytes(body), key, tag, dict(properties) if properties else None, queue, ttl_ms
+        )
+        identity = self._identities.take(topic)
+        reply = await self._transport.request(
+            "POST",
+            f"{_topic_path(topic)}/messages",
+            params=None if durability is None else {"durability": durability},
+            headers={
+                "Content-Type": MSGPACK,
+                "Holdfast-Producer-Id": str(identity.producer_id),
+                "Holdfast-Producer-Epoch": "0",
+                "Holdfast-Producer-Sequence": str(identity.next_sequence),
+            },
+            body=msgspec.msgpack.encode({"messages": [message]}),
+        )
+        published = reply.json(PublishReply)
+        self._identities.give_back(topic, identity)
+        entry = published.results[0]
+        return PublishResult(entry.queue, entry.offset, entry.message_id, published.durable)
+
+    def producer(
+        self,
+        topic: str,
+        queue: int | None = None,
+        durability: str | None = None,
+        linger_ms: float = ProducerOptions.linger_ms,
+        *,
+        batch_bytes: int = ProducerOptions.batch_bytes,
+        buffer_bytes: int = ProducerOptions.buffer_bytes,
+        max_in_flight: int = ProducerOptions.max_in_flight,
+        delivery_timeout_ms: float = ProducerOptions.delivery_timeout_ms,
+    ) -> AsyncProducer:
+        """Return a producer that batches messages to `topic`; use it in `async with`.
+
+        A batch leaves when it has `batch_bytes`, after `linger_ms`, or when one of its messages
+        is waited for. `max_in_flight` requests may be under way, one for each queue: order in a
+        queue is the order of the sends. `buffer_bytes` bounds what waits, `delivery_timeout_ms`
+        how long a batch is tried. A retry is not stored twice. With `queue` all messages go
+        there. A topic that does not exist is created with the broker's defaults. Queues that
+        are added to the topic are used by producers made afterwards.
+        """
+        producer = AsyncProducer(
+            self._producer_target(topic),
+            ProducerOptions(
+                queue=queue,
+                durability=durability,
+                linger_ms=linger_ms,
+                batch_bytes=batch_bytes,
+                buffer_bytes=buffer_bytes,
+                max_in_flight=max_in_flight,
+                delivery_timeout_ms=delivery_timeout_ms,
+            ),
+        )
+        self._producers.add(producer)
+        return producer
+
+    def _producer_target(self, topic: str) -> ProducerTarget:
+        async def describe() -> TopicDescription:
+            try:
+                return await describe_topic(self._transport, checked_name("topic", topic))
+            except UnknownTopic:
+                await self.create_topic(topic)
+                return await describe_topic(self._transport, topic)
+
+        return ProducerTarget(self._transport, checked_name("topic", topic), describe)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def pull(
+        self,
+        topic: str,
+        queue: int | None = None,
+        offset: int | None = None,
+        *,
+        start: str | None = None,
+        timestamp_ms: int | None = None,
+        follow: bool = True,
+        tag: str | None = None,
+        filter: str | None = None,
+        max_bytes: int = PullOptions.max_bytes,
+        wait_ms: int = PullOptions.wait_ms,
+    ) -> AsyncReader[Message]:
+        """Read the messages of a queue in order, or of all queues of the topic without `queue`.
+
+        Reading starts at `offset`, at `start` ("earliest", which is the default, or "latest")
+        or with what was stored from `timestamp_ms` on. It goes on for ever, waiting at the
+        broker for what comes (`wait_ms` a request) and for a broker that is away; with
+        `follow=False` it ends where the queue ended at the beginning. `tag` ("a,b": one of
+        these) and `filter` (a SQL92 condition on properties) are applied by the broker.
+
+        Up to `max_bytes` are fetched at once, the next range while one is worked on. Raises
+        OffsetTrimmed, OffsetBeyondEnd, RecordCorrupt, TopicRecreated, CorruptBatch for bytes
+        that fail their checksum, and UnknownTopic.
+        """
+        options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, tag=tag, filter=filter)
+        start_ = _start(offset, start, timestamp_ms)
+        source = self._source(topic, queue, start_, options, follow=follow)
+        return AsyncReader(source, _messages)
+
+    def pull_batches(
+        self,
+        topic: str,
+        queue: int,
+        offset: int | None = None,
+        *,
+        start: str | None = None,
+        timestamp_ms: int | None = None,
+        follow: bool = True,
+        max_bytes: int = PullOptions.max_bytes,
+        wait_ms: int = PullOptions.wait_ms,
+    ) -> AsyncReader[MessageBatch]:
+        """Read a queue's messages as the batches they are stored in, for those who want arrays.
+
+        As `pull` in everything else. The first and last batch are cut to the range by their
+        `start_row` and `end_row`.
+        """
+        options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms)
+        start_ = _start(offset, start, timestamp_ms)
+        source = self._source(topic, queue, start_, options, follow=follow)
+        return AsyncReader(source, _batches)
+
+    def _source(
+        self,
+        topic: str,
+        queue: int | None,
+        start: Start,
+        options: PullOptions,
+        *,
+        follow: bool,
+    ) -> Source:
+        checked_name("topic", topic)
+        if queue is None:
+            return TopicSource(self._transport, topic, start, options, follow=follow)
+        return QueueSource(self._transport, topic, queue, start, options, follow=follow)
+
+    async def pull_once(
+        self,
+        topic: str,
+        queue: int,
+        offset: int,
+        max_messages: int = 32,
+        max_bytes: int = 1024 * 1024,
+        wait_ms: int = 0,
+        *,
+        tag: str | None = None,
+        filter: str | None = None,
+    ) -> PullResult:
+        """Pull once, and return what is there from `offset` on, or arrives within `wait_ms`.
+
+        At most `max_messages`, and of more than one at most `max_bytes`.
+        """
+        options = PullOptions(
+            max_messages=max_messages, max_bytes=max_bytes, tag=tag, filter=filter
+        )
+        pulled = await pull_queue(
+            self._transport,
+            checked_name("topic", topic),
+            queue,
+            Start(offset=offset),
+            options,
+            wait_ms=wait_ms,
+        )
+        messages = [message for part in pulled.parts for message in part]
+        next_offset = pulled.next_offset
+        if len(messages) > max_messages:
+            next_offset = messages[max_messages].offset
+            del messages[max_messages:]
+        return PullResult(messages, next_offset, pulled.min_offset, pulled.max_offset)
+
+    def consume(
+        self,
+        topic: str,
+        group: str,
+        *,
+        start: str = "earliest",
+        follow: bool = True,
+        commit_interval_ms: int = 1000,
+        tag: str | None = None,
+        filter: str | None = None,
+        max_bytes: int = PullOptions.max_bytes,
+        wait_ms: int = PullOptions.wait_ms,
+    ) -> AsyncConsumer:
+        """Return the messages of all queues from the group's stored offsets on; iterate over it.
+
+        Queues without a stored offset start at `start`. A message counts as processed when the
+        next one is asked for; that is stored every `commit_interval_ms` (0: at once) and on
+        closing, so after a crash some messages come again and none is passed over. The group is
+        for one consumer at a time: when another one moves its offsets, OffsetsChanged is raised.
+        """
+        options = ConsumeOptions(
+            group=checked_name("group", group),
+            topic=checked_name("topic", topic),
+            start=start,
+            follow=follow,
+            commit_interval_ms=commit_interval_ms,
+            pull=PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, tag=tag, filter=filter),
+        )
+        return AsyncConsumer(self._transport, options)
+
+    async def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> tuple[int, int | None]:
+        """Return the first offset stored at or after a time, and its time.
+
+        (max_offset, None) when there is none.
+        """
+        topic = checked_name("topic", topic)
+        return await find_offset(self._transport, topic, queue, timestamp_ms)
+
+    async def message(self, message_id: str) -> Message:
+        """Return one message. Raises UnknownMessage, also for a text that is no message id."""
+        reply = await self._transport.request(
+            "GET", f"/v1/messages/{quote(message_id, safe='')}", headers={"Accept": MSGPACK}
+        )
+        return reply.msgpack(LoneMessage).as_message()
+
+    async def search(self, topic: str, key: str, limit: int = 64) -> list[Message]:
+        """Return the newest messages with a key, newest first, at most `limit`."""
+        reply = await self._transport.request(
+            "GET",
+            f"{_topic_path(topic)}/messages/search",
+            params={"key": key, "limit": limit},
+            headers={"Accept": MSGPACK},
+        )
+        return [message.as_message() for message in reply.msgpack(_Messages).messages]
+
+    async def splits(
+        self,
+        topic: str,
+        start: Offsets | None = None,
+        end: Offsets | None = None,
+        max_bytes: int | None = None,
+        min_splits: int = 1,
+        *,
+        start_timestamp_ms: int | None = None,
+        end_timestamp_ms: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return a plan for parallel readers: pieces of queues of about `max_bytes` each.
+
+        Queues that `start` and `end` do not name start at the earliest and end at the latest.
+        """
+        given: dict[str, str | int | None] = {
+            "start": _offsets_param(start),
+            "end": _offsets_param(end),
+            "start_timestamp_ms": start_timestamp_ms,
+            "end_timestamp_ms": end_timestamp_ms,
+            "max_bytes": max_bytes,
+            "min_splits": min_splits,
+        }
+        params = {name: value for name, value in given.items() if value is not None}
+        reply = await self._json("GET", f"{_topic_path(topic)}/splits", params=params)
+        splits: list[dict[str, Any]] = reply["splits"]
+        return splits
+
+    # -- groups ------------------------------------------------------------------------------
+
+    async def groups(self) -> list[dict[str, Any]]:
+        """Return all groups, by name."""
+        return await self._listing("/v1/groups", "groups")
+
+    async def describe_group(self, group: str) -> dict[str, Any]:
+        """Return how far a group has come in each topic: its lag in messages, bytes, seconds."""
+        return await self._json("GET", f"/v1/groups/{checked_name('group', group)}")
+
+    async def stored_offsets(self, group: str, topic: str) -> StoredOffsets:
+        """Return a group's stored offsets on a topic. Raises UnknownGroup."""
+        return await read_offsets(
+            self._transport, checked_name("group", group), checked_name("topic", topic)
+        )
+
+    async def store_offsets(
+        self,
+        group: str,
+        topic: str,
+        offsets: Mapping[int, int],
+        if_match: str | None = None,
+    ) -> StoredOffsets:
+        """Store offsets, durably, and return all that are stored then.
+
+        Queues that are not named keep theirs; the group is made if there is none. With
+        `if_match`, an etag of before, only if nothing changed since: else OffsetsChanged.
+        """
+        return await write_offsets(
+            self._transport,
+            checked_name("group", group),
+            checked_name("topic", topic),
+            offsets,
+            if_match=if_match,
+        )
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo = "earliest",
+        dry_run: bool = False,
+        *,
+        queues: list[int] | None = None,
+    ) -> dict[str, Any]:
+        """Set a group's offsets to an end of the queues, or to a time in milliseconds.
+
+        Returns the offsets `before` and `after`; with `dry_run` nothing is changed.
+        """
+        body: dict[str, Any] = {
+            "to": {"timestamp_ms": to} if isinstance(to, int) else to,
+            "dry_run": dry_run,
+        }
+        if queues is not None:
+            body["queues"] = queues
+        path = (
+            f"/v1/groups/{checked_name('group', group)}"
+            f"/topics/{checked_name('topic', topic)}/offsets/reset"
+        )
+        return await self._json("POST", path, body=body)
+
+    # -- the broker --------------------------------------------------------------------------
+
+    async def info(self) -> dict[str, Any]:
+        """Return what the broker says of itself."""
+        return await self._json("GET", "/v1/info")
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        body: object = None,
+    ) -> dict[str, Any]:
+        reply = await self._transport.request(
+            method,
+            path,
+            params=params,
+            headers=None if body is None else {"Content-Type": JSON},
+            body=None if body is None else msgspec.json.encode(body),
+        )
+        return reply.json(dict[str, Any])
+
+    async def _listing(self, path: str, name: str) -> list[dict[str, Any]]:
+        """Return all pages of a listing."""
+        items: list[dict[str, Any]] = []
+        params: dict[str, str | int] = {}
+        while True:
+            page = await self._json("GET", path, params=params)
+            items += page[name]
+            if page["next"] is None:
+                return items
+            params["after"] = page["next"]
+
+
+def _messages(fetched: Range) -> Iterable[Message]:
+    return chain.from_iterable(fetched.parts)
+
+
+def _batches(fetched: Range) -> Iterable[MessageBatch]:
+    return [part for part in fetched.parts if isinstance(part, MessageBatch) and len(part)]
+
+
+def _start(offset: int | None, start: str | None, timestamp_ms: int | None) -> Start:
+    if offset is None and start is None and timestamp_ms is None:
+        start = "earliest"
+    return Start(offset, start, timestamp_ms)
+
+
+def _topic_path(topic: str) -> str:
+    return f"/v1/topics/{checked_name('topic', topic)}"
+
+
+def _offsets_param(offsets: Offsets | None) -> str | None:
+    if offsets is None or isinstance(offsets, str):
+        return offsets
+    return ",".join(f"{queue}:{offset}" for queue, offset in offsets.items())

@@ -1,0 +1,300 @@
+"""The requests by which a topic is read: one pull each, cut to what was asked for.
+
+Unfiltered pulls are answered in binary batches, as they were stored: their checksums are
+compared here. Filtered ones are answered in msgpack: the broker has picked the messages then.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.client.errors import BadReply, api_error
+from holdfast.client.message import LoneMessage, Message, MessageBatch, MessageList
+from holdfast.client.retry import RetryPolicy
+from holdfast.client.transport import BATCH, MSGPACK, Reply, Transport
+from holdfast.commitlog.batch import iter_batches
+
+#: The broker's cap; whole batches may bring more.
+MAX_MESSAGES = 10_000
+
+#: Over more queues than this a poll is answered in msgpack: in a binary reply the headers have
+#: every queue's offsets, and these are as many as the broker puts there.
+MAX_QUEUES_IN_HEADERS = 128
+
+Part = MessageBatch | MessageList
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading starts: exactly one of an offset, an end of the queue, or a time."""
+
+    offset: int | None = None
+    start: str | None = None
+    timestamp_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [self.offset, self.start, self.timestamp_ms]
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("give exactly one of offset=, start= and timestamp_ms=")
+        if self.start not in (None, "earliest", "latest"):
+            raise ValueError(f'start is "earliest" or "latest", not {self.start!r}')
+
+    def params(self) -> dict[str, str | int]:
+        """Return it as a pull's parameter."""
+        if self.offset is not None:
+            return {"offset": self.offset}
+        if self.start is not None:
+            return {"from": self.start}
+        assert self.timestamp_ms is not None
+        return {"timestamp_ms": self.timestamp_ms}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullOptions:
+    """What a pull may bring, and how long it may wait for it; `Client.pull` documents each."""
+
+    max_messages: int = MAX_MESSAGES
+    max_bytes: int = 4 * 1024 * 1024
+    wait_ms: int = 20_000
+    tag: str | None = None
+    filter: str | None = None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker is to leave messages out."""
+        return self.tag is not None or self.filter is not None
+
+    def params(self, wait_ms: int) -> dict[str, str | int]:
+        """Return them as a pull's parameters."""
+        params: dict[str, str | int] = {
+            "max_messages": self.max_messages,
+            "max_bytes": self.max_bytes,
+            "wait_ms": wait_ms,
+        }
+        if self.tag is not None:
+            params["tag"] = self.tag
+        if self.filter is not None:
+            params["filter"] = self.filter
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a pull of one queue brought. `topic_id` is None where the reply does not tell it."""
+
+    parts: Sequence[Part]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    topic_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """What a poll over several queues brought."""
+
+    parts: Sequence[Part]
+    next_offsets: dict[int, int]
+    topic_id: int | None
+
+
+class _PullReply(msgspec.Struct):
+    """A pull's reply in msgpack."""
+
+    messages: list[LoneMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class _QueueState(msgspec.Struct):
+    """What a poll over several queues says of one of them."""
+
+    queue: int
+    next_offset: int
+    problem: dict[str, Any] | None = None
+
+
+class _PollReply(msgspec.Struct):
+    """The reply in msgpack to a poll over several queues."""
+
+    messages: list[LoneMessage]
+    queues: list[_QueueState]
+
+
+class QueueDescription(msgspec.Struct):
+    """A queue, as the description of its topic has it."""
+
+    queue: int
+    min_offset: int
+    max_offset: int
+
+
+class TopicConfig(msgspec.Struct):
+    """What a client needs to know of a topic's configuration."""
+
+    max_message_bytes: int
+
+
+class TopicDescription(msgspec.Struct):
+    """What a client needs to know of a topic."""
+
+    topic_id: int
+    queue_count: int
+    queues: list[QueueDescription]
+    config: TopicConfig
+
+
+class _OffsetAtTime(msgspec.Struct):
+    """The reply to a look-up by time."""
+
+    offset: int
+    store_timestamp_ms: int | None
+
+
+async def pull_queue(
+    transport: Transport,
+    topic: str,
+    queue: int,
+    start: Start,
+    options: PullOptions,
+    *,
+    wait_ms: int,
+    retry: RetryPolicy | None = None,
+) -> Pulled:
+    """Pull once from one queue. Raises ApiError, ConnectionFailed, BadReply or CorruptBatch."""
+    reply = await transport.request(
+        "GET",
+        f"/v1/topics/{topic}/queues/{queue}/messages",
+        params={**start.params(), **options.params(wait_ms)},
+        headers={"Accept": MSGPACK if options.is_filtered else BATCH},
+        wait_s=wait_ms / 1000,
+        retry=retry,
+    )
+    if options.is_filtered:
+        pulled = reply.msgpack(_PullReply)
+        return Pulled(
+            _lists(pulled.messages),
+            pulled.next_offset,
+            pulled.min_offset,
+            pulled.max_offset,
+            _topic_id(reply),
+        )
+    next_offset = reply.header_int("Holdfast-Next-Offset")
+    min_offset = reply.header_int("Holdfast-Min-Offset")
+    start_offset = min_offset if start.offset is None else start.offset
+    parts = _batches(reply, topic, {queue: start_offset})
+    if parts:
+        # The whole last batch came, even if max_messages ends within it.
+        next_offset = max(next_offset, parts[-1].end_offset)
+    return Pulled(
+        parts,
+        next_offset,
+        min_offset,
+        reply.header_int("Holdfast-Max-Offset"),
+        _topic_id(reply),
+    )
+
+
+async def poll_queues(
+    transport: Transport,
+    topic: str,
+    offsets: Mapping[int, int],
+    options: PullOptions,
+    *,
+    wait_ms: int,
+    retry: RetryPolicy | None = None,
+) -> Polled:
+    """Pull once from several queues, each from its offset; the first ones named come first.
+
+    Raises what `pull_queue` raises; a problem with one queue fails the whole poll.
+    """
+    is_binary = not options.is_filtered and len(offsets) <= MAX_QUEUES_IN_HEADERS
+    reply = await transport.request(
+        "GET",
+        f"/v1/topics/{topic}/messages",
+        params={
+            "offsets": ",".join(f"{queue}:{offset}" for queue, offset in offsets.items()),
+            **options.params(wait_ms),
+        },
+        headers={"Accept": BATCH if is_binary else MSGPACK},
+        wait_s=wait_ms / 1000,
+        retry=retry,
+    )
+    if not is_binary:
+        polled = reply.msgpack(_PollReply)
+        for state in polled.queues:
+            if state.problem is not None:
+                raise api_error(int(state.problem.get("status", 500)), state.problem)
+        next_offsets = {state.queue: state.next_offset for state in polled.queues}
+        return Polled(_lists(polled.messages), next_offsets, _topic_id(reply))
+    next_offsets = _queue_offsets(reply, "Holdfast-Next-Offset")
+    parts = _batches(reply, topic, offsets)
+    for part in parts:
+        next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
+    return Polled(parts, next_offsets, _topic_id(reply))
+
+
+async def describe_topic(
+    transport: Transport, topic: str, *, retry: RetryPolicy | None = None
+) -> TopicDescription:
+    """Return what there is to know of a topic."""
+    reply = await transport.request("GET", f"/v1/topics/{topic}", retry=retry)
+    return reply.json(TopicDescription)
+
+
+async def find_offset(
+    transport: Transport,
+    topic: str,
+    queue: int,
+    timestamp_ms: int,
+    *,
+    retry: RetryPolicy | None = None,
+) -> tuple[int, int | None]:
+    """Return the first offset stored at or after a time and its time, or (max_offset, None)."""
+    reply = await transport.request(
+        "GET",
+        f"/v1/topics/{topic}/queues/{queue}/offset",
+        params={"timestamp_ms": timestamp_ms},
+        retry=retry,
+    )
+    found = reply.json(_OffsetAtTime)
+    return found.offset, found.store_timestamp_ms
+
+
+def _batches(reply: Reply, topic: str, start_offsets: Mapping[int, int]) -> list[MessageBatch]:
+    """Return a binary reply's batches without what lies before their queues' start."""
+    parts = []
+    for batch in iter_batches(reply.body):
+        header = batch.header
+        if header.queue_id not in start_offsets:
+            raise BadReply(
+                reply.url, f"a batch of queue {header.queue_id}, which was not asked for"
+            )
+        start_row = max(0, start_offsets[header.queue_id] - header.base_offset)
+        if start_row < len(batch):
+            parts.append(MessageBatch(topic, batch, start_row, len(batch)))
+    return parts
+
+
+def _queue_offsets(reply: Reply, header: str) -> dict[int, int]:
+    """Return a header of queue:offset pairs."""
+    try:
+        pairs = (pair.split(":") for pair in reply.headers[header].split(","))
+        return {int(queue): int(offset) for queue, offset in pairs}
+    except (KeyError, ValueError) as error:
+        raise BadReply(reply.url, f"no queue:offset pairs in the header {header}") from error
+
+
+def _lists(messages: Sequence[LoneMessage]) -> list[MessageList]:
+    by_queue: dict[int, list[Message]] = {}
+    for message in messages:
+        by_queue.setdefault(message.queue, []).append(message.as_message())
+    return [MessageList(queue, found) for queue, found in by_queue.items()]
+
+
+def _topic_id(reply: Reply) -> int | None:
+    text = reply.headers.get("Holdfast-Topic-Id", "")
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,180 @@
+"""Takes batches from an accumulator to the broker: several requests at a time, in order a queue.
+
+Lives on one event loop. A request that fails in a way that passes is sent again, byte for
+byte, until the delivery timeout; the broker answers a batch that it has already with the first
+offsets, so a retry is not stored twice. After a failure the queues concerned go on under a new
+producer id, because nobody can tell then which sequence the broker expects.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from holdfast.client.accumulator import Accumulator, PendingBatch, Stored
+from holdfast.client.errors import BadReply, ClientClosed
+from holdfast.client.retry import RetryPolicy
+from holdfast.client.transport import Transport
+from holdfast.commitlog.message_id import parse_message_id
+
+_log = logging.getLogger("holdfast.client")
+
+
+class PublishedEntry(msgspec.Struct):
+    """One entry of a publish's reply."""
+
+    queue: int
+    offset: int
+    message_id: str
+
+
+class PublishReply(msgspec.Struct):
+    """The reply to a publish: an entry a batch, or a message."""
+
+    results: list[PublishedEntry]
+    durable: bool
+
+
+class ProducerIdentity:
+    """What makes a retry recognisable: a random producer id and the next sequence."""
+
+    __slots__ = ("next_sequence", "producer_id")
+
+    def __init__(self) -> None:
+        self.producer_id = secrets.randbelow(2**63 - 1) + 1
+        self.next_sequence = 0
+
+
+class IdentityPool:
+    """Identities for publishes of single requests, which may be under way side by side.
+
+    Each counts its requests to one topic, so it serves one at a time. One whose request failed
+    is not given back: nobody knows which sequence the broker expects of it.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[ProducerIdentity]] = {}
+
+    def take(self, topic: str) -> ProducerIdentity:
+        """Return an identity that nobody else uses on this topic meanwhile."""
+        idle = self._idle.get(topic)
+        return idle.pop() if idle else ProducerIdentity()
+
+    def give_back(self, topic: str, identity: ProducerIdentity) -> None:
+        """Take back an identity whose request succeeded."""
+        identity.next_sequence += 1
+        self._idle.setdefault(topic, []).append(identity)
+
+
+class Sender:
+    """The requests of one producer. Belongs to one event loop.
+
+    `lock` is held around every touch of the accumulator; `settled(batches)` is called on the
+    loop, with the lock held, when their outcomes are set.
+    """
+
+    def __init__(
+        self,
+        accumulator: Accumulator,
+        transport: Transport,
+        *,
+        topic: str,
+        durability: str | None,
+        linger_ms: float,
+        max_in_flight: int,
+        retry: RetryPolicy,
+        lock: AbstractContextManager[object],
+        settled: Callable[[Sequence[PendingBatch]], None],
+    ) -> None:
+        self._accumulator = accumulator
+        self._transport = transport
+        self._path = f"/v1/topics/{topic}/messages"
+        self._params = {} if durability is None else {"durability": durability}
+        self._linger_s = linger_ms / 1000
+        self._max_in_flight = max_in_flight
+        self._retry = retry
+        self._lock = lock
+        self._settled = settled
+        self._identities: dict[int, ProducerIdentity] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+
+    def linger(self, batch: PendingBatch) -> None:
+        """Send an open batch after the linger time, however full it is by then."""
+        asyncio.get_running_loop().call_later(self._linger_s, self.close_batch, batch)
+
+    def close_batch(self, batch: PendingBatch) -> None:
+        """Send a batch now, if it is still open."""
+        if batch.is_open:
+            with self._lock:
+                self._accumulator.close(batch)
+            self.pump()
+
+    def close_all(self) -> None:
+        """Send every open batch now."""
+        with self._lock:
+            self._accumulator.close_all()
+        self.pump()
+
+    def pump(self) -> None:
+        """Start requests as long as something is ready and another one may be under way."""
+        while len(self._requests) < self._max_in_flight:
+            with self._lock:
+                batches = self._accumulator.take()
+            if not batches:
+                return
+            task = asyncio.get_running_loop().create_task(self._send(batches))
+            self._requests.add(task)
+            task.add_done_callback(self._request_ended)
+
+    def _request_ended(self, task: asyncio.Task[None]) -> None:
+        self._requests.discard(task)
+        self.pump()
+
+    async def stop(self) -> None:
+        """Give up the requests under way; their batches fail."""
+        for task in self._requests:
+            task.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
+
+    async def _send(self, batches: list[PendingBatch]) -> None:
+        """Publish the batches and settle them, whatever happens: somebody waits for each."""
+        outcomes: Sequence[Stored | Exception] = [ClientClosed()] * len(batches)
+        try:
+            outcomes = await self._publish([self._encode(batch) for batch in batches])
+        except Exception as error:
+            outcomes = [error] * len(batches)
+            for batch in batches:
+                self._identities.pop(batch.queue, None)
+            _log.warning(
+                "%d messages to %s failed: %s",
+                sum(batch.message_count for batch in batches),
+                self._path,
+                error,
+            )
+        finally:
+            with self._lock:
+                self._accumulator.settle(batches, outcomes)
+                self._settled(batches)
+
+    async def _publish(self, blocks: list[bytes]) -> list[Stored]:
+        reply = await self._transport.request(
+            "POST", self._path, params=self._params, body=blocks, retry=self._retry
+        )
+        published = reply.json(PublishReply)
+        if len(published.results) != len(blocks):
+            raise BadReply(reply.url, f"{len(published.results)} results for {len(blocks)} batches")
+        return [
+            Stored(parse_message_id(entry.message_id)[0], entry.offset, published.durable)
+            for entry in published.results
+        ]
+
+    def _encode(self, batch: PendingBatch) -> bytes:
+        identity = self._identities.get(batch.queue)
+        if identity is None:
+            identity = self._identities[batch.queue] = ProducerIdentity()
+        sequence = identity.next_sequence
+        identity.next_sequence += 1
+        return batch.encode(producer_id=identity.producer_id, sequence=sequence)

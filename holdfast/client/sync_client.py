@@ -1,0 +1,128 @@
+"""The client for callers without an event loop: AsyncClient's names, waiting for each result.
+
+It runs an AsyncClient on a loop in a thread of its own. A reader crosses between the threads
+once a range, not once a message.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from holdfast.client.async_client import DEFAULT_URL, AsyncClient
+from holdfast.client.consumer import AsyncConsumer, Consumer
+from holdfast.client.loop_thread import LoopThread
+from holdfast.client.producer import AsyncProducer, Producer
+from holdfast.client.reader import AsyncReader, Reader
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _waiting(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate["Client", P], R]:
+    """Return the method of Client that runs one of AsyncClient to its end."""
+
+    @functools.wraps(method)
+    def waiting(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._loop_thread.run(method(self._client, *args, **kwargs))
+
+    return waiting
+
+
+def _reading(
+    method: Callable[Concatenate[AsyncClient, P], AsyncReader[R]],
+) -> Callable[Concatenate["Client", P], Reader[R]]:
+    """Return the method of Client that reads what one of AsyncClient reads."""
+
+    @functools.wraps(method)
+    def reading(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Reader[R]:
+        return Reader(method(self._client, *args, **kwargs), self._loop_thread)
+
+    return reading
+
+
+def _consuming(
+    method: Callable[Concatenate[AsyncClient, P], AsyncConsumer],
+) -> Callable[Concatenate["Client", P], Consumer]:
+    """Return the method of Client that consumes what one of AsyncClient consumes."""
+
+    @functools.wraps(method)
+    def consuming(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Consumer:
+        return Consumer(method(self._client, *args, **kwargs), self._loop_thread)
+
+    return consuming
+
+
+def _producing(
+    method: Callable[Concatenate[AsyncClient, P], AsyncProducer],
+) -> Callable[Concatenate["Client", P], Producer]:
+    """Return the method of Client that makes a producer with the options of AsyncClient's."""
+
+    @functools.wraps(method)
+    def producing(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Producer:
+        model = method(self._client, *args, **kwargs)
+        producer = Producer(model.target, model.options, self._loop_thread)
+        self._producers.add(producer)
+        return producer
+
+    return producing
+
+
+class Client:
+    """A client of the broker at `url`, for any threads. Use it in `with`, or close it.
+
+    `token` is sent as bearer token. What fails in a way that passes (no connection, a broker
+    that is restarting or busy) is tried again for `timeout_ms`, with growing pauses. Methods
+    raise ApiError when the broker refuses, ConnectionFailed when it does not answer. A client
+    does not survive a fork: make one in each process.
+    """
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_ms: int = 30_000
+    ) -> None:
+        self.url = url
+        self._loop_thread = LoopThread()
+        self._client = AsyncClient(url, token=token, timeout_ms=timeout_ms)
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+    create_topic = _waiting(AsyncClient.create_topic)
+    change_topic = _waiting(AsyncClient.change_topic)
+    topics = _waiting(AsyncClient.topics)
+    describe_topic = _waiting(AsyncClient.describe_topic)
+    delete_topic = _waiting(AsyncClient.delete_topic)
+    publish = _waiting(AsyncClient.publish)
+    pull_once = _waiting(AsyncClient.pull_once)
+    offset_at = _waiting(AsyncClient.offset_at)
+    message = _waiting(AsyncClient.message)
+    search = _waiting(AsyncClient.search)
+    splits = _waiting(AsyncClient.splits)
+    groups = _waiting(AsyncClient.groups)
+    describe_group = _waiting(AsyncClient.describe_group)
+    stored_offsets = _waiting(AsyncClient.stored_offsets)
+    store_offsets = _waiting(AsyncClient.store_offsets)
+    reset_offsets = _waiting(AsyncClient.reset_offsets)
+    info = _waiting(AsyncClient.info)
+
+    pull = _reading(AsyncClient.pull)
+    pull_batches = _reading(AsyncClient.pull_batches)
+    consume = _consuming(AsyncClient.consume)
+    producer = _producing(AsyncClient.producer)
+
+    def close(self) -> None:
+        """Close the producers that are open, which sends what they hold, then all connections.
+
+        Readers that wait end with ClientClosed. May be called twice.
+        """
+        try:
+            for producer in list(self._producers):
+                producer.close()
+        finally:
+            self._loop_thread.stop(self._client.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
