@@ -55,7 +55,7 @@ def bench(
     from holdfast.client import Client
 
     topic = f"bench-{secrets.token_hex(4)}"
-    with Client(url, token=token) as client:
+    with Client(url, token=token, timeout_ms=0) as client:
         client.create_topic(topic, queues=1)
         try:
             rows = measure(client, topic, messages, os.urandom(body_bytes))

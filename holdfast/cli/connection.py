@@ -36,7 +36,8 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
     def connected(*, url: str, token: str | None, **arguments: Any) -> None:
         from holdfast.client import Client
 
-        with Client(url, token=token) as client:
+        # A person is told at once that nobody answers; producers and followers retry all the same.
+        with Client(url, token=token, timeout_ms=0) as client:
             command(client, **arguments)
 
     return connected

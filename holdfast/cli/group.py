@@ -8,10 +8,11 @@ import click
 from holdfast.cli.connection import with_client
 from holdfast.cli.output import is_terminal, write_json_line, write_rows
 from holdfast.cli.start import AtTime, Earliest, Latest, Start
-from holdfast.cli.values import as_start
+from holdfast.cli.values import as_group, as_start, as_topic
 
 if TYPE_CHECKING:
     from holdfast.client import Client
+    from holdfast.client.async_client import ResetTo
 
 
 @click.group()
@@ -27,7 +28,7 @@ def list_groups(client: "Client") -> None:
 
 
 @group.command("describe")
-@click.argument("name")
+@click.argument("name", callback=as_group)
 @with_client
 def describe(client: "Client", name: str) -> None:
     """Show how far a group is behind, topic by topic."""
@@ -48,8 +49,8 @@ def describe(client: "Client", name: str) -> None:
 
 
 @group.command("offsets")
-@click.argument("name")
-@click.argument("topic")
+@click.argument("name", callback=as_group)
+@click.argument("topic", callback=as_topic)
 @with_client
 def offsets(client: "Client", name: str, topic: str) -> None:
     """Show the offsets that a group has stored for a topic."""
@@ -64,8 +65,8 @@ def offsets(client: "Client", name: str, topic: str) -> None:
 
 
 @group.command("reset")
-@click.argument("name")
-@click.argument("topic")
+@click.argument("name", callback=as_group)
+@click.argument("topic", callback=as_topic)
 @click.option(
     "--to",
     required=True,
@@ -85,7 +86,7 @@ def reset(client: "Client", name: str, topic: str, to: Start, dry_run: bool) -> 
     write_rows(_before_and_after(moved), ["queue", "before", "after", "change"], title=title)
 
 
-def _target(start: Start) -> str | int:
+def _target(start: Start) -> "ResetTo":
     """Return what the client takes for --to."""
     match start:
         case Earliest():

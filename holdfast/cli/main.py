@@ -8,6 +8,7 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.bench import bench
+from holdfast.cli.check import check, dump
 from holdfast.cli.config import config
 from holdfast.cli.exits import ExitCode, Failure, failure_of
 from holdfast.cli.group import group
@@ -76,5 +77,5 @@ def main() -> None:
     """
 
 
-for command in (serve, topic, publish, pull, group, message, config, bench):
+for command in (serve, topic, publish, pull, group, message, config, check, dump, bench):
     main.add_command(command)

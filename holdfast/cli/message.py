@@ -7,6 +7,7 @@ import click
 
 from holdfast.cli.connection import with_client
 from holdfast.cli.pull import format_option
+from holdfast.cli.values import as_topic
 
 if TYPE_CHECKING:
     from holdfast.cli.message_format import Formatter
@@ -28,7 +29,7 @@ def get(client: "Client", message_id: str, form: "Formatter") -> None:
 
 
 @message.command("search")
-@click.argument("topic")
+@click.argument("topic", callback=as_topic)
 @click.argument("key")
 @click.option(
     "--limit", type=click.IntRange(1), default=64, show_default=True, help="Print so many at most."

@@ -1,28 +1,25 @@
 """holdfast publish: the lines of a file or of a pipe become messages."""
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
 from holdfast.cli.connection import with_client
-from holdfast.cli.exits import Failure
+from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.lines import Extractor, LineError, read_lines
 from holdfast.cli.output import write_json_line
-from holdfast.cli.values import as_regex, as_size
+from holdfast.cli.progress import progress
+from holdfast.cli.values import as_regex, as_size, as_topic
 
 if TYPE_CHECKING:
     from holdfast.client import Client
 
-_PROGRESS_INTERVAL_S = 0.1
-
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", callback=as_topic)
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option(
     "--key-regex",
@@ -64,21 +61,26 @@ def publish(
     A line's bytes are kept as they are, without the line break. Lines with the same key keep
     their order. Ends with a summary as a line of JSON, once all is acknowledged.
     """
+    from holdfast.client.errors import MessageTooLarge
+
     key_of, tag_of = _extractor("key", key_regex), _extractor("tag", tag_regex)
     sizes = {"batch_bytes": batch_bytes} if batch_bytes is not None else {}
-    count, size, last = 0, 0, None
+    count, size, last, total = 0, 0, None, _size_of(file)
     started = time.perf_counter()
     try:
         with (
-            _progress(file) as advance,
+            progress("messages") as show,
             client.producer(topic, queue=queue, durability=durability, **sizes) as producer,
         ):
             for count, line in enumerate(read_lines(file), 1):
                 last = producer.send(line, key=key_of(line, count), tag=tag_of(line, count))
                 size += len(line)
-                advance(len(line) + 1)
+                show(size + count, total, count)
     except LineError as error:
         raise Failure(f"{file.name}, {error}; the lines before it were published") from error
+    except MessageTooLarge as error:
+        sentence = f"{file.name}, line {count}: {error}; the lines before it were published"
+        raise Failure(sentence, ExitCode.USAGE) from error
     summary = {
         "topic": topic,
         "messages": count,
@@ -92,41 +94,6 @@ def publish(
 
 def _extractor(what: str, pattern: str | None) -> Callable[[bytes, int], str | None]:
     return Extractor(what, pattern).find if pattern is not None else lambda line, number: None
-
-
-@contextmanager
-def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """Show progress on standard error while a person looks; yields what counts a line's bytes."""
-    if not sys.stderr.isatty():
-        yield lambda size: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-
-    with Progress(
-        TextColumn("{task.fields[messages]:,} messages"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    ) as bar:
-        task = bar.add_task("publish", total=_size_of(file), messages=0)
-        messages = size = 0
-        shown_at = time.monotonic()
-
-        def show() -> None:
-            bar.update(task, completed=size, messages=messages)
-
-        def advance(line_size: int) -> None:
-            nonlocal messages, size, shown_at
-            messages += 1
-            size += line_size
-            if time.monotonic() - shown_at > _PROGRESS_INTERVAL_S:
-                shown_at = time.monotonic()
-                show()
-
-        yield advance
-        show()
 
 
 def _size_of(file: BinaryIO) -> int | None:

@@ -10,7 +10,7 @@ import click
 from holdfast.cli.connection import with_client
 from holdfast.cli.message_format import FIELDS, NAMES, Formatter
 from holdfast.cli.start import AtOffset, AtTime, Earliest, Latest, Start
-from holdfast.cli.values import as_formatter, as_start
+from holdfast.cli.values import as_formatter, as_start, as_topic
 
 if TYPE_CHECKING:
     from holdfast.client import Client, Message
@@ -35,7 +35,7 @@ def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", callback=as_topic)
 @click.option("--queue", type=click.IntRange(0), help="Read this queue only.")
 @click.option(
     "--from",
@@ -75,12 +75,14 @@ def pull(
         raise click.UsageError("--follow has no end and --until is one: give one of them.")
     if queue is None and (isinstance(start, AtOffset) or isinstance(until, AtOffset)):
         raise click.UsageError("An offset counts in one queue: say which with --queue.")
+    if follow or until is not None:
+        # Told at once when there is nobody to follow; a follower then outlives restarts.
+        queue_count = client.describe_topic(topic)["queue_count"]
     messages: Iterable[Message] = client.pull(
         topic, queue=queue, follow=follow, tag=tag, filter=expression, **_beginning(start)
     )
     if until is not None:
-        queues = 1 if queue is not None else client.describe_topic(topic)["queue_count"]
-        messages = _before(until, messages, queues)
+        messages = _before(until, messages, queue_count if queue is None else 1)
     out = sys.stdout.buffer
     for message in islice(messages, count):
         out.write(form(message))

@@ -8,7 +8,7 @@ import click
 
 from holdfast.cli.connection import with_client
 from holdfast.cli.output import is_terminal, write_json_line, write_rows
-from holdfast.cli.values import as_size
+from holdfast.cli.values import as_size, as_topic
 
 if TYPE_CHECKING:
     from holdfast.client import Client
@@ -23,8 +23,14 @@ def _settings(command: Any) -> Any:
             type=click.Choice(["fsync", "written"]),
             help="Acknowledge once synced to disk, or once written to the operating system.",
         ),
-        click.option("--retention-ms", type=click.IntRange(min=0), help="Keep messages this long."),
-        click.option("--retention-bytes", callback=as_size, metavar="SIZE", help="Keep this much."),
+        click.option(
+            "--retention-ms",
+            type=click.IntRange(min=0),
+            help="Keep messages this long; 0: for ever.",
+        ),
+        click.option(
+            "--retention-bytes", callback=as_size, metavar="SIZE", help="Keep this much; 0: all."
+        ),
         click.option(
             "--max-message-bytes",
             callback=as_size,
@@ -46,7 +52,7 @@ def topic() -> None:
 
 
 @topic.command("create")
-@click.argument("name")
+@click.argument("name", callback=as_topic)
 @_settings
 @with_client
 def create(client: "Client", name: str, **settings: Any) -> None:
@@ -66,7 +72,7 @@ def list_topics(client: "Client") -> None:
 
 
 @topic.command("describe")
-@click.argument("name")
+@click.argument("name", callback=as_topic)
 @with_client
 def describe(client: "Client", name: str) -> None:
     """Show a topic's queues and settings."""
@@ -74,7 +80,7 @@ def describe(client: "Client", name: str) -> None:
 
 
 @topic.command("change")
-@click.argument("name")
+@click.argument("name", callback=as_topic)
 @_settings
 @with_client
 def change(client: "Client", name: str, **settings: Any) -> None:
@@ -87,7 +93,7 @@ def change(client: "Client", name: str, **settings: Any) -> None:
 
 
 @topic.command("delete")
-@click.argument("name")
+@click.argument("name", callback=as_topic)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_client
 def delete(client: "Client", name: str, yes: bool) -> None:

@@ -21,6 +21,16 @@ def as_url(_context: Context, _parameter: Parameter, text: str) -> str:
     return text
 
 
+def as_topic(_context: Context, _parameter: Parameter, text: str) -> str:
+    """Take a topic's name."""
+    return _checked_name("topic", text)
+
+
+def as_group(_context: Context, _parameter: Parameter, text: str) -> str:
+    """Take a group's name."""
+    return _checked_name("group", text)
+
+
 def as_size(_context: Context, _parameter: Parameter, text: str | None) -> int | None:
     """Take a number of bytes, such as 65536 or 16MiB."""
     if text is None:
@@ -55,5 +65,14 @@ def as_formatter(_context: Context, _parameter: Parameter, text: str | None) -> 
     """Take a form in which messages are printed; without one it is the output that decides."""
     try:
         return make_formatter(text or ("pretty" if is_terminal() else "json"))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
+
+
+def _checked_name(kind: str, text: str) -> str:
+    from holdfast.client.transport import checked_name
+
+    try:
+        return checked_name(kind, text)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from error

@@ -1,9 +1,18 @@
 """What the tests of the command line share."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.cli.main import main
+
+if TYPE_CHECKING:
+    from holdfast.testing import RunningBroker
+
+Run = Callable[..., Result]
 
 
 @pytest.fixture
@@ -12,3 +21,18 @@ def unused_port() -> Iterator[int]:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
+
+
+@pytest.fixture
+def holdfast(holdfast_broker: "RunningBroker") -> Run:
+    """Return what runs a command against a broker of this test's own."""
+
+    def run(*arguments: str, input: bytes = b"") -> Result:
+        result = CliRunner().invoke(
+            main, arguments, input=input, env={"HOLDFAST_URL": holdfast_broker.url}
+        )
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run

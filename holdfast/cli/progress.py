@@ -1,0 +1,42 @@
+"""A progress bar on standard error while a person looks, and nothing otherwise."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_INTERVAL_S = 0.1
+
+Show = Callable[[int, int | None, int], None]
+"""Called with bytes done, bytes in all (None: unknown) and the number of things (0: not told)."""
+
+
+@contextmanager
+def progress(things: str) -> Iterator[Show]:
+    """Yield what shows progress; cheap enough to be called for every message."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(things, total=None)
+        latest: tuple[int, int | None, int] = (0, None, 0)
+        drawn_at = time.monotonic()
+
+        def draw() -> None:
+            done, total, count = latest
+            description = f"{count:,} {things}" if count else things
+            bar.update(task, completed=done, total=total, description=description)
+
+        def show(done: int, total: int | None, count: int) -> None:
+            nonlocal latest, drawn_at
+            latest = (done, total, count)
+            if time.monotonic() - drawn_at > _INTERVAL_S:
+                drawn_at = time.monotonic()
+                draw()
+
+        yield show
+        draw()

@@ -1,0 +1,86 @@
+"""holdfast pull, against a broker."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def numbers(holdfast: Run) -> Run:
+    """Publish 0 to 9 to queue 0 of two, tagged even or odd."""
+    holdfast("topic", "create", "t", "--queues", "2")
+    for n in range(10):
+        tag = "even" if n % 2 == 0 else "odd"
+        holdfast(
+            "publish",
+            "t",
+            "--queue",
+            "0",
+            "--tag-regex",
+            "[a-z]+",
+            input=b"%d %s" % (n, tag.encode()),
+        )
+    return holdfast
+
+
+def offsets(numbers: Run, *arguments: str) -> list[int]:
+    pulled = numbers("pull", "t", *arguments, "--format", "%o\\n")
+    assert pulled.exit_code == 0, pulled.stderr
+    return [int(line) for line in pulled.stdout.split()]
+
+
+def test_all_is_read_once(numbers: Run) -> None:
+    assert offsets(numbers) == list(range(10))
+
+
+def test_json_lines_when_the_output_is_no_terminal(numbers: Run) -> None:
+    lines = numbers("pull", "t", "--max", "2").stdout.splitlines()
+    first = json.loads(lines[0])
+    assert len(lines) == 2
+    assert (first["topic"], first["queue"], first["offset"], first["tag"]) == ("t", 0, 0, "even")
+    assert first["body"] == "0 even"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--queue", "0", "--from", "7"], [7, 8, 9]),
+        (["--queue", "0", "--from", "3", "--until", "5"], [3, 4]),
+        (["--queue", "0", "--from", "3", "--max", "1"], [3]),
+        (["--queue", "0", "--from", "10"], []),
+        (["--queue", "1"], []),
+        (["--from", "latest"], []),
+        (["--from", "-1h"], list(range(10))),
+        (["--from", "-1h", "--until", "-30m"], []),
+        (["--until", "latest"], list(range(10))),
+        (["--max", "0"], []),
+        (["--tag", "odd"], [1, 3, 5, 7, 9]),
+        (["--tag", "odd,even", "--max", "3"], [0, 1, 2]),
+        (["--filter", "TAGS = 'even'", "--queue", "0", "--from", "5"], [6, 8]),
+    ],
+)
+def test_ranges_and_filters(numbers: Run, arguments: list[str], expected: list[int]) -> None:
+    assert offsets(numbers, *arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["t", "--queue", "0", "--from", "11"], 4),
+        (["t", "--queue", "2"], 4),
+        (["none"], 4),
+        (["t", "--filter", "TAGS ="], 2),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(numbers: Run, arguments: list[str], code: int) -> None:
+    pulled = numbers("pull", *arguments)
+    assert pulled.exit_code == code
+    assert pulled.stdout == ""
+    assert pulled.stderr.startswith("holdfast: ")
+    assert pulled.stderr.count("\n") == 1
+
+
+def test_follow_prints_what_arrives(numbers: Run) -> None:
+    assert offsets(numbers, "--follow", "--max", "10") == list(range(10))

@@ -1,0 +1,50 @@
+"""holdfast topic, against a broker."""
+
+import json
+
+from tests.cli.conftest import Run
+
+
+def test_create_makes_sure_of_a_topic(holdfast: Run) -> None:
+    made = holdfast("topic", "create", "t", "--queues", "2", "--retention-bytes", "1MiB")
+    assert made.exit_code == 0
+    described = json.loads(made.stdout)
+    assert (described["topic"], described["queue_count"]) == ("t", 2)
+    assert described["config"]["retention_bytes"] == 1024 * 1024
+    assert holdfast("topic", "create", "t", "--queues", "2").exit_code == 0
+    conflict = holdfast("topic", "create", "t", "--queues", "3")
+    assert conflict.exit_code == 5
+    assert conflict.stderr.startswith("holdfast: ")
+    assert conflict.stderr.count("\n") == 1
+
+
+def test_list_and_describe(holdfast: Run) -> None:
+    assert holdfast("topic", "list").stdout == ""
+    for name in ("b", "a"):
+        holdfast("topic", "create", name)
+    listed = [json.loads(line) for line in holdfast("topic", "list").stdout.splitlines()]
+    assert [topic["topic"] for topic in listed] == ["a", "b"]
+    described = json.loads(holdfast("topic", "describe", "a").stdout)
+    assert [queue["queue"] for queue in described["queues"]] == [0, 1, 2, 3]
+    unknown = holdfast("topic", "describe", "c")
+    assert unknown.exit_code == 4
+    assert "'c'" in unknown.stderr
+
+
+def test_change(holdfast: Run) -> None:
+    holdfast("topic", "create", "t", "--queues", "1")
+    changed = holdfast("topic", "change", "t", "--queues", "3", "--durability", "written")
+    assert changed.exit_code == 0
+    described = json.loads(changed.stdout)
+    assert described["queue_count"] == 3
+    assert described["config"]["durability"] == "written"
+    assert holdfast("topic", "change", "t", "--queues", "2").exit_code == 2
+
+
+def test_delete_wants_to_be_sure(holdfast: Run) -> None:
+    holdfast("topic", "create", "t")
+    refused = holdfast("topic", "delete", "t")
+    assert refused.exit_code == 2
+    assert holdfast("topic", "describe", "t").exit_code == 0
+    assert holdfast("topic", "delete", "t", "--yes").exit_code == 0
+    assert holdfast("topic", "describe", "t").exit_code == 4
