@@ -1,0 +1,172 @@
+"""A broker in a process of its own, on a free port: for tests, benchmarks and demonstrations."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from holdfast.client import AsyncClient, Client
+
+_READY = "holdfast: serving on "
+_LOG_TAIL_BYTES = 4000
+
+
+class BrokerDidNotStart(Exception):
+    """The broker's process ended, or said nothing in time. `log` is the end of its log."""
+
+    def __init__(self, reason: str, log: str) -> None:
+        super().__init__(reason, log)
+        self.reason = reason
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"the broker did not start: {self.reason}\n{self.log}"
+
+
+class RunningBroker:
+    """A broker on `data_dir`, which is made if it is not there. Use it in `with`.
+
+    `arguments` are more arguments of `holdfast serve`. The port is free at the first start and
+    stays the same after that, so that clients find the broker again. Its log is the file
+    `log_path`, beside the data directory.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        arguments: Sequence[str] = (),
+        *,
+        start_timeout_s: float = 30.0,
+        stop_timeout_s: float = 15.0,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self.log_path = self.data_dir.parent / f"{self.data_dir.name}.log"
+        self._arguments = tuple(arguments)
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._url: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it serves, also while it is stopped. AttributeError before the first start."""
+        if self._url is None:
+            raise AttributeError("the broker has not been started yet")
+        return self._url
+
+    @property
+    def pid(self) -> int:
+        """The process's id. AttributeError while it is stopped."""
+        if self._process is None:
+            raise AttributeError("the broker is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the broker and return once it is ready. Raises BrokerDidNotStart."""
+        if self._process is not None:
+            return
+        port = 0 if self._url is None else int(self._url.rpartition(":")[2])
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *("-m", "holdfast", "serve"),
+                    *("--data-dir", str(self.data_dir)),
+                    *("--port", str(port)),
+                    *self._arguments,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        try:
+            self._url = self._await_ready(self._process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> int:
+        """Stop the broker as an operator does (SIGTERM) and return its exit status.
+
+        Kills it when it does not end in time. 0 when it was not running.
+        """
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the broker at once (SIGKILL), as a crash does."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Start the broker again on the same port, stopping it first if it runs."""
+        self.stop()
+        self.start()
+
+    def client(self, *, token: str | None = None, timeout_ms: int = 30_000) -> "Client":
+        """Return a client of it."""
+        from holdfast.client import Client
+
+        return Client(self.url, token=token, timeout_ms=timeout_ms)
+
+    def async_client(self, *, token: str | None = None, timeout_ms: int = 30_000) -> "AsyncClient":
+        """Return a client of it for asyncio."""
+        from holdfast.client import AsyncClient
+
+        return AsyncClient(self.url, token=token, timeout_ms=timeout_ms)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _await_ready(self, process: subprocess.Popen[bytes]) -> str:
+        """Return the address in the first line on standard output."""
+        assert process.stdout is not None
+        deadline = time.monotonic() + self._start_timeout_s
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(deadline - time.monotonic()):
+                    self._did_not_start(f"no word of it within {self._start_timeout_s} s")
+                byte = os.read(process.stdout.fileno(), 1)
+                if not byte:
+                    self._did_not_start(f"it ended with status {process.wait()}")
+                line += byte
+        text = line.decode(errors="replace").strip()
+        if not text.startswith(_READY):
+            self._did_not_start(f"its first line is {text!r}")
+        return text.removeprefix(_READY)
+
+    def _did_not_start(self, reason: str) -> None:
+        log = self.log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        raise BrokerDidNotStart(reason, log)
+
+    def _end(self, how: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(how)
+        try:
+            status = process.wait(self._stop_timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        return status
