@@ -58,15 +58,18 @@ class CommitLog:
         *,
         now_us: Callable[[], int],
         disk_full: Callable[[], None] = lambda: None,
+        has_reserve: Callable[[], bool] = lambda: True,
     ) -> None:
         """`now_us` gives the wall clock; `disk_full` is called, in the thread that noticed,
-        when there was no room for a segment."""
+        when there was no room for a segment. `has_reserve` takes the reserve back that was
+        given up then, if it can: no segment is made of room that is kept for other things."""
         self.directory = directory
         self.largest_batch = largest_batch(config.segment_bytes)
         self._config = config
         self._disk = disk
         self._now_us = now_us
         self._disk_full = disk_full
+        self._has_reserve = has_reserve
         self._segments: tuple[Segment, ...] = ()
         self._starts: list[int] = []
         self._prepared: Segment | None = None
@@ -202,7 +205,7 @@ class CommitLog:
             return following if following is not None else self._create_next()
 
     def _create_next(self) -> Segment:
-        if time.monotonic() < self._no_room_until:
+        if time.monotonic() < self._no_room_until or not self._has_reserve():
             raise DiskFull(self._config.segment_bytes)
         start = self._segments[-1].end_offset if self._segments else 0
         try:

@@ -23,9 +23,6 @@ from holdfast.storage_metrics import StorageCollector
 
 _logger = logging.getLogger(__name__)
 
-#: How often a reserve that was given up is tried to be taken again.
-_RESERVE_INTERVAL_S = 5.0
-
 
 class Broker:
     """One broker over one data directory. `start` and `stop` are awaited on the event loop that
@@ -37,7 +34,6 @@ class Broker:
         self._storage: Storage | None = None
         self._hold: PullRequestHoldService | None = None
         self._server: Server | None = None
-        self._chores: asyncio.Task[None] | None = None
         self.failed: asyncio.Future[Exception] | None = None
         """Done when a part failed in a way that only a restart mends. Made by `start`."""
 
@@ -113,17 +109,12 @@ class Broker:
             await self.stop()
             raise
         self._phase = "ready"
-        self._chores = asyncio.create_task(self._do_chores(), name="chores")
 
     async def stop(self) -> None:
         """Answer every held pull, finish what is under way, close the log."""
         if self._phase == "stopped":
             return
         self._phase = "draining"
-        if self._chores is not None:
-            self._chores.cancel()
-            await asyncio.gather(self._chores, return_exceptions=True)
-            self._chores = None
         if self._hold is not None:
             await self._hold.stop()
         if self._server is not None:
@@ -167,9 +158,3 @@ class Broker:
 
     def _info(self) -> Mapping[str, object]:
         return {"data_dir": str(self._config.data_dir.resolve())}
-
-    async def _do_chores(self) -> None:
-        while True:
-            await asyncio.sleep(_RESERVE_INTERVAL_S)
-            if self._storage is not None:
-                await asyncio.to_thread(self._storage.restore_reserve)

@@ -200,11 +200,6 @@ class Storage:
         assert self._opened is not None
         return self._opened.reput
 
-    def restore_reserve(self) -> None:
-        """Take the reserve again if there is room."""
-        if self._data_dir is not None:
-            self._data_dir.restore_reserve()
-
     # -- opening, in a thread --------------------------------------------------------------
 
     def _open(self) -> _Opened:
@@ -217,6 +212,7 @@ class Storage:
             self._disk,
             now_us=now_us,
             disk_full=data_dir.release_reserve,
+            has_reserve=data_dir.restore_reserve,
         )
         degraded: list[str] = []
         self.progress.step = "opening the log"
