@@ -47,7 +47,9 @@ def sent(draw: st.DrawFn) -> Sent:
     )
 
 
-def store(batches: Sequence[Sent], base_offset: int = 0) -> list[Batch]:
+def store(
+    batches: Sequence[Sent], base_offset: int = 0, *, topic_id: int = TOPIC_ID, queue: int = QUEUE
+) -> list[Batch]:
     """Return the batches as the broker stores them, one after another in a queue."""
     stored = []
     for each in batches:
@@ -56,8 +58,8 @@ def store(batches: Sequence[Sent], base_offset: int = 0) -> list[Batch]:
             physical_offset=0,
             durable_offset=0,
             base_offset=base_offset,
-            topic_id=TOPIC_ID,
-            queue_id=QUEUE,
+            topic_id=topic_id,
+            queue_id=queue,
             store_timestamp_us=STORED_US,
             tag_summary=0,
         )

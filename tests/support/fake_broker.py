@@ -317,7 +317,10 @@ def running_fake_broker() -> Iterator[FakeBroker]:
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(answer.body)))
+            if "Content-Length" in answer.headers:  # a length that lies: nothing more will come
+                self.close_connection = True
+            else:
+                self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
             self.wfile.write(answer.body)
 

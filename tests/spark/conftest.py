@@ -1,0 +1,37 @@
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.spark.errors import JavaMissing
+from holdfast.spark.session import local_session, require_java
+from tests.support.fake_broker import FakeBroker, running_fake_broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with running_fake_broker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """The one session of the test run; starting it takes some ten seconds."""
+    pytest.importorskip("pyspark")
+    try:
+        require_java()
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    spark = local_session(
+        2,
+        settings={
+            "spark.sql.shuffle.partitions": "2",
+            # Quick to start, not quick to run.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        },
+    )
+    yield spark
+    spark.stop()

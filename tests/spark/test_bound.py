@@ -1,0 +1,130 @@
+import pytest
+
+from holdfast.spark.bound import Bound, bind
+from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.errors import DataLost, InvalidOption, OffsetsMoved, TopicRecreated
+from holdfast.spark.options import parse_options
+from holdfast.spark.plan import bind_topics
+from tests.support.fake_broker import FakeBroker, FakeTopic
+
+
+@pytest.fixture
+def topic(broker: FakeBroker) -> FakeTopic:
+    topic = broker.topic("orders", queues=2)
+    for queue in range(2):
+        topic.publish(queue, [b"x"] * 10)
+    return topic
+
+
+def again(bound: Bound) -> object:
+    """Return what loading the bound options reads."""
+    options = parse_options(bound.options)
+    with BrokerClient.open(options.url) as client:
+        return {topic.name: dict(topic.ranges) for topic in bind_topics(client, options)}
+
+
+def test_a_group_is_read_on_from_where_it_was_saved(broker: FakeBroker, topic: FakeTopic) -> None:
+    first = bind(broker.url, "orders", group="billing")
+    assert first.offsets == {"orders": {0: (0, 10), 1: (0, 10)}}
+    first.save()
+    topic.publish(1, [b"y"] * 5)
+    second = bind(broker.url, "orders", group="billing")
+    assert second.offsets == {"orders": {0: (10, 10), 1: (10, 15)}}
+    second.save()
+    assert broker.groups["billing"]["orders"][0] == {0: 10, 1: 15}
+
+
+def test_a_bound_read_is_the_same_whatever_comes_later(
+    broker: FakeBroker, topic: FakeTopic
+) -> None:
+    bound = bind(broker.url, "orders", group="billing")
+    topic.publish(0, [b"late"])
+    topic.queues.append(type(topic.queues[0])())
+    topic.publish(2, [b"in a queue added later"])
+    bound.save()
+    assert again(bound) == bound.offsets
+
+
+def test_options_are_kept_but_for_those_that_are_answered(
+    broker: FakeBroker, topic: FakeTopic
+) -> None:
+    bound = bind(
+        broker.url, "orders", startingTimestamp=0, includeBody=False, tag="a", minPartitions=None
+    )
+    assert set(bound.options) == {
+        "url", "includeBody", "tag", "assign", "topicIds", "startingOffsets", "endingOffsets",
+        "columns",
+    }  # fmt: skip
+    assert bound.options["includeBody"] == "false"
+    assert again(bound) == bound.offsets
+
+
+def test_several_topics_keep_their_topic_column(broker: FakeBroker, topic: FakeTopic) -> None:
+    broker.topic("returns")
+    bound = bind(broker.url, "orders,returns", group="billing")
+    assert bound.options["columns"].startswith("topic,")
+    bound.save()
+    assert set(broker.groups["billing"]) == {"orders", "returns"}
+    assert again(bound) == bound.offsets
+
+
+def test_a_start_may_be_given_beside_the_group(broker: FakeBroker, topic: FakeTopic) -> None:
+    bind(broker.url, "orders", group="billing").save()
+    bound = bind(broker.url, "orders", group="billing", startingOffsets='{"0": 4}')
+    assert bound.offsets == {"orders": {0: (4, 10), 1: (0, 10)}}
+
+
+def test_saving_twice_is_saving_once(broker: FakeBroker, topic: FakeTopic) -> None:
+    bound = bind(broker.url, "orders", group="billing")
+    bound.save()
+    bound.save()
+    assert broker.groups["billing"]["orders"] == ({0: 10, 1: 10}, 1)
+
+
+def test_offsets_that_somebody_else_moved_are_left_alone(
+    broker: FakeBroker, topic: FakeTopic
+) -> None:
+    bound = bind(broker.url, "orders", group="billing")
+    broker.groups["billing"] = {"orders": ({0: 3}, 1)}
+    with pytest.raises(OffsetsMoved, match="bind again"):
+        bound.save()
+    assert broker.groups["billing"]["orders"] == ({0: 3}, 1)
+
+
+def test_without_a_group_there_is_nothing_to_save(broker: FakeBroker, topic: FakeTopic) -> None:
+    with pytest.raises(ValueError, match="group"):
+        bind(broker.url, "orders").save()
+
+
+def test_a_groups_trimmed_offsets_are_lost_data(broker: FakeBroker, topic: FakeTopic) -> None:
+    bind(broker.url, "orders", group="billing", endingOffsets='{"0": 2}').save()
+    topic.publish(0, [b"y"] * 10)
+    topic.queues[0].min_offset = 10
+    with pytest.raises(DataLost, match="from offset 2 to 10"):
+        bind(broker.url, "orders", group="billing")
+    bound = bind(broker.url, "orders", group="billing", failOnDataLoss=False)
+    assert bound.offsets["orders"][0] == (10, 20)
+
+
+def test_a_topic_made_again_is_not_read_in_its_stead(broker: FakeBroker, topic: FakeTopic) -> None:
+    bound = bind(broker.url, "orders")
+    broker.topic("orders", queues=2)
+    with pytest.raises(TopicRecreated):
+        again(bound)
+
+
+def test_options_are_checked(broker: FakeBroker) -> None:
+    with pytest.raises(InvalidOption, match="is unknown"):
+        bind(broker.url, "orders", sine=1)
+
+
+def test_the_token_is_used_but_not_shown(broker: FakeBroker, topic: FakeTopic) -> None:
+    broker.token = "secret"
+    bound = bind(broker.url, "orders", group="billing", token="secret")
+    bound.save()
+    assert "secret" not in repr(bound)
+
+
+def test_a_broker_is_found_without_its_scheme(broker: FakeBroker, topic: FakeTopic) -> None:
+    bind(broker.url.removeprefix("http://"), "orders", group="billing").save()
+    assert "billing" in broker.groups
