@@ -61,6 +61,7 @@ class DataDir:
         OSError passes through. Nothing in it is changed before the lock is held."""
         self.path = path
         self._reserve_bytes = reserve_bytes
+        self._is_given_up = False
         path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(path)
         try:
@@ -93,7 +94,14 @@ class DataDir:
         """Give the reserve's room back to the disk. Any thread; may be called often."""
         with contextlib.suppress(FileNotFoundError):
             self._reserve.unlink()
+            self._is_given_up = True
             _logger.warning("the disk is full: the reserve of %s was given up", self.path)
+
+    def has_reserve(self) -> bool:
+        """Return False only while a reserve that was given up cannot be taken again."""
+        if self._is_given_up:
+            self._is_given_up = not self.restore_reserve()
+        return not self._is_given_up
 
     def restore_reserve(self) -> bool:
         """Take the reserve again when there is room for it and as much again; return whether

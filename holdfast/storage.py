@@ -212,7 +212,7 @@ class Storage:
             self._disk,
             now_us=now_us,
             disk_full=data_dir.release_reserve,
-            has_reserve=data_dir.restore_reserve,
+            has_reserve=data_dir.has_reserve,
         )
         degraded: list[str] = []
         self.progress.step = "opening the log"
