@@ -36,8 +36,8 @@ class ConnectionFailed(HoldfastError):
     `maybe_executed` is False when the request certainly never reached the broker.
     """
 
-    def __init__(self, url: str, reason: str, *, maybe_executed: bool) -> None:
-        super().__init__(url, reason)
+    def __init__(self, url: str, reason: str, maybe_executed: bool) -> None:
+        super().__init__(url, reason, maybe_executed)
         self.url = url
         self.reason = reason
         self.maybe_executed = maybe_executed
