@@ -1,0 +1,137 @@
+"""holdfast serve as a process: the ready line, signals, and where it refuses to start."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.client import Client
+
+READY = "holdfast: serving on http://127.0.0.1:"
+SERVE = [sys.executable, "-m", "holdfast", "serve"]
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOLDFAST_COMMITLOG_SEGMENT_BYTES": "1MiB"}
+
+
+@contextmanager
+def serving(data_dir: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a broker's process and its address; whatever a test does, it is gone afterwards."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "holdfast",
+            "serve",
+            "--data-dir",
+            data_dir,
+            "--port",
+            "0",
+            *options,
+        ],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(READY), process.communicate()[1]
+        yield process, line.removeprefix("holdfast: serving on ").strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def refused(*arguments: object) -> str:
+    """Return what a broker says that does not start, which is one line."""
+    done = subprocess.run(
+        [*SERVE, *map(str, arguments)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 6, done.stderr
+    assert done.stdout == ""
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("holdfast: ")]
+    assert "Traceback" not in done.stderr
+    return line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path / "d") as (process, url):
+        with Client(url) as client:
+            assert client.publish("t", b"x").durable
+        process.send_signal(number)
+        assert process.wait(timeout=5) == 0
+    with serving(tmp_path / "d") as (_, url), Client(url) as client:
+        (message,) = client.pull("t", follow=False)
+        assert bytes(message.body) == b"x"
+
+
+def test_logs_are_json_lines_on_standard_error(tmp_path: Path) -> None:
+    with serving(tmp_path / "d", "--log-format", "json") as (process, url):
+        process.terminate()
+        out, err = process.communicate(timeout=10)
+    assert out == ""
+    events = [json.loads(line) for line in err.splitlines()]
+    assert any(event["message"] == "serving" and event["url"] == url for event in events)
+
+
+def test_a_flag_reaches_the_broker(tmp_path: Path) -> None:
+    with serving(tmp_path / "d", "--topics-default-queues", "7") as (_, url), Client(url) as client:
+        client.create_topic("t")
+        assert client.describe_topic("t")["queue_count"] == 7
+
+
+def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "d") as (process, url):
+        said = refused("--data-dir", tmp_path / "d", "--port", 0)
+        assert f"{tmp_path / 'd'} is in use by another broker (process {process.pid})" in said
+        with Client(url) as client:
+            client.publish("t", b"x")
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("--data-dir", tmp_path / "d", "--port", port)
+    assert f"port {port} on 127.0.0.1 is in use" in said
+    with serving(tmp_path / "d"):
+        pass
+
+
+def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    said = refused("--data-dir", tmp_path / "d", "--host", "192.0.2.1", "--port", 0)
+    assert "cannot listen on 192.0.2.1" in said
+
+
+def test_a_directory_of_an_unknown_version_is_left_alone(tmp_path: Path) -> None:
+    with serving(tmp_path / "d") as (process, _):
+        process.terminate()
+        process.wait(timeout=5)
+    (tmp_path / "d" / "VERSION").write_text("999\n")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "d").rglob("*")}
+    assert "999" in refused("--data-dir", tmp_path / "d", "--port", 0)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "d").rglob("*")} == before
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    assert "no Holdfast data directory" in refused("--data-dir", tmp_path, "--port", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    said = refused("--data-dir", tmp_path / "f", "--port", 0)
+    assert str(tmp_path / "f") in said
+    assert "--data-dir" in said
