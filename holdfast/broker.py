@@ -8,12 +8,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from prometheus_client import CollectorRegistry
 
 from holdfast import __version__
 from holdfast.config import Config
+from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
@@ -90,6 +91,8 @@ class Broker:
             scan=lambda key, start, end, wanted: storage.store.scan_hot(key, start, end, wanted),
         )
         context = ApiContext(
+            # Set below, once there is one; nothing asks for it while the phase is "recovering".
+            store=cast("MessageStore", None),
             hold=hold,
             config=self._config.http_api,
             topics_config=self._config.topics,
