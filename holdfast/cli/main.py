@@ -10,6 +10,7 @@ from holdfast import __version__
 from holdfast.cli.bench import bench
 from holdfast.cli.check import check, dump
 from holdfast.cli.config import config
+from holdfast.cli.demo import demo
 from holdfast.cli.exits import ExitCode, Failure, failure_of
 from holdfast.cli.group import group
 from holdfast.cli.message import message
@@ -77,5 +78,5 @@ def main() -> None:
     """
 
 
-for command in (serve, topic, publish, pull, group, message, config, check, dump, bench):
+for command in (serve, topic, publish, pull, group, message, config, check, dump, bench, demo):
     main.add_command(command)

@@ -29,13 +29,16 @@ def write_rows(rows: Iterable[Row], columns: Sequence[str], *, title: str | None
         for row in rows:
             write_json_line(row)
         return
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    rows = list(rows)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column.replace("_", " "))
+        is_number = all(isinstance(row.get(column), int | float | None) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*(Text(_shown(row.get(column))) for column in columns))
     Console().print(table)

@@ -12,7 +12,9 @@ from holdfast.config import Key, keys, load_config
 
 #: Other names of a key's flag.
 _SHORT = {"http_api.host": "--host", "http_api.port": "--port"}
-_METAVARS = {bool: "BOOL", int: "N", str: "TEXT", Path: "DIR"}
+#: What most want to say, and so stands first in the help.
+_FIRST = ("data_dir", *_SHORT)
+_METAVARS = {bool: "true|false", int: "N", str: "TEXT", Path: "DIR"}
 
 
 def _key_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -21,14 +23,20 @@ def _key_options(command: Callable[..., None]) -> Callable[..., None]:
     Values are texts: `load_config` checks them, so that a flag, a variable and a line in a file
     fail alike.
     """
-    for key in reversed(keys()):
+    for key in sorted(reversed(keys()), key=lambda key: key.name in _FIRST):
         names = [each for each in (_SHORT.get(key.name), key.flag, _parameter(key)) if each]
         command = click.option(
             *names,
-            metavar="SIZE" if key.is_size else _METAVARS[key.type],
+            metavar=_metavar(key),
             help=f"{key.doc} [default: {key.shown_default}]",
         )(command)
     return command
+
+
+def _metavar(key: Key) -> str:
+    if key.field.metadata["choices"]:
+        return "|".join(key.field.metadata["choices"])
+    return "SIZE" if key.is_size else _METAVARS[key.type]
 
 
 def _parameter(key: Key) -> str:

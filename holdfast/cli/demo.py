@@ -1,0 +1,36 @@
+"""holdfast demo: everything once, on real input, with a broker of its own."""
+
+from pathlib import Path
+
+import click
+
+from holdfast.cli.exits import ExitCode, Failure
+
+
+@click.command()
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Publish the lines of this file instead of this machine's own readings.",
+)
+@click.pass_context
+def demo(context: click.Context, file: Path | None) -> None:
+    """Show publish, long poll, kill -9, replay and Spark in a minute or two.
+
+    Starts a broker on a temporary folder and a free port of this machine, and leaves nothing
+    behind. Exit code 1 when anything went otherwise than promised.
+    """
+    from rich.console import Console
+
+    from holdfast.demo.show import run_demo
+
+    try:
+        is_right = run_demo(file, Console(highlight=False))
+    except ModuleNotFoundError as error:
+        raise Failure(
+            f"{error.name} is not installed; pip install 'holdfast[demo]', or use --file",
+            ExitCode.FAILED,
+        ) from error
+    if not is_right:
+        context.exit(ExitCode.FAILED)
