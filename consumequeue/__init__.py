@@ -1,1 +1,1 @@
-"""The consume queues: per-queue indexes over the log, built by the reput thread, and the look-ups."""
+"""The consume queues: an index a queue over the log, and the look-ups in it."""

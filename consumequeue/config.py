@@ -33,16 +33,20 @@ class TopicsConfig:
     """Section [topics] of the configuration: what a topic gets that does not say."""
 
     auto_create_topics: bool = setting(True, "Create an unknown topic when it is published to.")
-    default_queues: int = setting(4, "Queues of a topic that does not say.", minimum=1, maximum=10_000)
+    default_queues: int = setting(
+        4, "Queues of a topic that does not say.", minimum=1, maximum=10_000
+    )
     default_durability: str = setting(
         "fsync", "Durability of a topic that does not say.", choices=("fsync", "written")
     )
     default_retention_ms: int = setting(
-        7 * 86_400_000, "Age beyond which messages may go, for a topic that does not say. 0: none.",
+        7 * 86_400_000,
+        "Age beyond which messages may go, for a topic that does not say. 0: none.",
         minimum=0,
     )
     default_retention_bytes: int = setting(
-        0, "Size beyond which the oldest messages may go, for a topic that does not say. 0: none.",
+        0,
+        "Size beyond which the oldest messages may go, for a topic that does not say. 0: none.",
         minimum=0,
     )
     default_max_message_bytes: int = setting(

@@ -1,10 +1,10 @@
 """What the store answers when it cannot do what was asked. Each error carries its values.
 
-    StoreError
-      InvalidName, UnknownTopic, UnknownQueue, UnknownGroup, UnknownMessage
-      TopicConflict, InvalidTopicChange, LimitReached, OffsetsChanged
-      OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt
-      StateUnavailable       topics or stored offsets could not be written: the disk's fault
+StoreError
+  InvalidName, UnknownTopic, UnknownQueue, UnknownGroup, UnknownMessage
+  TopicConflict, InvalidTopicChange, LimitReached, OffsetsChanged
+  OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt
+  StateUnavailable       topics or stored offsets could not be written: the disk's fault
 """
 
 

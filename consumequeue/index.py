@@ -249,7 +249,13 @@ def _encode_position(position: ReputPosition) -> bytes:
 def _encode_producer(state: ProducerState) -> bytes:
     queues = {
         queue: [
-            (s.sequence, s.base_offset, s.message_count, s.end_physical_offset, s.store_timestamp_us)
+            (
+                s.sequence,
+                s.base_offset,
+                s.message_count,
+                s.end_physical_offset,
+                s.store_timestamp_us,
+            )
             for s in stored
         ]
         for queue, stored in state.queues.copy().items()

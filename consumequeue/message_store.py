@@ -323,7 +323,7 @@ class MessageStore:
         *,
         max_messages: int,
         max_bytes: int,
-        filter: MessageFilter | None = None,  # noqa: A002 - the API's own word
+        filter: MessageFilter | None = None,
     ) -> Fetched | None:
         """As `read`, but None when the answer would have to wait for the disk."""
         cq = self._readable(topic, queue, offset)
@@ -360,7 +360,7 @@ class MessageStore:
         *,
         max_messages: int,
         max_bytes: int,
-        filter: MessageFilter | None = None,  # noqa: A002 - the API's own word
+        filter: MessageFilter | None = None,
     ) -> Fetched:
         """Deliver messages of a queue from `offset` on.
 
@@ -549,9 +549,7 @@ class MessageStore:
         for queue, offset in offsets.items():
             state = self.queue_state(topic, queue)
             if offset > state.max_offset:
-                raise OffsetBeyondEnd(
-                    topic.name, queue, offset, state.min_offset, state.max_offset
-                )
+                raise OffsetBeyondEnd(topic.name, queue, offset, state.min_offset, state.max_offset)
         lock = self._offset_locks.setdefault((group, topic.topic_id), asyncio.Lock())
         async with lock:
             try:

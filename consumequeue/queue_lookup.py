@@ -47,7 +47,9 @@ def first_unit_reaching(
         found = first_reaching(entries, attribute, value)
     else:
         border = entries[0].base_offset if entries else end
-        found = index.first_reaching(key, attribute, value, start, border) if start < border else None
+        found = (
+            index.first_reaching(key, attribute, value, start, border) if start < border else None
+        )
         if found is None and entries:
             found = entries[0]
     if found is None or found.base_offset >= end:

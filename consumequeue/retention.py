@@ -25,17 +25,16 @@ Begins = dict[QueueKey, int]
 """New min offsets."""
 
 
-def expired(
-    index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_us: int
-) -> Begins:
+def expired(index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_us: int) -> Begins:
     """Return where a topic's queues should begin by its own limits, where that moves up."""
     config = topic.config
     oldest_us = 0
     if config.retention_ms is not None:
         oldest_us = now_us - config.retention_ms * 1000
-    if config.retention_bytes is not None and _bytes_since(
-        index, topic, queues, oldest_us
-    ) > config.retention_bytes:
+    if (
+        config.retention_bytes is not None
+        and _bytes_since(index, topic, queues, oldest_us) > config.retention_bytes
+    ):
         oldest_us = _time_that_keeps(index, topic, queues, oldest_us, config.retention_bytes)
     if oldest_us <= 0:
         return {}
@@ -116,9 +115,7 @@ def unneeded(held: SegmentQueues, queues: Mapping[QueueKey, ConsumeQueue], live:
     return True
 
 
-def apply_begins(
-    index: Index, queues: Mapping[QueueKey, ConsumeQueue], begins: Begins
-) -> None:
+def apply_begins(index: Index, queues: Mapping[QueueKey, ConsumeQueue], begins: Begins) -> None:
     """Move queues' begins up in memory, then drop their index entries below."""
     for key, begin in begins.items():
         cq = queues.get(key)

@@ -68,7 +68,10 @@ class CheckReport:
 
 
 def check_data_dir(
-    path: Path, *, deep: bool = True, progress: Callable[[int, int], None] = lambda done, total: None
+    path: Path,
+    *,
+    deep: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckReport:
     """Check a data directory that no broker has open.
 
@@ -110,9 +113,7 @@ class _Check:
             if entry.name not in _KNOWN:
                 report.note(entry.name, "unknown file, left alone")
         table = self._check_state()
-        log = CommitLog(
-            self._path / "commitlog", CommitLogConfig(), LinuxDisk(), now_us=lambda: 0
-        )
+        log = CommitLog(self._path / "commitlog", CommitLogConfig(), LinuxDisk(), now_us=lambda: 0)
         for entry in sorted((self._path / "commitlog").glob("*")):
             if parse_segment_name(entry.name) is None:
                 report.note(f"commitlog/{entry.name}", "unknown file, left alone")

@@ -257,9 +257,7 @@ class Storage:
         )
         degraded += [f"the log is damaged: {damage}" for damage in recovered.damage]
         _set_begins(index, queues, table)
-        return _Opened(
-            log, state, table, index, queues, sequences, reput, recovered, degraded
-        )
+        return _Opened(log, state, table, index, queues, sequences, reput, recovered, degraded)
 
     def _new_sequences(self) -> ProducerSequences:
         config = self._config.commitlog
@@ -392,9 +390,7 @@ def _load_queues(index: Index, table: TopicTable) -> dict[QueueKey, ConsumeQueue
     return queues
 
 
-def _set_begins(
-    index: Index, queues: dict[QueueKey, ConsumeQueue], table: TopicTable
-) -> None:
+def _set_begins(index: Index, queues: dict[QueueKey, ConsumeQueue], table: TopicTable) -> None:
     """Set where each queue begins, once its entries are known."""
     for key, cq in queues.items():
         begin = table.kept.get(key[0], {}).get(key[1], 0)
