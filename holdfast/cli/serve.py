@@ -23,7 +23,8 @@ def _key_options(command: Callable[..., None]) -> Callable[..., None]:
     Values are texts: `load_config` checks them, so that a flag, a variable and a line in a file
     fail alike.
     """
-    for key in sorted(reversed(keys()), key=lambda key: key.name in _FIRST):
+    in_order = sorted(keys(), key=lambda key: key.name not in _FIRST)
+    for key in reversed(in_order):
         names = [each for each in (_SHORT.get(key.name), key.flag, _parameter(key)) if each]
         command = click.option(
             *names,
