@@ -23,6 +23,12 @@ class HttpConfig:
     body_timeout_ms: int = setting(
         30_000, "A request whose body is not complete by then is refused.", minimum=1
     )
+    write_timeout_ms: int = setting(
+        60_000, "A client that does not take a reply by then is cut off.", minimum=1
+    )
+    max_arriving_bytes: int = setting(
+        256 * MIB, "Bodies that may be arriving at once, in all; beyond it 503.", minimum=1
+    )
     keepalive_timeout_ms: int = setting(
         75_000, "An idle connection is closed after this.", minimum=1
     )
@@ -37,7 +43,6 @@ class HttpConfig:
     max_queues_per_poll: int = setting(
         1024, "Queues that one multi-queue poll may name.", minimum=1
     )
-    max_filter_bytes: int = setting(4096, "Longest filter expression, in bytes.", minimum=1)
     page_size: int = setting(100, "Items of a listing that does not say.", minimum=1)
     max_page_size: int = setting(1000, "Largest limit of a listing.", minimum=1)
     shutdown_timeout_ms: int = setting(

@@ -1,0 +1,113 @@
+"""Binary batches as publishers send them: whole, intact, and fit for the topic. Pure.
+
+What only the broker may say (offsets, positions, the store timestamp) must be zero. Problems
+name the batch by its place in the request.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from holdfast.commitlog.batch import Batch, iter_batches
+from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
+from holdfast.commitlog.batch_header import ANY_QUEUE, BatchFlag
+from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
+from holdfast.consumequeue.errors import UnknownQueue
+from holdfast.http_api.incoming import message_too_large, too_many_messages
+from holdfast.http_api.problems import Problem
+
+_STAMPED = ("physical_offset", "durable_offset", "base_offset", "store_timestamp_us")
+
+
+def decode_batches(body: bytes, max_messages: int) -> list[Batch]:
+    """Return the batches of a request, with their checksums compared. Raises Problem."""
+    batches: list[Batch] = []
+    count = 0
+    try:
+        for batch in iter_batches(body):
+            batches.append(batch)
+            count += len(batch)
+    except CorruptBatch as error:
+        raise _malformed(error.reason, len(batches), str(error)) from error
+    except UnknownFormatVersion as error:
+        raise _malformed("format-version", len(batches), str(error)) from error
+    if not batches:
+        raise _malformed("empty", 0, "there is no batch to publish")
+    if count > max_messages:
+        raise too_many_messages(max_messages)
+    return batches
+
+
+def check_batches(
+    batches: Sequence[Batch],
+    topic: str,
+    topic_id: int | None,
+    queue_count: int,
+    limits: MessageLimits,
+) -> None:
+    """Pass batches that this topic takes; `topic_id` is None for one that is yet to be made.
+
+    Raises Problem and UnknownQueue.
+    """
+    before = 0
+    for index, batch in enumerate(batches):
+        _check_header(batch, index, topic, topic_id, queue_count)
+        try:
+            check_batch(batch, limits)
+        except CorruptBatch as error:
+            raise _malformed(error.reason, index, str(error)) from error
+        except LimitExceeded as error:
+            raise message_too_large(
+                error.limit_name, error.limit, error.found, before + error.row
+            ) from error
+        before += len(batch)
+
+
+def _check_header(
+    batch: Batch, index: int, topic: str, topic_id: int | None, queue_count: int
+) -> None:
+    header = batch.header
+    for name in _STAMPED:
+        if getattr(header, name):
+            raise _malformed("stamped", index, f"{name} is the broker's to fill in; leave it 0")
+    if header.topic_id not in (0, topic_id):
+        raise Problem(
+            "topic-recreated",
+            f"batch {index} is for topic id {header.topic_id}, but {topic!r} has "
+            f"{'no id yet' if topic_id is None else topic_id}; look the topic up again",
+            topic=topic,
+            topic_id=topic_id,
+            batch=index,
+        )
+    if header.queue_id != ANY_QUEUE and header.queue_id >= queue_count:
+        raise UnknownQueue(topic, header.queue_id, queue_count)
+    if header.queue_id == ANY_QUEUE and header.producer_id:
+        raise _malformed(
+            "queue-not-named",
+            index,
+            "a producer's sequences count its batches to one queue; name the queue",
+        )
+    if header.producer_id < 0 or header.sequence < 0:
+        raise _malformed("producer", index, "producer id and sequence are not negative")
+    if header.flags & BatchFlag.REQUEST_SEQUENCE:
+        raise _malformed(
+            "request-sequence", index, "batches count by queue; only the headers count requests"
+        )
+
+
+def with_queues(batches: Sequence[Batch], turn: Callable[[], int]) -> list[Batch]:
+    """Return the batches, those that name no queue with the one whose turn it is."""
+    return [
+        batch
+        if batch.header.queue_id != ANY_QUEUE
+        else replace(batch, header=replace(batch.header, queue_id=turn()))
+        for batch in batches
+    ]
+
+
+def _malformed(reason: str, index: int, detail: str) -> Problem:
+    return Problem(
+        "malformed-batch",
+        f"batch {index}: {detail}; encode it again as FORMAT.md says",
+        reason=reason,
+        batch=index,
+    )

@@ -1,0 +1,71 @@
+"""One request on its way through its endpoint: what was asked, and how to answer it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from aiohttp import hdrs, web
+
+from holdfast.consumequeue.errors import UnknownQueue
+from holdfast.consumequeue.topics import Topic, check_name
+from holdfast.http_api.codecs import decode, encode
+from holdfast.http_api.context import ApiContext
+from holdfast.http_api.params import invalid, whole_number
+from holdfast.http_api.reply import Headers, Reply
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NoParams:
+    """Query of an endpoint that takes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[P]):
+    """A request whose query is read and whose reply's media type is settled."""
+
+    context: ApiContext
+    request: web.Request
+    params: P
+    media: str
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The request's headers; names in any case."""
+        return self.request.headers
+
+    # The path's names are checked before anything is looked up: they arrive percent-decoded,
+    # slashes and all.
+
+    def name_of_topic(self) -> str:
+        """Return the path's topic name, whether or not there is one. Raises InvalidName."""
+        return check_name("topic", self.request.match_info["topic"])
+
+    def topic(self) -> Topic:
+        """Return the topic that the path names. Raises InvalidName, UnknownTopic."""
+        return self.context.store.topic(self.name_of_topic())
+
+    def queue(self, topic: Topic) -> int:
+        """Return the queue that the path names. Raises Problem, UnknownQueue."""
+        given = self.request.match_info["queue"]
+        queue = whole_number(given)
+        if queue is None:
+            raise invalid("queue", given, f"a whole number from 0 to {topic.queue_count - 1}")
+        if queue >= topic.queue_count:
+            raise UnknownQueue(topic.name, queue, topic.queue_count)
+        return queue
+
+    def group(self) -> str:
+        """Return the group that the path names. Raises InvalidName."""
+        return check_name("group", self.request.match_info["group"])
+
+    async def body(self, type_: type[T]) -> T:
+        """Return the body, JSON or msgpack, as `type_`. Raises Problem."""
+        body = await self.context.bodies.read(self.request)
+        return decode(self.headers.get(hdrs.CONTENT_TYPE, ""), body, type_)
+
+    def reply(self, value: object, *, status: int = 200, headers: Headers = ()) -> Reply:
+        """Return a reply in the media type that was asked for."""
+        return Reply(status, self.media, (encode(self.media, value),), headers)

@@ -1,0 +1,223 @@
+"""Media types: which one a request speaks, which one its reply should, and typed decoding.
+
+Every fault of a body becomes a Problem that says where it lies. Pure.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any, TypeVar, cast
+
+import msgpack
+import msgspec
+
+from holdfast.http_api.problems import Problem
+
+T = TypeVar("T")
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+MSGPACK = "application/msgpack"
+BATCH = "application/vnd.holdfast.batch"
+
+#: Other names under which the same is asked for or sent.
+_ALIASES = {
+    "application/ndjson": NDJSON,
+    "application/jsonl": NDJSON,
+    "application/x-msgpack": MSGPACK,
+    "application/vnd.msgpack": MSGPACK,
+}
+
+STRUCTURED = (JSON, MSGPACK)
+
+
+# -- which media type ----------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def media_type(content_type: str) -> str:
+    """Return the bare media type of a Content-Type header, empty for none.
+
+    Raises Problem for a text in another charset than UTF-8, which could only be misread.
+    """
+    essence, _, parameters = content_type.partition(";")
+    bare = essence.strip().lower()
+    bare = _ALIASES.get(bare, bare)
+    charset = re.search(r"charset\s*=\s*\"?([^\s;\"]+)", parameters, re.IGNORECASE)
+    if bare in (JSON, NDJSON) and charset and charset[1].lower() not in ("utf-8", "utf8"):
+        raise Problem(
+            "unsupported-media-type",
+            f"{bare} is UTF-8 here, not {charset[1][:40]}; convert the body and leave the "
+            "charset out",
+            found=content_type[:200],
+            allowed=[bare],
+        )
+    return bare
+
+
+@lru_cache(maxsize=256)
+def negotiate(accept: str, offered: Sequence[str]) -> str:
+    """Return the one of `offered` that an Accept header likes best, the first of equals.
+
+    No header accepts everything. Raises Problem (not-acceptable) when none will do.
+    """
+    if not accept.strip():
+        return offered[0]
+    ranges = [_media_range(each) for each in accept.split(",") if each.strip()]
+    best, best_quality = "", 0.0
+    for each in offered:
+        quality = _quality(each, ranges)
+        if quality > best_quality:
+            best, best_quality = each, quality
+    if not best:
+        raise Problem(
+            "not-acceptable",
+            f"none of {accept[:200]!r} can be sent; accept one of: {', '.join(offered)}",
+            found=accept[:200],
+            allowed=list(offered),
+        )
+    return best
+
+
+def _media_range(given: str) -> tuple[str, float]:
+    """Return a media range and its quality; one that cannot be read counts as refused."""
+    essence, *parameters = (part.strip().lower() for part in given.split(";"))
+    quality = 1.0
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            valid = re.fullmatch(r"[01](\.\d{0,3})?", value.strip(), re.ASCII)
+            quality = min(float(value), 1.0) if valid else 0.0
+    return _ALIASES.get(essence, essence), quality
+
+
+def _quality(offered: str, ranges: list[tuple[str, float]]) -> float:
+    """Return the quality of the most specific range that covers `offered`, 0 for none."""
+    qualities = dict(reversed(ranges))
+    for candidate in (offered, offered.partition("/")[0] + "/*", "*/*"):
+        if candidate in qualities:
+            return qualities[candidate]
+    return 0.0
+
+
+# -- decoding ------------------------------------------------------------------------------
+
+
+def decode(content_type: str, body: bytes, type_: type[T]) -> T:
+    """Return a JSON or msgpack body as `type_`. An empty body is an empty object.
+
+    Raises Problem: unsupported-media-type, malformed-json, malformed-msgpack,
+    invalid-parameter.
+    """
+    kind = media_type(content_type)
+    if not body:
+        return convert({}, type_)
+    if kind in (JSON, ""):
+        return decode_json(body, type_)
+    if kind == MSGPACK:
+        return convert(unpack(body), type_)
+    raise unsupported(kind, STRUCTURED)
+
+
+def unsupported(found: str, allowed: Sequence[str]) -> Problem:
+    """Return the problem of a body in a media type that is not understood."""
+    return Problem(
+        "unsupported-media-type",
+        f"{found[:100] or 'a body without Content-Type'} is not understood here; send "
+        f"Content-Type: {' or '.join(allowed)}",
+        found=found[:200],
+        allowed=list(allowed),
+    )
+
+
+@cache
+def _json_decoder(type_: Any) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(type_)
+
+
+def decode_json(body: bytes, type_: type[T], *, where: str = "") -> T:
+    """Return a JSON text as `type_`; `where` leads the name of a member that is wrong.
+
+    Raises Problem: malformed-json, invalid-parameter.
+    """
+    decoder = _json_decoder(cast(Any, type_))
+    return cast(T, _checked(lambda: decoder.decode(body), "malformed-json", where))
+
+
+def convert(value: object, type_: type[T]) -> T:
+    """Return decoded msgpack as `type_`. Raises Problem: invalid-parameter."""
+    return _checked(lambda: msgspec.convert(value, type_), "malformed-msgpack", "")
+
+
+def unpack(body: bytes) -> Any:
+    """Return a msgpack body; no length in it may claim more than the body has.
+
+    Raises Problem: malformed-msgpack.
+    """
+    size = len(body)
+    try:
+        return msgpack.unpackb(
+            body,
+            strict_map_key=True,
+            max_str_len=size,
+            max_bin_len=size,
+            max_array_len=size,
+            max_map_len=size,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        reason = str(error) or type(error).__name__
+        raise Problem(
+            "malformed-msgpack",
+            f"the body is not one msgpack object with text keys: {reason[:200]}; encode it again",
+        ) from error
+
+
+def _checked(decoding: Callable[[], T], malformed: str, where: str) -> T:
+    try:
+        return decoding()
+    except msgspec.ValidationError as error:
+        raise _invalid_member(str(error), where) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        at = f"{where}: " if where else ""
+        raise Problem(malformed, f"{at}{error}; send UTF-8 that is well-formed") from error
+    except RecursionError as error:
+        raise Problem(malformed, "it is nested too deeply; send it flat") from error
+
+
+def _invalid_member(message: str, where: str) -> Problem:
+    """Return the problem for what msgspec says, such as
+    "Expected `int`, got `str` - at `$.messages[0].queue`"."""
+    what, _, at = message.partition(" - at ")
+    path = at.strip("`").removeprefix("$").removeprefix(".")
+    parameter = ".".join(part for part in (where, path) if part)
+    unknown = re.fullmatch(r"Object (?:contains unknown|missing required) field `(.*)`", what)
+    if unknown:
+        parameter = ".".join(part for part in (parameter, unknown[1][:200]) if part)
+    slug = "missing-parameter" if "missing required" in what else "invalid-parameter"
+    members = {"parameter": parameter} if parameter else {}
+    return Problem(
+        slug,
+        f"{parameter or 'the body'}: {what}; see /openapi.json for what is allowed",
+        **members,
+    )
+
+
+# -- encoding ------------------------------------------------------------------------------
+
+
+def encode(media: str, value: object) -> bytes:
+    """Return a reply's value in JSON or msgpack."""
+    return _ENCODE[media](value)
+
+
+_ENCODE: dict[str, Callable[[object], bytes]] = {
+    JSON: msgspec.json.Encoder().encode,
+    MSGPACK: msgspec.msgpack.Encoder().encode,
+}
+_json_encoder = msgspec.json.Encoder()
+
+
+def encode_lines(values: Sequence[object]) -> bytes:
+    """Return values as NDJSON: each on a line of its own."""
+    return _json_encoder.encode_lines(values)

@@ -1,0 +1,94 @@
+"""What the endpoints are handed: the parts of the broker below them, and their own state."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.topics import Topic
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
+from holdfast.http_api.bodies import BodyReader
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.metrics import Metrics
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """How the broker is. `read_only` says why nothing can be published, None when it can."""
+
+    phase: str
+    """recovering, ready, draining or stopped."""
+    degraded: tuple[str, ...] = ()
+    read_only: str | None = None
+    progress: Mapping[str, object] = field(default_factory=dict)
+    """How far recovery has come."""
+
+
+@dataclass(slots=True)
+class ApiContext:
+    """The broker as the API sees it. Belongs to one event loop.
+
+    While `status` says "recovering" the store and the hold service are not touched, so they may
+    be set later.
+    """
+
+    store: MessageStore
+    hold: PullRequestHoldService
+    config: HttpConfig
+    topics_config: TopicsConfig
+    status: Callable[[], BrokerStatus]
+    registry: CollectorRegistry
+    version: str
+    info: Callable[[], Mapping[str, object]]
+    metrics: Metrics = field(init=False)
+    bodies: BodyReader = field(init=False)
+    openapi: bytes = field(init=False, default=b"")
+    """This API's description."""
+    _turns: dict[int, int] = field(init=False, default_factory=dict)
+    _changes: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.registry)
+        self.bodies = BodyReader(self.config)
+
+    def next_queue(self, topic: Topic) -> int:
+        """Return the queue whose turn it is, for messages that name none."""
+        turn = self._turns.get(topic.topic_id, -1) + 1
+        self._turns[topic.topic_id] = turn
+        return turn % topic.queue_count
+
+    def forget_topic(self, topic: Topic) -> None:
+        """Drop what is kept for a topic that was deleted."""
+        self._turns.pop(topic.topic_id, None)
+        self.metrics.forget_topic(topic.name)
+
+    async def to_the_end(self, change: Coroutine[Any, Any, T]) -> T:
+        """Await a change that must not be cut in half when its client goes away.
+
+        Cancelling lets go of the change, not of its end: `changes_done` waits for it.
+        """
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_look_at)
+            raise
+
+    async def changes_done(self) -> None:
+        """Wait for every change that is under way."""
+        while self._changes:
+            await asyncio.wait(self._changes)
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Take a failure that nobody is left to be told of."""
+    if not task.cancelled():
+        task.exception()

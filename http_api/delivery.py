@@ -1,0 +1,122 @@
+"""What was read, as the reply that carries it in the media type that was asked for.
+
+JSON and msgpack wrap the messages in an envelope; NDJSON (a message a line) and binary batches
+(blocks as they are stored) have none, so every read carries its offsets in headers as well.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.consumequeue.message_store import BatchSlice, Fetched
+from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.codecs import BATCH, JSON, MSGPACK, NDJSON, encode, encode_lines
+from holdfast.http_api.context import ApiContext
+from holdfast.http_api.messages import messages_of, packed_messages_of
+from holdfast.http_api.problems import Problem
+from holdfast.http_api.reply import Bytes, Headers, Reply
+from holdfast.http_api.types import PollReply, PullReply, QueueReply
+
+#: In the order of preference.
+PULL_TYPES = (JSON, NDJSON, MSGPACK, BATCH)
+WITHOUT_ENVELOPE = (NDJSON, BATCH)
+
+#: More messages than this are encoded in a thread: they would keep the loop for milliseconds.
+APART_MESSAGES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRead:
+    """What a poll read from one queue, or why it could not."""
+
+    queue: int
+    fetched: Fetched
+    problem: Problem | None = None
+
+
+async def deliver_pull(
+    context: ApiContext, topic: Topic, fetched: Fetched, media: str, held_s: float
+) -> Reply:
+    """Return the reply to a pull from one queue."""
+    headers = [
+        ("Holdfast-Next-Offset", str(fetched.next_offset)),
+        ("Holdfast-Min-Offset", str(fetched.min_offset)),
+        ("Holdfast-Max-Offset", str(fetched.max_offset)),
+    ]
+
+    def envelope(messages: list[Any]) -> PullReply[Any]:
+        return PullReply(messages, fetched.next_offset, fetched.min_offset, fetched.max_offset)
+
+    return await _deliver(
+        context, topic, fetched.slices, fetched.message_count, media, headers, envelope, held_s
+    )
+
+
+async def deliver_poll(
+    context: ApiContext, topic: Topic, reads: Sequence[QueueRead], media: str, held_s: float
+) -> Reply:
+    """Return the reply to a poll over several queues; in headers, offsets stand as
+    "queue:offset" pairs, and a queue's problem is that of the whole."""
+    headers: list[tuple[str, str]] = []
+    if media in WITHOUT_ENVELOPE:
+        for read in reads:
+            if read.problem is not None:
+                raise read.problem
+        headers = [
+            ("Holdfast-Next-Offset", _pairs(reads, lambda fetched: fetched.next_offset)),
+            ("Holdfast-Min-Offset", _pairs(reads, lambda fetched: fetched.min_offset)),
+            ("Holdfast-Max-Offset", _pairs(reads, lambda fetched: fetched.max_offset)),
+        ]
+
+    def envelope(messages: list[Any]) -> PollReply[Any]:
+        return PollReply(messages, [_queue_reply(read) for read in reads])
+
+    slices = [each for read in reads for each in read.fetched.slices]
+    count = sum(read.fetched.message_count for read in reads)
+    return await _deliver(context, topic, slices, count, media, headers, envelope, held_s)
+
+
+def _pairs(reads: Sequence[QueueRead], offset: Callable[[Fetched], int]) -> str:
+    return ",".join(f"{read.queue}:{offset(read.fetched)}" for read in reads)
+
+
+def _queue_reply(read: QueueRead) -> QueueReply:
+    fetched = read.fetched
+    return QueueReply(
+        read.queue,
+        fetched.next_offset,
+        fetched.min_offset,
+        fetched.max_offset,
+        read.problem.body() if read.problem is not None else None,
+    )
+
+
+async def _deliver(
+    context: ApiContext,
+    topic: Topic,
+    slices: Sequence[BatchSlice],
+    count: int,
+    media: str,
+    headers: Headers,
+    envelope: Callable[[list[Any]], object],
+    held_s: float,
+) -> Reply:
+    parts: Sequence[Bytes]
+    if media == BATCH:
+        parts = [each.batch.block for each in slices]
+    else:
+
+        def encoded() -> bytes:
+            if media == NDJSON:
+                return encode_lines(messages_of(topic.name, slices))
+            make = packed_messages_of if media == MSGPACK else messages_of
+            return encode(media, envelope(make(topic.name, slices)))
+
+        parts = [await asyncio.to_thread(encoded) if count > APART_MESSAGES else encoded()]
+    if count:
+        counters = context.metrics.topic(topic.name)
+        counters.messages_out.inc(count)
+        counters.bytes_out.inc(sum(map(len, parts)))
+    topic_id = ("Holdfast-Topic-Id", str(topic.topic_id))
+    return Reply(200, media, parts, [*headers, topic_id], held_s=held_s)

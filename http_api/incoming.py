@@ -1,0 +1,200 @@
+"""Messages as publishers write them, in each text format, made into one form and checked. Pure.
+
+All or nothing: the first fault raises a Problem that names the message and the mend, before
+anything is stored. Names of values in problems are those of the request: `messages[3].key`.
+"""
+
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from holdfast.commitlog.batch_check import MessageLimits
+from holdfast.http_api.codecs import convert, decode_json, unpack
+from holdfast.http_api.params import invalid
+from holdfast.http_api.problems import Problem
+from holdfast.http_api.types import (
+    NewMessage,
+    NewPackedMessage,
+    PackedPublishRequest,
+    PublishRequest,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One message on its way in."""
+
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    properties: Mapping[str, str] | None = None
+    queue: int | None = None
+    ttl_ms: int | None = None
+
+
+# -- formats -------------------------------------------------------------------------------
+
+
+def from_json(body: bytes, limit: int) -> list[Incoming]:
+    """Return the messages of a JSON body. Raises Problem."""
+    messages = decode_json(body, PublishRequest).messages
+    _check_count(len(messages), limit)
+    return [_from_text(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def from_lines(body: bytes, limit: int) -> list[Incoming]:
+    """Return the messages of an NDJSON body: an object a line, blank lines left out.
+
+    Raises Problem.
+    """
+    lines = [(i, line) for i, line in enumerate(body.split(b"\n"), 1) if line.strip()]
+    _check_count(len(lines), limit)
+    return [_from_text(decode_json(line, NewMessage, where=f"line {i}"), f"line {i}")
+            for i, line in lines]  # fmt: skip
+
+
+def from_msgpack(body: bytes, limit: int) -> list[Incoming]:
+    """Return the messages of a msgpack body. Raises Problem."""
+    value = unpack(body)
+    listed = value.get("messages") if isinstance(value, dict) else None
+    if isinstance(listed, list):
+        _check_count(len(listed), limit)
+        for message in listed:
+            _make_body_bytes(message)
+    return [_from_packed(each) for each in convert(value, PackedPublishRequest).messages]
+
+
+def _make_body_bytes(message: Any) -> None:
+    """A body may be str too; msgspec would take that for base64."""
+    if isinstance(message, dict) and isinstance(message.get("body"), str):
+        message["body"] = message["body"].encode()
+
+
+def _from_packed(message: NewPackedMessage) -> Incoming:
+    return Incoming(
+        message.body,
+        message.key,
+        message.tag,
+        message.properties,
+        message.queue,
+        message.ttl_ms,
+    )
+
+
+def _from_text(message: NewMessage, where: str) -> Incoming:
+    text, base64 = message.body, message.body_base64
+    if text is UNSET and base64 is UNSET:
+        raise Problem(
+            "missing-parameter",
+            f"{where} has no body; give it body (a text) or body_base64",
+            parameter=f"{where}.body",
+        )
+    if text is not UNSET and base64 is not UNSET:
+        raise Problem(
+            "invalid-parameter",
+            f"{where} has both body and body_base64; give it one of them",
+            parameter=f"{where}.body_base64",
+        )
+    return Incoming(
+        text.encode() if text is not UNSET else _from_base64(base64, where),
+        message.key,
+        message.tag,
+        message.properties,
+        message.queue,
+        message.ttl_ms,
+    )
+
+
+def _from_base64(given: "str | msgspec.UnsetType", where: str) -> bytes:
+    assert given is not UNSET
+    try:
+        return binascii.a2b_base64(given, strict_mode=True)
+    except ValueError as error:
+        raise invalid(
+            f"{where}.body_base64",
+            given[:40],
+            "base64 of RFC 4648 section 4, with its padding and without line ends",
+            f"{where}.body_base64 is not base64 ({error})",
+        ) from error
+
+
+def _check_count(count: int, limit: int) -> None:
+    if count == 0:
+        raise Problem(
+            "invalid-parameter",
+            "there is no message to publish; send at least one",
+            parameter="messages",
+        )
+    if count > limit:
+        raise too_many_messages(limit)
+
+
+def too_many_messages(limit: int) -> Problem:
+    """Return the problem of a request with more than `limit` messages."""
+    return Problem(
+        "request-too-large",
+        f"there are more than max_messages_per_request ({limit}) messages; send fewer at a time",
+        limit=limit,
+        limit_name="max_messages_per_request",
+    )
+
+
+# -- checks --------------------------------------------------------------------------------
+
+
+def check_messages(messages: Sequence[Incoming], limits: MessageLimits) -> None:
+    """Pass messages that a topic with these limits takes. Raises Problem."""
+    for index, message in enumerate(messages):
+        size = len(message.body)
+        if message.key is not None:
+            size += _text_size(message.key, "key", index, limits.max_key_bytes)
+        if message.tag is not None:
+            size += _text_size(message.tag, "tag", index, limits.max_tag_bytes)
+        if message.properties:
+            properties_size = 0
+            for name, value in message.properties.items():
+                if not name:
+                    raise _empty("properties", index, "a property name is empty; name it")
+                properties_size += len(name.encode()) + len(value.encode())
+            _check_size("max_properties_bytes", limits.max_properties_bytes, properties_size, index)
+            size += properties_size
+        _check_size("max_message_bytes", limits.max_message_bytes, size, index)
+
+
+def _text_size(text: str, what: str, index: int, limit: int) -> int:
+    if not text:
+        raise _empty(what, index, f"an empty {what} means none; leave it out instead")
+    size = len(text.encode())
+    _check_size(f"max_{what}_bytes", limit, size, index)
+    return size
+
+
+def _empty(what: str, index: int, mend: str) -> Problem:
+    return Problem(
+        "invalid-parameter",
+        f"messages[{index}].{what}: {mend}",
+        parameter=f"messages[{index}].{what}",
+        index=index,
+    )
+
+
+def _check_size(limit_name: str, limit: int, size: int, index: int) -> None:
+    if size > limit:
+        raise message_too_large(limit_name, limit, size, index)
+
+
+def message_too_large(limit_name: str, limit: int, size: int, index: int) -> Problem:
+    """Return the problem of one message over a limit; `index` counts from 0 in its request."""
+    return Problem(
+        "message-too-large",
+        f"message {index}: {size} bytes exceed {limit_name} ({limit}); send a smaller one, or "
+        "raise the limit",
+        limit=limit,
+        limit_name=limit_name,
+        found=size,
+        index=index,
+    )

@@ -1,0 +1,196 @@
+"""What Prometheus is told: counts made while answering, and the state read at each scrape.
+
+Every label has a bound: routes and status codes are few, and topics and groups beyond
+MAX_SERIES share one label, so that nobody's names can fill the memory of a scraper. What the
+log itself measures, it registers in the same registry.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from holdfast.http_api.context import ApiContext
+
+MAX_SERIES = 1000
+#: The label of whatever comes after that; no topic can be named so.
+OTHER = "__other"
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCounters:
+    """One topic's counters."""
+
+    messages_in: Counter
+    bytes_in: Counter
+    messages_out: Counter
+    bytes_out: Counter
+
+
+class Metrics:
+    """The counters that answering moves. Belongs to the event loop."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def per_topic(name: str, doc: str) -> Counter:
+            return Counter(f"holdfast_{name}", doc, ["topic"], registry=registry)
+
+        self._messages_in = per_topic("messages_in", "Messages acknowledged to publishers.")
+        self._bytes_in = per_topic("bytes_in", "Bytes of the batches that they were stored in.")
+        self._messages_out = per_topic("messages_out", "Messages delivered to pulls.")
+        self._bytes_out = per_topic("bytes_out", "Bytes of the replies that delivered them.")
+        self._request_seconds = Histogram(
+            "holdfast_http_request_seconds",
+            "Time to answer a request, without the time that a pull was held.",
+            ["route", "code"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.wake_seconds = Histogram(
+            "holdfast_long_poll_wake_seconds",
+            "From storing a message to the answer of a pull that was held for it.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.loop_lag_seconds = Gauge(
+            "holdfast_event_loop_lag_seconds",
+            "How late the event loop last was for a timer.",
+            registry=registry,
+        )
+        self._topics: dict[str, TopicCounters] = {}
+        self._requests: dict[tuple[str, int], Histogram] = {}
+
+    def topic(self, name: str) -> TopicCounters:
+        """Return the counters of a topic, or those that the late-comers share."""
+        counters = self._topics.get(name)
+        if counters is None:
+            if len(self._topics) >= MAX_SERIES and name != OTHER:
+                return self.topic(OTHER)
+            counters = self._topics[name] = TopicCounters(
+                self._messages_in.labels(name),
+                self._bytes_in.labels(name),
+                self._messages_out.labels(name),
+                self._bytes_out.labels(name),
+            )
+        return counters
+
+    def forget_topic(self, name: str) -> None:
+        """Drop the counters of a topic that was deleted."""
+        if self._topics.pop(name, None) is not None:
+            for counter in (
+                self._messages_in,
+                self._bytes_in,
+                self._messages_out,
+                self._bytes_out,
+            ):
+                counter.remove(name)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        histogram = self._requests.get((route, status))
+        if histogram is None:
+            histogram = self._request_seconds.labels(route, str(status))
+            self._requests[route, status] = histogram
+        histogram.observe(seconds)
+
+
+class StateCollector:
+    """Reads the state of the broker when it is scraped, which is on the event loop."""
+
+    def __init__(self, context: "ApiContext") -> None:
+        self._context = context
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the registry need not ask for values when this is registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is so now; while the broker recovers, only that it does."""
+        context = self._context
+        status = context.status()
+        build = GaugeMetricFamily("holdfast_build_info", "Always 1.", labels=["version"])
+        build.add_metric([context.version], 1)
+        yield build
+        yield _gauge("ready", "1 while requests are served.", status.phase == "ready")
+        yield _gauge("degraded", "How many faults the broker serves with.", len(status.degraded))
+        yield _gauge("read_only", "1 when nothing can be published.", status.read_only is not None)
+        if status.phase != "recovering":
+            yield from _held(context)
+            yield from _topics(context)
+            yield _group_lag(context)
+
+
+def _gauge(name: str, doc: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"holdfast_{name}", doc, value=float(value))
+
+
+def _held(context: "ApiContext") -> Iterator[Metric]:
+    stats = context.hold.stats()
+    yield _gauge("long_poll_parked", "Pulls held now.", stats.held)
+    counts = {
+        "woken": ("Held pulls answered because of a message.", stats.woken_total),
+        "expired": ("Held pulls whose wait ended.", stats.expired_total),
+        "cancelled": ("Held pulls whose client went away.", stats.cancelled_total),
+        "refused": ("Pulls not held because of a limit.", stats.refused_total),
+    }
+    for name, (doc, value) in counts.items():
+        yield CounterMetricFamily(f"holdfast_long_poll_{name}", doc, value=value)
+    yield CounterMetricFamily(
+        "holdfast_scan_rescues",
+        "Arrivals that only the safety net found: each is a fault.",
+        value=stats.scan_rescues,
+    )
+
+
+def _topics(context: "ApiContext") -> Iterator[Metric]:
+    families = [
+        GaugeMetricFamily("holdfast_topic_messages", "Messages kept.", labels=["topic"]),
+        GaugeMetricFamily("holdfast_topic_bytes", "Stored bytes kept.", labels=["topic"]),
+        GaugeMetricFamily(
+            "holdfast_log_end_offset", "Messages ever stored: its queues' ends.", labels=["topic"]
+        ),
+    ]
+    topics = context.store.topics()
+    for topic in topics[:MAX_SERIES]:
+        states = context.store.queue_states(topic)
+        sums = (
+            sum(state.max_offset - state.min_offset for state in states),
+            sum(state.bytes for state in states),
+            sum(state.max_offset for state in states),
+        )
+        for family, value in zip(families, sums, strict=True):
+            family.add_metric([topic.name], value)
+    yield from families
+    yield _gauge("topics", "Topics that exist.", len(topics))
+
+
+def _group_lag(context: "ApiContext") -> Metric:
+    family = GaugeMetricFamily(
+        "holdfast_group_lag_messages",
+        "Messages between a group's stored offsets and the ends of their queues.",
+        labels=["group", "topic"],
+    )
+    for group, topic, lag in islice(_lags(context), MAX_SERIES):
+        family.add_metric([group, topic], lag)
+    return family
+
+
+def _lags(context: "ApiContext") -> Iterator[tuple[str, str, int]]:
+    store = context.store
+    for group in store.groups():
+        for name, stored in store.group_topics(group).items():
+            states = store.queue_states(store.topic(name))
+            yield (
+                group,
+                name,
+                sum(
+                    max(state.max_offset - stored.offsets[state.queue], 0)
+                    for state in states
+                    if state.queue in stored.offsets
+                ),
+            )

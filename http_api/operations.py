@@ -1,0 +1,58 @@
+"""Operating the broker: is it alive, is it ready, what does it measure, what is it."""
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from holdfast.http_api.call import Call, NoParams
+from holdfast.http_api.codecs import JSON
+from holdfast.http_api.problems import Problem
+from holdfast.http_api.reply import Reply
+from holdfast.http_api.types import HealthReply, ReadyReply
+
+_WHY_NOT_READY = {
+    "recovering": "the broker is recovering; wait until it is ready",
+    "draining": "the broker is stopping; send the request again once it is back",
+}
+
+
+def not_ready(phase: str, /, **members: object) -> Problem:
+    """Return the problem of a request that this phase of the broker does not serve."""
+    slug = "recovering" if phase == "recovering" else "draining"
+    return Problem(slug, _WHY_NOT_READY[slug], **members)
+
+
+async def get_health(call: Call[NoParams]) -> Reply:
+    """Tell that the process lives and its event loop turns."""
+    return call.reply(HealthReply("alive"))
+
+
+async def get_ready(call: Call[NoParams]) -> Reply:
+    """Tell whether requests are served: 503 with the progress while the broker recovers.
+
+    A broker that serves in spite of faults is ready, and names them in `degraded`.
+    """
+    status = call.context.status()
+    if status.phase != "ready":
+        raise not_ready(
+            status.phase,
+            phase=status.phase,
+            degraded=status.degraded,
+            read_only=status.read_only,
+            progress=status.progress,
+        )
+    return call.reply(ReadyReply(status.phase, list(status.degraded), status.read_only))
+
+
+async def get_metrics(call: Call[NoParams]) -> Reply:
+    """Return the metrics for Prometheus."""
+    return Reply(200, CONTENT_TYPE_LATEST, (generate_latest(call.context.registry),))
+
+
+async def get_openapi(call: Call[NoParams]) -> Reply:
+    """Return this API's description, OpenAPI 3.1."""
+    return Reply(200, JSON, (call.context.openapi,))
+
+
+async def get_info(call: Call[NoParams]) -> Reply:
+    """Tell what the broker is: its version, and what matters of its configuration."""
+    info = {"name": "holdfast", "version": call.context.version, **call.context.info()}
+    return call.reply(info)

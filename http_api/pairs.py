@@ -1,0 +1,23 @@
+"""Offsets of several queues in one parameter: "0:12,1:40". Pure."""
+
+from holdfast.consumequeue.errors import UnknownQueue
+from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.params import invalid, whole_number
+
+EXAMPLE = "queue:offset pairs with commas between, as 0:12,1:40"
+
+
+def parse_pairs(parameter: str, given: str, topic: Topic) -> dict[int, int]:
+    """Return the offsets by queue, in their order. Raises Problem, UnknownQueue."""
+    offsets: dict[int, int] = {}
+    for pair in given.split(","):
+        queue_text, _, offset_text = pair.partition(":")
+        queue, offset = whole_number(queue_text), whole_number(offset_text)
+        if queue is None or offset is None:
+            raise invalid(parameter, pair, EXAMPLE)
+        if queue >= topic.queue_count:
+            raise UnknownQueue(topic.name, queue, topic.queue_count)
+        if queue in offsets:
+            raise invalid(parameter, pair, "each queue once", f"queue {queue} is named twice")
+        offsets[queue] = offset
+    return offsets

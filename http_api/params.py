@@ -1,0 +1,198 @@
+"""Query strings, declared and read: each endpoint's parameters are the fields of a dataclass.
+
+    @dataclass(frozen=True, slots=True)
+    class PullParams:
+        offset: int | None = whole("The first offset wanted.")
+
+    params = read_params(PullParams, request.query, config)
+
+A bound may be a number or the name of a setting of HttpConfig. What is above a setting is
+refused as over its limit and never clamped; a name that is not declared is refused too, so
+that a slip of the pen is not taken for a default.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from multidict import MultiMapping
+
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.problems import Problem
+
+P = TypeVar("P")
+
+MAX_OFFSET = 2**63 - 1
+MAX_TIMESTAMP_MS = MAX_OFFSET // 1000
+
+Bound = int | str
+"""A number, or the name of a setting that holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter of a query string: how to read it, and how OpenAPI draws it."""
+
+    name: str
+    """Empty for the field's own name."""
+    doc: str
+    parse: Callable[["Param", str, HttpConfig], Any]
+    schema: Callable[["Param", HttpConfig], dict[str, object]]
+    minimum: int = 0
+    maximum: Bound = MAX_OFFSET
+    default: str | None = None
+    """A setting that is taken when the parameter is not given."""
+    choices: tuple[str, ...] = ()
+
+    def limit(self, config: HttpConfig) -> int:
+        """Return the largest value that is allowed."""
+        return _bound(self.maximum, config)
+
+
+def _bound(bound: Bound, config: HttpConfig) -> int:
+    return bound if isinstance(bound, int) else int(getattr(config, bound))
+
+
+def whole(
+    doc: str,
+    *,
+    minimum: int = 0,
+    maximum: Bound = MAX_OFFSET,
+    default: str | int | None = None,
+) -> Any:
+    """Declare a whole number. `default` is a number or the name of a setting."""
+    setting = default if isinstance(default, str) else None
+    value = default if isinstance(default, int) else None
+    return _declare(Param("", doc, _parse_whole, _whole_schema, minimum, maximum, setting), value)
+
+
+def choice(doc: str, *choices: str, name: str = "", default: str | None = None) -> Any:
+    """Declare one of a few words."""
+    return _declare(Param(name, doc, _parse_choice, _choice_schema, choices=choices), default)
+
+
+def text(doc: str, *, maximum: Bound = 8192) -> Any:
+    """Declare any text but the empty one, of at most `maximum` bytes of UTF-8."""
+    return _declare(Param("", doc, _parse_text, _text_schema, maximum=maximum), None)
+
+
+def _declare(param: Param, default: object) -> Any:
+    return field(default=default, metadata={"param": param})
+
+
+@cache
+def declared(params: Any) -> Mapping[str, tuple[str, Param]]:
+    """Return the parameters of a class by their names, each with its field's name."""
+    found = {}
+    for each in fields(params):
+        param: Param = each.metadata["param"]
+        found[param.name or each.name] = (each.name, param)
+    return found
+
+
+def read_params(params: type[P], query: MultiMapping[str], config: HttpConfig) -> P:
+    """Return the parameters of a query string.
+
+    Raises Problem: invalid-parameter (unknown, given twice, not readable, too small) or
+    limit-exceeded.
+    """
+    known = declared(cast(Any, params))
+    values: dict[str, Any] = {}
+    for name, given in query.items():
+        if name not in known:
+            raise _unknown(name, list(known))
+        field_name, param = known[name]
+        if field_name in values:
+            raise invalid(name, given, "one value", f"{name} is given more than once")
+        values[field_name] = _parse(name, param, given, config)
+    for field_name, param in known.values():
+        if param.default is not None and field_name not in values:
+            values[field_name] = getattr(config, param.default)
+    return params(**values)
+
+
+def _parse(name: str, param: Param, given: str, config: HttpConfig) -> Any:
+    try:
+        return param.parse(param, given, config)
+    except _AboveLimit as error:
+        raise Problem(
+            "limit-exceeded",
+            f"{name}={given[:40]} is above the limit; ask for {error.limit} at most",
+            parameter=name,
+            limit=error.limit,
+        ) from None
+    except ValueError as error:
+        raise invalid(name, given, str(error)) from None
+
+
+class _AboveLimit(Exception):
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+
+def whole_number(given: str) -> int | None:
+    """Return a number written in decimal digits, None for anything else."""
+    if not (given.isascii() and given.isdigit()) or len(given) > 19:
+        return None
+    return int(given)
+
+
+def _parse_whole(param: Param, given: str, config: HttpConfig) -> int:
+    limit = param.limit(config)
+    value = whole_number(given)
+    if value is None and given.isascii() and given.isdigit():
+        raise _AboveLimit(limit)
+    if value is None or value < param.minimum:
+        raise ValueError(f"a whole number from {param.minimum} to {limit}")
+    if value > limit:
+        raise _AboveLimit(limit)
+    return value
+
+
+def _whole_schema(param: Param, config: HttpConfig) -> dict[str, object]:
+    return {"type": "integer", "minimum": param.minimum, "maximum": param.limit(config)}
+
+
+def _parse_choice(param: Param, given: str, config: HttpConfig) -> str:
+    if given not in param.choices:
+        raise ValueError(" or ".join(param.choices))
+    return given
+
+
+def _choice_schema(param: Param, config: HttpConfig) -> dict[str, object]:
+    return {"type": "string", "enum": list(param.choices)}
+
+
+def _parse_text(param: Param, given: str, config: HttpConfig) -> str:
+    if not given:
+        raise ValueError("a text that is not empty; leave the parameter out for none")
+    try:
+        size = len(given.encode())
+    except UnicodeEncodeError:
+        raise ValueError("percent-encoded UTF-8") from None
+    if size > param.limit(config):
+        raise _AboveLimit(param.limit(config))
+    return given
+
+
+def _text_schema(param: Param, config: HttpConfig) -> dict[str, object]:
+    return {"type": "string", "minLength": 1, "maxLength": param.limit(config)}
+
+
+def invalid(parameter: str, found: object, allowed: str, detail: str | None = None) -> Problem:
+    """Return the problem of a value that is not allowed."""
+    shown = found if not isinstance(found, str) else found[:200]
+    return Problem(
+        "invalid-parameter",
+        f"{detail or f'{parameter} is {shown!r}'}; allowed: {allowed}",
+        parameter=parameter,
+        found=shown,
+        allowed=allowed,
+    )
+
+
+def _unknown(name: str, known: list[str]) -> Problem:
+    allowed = ", ".join(known) if known else "no parameters at all"
+    return invalid(name, name, allowed, f"there is no parameter {name[:200]!r} here")

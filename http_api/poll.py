@@ -1,0 +1,129 @@
+"""One poll over several queues of a topic: as a pull, with a place in each of them.
+
+What a poll may deliver is shared out queue by queue, so that a full queue leaves room for
+those after it; what a queue leaves over goes to the next ones.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, QueueCorrupt
+from holdfast.consumequeue.message_store import Fetched, MessageFilter
+from holdfast.consumequeue.reader import message_sizes
+from holdfast.consumequeue.topics import Topic
+from holdfast.holdservice.filters import parse_filter
+from holdfast.http_api.call import Call
+from holdfast.http_api.context import ApiContext
+from holdfast.http_api.delivery import WITHOUT_ENVELOPE, QueueRead, deliver_poll
+from holdfast.http_api.pairs import parse_pairs
+from holdfast.http_api.params import text
+from holdfast.http_api.problems import Problem, problem_for
+from holdfast.http_api.pull import PullBounds, Waiting, nothing_at
+from holdfast.http_api.reply import Reply
+
+#: Three headers of "queue:offset" pairs: this many fit what clients take as one header (8 KiB).
+MAX_QUEUES_WITHOUT_ENVELOPE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PollParams(PullBounds):
+    """Query of a poll over several queues."""
+
+    offsets: str | None = text(
+        "Where to start in each queue: queue:offset pairs, as in 0:12,1:40.", maximum=65_536
+    )
+
+
+async def poll(call: Call[PollParams]) -> Reply:
+    """Pull messages from several queues of a topic, by offset.
+
+    Held as a pull is, while none of the queues has anything to deliver. A queue that cannot be
+    read says so in its `problem`, and the others are read all the same; replies without an
+    envelope (NDJSON, batches) are that problem as a whole.
+    """
+    context, params, topic = call.context, call.params, call.topic()
+    limit = context.config.max_queues_per_poll
+    if call.media in WITHOUT_ENVELOPE:
+        limit = min(limit, MAX_QUEUES_WITHOUT_ENVELOPE)
+    offsets = _parse_offsets(params.offsets, topic, limit)
+    message_filter = parse_filter(params.tag, params.filter)
+    waiting = Waiting(params.wait_ms)
+    while True:
+        reads = await _read_queues(context, topic, offsets, params, message_filter)
+        if waiting.is_over() or any(read.problem or read.fetched.slices for read in reads):
+            break
+        offsets = {read.queue: read.fetched.next_offset for read in reads}
+        if any(read.fetched.next_offset < read.fetched.max_offset for read in reads):
+            await asyncio.sleep(0)
+            continue
+        waits = {(topic.topic_id, queue): offset for queue, offset in offsets.items()}
+        del reads
+        scanned = await waiting.hold(context, topic, waits, call.request.remote, message_filter)
+        offsets = {queue: offset for (_, queue), offset in scanned.items()}
+        if waiting.is_over():
+            reads = [
+                QueueRead(queue, nothing_at(context, topic, queue, offset))
+                for queue, offset in offsets.items()
+            ]
+            break
+    for read in reads:
+        if read.fetched.slices:
+            waiting.note_wake(context, read.fetched.slices)
+            break
+    return await deliver_poll(context, topic, reads, call.media, waiting.held_s)
+
+
+def _parse_offsets(given: str | None, topic: Topic, limit: int) -> dict[int, int]:
+    if given is None:
+        raise Problem(
+            "missing-parameter",
+            "nothing says where to start; give offsets=QUEUE:OFFSET,QUEUE:OFFSET",
+            parameter="offsets",
+        )
+    named = given.count(",") + 1
+    if named > limit:
+        raise Problem(
+            "limit-exceeded",
+            f"{named} queues are named; name {limit} at most in one poll",
+            parameter="offsets",
+            limit=limit,
+        )
+    return parse_pairs("offsets", given, topic)
+
+
+async def _read_queues(
+    context: ApiContext,
+    topic: Topic,
+    offsets: Mapping[int, int],
+    params: PullBounds,
+    message_filter: MessageFilter | None,
+) -> list[QueueRead]:
+    reads = []
+    messages_left, bytes_left = params.max_messages, params.max_bytes
+    for done, (queue, offset) in enumerate(offsets.items()):
+        queues_left = len(offsets) - done
+        if messages_left <= 0 or bytes_left <= 0:
+            reads.append(QueueRead(queue, nothing_at(context, topic, queue, offset)))
+            continue
+        try:
+            fetched = await context.store.read(
+                topic,
+                queue,
+                offset,
+                max_messages=-(-messages_left // queues_left),
+                max_bytes=-(-bytes_left // queues_left),
+                filter=message_filter,
+            )
+        except (OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt) as error:
+            fetched = Fetched([], offset, error.min_offset, error.max_offset, 0)
+            reads.append(QueueRead(queue, fetched, problem_for(error)))
+            continue
+        reads.append(QueueRead(queue, fetched))
+        messages_left -= fetched.message_count
+        bytes_left -= _text_bytes(fetched)
+    return reads
+
+
+def _text_bytes(fetched: Fetched) -> int:
+    return sum(int(message_sizes(each.batch)[list(each.rows)].sum()) for each in fetched.slices)

@@ -1,0 +1,76 @@
+"""Who an idempotent publish is from: the Holdfast-Producer headers. Pure."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.http_api.params import MAX_OFFSET, invalid, whole_number
+from holdfast.http_api.problems import Problem
+
+ID = "Holdfast-Producer-Id"
+EPOCH = "Holdfast-Producer-Epoch"
+SEQUENCE = "Holdfast-Producer-Sequence"
+_HEADERS = (ID, EPOCH, SEQUENCE)
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A producer at one request: sequences count its requests to a topic."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+def request_producer(headers: Mapping[str, str]) -> Producer | None:
+    """Return the producer that the headers name, None without any of them.
+
+    Raises Problem: missing-parameter when only some are there, invalid-parameter.
+    """
+    given = {name: headers[name] for name in _HEADERS if name in headers}
+    if not given:
+        return None
+    for name in _HEADERS:
+        if name not in given:
+            raise Problem(
+                "missing-parameter",
+                f"the header {name} is missing; send {', '.join(_HEADERS)} together, or none",
+                parameter=name,
+            )
+    return Producer(
+        _producer_id(given[ID]),
+        _number(EPOCH, given[EPOCH], 2**32 - 1),
+        _number(SEQUENCE, given[SEQUENCE], MAX_OFFSET),
+    )
+
+
+def refuse_producer(headers: Mapping[str, str]) -> None:
+    """Refuse the headers beside binary batches, which carry the same. Raises Problem."""
+    for name in _HEADERS:
+        if name in headers:
+            raise invalid(
+                name,
+                headers[name],
+                "no such header: put producer, epoch and sequence into the batches",
+                f"{name} does not go with binary batches",
+            )
+
+
+def _producer_id(given: str) -> int:
+    number = whole_number(given)
+    if number is not None and 1 <= number <= MAX_OFFSET:
+        return number
+    if given.isdigit() or not _NAME.fullmatch(given):
+        raise invalid(ID, given, "a number from 1 to 2^63-1, or a name of A-Z a-z 0-9 . _ -")
+    digest = hashlib.sha256(given.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1 or 1
+
+
+def _number(name: str, given: str, maximum: int) -> int:
+    number = whole_number(given)
+    if number is None or number > maximum:
+        raise invalid(name, given, f"a whole number from 0 to {maximum}")
+    return number

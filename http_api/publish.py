@@ -1,0 +1,292 @@
+"""Publishing: a request's messages become one batch a queue, stored all or none.
+
+Everything is checked before anything is stored, and before a topic is made for it. A message
+goes to the queue it names, else to that of its key; those with neither go, together, to the
+queue whose turn it is.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import time_ns
+from typing import TypeVar
+
+from aiohttp import hdrs
+
+from holdfast.commitlog.batch import Batch, encode_batch, queue_for_key
+from holdfast.commitlog.batch_check import MessageLimits
+from holdfast.commitlog.message_id import format_message_id
+from holdfast.consumequeue.errors import UnknownQueue, UnknownTopic
+from holdfast.consumequeue.message_store import Published
+from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.binary import check_batches, decode_batches, with_queues
+from holdfast.http_api.call import Call
+from holdfast.http_api.codecs import (
+    BATCH,
+    JSON,
+    MSGPACK,
+    NDJSON,
+    media_type,
+)
+from holdfast.http_api.context import ApiContext
+from holdfast.http_api.incoming import (
+    Incoming,
+    check_messages,
+    from_json,
+    from_lines,
+    from_msgpack,
+)
+from holdfast.http_api.params import choice, invalid, text, whole
+from holdfast.http_api.producer import Producer, refuse_producer, request_producer
+from holdfast.http_api.reply import Reply
+from holdfast.http_api.types import PublishReply, PublishResult
+
+T = TypeVar("T")
+
+#: A body above this is worked on in a thread: it would keep the loop for milliseconds. A
+#: thread's turn costs about 0.1 ms.
+TEXT_APART_BYTES = 128 * 1024
+BINARY_APART_BYTES = 1024 * 1024
+
+_TEXT_FORMATS: Mapping[str, Callable[[bytes, int], list[Incoming]]] = {
+    JSON: from_json,
+    NDJSON: from_lines,
+    MSGPACK: from_msgpack,
+}
+
+_DURABILITY = "Acknowledge after the sync (fsync) or once written; the topic's own if not given."
+
+
+@dataclass(frozen=True, slots=True)
+class PublishParams:
+    """Query of a publish. All but `durability` go with a raw body alone."""
+
+    durability: str | None = choice(
+        "Acknowledge after the sync (fsync) or once written; the topic's own if not given.",
+        "fsync",
+        "written",
+    )
+    queue: int | None = whole("A raw message's queue.", maximum=2**31 - 1)
+    key: str | None = text("A raw message's key.")
+    tag: str | None = text("A raw message's tag.")
+
+
+async def publish(call: Call[PublishParams]) -> Reply:
+    """Publish messages.
+
+    The content type tells how they come: JSON, a message a line (NDJSON), msgpack, binary
+    batches; anything else, or none, is one raw message. All of a request's messages are stored
+    or none is; the results are in its order. An unknown topic is created unless
+    auto_create_topics is off.
+    """
+    name = call.name_of_topic()
+    kind = media_type(call.headers.get(hdrs.CONTENT_TYPE, ""))
+    if kind == BATCH:
+        return call.reply(await _publish_batches(call, name))
+    if kind in _TEXT_FORMATS:
+        return call.reply(await _publish_text(call, name, _TEXT_FORMATS[kind]))
+    return call.reply(await _publish_raw(call, name))
+
+
+async def _publish_text(
+    call: Call[PublishParams], name: str, decode: Callable[[bytes, int], list[Incoming]]
+) -> PublishReply:
+    _refuse_raw_params(call.params)
+    producer = request_producer(call.headers)
+    body = await call.context.bodies.read(call.request)
+    limit = call.context.config.max_messages_per_request
+    apart = len(body) > TEXT_APART_BYTES
+    messages = await _run(lambda: decode(body, limit), apart=apart)
+    return await _store(call, name, messages, producer, apart=apart)
+
+
+async def _publish_raw(call: Call[PublishParams], name: str) -> PublishReply:
+    params = call.params
+    producer = request_producer(call.headers)
+    body = await call.context.bodies.read(call.request)
+    message = Incoming(body, params.key, params.tag, queue=params.queue)
+    return await _store(call, name, [message], producer, apart=False)
+
+
+def _refuse_raw_params(params: PublishParams) -> None:
+    for name in ("queue", "key", "tag"):
+        if (value := getattr(params, name)) is not None:
+            raise invalid(
+                name,
+                value,
+                f"{name} inside the messages",
+                f"the parameter {name} goes with a raw body alone",
+            )
+
+
+async def _store(
+    call: Call[PublishParams],
+    name: str,
+    messages: Sequence[Incoming],
+    producer: Producer | None,
+    *,
+    apart: bool,
+) -> PublishReply:
+    context = call.context
+    topic = _existing(context, name)
+    limits = _limits(context, topic)
+    queue_count = _queue_count(context, topic)
+
+    def check() -> None:
+        check_messages(messages, limits)
+        for message in messages:
+            if message.queue is not None and message.queue >= queue_count:
+                raise UnknownQueue(name, message.queue, queue_count)
+
+    await _run(check, apart=apart)
+    topic = topic or await _created(context, name)
+    rows = _by_queue(messages, topic.queue_count, _turn(context, topic, producer))
+    now_us = time_ns() // 1000
+    batches = await _run(
+        lambda: [
+            _batch([messages[row] for row in rows[queue]], queue, now_us, producer)
+            for queue in rows
+        ],
+        apart=apart,
+    )
+    published = await _publish(context, topic, batches, call.params.durability)
+    results: dict[int, PublishResult] = {}
+    for each, indexes in zip(published, rows.values(), strict=True):
+        for offset, index in enumerate(indexes, each.base_offset):
+            results[index] = _result(topic, each.queue, offset)
+    return _reply([results[index] for index in range(len(messages))], published)
+
+
+async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply:
+    context = call.context
+    _refuse_raw_params(call.params)
+    refuse_producer(call.headers)
+    body = await context.bodies.read(call.request)
+    topic = _existing(context, name)
+    limits = _limits(context, topic)
+    queue_count = _queue_count(context, topic)
+    topic_id = topic.topic_id if topic is not None else None
+    max_messages = context.config.max_messages_per_request
+
+    def decode() -> list[Batch]:
+        batches = decode_batches(body, max_messages)
+        check_batches(batches, name, topic_id, queue_count, limits)
+        return batches
+
+    batches = await _run(decode, apart=len(body) > BINARY_APART_BYTES)
+    topic = topic or await _created(context, name)
+    batches = with_queues(batches, _turn(context, topic, None))
+    published = await _publish(context, topic, batches, call.params.durability)
+    results = [_result(topic, each.queue, each.base_offset, each.count) for each in published]
+    return _reply(results, published)
+
+
+# -- topic, queue, batch -------------------------------------------------------------------
+
+
+def _existing(context: ApiContext, name: str) -> Topic | None:
+    """Return the topic, None when it is to be created. Raises UnknownTopic when it may not."""
+    try:
+        return context.store.topic(name)
+    except UnknownTopic:
+        if context.topics_config.auto_create_topics:
+            return None
+        raise
+
+
+async def _created(context: ApiContext, name: str) -> Topic:
+    topic, _ = await context.to_the_end(context.store.create_topic(name))
+    return topic
+
+
+def _limits(context: ApiContext, topic: Topic | None) -> MessageLimits:
+    if topic is not None:
+        return context.store.limits(topic)
+    config = context.topics_config
+    return MessageLimits(
+        config.default_max_message_bytes,
+        config.max_key_bytes,
+        config.max_tag_bytes,
+        config.max_properties_bytes,
+    )
+
+
+def _queue_count(context: ApiContext, topic: Topic | None) -> int:
+    return topic.queue_count if topic is not None else context.topics_config.default_queues
+
+
+def _turn(context: ApiContext, topic: Topic, producer: Producer | None) -> Callable[[], int]:
+    """Return what picks the queue for messages that leave it to the broker. A request that may
+    be sent again must find its queue again."""
+    if producer is not None:
+        return lambda: (producer.producer_id + producer.sequence) % topic.queue_count
+    return lambda: context.next_queue(topic)
+
+
+def _by_queue(
+    messages: Sequence[Incoming], queue_count: int, turn: Callable[[], int]
+) -> dict[int, list[int]]:
+    """Return the messages' indexes by queue, each list in the order of the request."""
+    rows: dict[int, list[int]] = {}
+    chosen: int | None = None
+    for index, message in enumerate(messages):
+        queue = message.queue
+        if queue is None:
+            if message.key is not None:
+                queue = queue_for_key(message.key, queue_count)
+            else:
+                queue = chosen = turn() if chosen is None else chosen
+        rows.setdefault(queue, []).append(index)
+    return rows
+
+
+def _batch(
+    messages: Sequence[Incoming], queue: int, now_us: int, producer: Producer | None
+) -> Batch:
+    expires = [now_us + message.ttl_ms * 1000 if message.ttl_ms else 0 for message in messages]
+    block = encode_batch(
+        [message.body for message in messages],
+        keys=[message.key for message in messages],
+        tags=[message.tag for message in messages],
+        properties=[message.properties for message in messages],
+        expires_timestamps_us=expires,
+        born_timestamp_us=now_us,
+        queue_id=queue,
+        producer_id=producer.producer_id if producer else 0,
+        producer_epoch=producer.epoch if producer else 0,
+        sequence=producer.sequence if producer else 0,
+        request_sequence=producer is not None,
+    )
+    return Batch.decode(block, verify_payload=False)
+
+
+# -- storing and answering -----------------------------------------------------------------
+
+
+async def _publish(
+    context: ApiContext, topic: Topic, batches: Sequence[Batch], durability: str | None
+) -> list[Published]:
+    published = await context.store.publish(topic, batches, durability=durability)
+    counters = context.metrics.topic(topic.name)
+    counters.messages_in.inc(sum(each.count for each in published))
+    counters.bytes_in.inc(sum(batch.header.total_size for batch in batches))
+    return published
+
+
+def _result(topic: Topic, queue: int, offset: int, count: int | None = None) -> PublishResult:
+    result = PublishResult(queue, offset, format_message_id(topic.topic_id, queue, offset))
+    if count is not None:
+        result.count = count
+    return result
+
+
+def _reply(results: list[PublishResult], published: Sequence[Published]) -> PublishReply:
+    return PublishReply(
+        results,
+        durable=all(each.durable for each in published),
+        duplicate=all(each.duplicate for each in published),
+    )
+
+
+async def _run(work: Callable[[], T], *, apart: bool) -> T:
+    return await asyncio.to_thread(work) if apart else work()

@@ -1,0 +1,185 @@
+"""Pulling from one queue: read, or be held until there is something to read.
+
+    start -> read -> found something, or out of time: answer
+                  -> nothing, and time left: hold -> woken: read on from what was scanned
+
+A client that goes away cancels its pull wherever that stands. Nothing here is changed by
+reading: the client owns its offset.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import time
+
+from holdfast.consumequeue.errors import UnknownTopic
+from holdfast.consumequeue.message_store import BatchSlice, Fetched, MessageFilter
+from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.holdservice.filters import parse_filter
+from holdfast.holdservice.pull_request_hold_service import Outcome
+from holdfast.http_api.call import Call
+from holdfast.http_api.context import ApiContext
+from holdfast.http_api.delivery import deliver_pull
+from holdfast.http_api.params import MAX_TIMESTAMP_MS, choice, invalid, text, whole
+from holdfast.http_api.problems import Problem
+from holdfast.http_api.reply import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class PullBounds:
+    """What every kind of pull may bound: how much, how long, and which messages."""
+
+    max_messages: int = whole(
+        "Most messages to deliver.",
+        minimum=1,
+        maximum="max_pull_messages",
+        default="default_pull_messages",
+    )
+    max_bytes: int = whole(
+        "Most bytes of message texts to deliver; the first message comes in any case.",
+        minimum=1,
+        maximum="max_pull_bytes",
+        default="default_pull_bytes",
+    )
+    wait_ms: int = whole(
+        "How long to be held while there is nothing to deliver.", maximum="max_wait_ms", default=0
+    )
+    tag: str | None = text("Only messages with one of these tags, separated by commas.")
+    filter: str | None = text("Only messages for which this SQL92 expression is true.")
+
+
+@dataclass(frozen=True, slots=True)
+class PullParams(PullBounds):
+    """Query of a pull from one queue: exactly one of offset, from and timestamp_ms."""
+
+    offset: int | None = whole("Start at this offset.")
+    from_: str | None = choice("Start at an end of the queue.", "earliest", "latest", name="from")
+    timestamp_ms: int | None = whole(
+        "Start at the first message stored at or after this time.", maximum=MAX_TIMESTAMP_MS
+    )
+
+
+async def pull(call: Call[PullParams]) -> Reply:
+    """Pull messages from a queue, by offset.
+
+    Without messages to deliver the pull is held for up to `wait_ms`, and answered at once when
+    one arrives. Go on from `next_offset`. Binary replies are whole batches: cut them to your
+    offset, count and filter.
+    """
+    context, params, topic = call.context, call.params, call.topic()
+    queue = call.queue(topic)
+    message_filter = parse_filter(params.tag, params.filter)
+    key = (topic.topic_id, queue)
+    waiting = Waiting(params.wait_ms)
+    offset = await _start(context, topic, queue, params)
+    while True:
+        fetched = await context.store.read(
+            topic,
+            queue,
+            offset,
+            max_messages=params.max_messages,
+            max_bytes=params.max_bytes,
+            filter=message_filter,
+        )
+        if fetched.message_count or waiting.is_over():
+            break
+        offset = fetched.next_offset
+        if offset < fetched.max_offset:
+            # The filter scanned its share of a long queue; there is time for more.
+            await asyncio.sleep(0)
+            continue
+        scanned = await waiting.hold(
+            context, topic, {key: offset}, call.request.remote, message_filter
+        )
+        offset = scanned[key]
+        if waiting.is_over():
+            fetched = nothing_at(context, topic, queue, offset)
+            break
+    waiting.note_wake(context, fetched.slices)
+    return await deliver_pull(context, topic, fetched, call.media, waiting.held_s)
+
+
+async def _start(context: ApiContext, topic: Topic, queue: int, params: PullParams) -> int:
+    given = [
+        name
+        for name, value in (
+            ("offset", params.offset),
+            ("from", params.from_),
+            ("timestamp_ms", params.timestamp_ms),
+        )
+        if value is not None
+    ]
+    if not given:
+        raise Problem(
+            "missing-parameter",
+            "nothing says where to start; give offset=N, from=earliest|latest or timestamp_ms=N",
+            parameter="offset",
+        )
+    if len(given) > 1:
+        raise invalid(
+            given[1], given[1], "one start alone", f"{' and '.join(given)} are given together"
+        )
+    if params.offset is not None:
+        return params.offset
+    if params.timestamp_ms is not None:
+        offset, _ = await context.store.offset_by_time(topic, queue, params.timestamp_ms * 1000)
+        return offset
+    state = context.store.queue_state(topic, queue)
+    return state.min_offset if params.from_ == "earliest" else state.max_offset
+
+
+def nothing_at(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fetched:
+    """Return the empty answer of a queue that was scanned up to `offset`."""
+    state = context.store.queue_state(topic, queue)
+    return Fetched([], offset, state.min_offset, state.max_offset, 0)
+
+
+class Waiting:
+    """The time that one pull has, and how much of it it spent held."""
+
+    __slots__ = ("_deadline", "_is_over", "_loop", "held_s")
+
+    def __init__(self, wait_ms: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + wait_ms / 1000
+        self.held_s = 0.0
+        self._is_over = wait_ms == 0
+
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return self._is_over
+
+    async def hold(
+        self,
+        context: ApiContext,
+        topic: Topic,
+        waits: Mapping[QueueKey, int],
+        client: str | None,
+        message_filter: MessageFilter | None,
+    ) -> dict[QueueKey, int]:
+        """Wait for a message in any of the queues, and return how far each was scanned.
+
+        Ends by an arrival, or by the deadline: then it `is_over`. Raises Problem when the broker
+        stops, UnknownTopic when the topic is deleted, HoldLimitExceeded.
+        """
+        started = self._loop.time()
+        woken = await context.hold.hold(
+            waits, wait_s=self._deadline - started, client=client or "", filter=message_filter
+        )
+        now = self._loop.time()
+        self.held_s += now - started
+        if woken.outcome is Outcome.DRAINING:
+            raise Problem(
+                "draining",
+                "the broker is stopping; pull again from where you are once it is back",
+            )
+        if woken.outcome is Outcome.DELETED:
+            raise UnknownTopic(topic.name)
+        self._is_over = woken.outcome is Outcome.EXPIRED
+        return woken.scanned
+
+    def note_wake(self, context: ApiContext, slices: list[BatchSlice]) -> None:
+        """Measure how soon a pull that was held answers with its message."""
+        if self.held_s and slices:
+            stored_us = slices[0].batch.header.store_timestamp_us
+            context.metrics.wake_seconds.observe(max(time() - stored_us / 1e6, 0.0))

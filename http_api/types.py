@@ -1,0 +1,360 @@
+"""The bodies of requests and replies, as msgspec types: what is decoded, encoded and published
+in the OpenAPI document is the same."""
+
+from typing import Annotated, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from holdfast.http_api.params import MAX_OFFSET, MAX_TIMESTAMP_MS
+
+Durability = Literal["fsync", "written"]
+Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
+QueueId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+#: Added to a born timestamp in microseconds it must stay below 2^63.
+TtlMs = Annotated[int, Meta(ge=1, le=10**15)]
+OffsetsByQueue = Annotated[
+    dict[str, Offset], Meta(description="Queue number as text -> offset of the next message.")
+]
+
+
+AnyMessage = TypeVar("AnyMessage")
+"""Message in JSON, PackedMessage in msgpack."""
+
+
+class Request(Struct, forbid_unknown_fields=True):
+    """A request's body: a member that is not known is refused."""
+
+
+# -- publishing ----------------------------------------------------------------------------
+
+
+class NewMessage(Request):
+    """A message to publish in JSON: exactly one of `body` and `body_base64`."""
+
+    body: str | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+    key: str | None = None
+    tag: str | None = None
+    properties: dict[str, str] | None = None
+    queue: QueueId | None = None
+    ttl_ms: TtlMs | None = None
+
+
+class NewPackedMessage(Request):
+    """A message to publish in msgpack: `body` is bin, or str for its UTF-8."""
+
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    properties: dict[str, str] | None = None
+    queue: QueueId | None = None
+    ttl_ms: TtlMs | None = None
+
+
+class PublishRequest(Request):
+    """Messages to publish, stored all or none."""
+
+    messages: list[NewMessage]
+
+
+class PackedPublishRequest(Request):
+    """Messages to publish in msgpack, stored all or none."""
+
+    messages: list[NewPackedMessage]
+
+
+class PublishResult(Struct):
+    """Where one message is. Of a binary request: where one batch is, by its first message,
+    and its `count` of messages."""
+
+    queue: int
+    offset: int
+    message_id: str
+    count: int | UnsetType = UNSET
+
+
+class PublishReply(Struct, omit_defaults=True):
+    """`durable`: acknowledged after the sync that covers it. `duplicate`: an earlier try of
+    the same request was stored; these are its offsets."""
+
+    results: list[PublishResult]
+    durable: bool
+    duplicate: bool = False
+
+
+# -- pulling -------------------------------------------------------------------------------
+
+
+class Message(Struct):
+    """A message as it is delivered in JSON: `body` where its bytes are UTF-8, else
+    `body_base64`."""
+
+    topic: str
+    queue: int
+    offset: int
+    message_id: str
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+    body: str | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+
+
+class PackedMessage(Struct):
+    """A message as it is delivered in msgpack: `body` is bin."""
+
+    topic: str
+    queue: int
+    offset: int
+    message_id: str
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+    body: bytes
+
+
+class PullReply(Struct, Generic[AnyMessage]):
+    """What a pull found; go on from `next_offset`."""
+
+    messages: list[AnyMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class QueueReply(Struct, omit_defaults=True):
+    """Where one queue of a poll stands; with `problem` it was not read."""
+
+    queue: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    problem: dict[str, object] | None = None
+
+
+class PollReply(Struct, Generic[AnyMessage]):
+    """What a poll over several queues found."""
+
+    messages: list[AnyMessage]
+    queues: list[QueueReply]
+
+
+class SearchReply(Struct, Generic[AnyMessage]):
+    """The messages found, newest first."""
+
+    messages: list[AnyMessage]
+
+
+class OffsetReply(Struct):
+    """The first offset stored at or after a time; null when that is the queue's end."""
+
+    offset: int
+    store_timestamp_ms: int | None
+
+
+class SplitReply(Struct):
+    """One piece of a plan: offsets from start to before end."""
+
+    queue: int
+    start_offset: int
+    end_offset: int
+    bytes: int
+
+
+class SplitsReply(Struct):
+    """A plan for parallel readers."""
+
+    topic: str
+    topic_id: int
+    splits: list[SplitReply]
+
+
+# -- topics --------------------------------------------------------------------------------
+
+
+class TopicSettings(Request):
+    """What a topic has; null or 0 for retention means none. What is left out is the default
+    on creation, and stays as it is on a change."""
+
+    queues: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    durability: Durability | UnsetType = UNSET
+    retention_ms: Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | UnsetType | None = UNSET
+    retention_bytes: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | UnsetType | None = UNSET
+    max_message_bytes: Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType = UNSET
+
+    def queue_count(self) -> int | None:
+        """Return the number of queues, None if it was not given."""
+        return None if self.queues is UNSET else self.queues
+
+    def fields(self) -> dict[str, object]:
+        """Return what was given, but for the number of queues."""
+        given = msgspec.structs.asdict(self)
+        del given["queues"]
+        return {name: value for name, value in given.items() if value is not UNSET}
+
+
+class TopicConfigReply(Struct):
+    """A topic's settings; null means no limit."""
+
+    durability: Durability
+    retention_ms: int | None
+    retention_bytes: int | None
+    max_message_bytes: int
+
+
+class QueueStateReply(Struct):
+    """Where a queue begins and ends; `bytes` are those stored between."""
+
+    queue: int
+    min_offset: int
+    max_offset: int
+    bytes: int
+    newest_timestamp_ms: int | None
+
+
+class TopicReply(Struct):
+    """A topic with its queues."""
+
+    topic: str
+    topic_id: int
+    queue_count: int
+    created_timestamp_ms: int
+    queues: list[QueueStateReply]
+    config: TopicConfigReply
+
+
+class TopicSummary(Struct):
+    """A topic in a listing."""
+
+    topic: str
+    topic_id: int
+    queue_count: int
+    created_timestamp_ms: int
+    config: TopicConfigReply
+
+
+class TopicsReply(Struct):
+    """A page of topics, by name; `next` is the `after` of the next page, null on the last."""
+
+    topics: list[TopicSummary]
+    next: str | None
+
+
+class DeletedReply(Struct):
+    """The topic that was deleted."""
+
+    topic: str
+    topic_id: int
+
+
+# -- groups --------------------------------------------------------------------------------
+
+
+class OffsetsRequest(Request):
+    """Offsets to store; queues that are not named keep theirs."""
+
+    offsets: OffsetsByQueue
+
+
+class OffsetsReply(Struct):
+    """A group's stored offsets on a topic."""
+
+    group: str
+    topic: str
+    offsets: OffsetsByQueue
+
+
+class ResetTimestamp(Request):
+    """Reset to the first message stored at or after a time."""
+
+    timestamp_ms: Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)]
+
+
+class ResetRequest(Request):
+    """Where to set a group's offsets. `queues`: only these, else all. `dry_run`: only tell."""
+
+    to: Literal["earliest", "latest"] | ResetTimestamp
+    dry_run: bool = False
+    queues: list[QueueId] | None = None
+
+
+class ResetReply(Struct):
+    """The offsets of the queues concerned, before (where stored) and after."""
+
+    group: str
+    topic: str
+    dry_run: bool
+    before: OffsetsByQueue
+    after: OffsetsByQueue
+
+
+class QueueLagReply(Struct):
+    """How far a group is behind on a queue. Without a stored `offset` (null) all that is kept
+    counts. Seconds: the age of the first message not consumed."""
+
+    queue: int
+    offset: int | None
+    min_offset: int
+    max_offset: int
+    lag_messages: int
+    lag_bytes: int
+    lag_seconds: float
+
+
+class TopicLagReply(Struct):
+    """How far a group is behind on a topic."""
+
+    topic: str
+    topic_id: int
+    lag_messages: int
+    lag_bytes: int
+    lag_seconds: float
+    queues: list[QueueLagReply]
+
+
+class GroupReply(Struct):
+    """How far a group is behind; the seconds are those of its slowest queue."""
+
+    group: str
+    lag_messages: int
+    lag_bytes: int
+    lag_seconds: float
+    topics: list[TopicLagReply]
+
+
+class GroupSummary(Struct):
+    """A group in a listing."""
+
+    group: str
+    topics: list[str]
+    lag_messages: int
+
+
+class GroupsReply(Struct):
+    """A page of groups, by name; `next` is the `after` of the next page, null on the last."""
+
+    groups: list[GroupSummary]
+    next: str | None
+
+
+# -- operations ----------------------------------------------------------------------------
+
+
+class HealthReply(Struct):
+    """The process lives and its event loop turns."""
+
+    status: Literal["alive"]
+
+
+class ReadyReply(Struct):
+    """The broker serves. `degraded` names its faults; `read_only` says why nothing can be
+    published."""
+
+    phase: str
+    degraded: list[str]
+    read_only: str | None
