@@ -117,9 +117,7 @@ class StateCollector:
         build.add_metric([context.version], 1)
         yield build
         yield _gauge("ready", "1 while requests are served.", status.phase == "ready")
-        yield _gauge("degraded", "How many faults the broker serves with.", len(status.degraded))
-        yield _gauge("read_only", "1 when nothing can be published.", status.read_only is not None)
-        if status.phase != "recovering":
+        if status.phase == "ready":
             yield from _held(context)
             yield from _topics(context)
             yield _group_lag(context)
@@ -152,7 +150,7 @@ def _topics(context: "ApiContext") -> Iterator[Metric]:
         GaugeMetricFamily("holdfast_topic_messages", "Messages kept.", labels=["topic"]),
         GaugeMetricFamily("holdfast_topic_bytes", "Stored bytes kept.", labels=["topic"]),
         GaugeMetricFamily(
-            "holdfast_log_end_offset", "Messages ever stored: its queues' ends.", labels=["topic"]
+            "holdfast_topic_end_offset", "Messages ever stored: its queues' ends.", labels=["topic"]
         ),
     ]
     topics = context.store.topics()

@@ -1,7 +1,7 @@
 """The bodies of requests and replies, as msgspec types: what is decoded, encoded and published
 in the OpenAPI document is the same."""
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -17,6 +17,10 @@ OffsetsByQueue = Annotated[
     dict[str, Offset], Meta(description="Queue number as text -> offset of the next message.")
 ]
 
+
+ProblemObject = Annotated[
+    dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Problem"})
+]
 
 AnyMessage = TypeVar("AnyMessage")
 """Message in JSON, PackedMessage in msgpack."""
@@ -134,7 +138,7 @@ class QueueReply(Struct, omit_defaults=True):
     next_offset: int
     min_offset: int
     max_offset: int
-    problem: dict[str, object] | None = None
+    problem: dict[str, Any] | None = None
 
 
 class PollReply(Struct, Generic[AnyMessage]):
