@@ -1,0 +1,319 @@
+"""Held pulls over real connections: how fast they wake, how exactly they end, what they cost.
+
+    python -m bench.hold_http [--json] [--parked 10000]
+
+One broker process on loopback, one client process with bare sockets; durability is named beside
+each figure. Prints milliseconds from the publish's acknowledgement (as its producer sees it) to
+each held pull's answer, the error of 1,000 deadlines that fall together, and the resident memory
+and idle processor time of parked pulls.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvloop
+
+from holdfast.running_broker import RunningBroker
+
+_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive HTTP/1.1 connection that is told of each whole answer."""
+
+    def __init__(self, answered: Callable[["Connection", float], None]) -> None:
+        self.answered = answered
+        self.sent_at = 0.0
+        self.status = 0
+        self.body = b""
+        self.transport: asyncio.Transport | None = None
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def send(self, request: bytes) -> None:
+        assert self.transport is not None
+        self.sent_at = time.perf_counter()
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        self._data += data
+        head, found, rest = self._data.partition(b"\r\n\r\n")
+        if not found:
+            return
+        match = _LENGTH.search(head)
+        length = int(match[1]) if match else 0
+        if len(rest) >= length:
+            self.status = int(head[9:12])
+            self.body = rest[:length]
+            self._data = b""
+            self.answered(self, now)
+
+
+class Client:
+    """Connections to one broker."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname
+        assert parts.port
+        self.host, self.port = parts.hostname, parts.port
+
+    async def connect(self, answered: Callable[[Connection, float], None]) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.create_connection(
+            lambda: Connection(answered), self.host, self.port
+        )
+        return protocol
+
+    def get(self, path: str) -> bytes:
+        return f"GET {path} HTTP/1.1\r\nHost: {self.host}\r\n\r\n".encode()
+
+    def post(self, path: str, body: object) -> bytes:
+        raw = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {self.host}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+        )
+        return head.encode() + raw
+
+    async def publish(self, connection: Connection, topic: str, queue: int) -> float:
+        """Publish one message; return when its acknowledgement came."""
+        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        connection.answered = lambda _, now: done.set_result(now)
+        body = {"messages": [{"body": "x" * 100, "queue": queue}]}
+        connection.send(self.post(f"/v1/topics/{topic}/messages", body))
+        at = await done
+        assert connection.status == 200, connection.body
+        return at
+
+
+def put_topic(url: str, topic: str, queues: int, durability: str) -> None:
+    """Create a topic."""
+    request = urllib.request.Request(
+        f"{url}/v1/topics/{topic}",
+        json.dumps({"queues": queues, "durability": durability}).encode(),
+        {"Content-Type": "application/json"},
+        method="PUT",
+    )
+    with urllib.request.urlopen(request):
+        pass
+
+
+def metric(url: str, name: str) -> float:
+    """Return one unlabelled metric of the broker."""
+    with urllib.request.urlopen(f"{url}/metrics") as reply:
+        for line in reply.read().decode().splitlines():
+            if re.match(rf"holdfast_{name} ", line):
+                return float(line.rsplit(" ", 1)[1])
+    raise KeyError(name)
+
+
+async def held(url: str, count: int, deadline_s: float = 30.0) -> None:
+    """Wait until exactly so many pulls are parked."""
+    until = time.monotonic() + deadline_s
+    while metric(url, "long_poll_parked") != count:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{metric(url, 'long_poll_parked')} parked, not {count}")
+        await asyncio.sleep(0.05)
+
+
+async def wake_latency(
+    url: str, durability: str, *, parked: int = 1000, queues: int = 200, publishes: int = 400
+) -> dict[str, float]:
+    """Park pulls over queues, publish to one after another, measure ack to answer."""
+    topic = f"wake-{durability}"
+    put_topic(url, topic, queues, durability)
+    client = Client(url)
+    offsets = [0] * queues
+    answers: list[tuple[int, float]] = []
+    waiting: dict[Connection, int] = {}
+
+    def answered(connection: Connection, now: float) -> None:
+        assert connection.status == 200, connection.body
+        answers.append((waiting[connection], now))
+
+    def park(connection: Connection) -> None:
+        queue = waiting[connection]
+        path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offsets[queue]}&wait_ms=60000"
+        connection.send(client.get(path))
+
+    for index in range(parked):
+        connection = await client.connect(answered)
+        waiting[connection] = index % queues
+        park(connection)
+    await held(url, parked)
+    producer = await client.connect(lambda _, now: None)
+    latencies = []
+    for index in range(publishes):
+        queue = (index * 7) % queues
+        answers.clear()
+        acked = await client.publish(producer, topic, queue)
+        until = time.perf_counter() + 5
+        while len(answers) < parked // queues and time.perf_counter() < until:
+            await asyncio.sleep(0)
+        assert len(answers) == parked // queues, (queue, answers)
+        assert all(answered_queue == queue for answered_queue, _ in answers)
+        latencies += [max(0.0, (at - acked) * 1000) for _, at in answers]
+        offsets[queue] += 1
+        for connection, its_queue in waiting.items():
+            if its_queue == queue:
+                park(connection)
+        await held(url, parked)
+    for connection in waiting:
+        assert connection.transport is not None
+        connection.transport.close()
+    await held(url, 0)
+    latencies.sort()
+    return {
+        "p50_ms": statistics.median(latencies),
+        "p99_ms": latencies[int(len(latencies) * 0.99)],
+        "max_ms": latencies[-1],
+        "answers": len(latencies),
+    }
+
+
+async def only_one(url: str, queues: int = 500) -> dict[str, float]:
+    """Park one pull a queue, publish to one queue: count who answers."""
+    put_topic(url, "only-one", queues, "fsync")
+    client = Client(url)
+    answers: list[Connection] = []
+    connections = []
+    for queue in range(queues):
+        connection = await client.connect(lambda each, now: answers.append(each))
+        connection.send(
+            client.get(f"/v1/topics/only-one/queues/{queue}/messages?offset=0&wait_ms=60000")
+        )
+        connections.append(connection)
+    await held(url, queues)
+    producer = await client.connect(lambda _, now: None)
+    await client.publish(producer, "only-one", 123)
+    await held(url, queues - 1)
+    await asyncio.sleep(0.5)
+    assert answers == [connections[123]], len(answers)
+    for connection in connections:
+        assert connection.transport is not None
+        connection.transport.close()
+    await held(url, 0)
+    return {"queues": queues, "answered": len(answers)}
+
+
+async def deadlines(url: str, count: int = 1000, wait_ms: int = 3000) -> dict[str, float]:
+    """Send pulls in one go so that their deadlines fall together; measure how exactly they end."""
+    put_topic(url, "deadlines", 1, "fsync")
+    client = Client(url)
+    errors: list[float] = []
+    done = asyncio.Event()
+
+    def answered(connection: Connection, now: float) -> None:
+        assert connection.status == 200, connection.body
+        errors.append((now - connection.sent_at) * 1000 - wait_ms)
+        if len(errors) == count:
+            done.set()
+
+    connections = [await client.connect(answered) for _ in range(count)]
+    request = client.get(f"/v1/topics/deadlines/queues/0/messages?offset=0&wait_ms={wait_ms}")
+    for connection in connections:
+        connection.send(request)
+    await asyncio.wait_for(done.wait(), wait_ms / 1000 + 10)
+    for connection in connections:
+        assert connection.transport is not None
+        connection.transport.close()
+    errors.sort()
+    return {
+        "pulls": count,
+        "earliest_ms": errors[0],
+        "median_ms": statistics.median(errors),
+        "latest_ms": errors[-1],
+    }
+
+
+async def parked_cost(url: str, pid: int, count: int, idle_s: float = 10.0) -> dict[str, float]:
+    """Park pulls; measure memory for each and the processor time of doing nothing."""
+    put_topic(url, "parked", 16, "fsync")
+    client = Client(url)
+    before = _resident(pid)
+    connections = []
+    for index in range(count):
+        connection = await client.connect(lambda _, now: None)
+        connection.send(
+            client.get(f"/v1/topics/parked/queues/{index % 16}/messages?offset=0&wait_ms=60000")
+        )
+        connections.append(connection)
+    await held(url, count, 60)
+    after = _resident(pid)
+    spent = _cpu_seconds(pid)
+    await asyncio.sleep(idle_s)
+    spent = _cpu_seconds(pid) - spent
+    started = time.perf_counter()
+    for connection in connections:
+        assert connection.transport is not None
+        connection.transport.close()
+    await held(url, 0)
+    return {
+        "parked": count,
+        "bytes_each": (after - before) / count,
+        "idle_core_percent": 100 * spent / idle_s,
+        "freed_after_close_s": time.perf_counter() - started,
+    }
+
+
+def _resident(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def run(parked: int) -> dict[str, dict[str, float]]:
+    """Run every measurement against one fresh broker."""
+    results: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder, RunningBroker(Path(folder, "data")) as broker:
+        url, pid = broker.url, broker.pid
+        for durability in ("fsync", "written"):
+            results[f"wake, {durability}"] = await wake_latency(url, durability)
+        results["only one wakes, fsync"] = await only_one(url)
+        results["deadlines together"] = await deadlines(url)
+        results["parked"] = await parked_cost(url, pid, parked)
+        results["net"] = {"scan_rescues": metric(url, "scan_rescues_total")}
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--parked", type=int, default=10_000)
+    options = parser.parse_args()
+    with suppress(ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    results = uvloop.run(run(options.parked))
+    if options.json:
+        json.dump(results, sys.stdout, indent=2)
+        print()
+        return
+    for name, figures in results.items():
+        print(f"{name}: " + ", ".join(f"{k} {v:,.2f}" for k, v in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

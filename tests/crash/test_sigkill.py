@@ -1,0 +1,198 @@
+"""Nothing acknowledged is lost: a real broker under load, ended with SIGKILL again and again.
+
+How many kills: HOLDFAST_KILLS (5 unless told; twenty and more by hand).
+"""
+
+import http.client
+import json
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from holdfast.check import check_data_dir
+from holdfast.client import Client
+from holdfast.running_broker import RunningBroker
+from tests.support.history import Found, History, Send, check_history
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+
+KILLS = int(os.environ.get("HOLDFAST_KILLS", "5"))
+SEED = int(os.environ.get("HOLDFAST_SEED", "20150519"))
+PUBLISHERS = 8
+QUEUES = 4
+TOPIC = "crash"
+
+
+class Publisher(threading.Thread):
+    """Publishes one message at a time with idempotence headers and no help from the client
+    library; a request without an answer is sent again until there is one."""
+
+    def __init__(self, number: int, url: str, history: History, stop: threading.Event) -> None:
+        super().__init__(name=f"publisher-{number}", daemon=True)
+        parts = urlsplit(url)
+        assert parts.hostname
+        self._address = (parts.hostname, parts.port)
+        self._number = number
+        self._history = history
+        self._stop_asked = stop
+        self._connection: http.client.HTTPConnection | None = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            sequence = 0
+            while not self._stop_asked.is_set():
+                self._publish(sequence)
+                sequence += 1
+        except Exception as error:
+            self.error = error
+
+    def _publish(self, sequence: int) -> None:
+        key = f"key-{self._number}-{sequence % 3}"
+        body = f"{self._number}:{sequence}:".encode() + b"x" * (sequence * 37 % 600)
+        send = Send(self.name, sequence, key, body)
+        self._history.sent(send)
+        request = json.dumps({"messages": [{"body": body.decode(), "key": key}]})
+        while True:
+            reply = self._post(request, sequence)
+            if reply is not None:
+                self._history.acknowledged(send, reply["queue"], reply["offset"])
+                return
+            if self._stop_asked.wait(0.01):
+                return
+
+    def _post(self, body: str, sequence: int) -> dict[str, int] | None:
+        try:
+            if self._connection is None:
+                self._connection = http.client.HTTPConnection(*self._address, timeout=20)
+            self._connection.request(
+                "POST",
+                f"/v1/topics/{TOPIC}/messages",
+                body,
+                {
+                    "Content-Type": "application/json",
+                    "Holdfast-Producer-Id": f"publisher-{self._number}",
+                    "Holdfast-Producer-Epoch": "0",
+                    "Holdfast-Producer-Sequence": str(sequence),
+                },
+            )
+            response = self._connection.getresponse()
+            raw = response.read()
+        except (OSError, http.client.HTTPException):
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+            return None
+        if response.status in (429, 503):
+            return None
+        assert response.status == 200, raw
+        reply = json.loads(raw)
+        assert reply["durable"] is True
+        result = reply["results"][0]
+        return {"queue": result["queue"], "offset": result["offset"]}
+
+
+class Watcher(threading.Thread):
+    """A consumer that follows the topic and writes down what it was given."""
+
+    def __init__(self, client: Client, history: History) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self._client = client
+        self._history = history
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            for message in self._client.pull(TOPIC, start="earliest"):
+                self._history.consumed(
+                    Found(message.queue, message.offset, message.key, message.body)
+                )
+        except Exception as error:
+            self.error = error
+
+
+def _everything(client: Client) -> Iterator[Found]:
+    for queue in range(QUEUES):
+        for message in client.pull(TOPIC, queue=queue, offset=0, follow=False):
+            yield Found(queue, message.offset, message.key, message.body)
+
+
+def test_sigkills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    random_ms = random.Random(SEED)
+    print(f"seed {SEED}, {KILLS} kills")
+    history = History()
+    stop = threading.Event()
+    broker = RunningBroker(tmp_path / "data", ("--commitlog-segment-bytes", "1MiB"))
+    broker.start()
+    try:
+        with Client(broker.url) as client:
+            client.create_topic(TOPIC, queues=QUEUES)
+            publishers = [Publisher(n, broker.url, history, stop) for n in range(PUBLISHERS)]
+            watcher = Watcher(client, history)
+            for thread in (*publishers, watcher):
+                thread.start()
+            for _ in range(KILLS):
+                acknowledged = len(history.acks)
+                time.sleep(random_ms.uniform(0.05, 1.0))  # the load itself: when to kill
+                broker.kill()
+                report = check_data_dir(broker.data_dir)
+                assert report.is_sound, report.findings
+                broker.start()
+                _wait_for_more(history, acknowledged, publishers)
+            stop.set()
+            for publisher in publishers:
+                publisher.join(30)
+                assert publisher.error is None, publisher.error
+            final = list(_everything(client))
+        watcher.join(10)
+        check_history(history, final)
+        assert {found.body for found in final} >= set(history.acks)
+        replies = _replies(broker.url)
+        broker.kill()
+        shutil.rmtree(broker.data_dir / "consumequeue")
+        broker.start()
+        assert _replies(broker.url) == replies
+        print(f"{len(history.acks)} acknowledged, {len(final)} stored, {len(history.seen)} seen")
+    finally:
+        broker.stop()
+    report = check_data_dir(broker.data_dir)
+    assert report.is_sound, report.findings
+
+
+def _wait_for_more(history: History, before: int, publishers: list[Publisher]) -> None:
+    deadline = time.monotonic() + 30
+    while len(history.acks) <= before + PUBLISHERS:
+        for publisher in publishers:
+            if publisher.error is not None:
+                raise publisher.error
+        assert time.monotonic() < deadline, "nothing is acknowledged after the restart"
+        time.sleep(0.01)
+
+
+def _replies(url: str) -> list[bytes]:
+    """Return what the API says about the whole topic, byte for byte."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    replies = []
+    paths = [f"/v1/topics/{TOPIC}", f"/v1/topics/{TOPIC}/splits?max_bytes=65536"]
+    for queue in range(QUEUES):
+        base = f"/v1/topics/{TOPIC}/queues/{queue}"
+        paths += [
+            f"{base}/messages?offset=0&max_messages=10000&max_bytes=16777216",
+            f"{base}/offset?timestamp_ms=0",
+        ]
+    paths.append(f"/v1/topics/{TOPIC}/messages/search?key=key-0-0")
+    for path in paths:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        replies.append(response.read())
+        assert response.status == 200, (path, replies[-1])
+    connection.close()
+    return replies
