@@ -11,6 +11,7 @@ from holdfast.cli.bench import bench
 from holdfast.cli.check import check, dump
 from holdfast.cli.config import config
 from holdfast.cli.demo import demo
+from holdfast.cli.demo import demo
 from holdfast.cli.exits import ExitCode, Failure, failure_of
 from holdfast.cli.group import group
 from holdfast.cli.message import message
@@ -78,5 +79,6 @@ def main() -> None:
     """
 
 
-for command in (serve, topic, publish, pull, group, message, config, check, dump, bench, demo):
+COMMANDS = (serve, topic, publish, pull, group, message, check, dump, config, bench, demo)
+for command in COMMANDS:
     main.add_command(command)

@@ -1,6 +1,6 @@
 """Nothing acknowledged is lost: a real broker under load, ended with SIGKILL again and again.
 
-How many kills: HOLDFAST_KILLS (5 unless told; twenty and more by hand).
+How many kills: TEST_KILLS (5 unless told; twenty and more by hand).
 """
 
 import http.client
@@ -23,8 +23,8 @@ from tests.support.history import Found, History, Send, check_history
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
-KILLS = int(os.environ.get("HOLDFAST_KILLS", "5"))
-SEED = int(os.environ.get("HOLDFAST_SEED", "20150519"))
+KILLS = int(os.environ.get("TEST_KILLS", "5"))
+SEED = int(os.environ.get("TEST_SEED", "20150519"))
 PUBLISHERS = 8
 QUEUES = 4
 TOPIC = "crash"

@@ -1,0 +1,79 @@
+"""The demonstration's Spark job: count and average over an offset range of a topic."""
+
+import json
+
+from rich.table import Table
+
+
+def missing_for_spark() -> str | None:
+    """Return what has to be installed before Spark can run, None when nothing has to."""
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark  # noqa: F401
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed (pip install 'holdfast[spark]')."
+    from holdfast.spark import JavaMissing, require_java
+
+    try:
+        require_java()
+    except JavaMissing as error:
+        return str(error)
+    return None
+
+
+def aggregate_with_spark(
+    url: str, topic: str, starting_offsets: dict[int, int], *, is_reading: bool
+) -> Table:
+    """Read a topic from the offsets given to its end, and aggregate by key.
+
+    Readings are averaged by their "value"; lines are only counted, the busiest keys first.
+    """
+    from pyspark.sql import functions as f
+
+    from holdfast.spark import local_session
+
+    spark = local_session()
+    try:
+        messages = (
+            spark.read.format("holdfast")
+            .option("url", url)
+            .option("topic", topic)
+            .option("startingOffsets", json.dumps(starting_offsets))
+            .load()
+        )
+        value = f.get_json_object(f.col("body").cast("string"), "$.value").cast("double")
+        size = f.octet_length("body")
+        rows = (
+            messages.groupBy("key")
+            .agg(
+                f.count("*").alias("messages"),
+                f.min("offset").alias("first"),
+                f.max("offset").alias("last"),
+                f.avg(value if is_reading else size).alias("average"),
+            )
+            .orderBy(f.desc("messages"), "key")
+            .limit(12)
+            .collect()
+        )
+        total = messages.count()
+    finally:
+        spark.stop()
+    table = Table(
+        "key",
+        "messages",
+        "first offset",
+        "last offset",
+        "average value" if is_reading else "average bytes",
+        title=f"{total:,} messages from offsets {json.dumps(starting_offsets)} on",
+        title_justify="left",
+        box=None,
+    )
+    for row in rows:
+        table.add_row(
+            row["key"] or "",
+            f"{row['messages']:,}",
+            f"{row['first']:,}",
+            f"{row['last']:,}",
+            f"{row['average'] or 0:,.1f}",
+        )
+    return table

@@ -1,0 +1,246 @@
+"""The demonstration itself: six steps, said in plain words, each shown with what really happens.
+
+Everything runs on loopback against one broker process over a temporary folder; nothing is left
+running and nothing is left behind.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from holdfast.client import Client
+from holdfast.client.errors import ClientClosed
+from holdfast.client.producer import BlockingSendHandle
+from holdfast.demo.aggregate import aggregate_with_spark, missing_for_spark
+from holdfast.demo.source import Reading, file_lines, machine_readings
+from holdfast.running_broker import RunningBroker
+
+TOPIC = "demo"
+QUEUES = 4
+#: Readings published one by one at first, to see each of them wake the waiting consumer.
+SINGLES = 5
+#: How long readings of the machine are streamed, and how often a round of them is taken.
+STREAM_S = 12.0
+ROUND_S = 0.05
+#: A file is streamed in slices of this many lines, so that the kill falls in mid-stream.
+SLICE_LINES = 250
+
+
+class Follower(threading.Thread):
+    """A consumer that long-polls all queues from the start and notes what it gets."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(name="follower", daemon=True)
+        self._messages = client.pull(TOPIC, start="earliest")
+        self.bodies: dict[tuple[int, int], bytes] = {}
+        self.arrived = threading.Condition()
+        self.last_arrival = 0.0
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Take messages until the client is closed."""
+        try:
+            for message in self._messages:
+                with self.arrived:
+                    self.bodies[message.queue, message.offset] = message.body
+                    self.last_arrival = time.perf_counter()
+                    self.arrived.notify_all()
+        except ClientClosed:
+            pass
+        except Exception as error:  # shown by the main thread
+            with self.arrived:
+                self.error = error
+                self.arrived.notify_all()
+
+    def wait_for(self, places: set[tuple[int, int]], timeout_s: float = 30.0) -> bool:
+        """Wait until everything at these places has come; return whether it has."""
+        with self.arrived:
+            self.arrived.wait_for(
+                lambda: self.error is not None or self.bodies.keys() >= places, timeout_s
+            )
+            if self.error is not None:
+                raise self.error
+            return self.bodies.keys() >= places
+
+
+def run_demo(file: Path | None, console: Console) -> bool:
+    """Show everything; return whether all of it went as it should.
+
+    Raises FileNotFoundError for a file that is not there, ModuleNotFoundError when psutil, which
+    reads this machine, is not installed.
+    """
+    readings = machine_readings() if file is None else file_lines(file)
+    first = list(islice(readings, SINGLES))
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
+        return _Demo(console, Path(folder), file).run(first, readings)
+
+
+class _Demo:
+    def __init__(self, console: Console, folder: Path, file: Path | None) -> None:
+        self._console = console
+        self._folder = folder
+        self._file = file
+        self._acknowledged: dict[tuple[int, int], bytes] = {}
+
+    def run(self, first: list[Reading], rest: Iterator[Reading]) -> bool:
+        source = "this machine's own readings" if self._file is None else f"the lines of {self._file}"
+        self._step(1, "A broker", f"one process, one fresh data directory ({self._folder}).")
+        with RunningBroker(self._folder / "data") as broker:
+            self._say(f"It serves on [bold]{broker.url}[/]. Its input will be {source}.")
+            with Client(broker.url) as client:
+                client.create_topic(TOPIC, queues=QUEUES)
+                follower = Follower(client)
+                follower.start()
+                self._show_wakes(client, follower, first)
+                survived = self._show_kill(broker, client, follower, rest)
+                replayed = self._show_replay(client, follower)
+                self._show_spark(broker.url)
+        self._step(6, "Done", "the broker was stopped and its folder removed.")
+        return survived and replayed
+
+    # -- the steps -------------------------------------------------------------------------
+
+    def _show_wakes(
+        self, client: Client, follower: Follower, first: list[Reading]
+    ) -> None:
+        self._step(
+            2,
+            "Long polling",
+            "a consumer waits on all four queues. Each publish is acknowledged after the disk "
+            "has it, and wakes the consumer.",
+        )
+        table = Table("queue", "offset", "key", "acknowledged", "consumer has it", box=None)
+        for reading in first:
+            started = time.perf_counter()
+            result = client.publish(TOPIC, reading.body, key=reading.key, tag=reading.tag)
+            acknowledged = time.perf_counter()
+            place = (result.queue, result.offset)
+            self._acknowledged[place] = reading.body
+            if not follower.wait_for({place}):
+                raise TimeoutError(f"the message at {place} did not reach the consumer")
+            table.add_row(
+                str(result.queue),
+                str(result.offset),
+                reading.key or "",
+                f"after {(acknowledged - started) * 1000:.1f} ms",
+                f"after {(follower.last_arrival - started) * 1000:.1f} ms",
+            )
+        self._console.print(table)
+
+    def _show_kill(
+        self,
+        broker: RunningBroker,
+        client: Client,
+        follower: Follower,
+        readings: Iterator[Reading],
+    ) -> bool:
+        self._step(
+            3,
+            "kill -9 in mid-stream",
+            "a producer streams batches; half-way the broker is killed with SIGKILL and started "
+            "again. Producer and consumer are not told: they go on by themselves.",
+        )
+        progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=self._console
+        )
+        sent: list[tuple[bytes, BlockingSendHandle]] = []
+        with progress, client.producer(TOPIC) as producer:
+            slices = list(_slices(readings)) if self._file is not None else None
+            rounds = len(slices) if slices is not None else int(STREAM_S / ROUND_S)
+            task = progress.add_task("publishing", total=rounds)
+            for number in range(rounds):
+                part = slices[number] if slices is not None else _round(readings)
+                for reading in part:
+                    handle = producer.send(reading.body, key=reading.key, tag=reading.tag)
+                    sent.append((reading.body, handle))
+                if number == rounds // 2:
+                    acknowledged = sum(handle.done() for _, handle in sent)
+                    broker.kill()
+                    progress.console.print(
+                        f"  [red]killed[/] with {acknowledged:,} of {len(sent):,} acknowledged"
+                    )
+                    broker.restart()
+                    progress.console.print("  [green]started again[/] on the same directory")
+                if slices is None:
+                    time.sleep(ROUND_S)
+                progress.advance(task)
+        for body, handle in sent:
+            result = handle.result(30)
+            self._acknowledged[result.queue, result.offset] = body
+        complete = follower.wait_for(set(self._acknowledged))
+        right = complete and all(
+            follower.bodies[place] == body for place, body in self._acknowledged.items()
+        )
+        extra = len(follower.bodies) - len(self._acknowledged)
+        self._verdict(
+            right and not extra,
+            f"{len(self._acknowledged):,} acknowledged, {len(follower.bodies):,} delivered: "
+            f"0 lost, {max(extra, 0)} twice, every byte equal.",
+            "messages are missing or differ",
+        )
+        return right and not extra
+
+    def _show_replay(self, client: Client, follower: Follower) -> bool:
+        self._step(4, "Replay", "a second consumer reads everything again, from offset 0.")
+        started = time.perf_counter()
+        again = {
+            (message.queue, message.offset): message.body
+            for queue in range(QUEUES)
+            for message in client.pull(TOPIC, queue=queue, offset=0, follow=False)
+        }
+        seconds = time.perf_counter() - started
+        self._verdict(
+            again == follower.bodies,
+            f"{len(again):,} messages in {seconds:.2f} s, the same bytes at the same offsets.",
+            "the second reading differs from the first",
+        )
+        return again == follower.bodies
+
+    def _show_spark(self, url: str) -> None:
+        self._step(5, "Spark", "an aggregation over an offset range, read in parallel.")
+        missing = missing_for_spark()
+        if missing is not None:
+            self._say(f"[yellow]Left out:[/] {missing}")
+            return
+        middle = {
+            queue: max((offset for q, offset in self._acknowledged if q == queue), default=0) // 2
+            for queue in range(QUEUES)
+        }
+        self._say("Spark is starting (some ten seconds) ...")
+        table = aggregate_with_spark(url, TOPIC, middle, is_reading=self._file is None)
+        self._console.print(table)
+
+    # -- how it is said --------------------------------------------------------------------
+
+    def _step(self, number: int, title: str, text: str) -> None:
+        self._console.print(f"\n[bold cyan]{number}/6  {title}[/]: {text}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"  {text}")
+
+    def _verdict(self, is_right: bool, good: str, bad: str) -> None:
+        self._say(f"[bold green]right[/]  {good}" if is_right else f"[bold red]WRONG[/]  {bad}")
+
+
+def _round(readings: Iterator[Reading]) -> list[Reading]:
+    """Return one round of the machine's readings: up to the first sensor coming again."""
+    part: list[Reading] = []
+    seen: set[str | None] = set()
+    for reading in readings:
+        part.append(reading)
+        seen.add(reading.key)
+        if len(seen) < len(part) or len(part) >= 64:
+            break
+    return part
+
+
+def _slices(readings: Iterator[Reading]) -> Iterator[list[Reading]]:
+    while part := list(islice(readings, SLICE_LINES)):
+        yield part
