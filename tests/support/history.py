@@ -10,10 +10,14 @@ Bodies are unique, so a body names its send. The rules, each with its own violat
     gap             offsets of a queue are not dense
     reordered       two messages of one producer with one key are in the wrong order
     taken-back      a consumer saw a message that is no longer at its offset
+    hole            a power loss took a message, and left one that came after it
+
+Messages below a queue's min offset were trimmed and are not asked for. A message that was
+acknowledged in written mode may be gone after a power loss: `settle_power_loss` judges that.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -53,31 +57,48 @@ class History:
     sends: list[Send] = field(default_factory=list)
     acks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     seen: list[Found] = field(default_factory=list)
+    written: dict[bytes, int] = field(default_factory=dict)
+    """Bodies that a power loss may take: acknowledged in written mode, by when that was."""
+    sent_at: dict[bytes, int] = field(default_factory=dict)
+    _clock: int = 0
     _lock: Lock = field(default_factory=Lock)
 
     def sent(self, send: Send) -> None:
         """A producer is about to send this."""
         with self._lock:
             self.sends.append(send)
+            self.sent_at[send.body] = self._tick()
 
-    def acknowledged(self, send: Send, queue: int, offset: int) -> None:
+    def acknowledged(self, send: Send, queue: int, offset: int, *, durable: bool = True) -> None:
         """The broker said that it is stored there."""
         with self._lock:
             self.acks[send.body] = (queue, offset)
+            if not durable:
+                self.written[send.body] = self._tick()
 
     def consumed(self, found: Found) -> None:
         """A consumer was given this."""
         with self._lock:
             self.seen.append(found)
 
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
 
 def check_history(
-    history: History, final: Iterable[Found], *, allow_duplicates: bool = False
+    history: History,
+    final: Iterable[Found],
+    *,
+    allow_duplicates: bool = False,
+    min_offsets: Mapping[int, int] | None = None,
 ) -> None:
     """Raise HistoryViolation unless `final`, the whole topic read back, agrees with `history`.
 
     `allow_duplicates`: producers were not idempotent, so a retry may be stored twice.
+    `min_offsets` says where queues begin that retention has trimmed.
     """
+    kept = min_offsets or {}
     by_place: dict[tuple[int, int], Found] = {}
     by_body: dict[bytes, list[Found]] = defaultdict(list)
     for found in final:
@@ -85,12 +106,48 @@ def check_history(
         by_body[found.body].append(found)
     sends = {send.body: send for send in history.sends}
     _check_known(sends, by_body, allow_duplicates)
-    _check_acks(history, sends, by_place, by_body)
-    _check_dense(by_place)
+    _check_acks(history, sends, by_place, by_body, kept)
+    _check_dense(by_place, kept)
     _check_order(sends, by_body)
     for found in history.seen:
+        if found.offset < kept.get(found.queue, 0):
+            continue
         if by_place.get((found.queue, found.offset)) != found:
             raise HistoryViolation("taken-back", f"{found} was delivered, now it is not there")
+
+
+def settle_power_loss(
+    history: History, final: Collection[Found], *, min_offsets: Mapping[int, int] | None = None
+) -> int:
+    """Judge what a power loss took, `final` being all that was read back; return how many
+    messages that were acknowledged are gone.
+
+    Gone may only be what was acknowledged in written mode, and only the end of the log: raises
+    HistoryViolation ("hole") when something later is there. What is gone is struck from the
+    history's promises, and what is left is durable from now on.
+    """
+    kept = min_offsets or {}
+    there = {found.body for found in final}
+    gone = [
+        body
+        for body in history.written
+        if body not in there and history.acks[body][1] >= kept.get(history.acks[body][0], 0)
+    ]
+    first_ack = min((history.written[body] for body in gone), default=0)
+    first_offsets: dict[int, int] = {}
+    for body in gone:
+        queue, offset = history.acks[body]
+        first_offsets[queue] = min(offset, first_offsets.get(queue, offset))
+    for found in final if gone else ():
+        later = found.body in history.written and found.offset > first_offsets.get(
+            found.queue, found.offset
+        )
+        if later or history.sent_at.get(found.body, 0) > first_ack:
+            raise HistoryViolation("hole", f"{found} is there, what came before it is not")
+    for body in gone:
+        del history.acks[body]
+    history.written.clear()
+    return len(gone)
 
 
 def _check_known(
@@ -111,8 +168,11 @@ def _check_acks(
     sends: dict[bytes, Send],
     by_place: dict[tuple[int, int], Found],
     by_body: dict[bytes, list[Found]],
+    kept: Mapping[int, int],
 ) -> None:
     for body, place in history.acks.items():
+        if place[1] < kept.get(place[0], 0):
+            continue
         at_place = by_place.get(place)
         if at_place is not None and at_place.body == body:
             continue
@@ -123,12 +183,13 @@ def _check_acks(
         raise HistoryViolation("lost", f"{sends[body]} was acknowledged at {place}")
 
 
-def _check_dense(by_place: dict[tuple[int, int], Found]) -> None:
+def _check_dense(by_place: dict[tuple[int, int], Found], kept: Mapping[int, int]) -> None:
     offsets: dict[int, list[int]] = defaultdict(list)
     for queue, offset in by_place:
         offsets[queue].append(offset)
     for queue, found in offsets.items():
-        if sorted(found) != list(range(min(found), min(found) + len(found))):
+        start = kept.get(queue, min(found))
+        if sorted(found) != list(range(start, start + len(found))):
             raise HistoryViolation("gap", f"queue {queue} has holes")
 
 

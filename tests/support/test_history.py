@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.history import Found, History, HistoryViolation, Send, check_history
+from tests.support.history import (
+    Found,
+    History,
+    HistoryViolation,
+    Send,
+    check_history,
+    settle_power_loss,
+)
 
 
 def _history() -> tuple[History, list[Found]]:
@@ -28,32 +35,32 @@ def test_a_right_history_passes() -> None:
     check_history(history, [*final, Found(0, 5, "k0", b"in doubt")])
 
 
+def _at(found: Found, *, offset: int) -> Found:
+    return Found(found.queue, offset, found.key, found.body)
+
+
+def _add(history: History, final: list[Found], send: Send, offset: int) -> None:
+    history.sent(send)
+    final.append(Found(1, offset, send.key, send.body))
+
+
+def _replace_the_last(history: History, final: list[Found]) -> None:
+    final.pop()
+    _add(history, final, Send("p0", 11, "k1", b"other"), 4)
+
+
 Doctor = Callable[[History, list[Found]], object]
 
 DOCTORED: dict[str, Doctor] = {
     "lost": lambda history, final: final.pop(),
     "moved": lambda history, final: final.append(_at(final.pop(), offset=5)),
-    "altered": lambda history, final: (
-        history.sent(Send("p0", 11, "k1", b"other")),
-        final.append(Found(1, 4, "k1", b"other")),
-        final.remove(Found(1, 4, "k1", b"body 9")),
-    ),
+    "altered": _replace_the_last,
     "duplicated": lambda history, final: final.append(Found(1, 5, "k1", b"body 9")),
     "invented": lambda history, final: final.append(Found(1, 5, "k1", b"nobody sent this")),
-    "gap": lambda history, final: (
-        history.sent(Send("p1", 12, "k1", b"late")),
-        final.append(Found(1, 7, "k1", b"late")),
-    ),
-    "reordered": lambda history, final: (
-        history.sent(Send("p1", -1, "k1", b"sent first")),
-        final.append(Found(1, 5, "k1", b"sent first")),
-    ),
+    "gap": lambda history, final: _add(history, final, Send("p1", 12, "k1", b"late"), 7),
+    "reordered": lambda history, final: _add(history, final, Send("p1", -1, "k1", b"first"), 5),
     "taken-back": lambda history, final: history.consumed(Found(0, 5, "k0", b"in doubt")),
 }
-
-
-def _at(found: Found, *, offset: int) -> Found:
-    return Found(found.queue, offset, found.key, found.body)
 
 
 @pytest.mark.parametrize("rule", DOCTORED)
@@ -76,3 +83,77 @@ def test_duplicates_pass_only_where_producers_are_not_idempotent() -> None:
     history, final = _history()
     final.append(Found(1, 5, "k1", b"body 9"))
     check_history(history, final, allow_duplicates=True)
+
+
+def test_what_retention_trimmed_is_not_asked_for() -> None:
+    history, final = _history()
+    kept = [found for found in final if found.offset >= 3]
+    history.consumed(final[0])
+    check_history(history, kept, min_offsets={0: 3, 1: 3})
+    with pytest.raises(HistoryViolation, match="lost"):
+        check_history(history, kept, min_offsets={0: 3, 1: 2})
+
+
+def test_a_queue_that_begins_after_its_min_offset_has_a_gap() -> None:
+    history, final = _history()
+    history.acks.clear()
+    history.seen.clear()
+    with pytest.raises(HistoryViolation, match="gap"):
+        check_history(history, [found for found in final if found.offset], min_offsets={0: 0})
+
+
+def _written_history() -> tuple[History, list[Found]]:
+    """One producer in written mode over two queues, each send after the ack before it."""
+    history = History()
+    final = []
+    for number in range(10):
+        send = Send("p", number, "k", b"body %d" % number)
+        found = Found(number % 2, number // 2, send.key, send.body)
+        history.sent(send)
+        history.acknowledged(send, found.queue, found.offset, durable=False)
+        final.append(found)
+    return history, final
+
+
+def test_a_power_loss_may_take_the_end_of_what_was_only_written() -> None:
+    history, final = _written_history()
+    with pytest.raises(HistoryViolation, match="lost"):
+        check_history(history, final[:6])
+    assert settle_power_loss(history, final[:6]) == 4
+    check_history(history, final[:6])
+    assert settle_power_loss(history, final[:6]) == 0
+
+
+def test_what_one_power_loss_left_the_next_may_not_take() -> None:
+    history, final = _written_history()
+    settle_power_loss(history, final[:6])
+    settle_power_loss(history, final[:5])
+    with pytest.raises(HistoryViolation, match="lost"):
+        check_history(history, final[:5])
+
+
+@pytest.mark.parametrize("gone", [0, 7, 8])
+def test_a_power_loss_may_not_take_from_the_middle(gone: int) -> None:
+    history, final = _written_history()
+    del final[gone]
+    with pytest.raises(HistoryViolation) as caught:
+        settle_power_loss(history, final)
+    assert caught.value.rule == "hole"
+
+
+def test_what_was_durable_is_never_forgiven() -> None:
+    history, final = _history()
+    settle_power_loss(history, final[:-1])
+    with pytest.raises(HistoryViolation, match="lost"):
+        check_history(history, final[:-1])
+
+
+def test_what_was_sent_at_once_may_be_lost_in_part() -> None:
+    """Two publishes under way together have no order between queues until one is answered."""
+    history = History()
+    sends = [Send("p", number, "k", b"body %d" % number) for number in range(2)]
+    for send in sends:
+        history.sent(send)
+    for queue, send in enumerate(sends):
+        history.acknowledged(send, queue, 0, durable=False)
+    assert settle_power_loss(history, [Found(1, 0, "k", sends[1].body)]) == 1
