@@ -1,7 +1,7 @@
 """The consume queues' index in LMDB: an entry a batch. It can be deleted and is rebuilt.
 
 Keys are big-endian, so that LMDB's order is queue order. LMDB has no page checksums; every
-value carries its own CRC, and a value that fails it means that the index is rebuilt.
+value ends in a CRC over its key and itself, and one that fails means that the index is rebuilt.
 
     entries    topic id 4 | queue id 4 | base offset 8  ->  physical 8 | queue bytes 8 |
                store timestamp 8 | tag summary 8 | size 4 | count 4 | crc 4
@@ -14,7 +14,8 @@ ahead of the log.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import msgpack
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.producer_sequences import ProducerKey, ProducerState, StoredSequence
 from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
 from holdfast.consumequeue.topics import QueueKey
 
 FORMAT = b"holdfast-index-1"
@@ -32,7 +34,6 @@ FORMAT = b"holdfast-index-1"
 _KEY = struct.Struct(">IIQ")
 _QUEUE = struct.Struct(">II")
 _VALUE = struct.Struct("<QQqQII")
-_VALUE_SIZE = _VALUE.size + 4
 _REPUT = struct.Struct("<QQQQ")
 _PRODUCER = struct.Struct(">QI")
 
@@ -54,30 +55,38 @@ class ReputPosition:
 class Index:
     """The index's LMDB environment. Reads from any thread; writes from one at a time.
 
-    Every read may raise IndexCorrupt.
+    Whatever looks at the index may raise IndexCorrupt.
     """
 
-    def __init__(self, directory: Path, map_size_bytes: int) -> None:
-        """Open or create. Raises IndexCorrupt for what is no index of this format."""
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, directory: Path, map_size_bytes: int, *, readonly: bool = False) -> None:
+        """Open or create; with `readonly` it must exist, and is left as it is.
+
+        Raises IndexCorrupt for what is no index of this format; lmdb.Error and OSError pass
+        through.
+        """
         try:
-            self._env = lmdb.open(
-                str(directory), map_size=map_size_bytes, max_dbs=4, max_readers=512, metasync=True
-            )
-            self._entries = self._env.open_db(b"entries")
-            self._meta = self._env.open_db(b"meta")
-            self._producers = self._env.open_db(b"producers")
-            with self._env.begin(write=True, db=self._meta) as txn:
+            self._env = open_env(directory, map_size_bytes, max_dbs=3, readonly=readonly)
+        except CORRUPT as error:
+            raise IndexCorrupt(str(error)) from error
+        try:
+            self._meta = self._env.open_db(b"meta", create=not readonly)
+            self._entries = self._env.open_db(b"entries", create=not readonly)
+            self._producers = self._env.open_db(b"producers", create=not readonly)
+            with self._env.begin(write=not readonly, db=self._meta) as txn:
                 found = txn.get(b"format")
-                if found is None:
+                if found is None and not readonly:
                     txn.put(b"format", FORMAT)
                 elif found != FORMAT:
                     raise IndexCorrupt(f"format {found!r}, not {FORMAT!r}")
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+        except (*CORRUPT, lmdb.NotFoundError) as error:
+            self.close()
             raise IndexCorrupt(str(error)) from error
+        except Exception:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Close the environment; no read may be under way."""
+        """Close the environment; may be called twice. Reads under way end in lmdb.Error."""
         self._env.close()
 
     # -- writing ---------------------------------------------------------------------------
@@ -91,8 +100,7 @@ class Index:
         """Add entries, move the reput offset, store producers (None: forget it), durably and
         all or nothing. lmdb.Error passes through (a full disk or map): nothing has changed."""
         with self._env.begin(write=True) as txn:
-            items = [(_KEY.pack(*key, unit.base_offset), _encode_unit(unit)) for key, unit in units]
-            items.sort()
+            items = sorted(_encode_unit(key, unit) for key, unit in units)
             if items:
                 with txn.cursor(self._entries) as cursor:
                     cursor.putmulti(items)
@@ -101,14 +109,14 @@ class Index:
                 if state is None:
                     txn.delete(raw, db=self._producers)
                 else:
-                    txn.put(raw, _encode_producer(state), db=self._producers)
-            txn.put(b"reput", _with_crc(_encode_position(position)), db=self._meta)
+                    txn.put(raw, _with_crc(raw, _encode_producer(state)), db=self._producers)
+            txn.put(b"reput", _with_crc(b"reput", _encode_position(position)), db=self._meta)
 
     def delete_before(self, key: QueueKey, offset: int, most: int = 10_000) -> int:
         """Delete up to `most` of a queue's entries that end at or before `offset`; return how
         many there were."""
         deleted = 0
-        with self._env.begin(write=True, db=self._entries) as txn, txn.cursor() as cursor:
+        with self._transaction(self._entries, write=True) as txn, txn.cursor() as cursor:
             found = cursor.set_range(_KEY.pack(*key, 0))
             while found and deleted < most:
                 raw = cursor.key()
@@ -131,22 +139,25 @@ class Index:
 
     def position(self) -> ReputPosition:
         """Return how far the log is indexed; all zeros when it is not."""
-        with self._env.begin(db=self._meta) as txn:
+        with self._transaction(self._meta) as txn:
             raw = txn.get(b"reput")
-            return ReputPosition() if raw is None else ReputPosition(*_REPUT.unpack(_checked(raw)))
+            if raw is None:
+                return ReputPosition()
+            return ReputPosition(*_REPUT.unpack(_checked(b"reput", raw)))
 
     def producers(self) -> list[tuple[ProducerKey, ProducerState]]:
         """Return every producer, the one heard of longest ago first."""
-        with self._env.begin(db=self._producers) as txn:
+        with self._transaction(self._producers) as txn:
             found = [
-                (_PRODUCER.unpack(raw), _decode_producer(value)) for raw, value in txn.cursor()
+                (_PRODUCER.unpack(raw), _decode_producer(_checked(raw, value)))
+                for raw, value in txn.cursor()
             ]
         return sorted(found, key=lambda item: item[1].last_timestamp_us)
 
     def queues(self) -> list[QueueKey]:
         """Return every queue that has entries."""
         found: list[QueueKey] = []
-        with self._env.begin(db=self._entries) as txn, txn.cursor() as cursor:
+        with self._transaction(self._entries) as txn, txn.cursor() as cursor:
             more = cursor.first()
             while more:
                 topic_id, queue_id = _QUEUE.unpack(cursor.key()[:8])
@@ -160,13 +171,13 @@ class Index:
 
     def last(self, key: QueueKey) -> CqUnit | None:
         """Return a queue's newest entry."""
-        with self._env.begin(db=self._entries) as txn, txn.cursor() as cursor:
+        with self._transaction(self._entries) as txn, txn.cursor() as cursor:
             return _at_or_before(cursor, key, 2**64 - 1)
 
-    def units(self, key: QueueKey, offset: int) -> Iterator[CqUnit]:
+    def units(self, key: QueueKey, offset: int) -> Generator[CqUnit, None, None]:
         """Yield a queue's entries from the one that holds `offset` on, or the next one if it
         falls in a gap. The transaction is open until the iterator is closed."""
-        with self._env.begin(db=self._entries) as txn, txn.cursor() as cursor:
+        with self._transaction(self._entries) as txn, txn.cursor() as cursor:
             unit = _at_or_before(cursor, key, offset)
             if unit is None or unit.end_offset <= offset:
                 found = cursor.set_range(_KEY.pack(*key, offset))
@@ -180,7 +191,7 @@ class Index:
     ) -> CqUnit | None:
         """Return the first entry from offset `start` to before `end` whose `attribute`, which
         never decreases along a queue, is at least `value`. A binary search."""
-        with self._env.begin(db=self._entries) as txn, txn.cursor() as cursor:
+        with self._transaction(self._entries) as txn, txn.cursor() as cursor:
             best = None
             while start < end:
                 middle = (start + end) // 2
@@ -197,6 +208,14 @@ class Index:
                 else:
                     start = max(unit.end_offset, middle + 1)
             return best
+
+    @contextmanager
+    def _transaction(self, db: Any, *, write: bool = False) -> Iterator["lmdb.Transaction[bytes]"]:
+        try:
+            with self._env.begin(db=db, write=write) as txn:
+                yield txn
+        except CORRUPT as error:
+            raise IndexCorrupt(str(error)) from error
 
 
 def _at_or_before(cursor: Any, key: QueueKey, offset: int) -> CqUnit | None:
@@ -218,22 +237,23 @@ def _current(cursor: Any, key: QueueKey) -> CqUnit | None:
     return _decode_unit(raw, cursor.value())
 
 
-def _encode_unit(unit: CqUnit) -> bytes:
-    return _with_crc(
-        _VALUE.pack(
-            unit.physical_offset,
-            unit.queue_bytes,
-            unit.store_timestamp_us,
-            unit.tag_summary,
-            unit.size,
-            unit.message_count,
-        )
+def _encode_unit(key: QueueKey, unit: CqUnit) -> tuple[bytes, bytes]:
+    raw_key = _KEY.pack(*key, unit.base_offset)
+    value = _VALUE.pack(
+        unit.physical_offset,
+        unit.queue_bytes,
+        unit.store_timestamp_us,
+        unit.tag_summary,
+        unit.size,
+        unit.message_count,
     )
+    return raw_key, _with_crc(raw_key, value)
 
 
 def _decode_unit(raw_key: bytes, value: bytes) -> CqUnit:
+    found = _checked(raw_key, value)
     base_offset = _KEY.unpack(raw_key)[2]
-    physical, queue_bytes, timestamp, summary, size, count = _VALUE.unpack(_checked(value))
+    physical, queue_bytes, timestamp, summary, size, count = _VALUE.unpack(found)
     return CqUnit(base_offset, physical, size, count, timestamp, summary, queue_bytes)
 
 
@@ -250,22 +270,23 @@ def _encode_producer(state: ProducerState) -> bytes:
     queues = {
         queue: [
             (
-                s.sequence,
-                s.base_offset,
-                s.message_count,
-                s.end_physical_offset,
-                s.store_timestamp_us,
+                entry.sequence,
+                entry.base_offset,
+                entry.message_count,
+                entry.end_physical_offset,
+                entry.store_timestamp_us,
             )
-            for s in stored
+            for entry in stored
         ]
-        for queue, stored in state.queues.copy().items()
+        for queue, stored in state.queues.items()
     }
-    fields = (state.epoch, state.last_request, state.last_timestamp_us, queues)
-    return _with_crc(msgpack.packb(fields))
+    packed = msgpack.packb((state.epoch, state.last_request, state.last_timestamp_us, queues))
+    assert isinstance(packed, bytes)
+    return packed
 
 
 def _decode_producer(value: bytes) -> ProducerState:
-    epoch, last_request, timestamp, queues = msgpack.unpackb(_checked(value), strict_map_key=False)
+    epoch, last_request, timestamp, queues = msgpack.unpackb(value, strict_map_key=False)
     return ProducerState(
         epoch,
         last_request,
@@ -277,11 +298,13 @@ def _decode_producer(value: bytes) -> ProducerState:
     )
 
 
-def _with_crc(value: bytes) -> bytes:
-    return value + struct.pack("<I", crc32c(value))
+def _with_crc(key: bytes, value: bytes) -> bytes:
+    return value + struct.pack("<I", crc32c(key + value))
 
 
-def _checked(value: bytes) -> bytes:
-    if len(value) < 4 or struct.unpack("<I", value[-4:])[0] != crc32c(bytes(value[:-4])):
-        raise IndexCorrupt("an entry's checksum does not match its bytes")
-    return value[:-4]
+def _checked(key: bytes, value: bytes) -> bytes:
+    """Return a value without its CRC. Raises IndexCorrupt when that does not match."""
+    found = value[:-4]
+    if len(value) < 4 or _with_crc(key, found) != value:
+        raise IndexCorrupt(f"the checksum of {key.hex()} does not match its value")
+    return found
