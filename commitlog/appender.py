@@ -204,6 +204,7 @@ class Appender:
             except LogError as error:
                 request.error = error
         self._write(staged)
+        self._sequences.expire(self._last_timestamp_us)
         failed = [request for request in group if request.error is not None]
         waiting = [
             request

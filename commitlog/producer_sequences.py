@@ -35,7 +35,7 @@ class ProducerState:
     """Last sequence of a producer that counts requests over the topic."""
     last_timestamp_us: int = 0
     queues: dict[int, tuple[StoredSequence, ...]] = field(default_factory=dict)
-    """The last batches by queue, oldest first. Tuples, so that another thread may read them."""
+    """The last batches by queue, oldest first."""
 
 
 ProducerKey = tuple[int, int]
@@ -109,18 +109,19 @@ class ProducerSequences:
         )
         if entry not in stored:
             state.queues[header.queue_id] = (*stored, entry)[-REMEMBERED_BATCHES:]
-        while len(self._producers) > self._max_producers:
-            self._producers.popitem(last=False)
 
-    def expire(self, now_us: int) -> int:
-        """Forget producers unheard of for the expiry; return how many."""
-        before = len(self._producers)
+    def expire(self, now_us: int) -> list[ProducerKey]:
+        """Forget producers unheard of for the expiry, and those idle longest when there are too
+        many; return them. To be called after `record`, now and then."""
+        forgotten = []
         while self._producers:
             key, state = next(iter(self._producers.items()))
-            if state.last_timestamp_us + self._expiry_us > now_us:
+            is_surplus = len(self._producers) > self._max_producers
+            if not is_surplus and state.last_timestamp_us + self._expiry_us > now_us:
                 break
             del self._producers[key]
-        return before - len(self._producers)
+            forgotten.append(key)
+        return forgotten
 
     def _current(self, key: ProducerKey, now_us: int) -> ProducerState | None:
         state = self._producers.get(key)

@@ -3,13 +3,17 @@
 An entry becomes visible once its topic's durability is met, and never before one that is
 earlier in its queue. Entries are readable in memory at once; a second thread, the committer,
 puts them into LMDB off the wake path, and only what the log has synced.
+
+Between the two threads: `_uncommitted` is appended to by the one and taken from by the other;
+the producers' sequences belong to the committer, so that it stores them as they were at the
+position that it commits.
 """
 
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import lmdb
@@ -31,14 +35,14 @@ class _Uncommitted(NamedTuple):
     key: QueueKey | None
     """None: a block of a topic that is gone; only the position moves on."""
     unit: CqUnit
-    producer: ProducerKey | None
-    segment_start: int
-    block_count: int
-    key_count: int
+    header: BatchHeader
+    position: ReputPosition
+    """The position after it."""
 
 
-class _Committed(NamedTuple):
-    ends: dict[QueueKey, int]
+#: What the reput thread is told: blocks written, the durable mark, up to where each queue is in
+#: LMDB now, or to end.
+_Work = list[BatchHeader] | int | dict[QueueKey, int] | None
 
 
 class ReputService:
@@ -48,6 +52,7 @@ class ReputService:
     is called in the reput thread once a pass with the new max offset of each queue that got
     visible entries. `needs_durable` tells for a topic id whether its entries wait for the sync,
     None when there is no such topic; `segment_start` gives the start of a position's segment.
+    `sequences` are as the index has them. `failed` is called by a thread that ends early.
     """
 
     def __init__(
@@ -56,7 +61,6 @@ class ReputService:
         *,
         queues: dict[QueueKey, ConsumeQueue],
         sequences: ProducerSequences,
-        durable_offset: int,
         needs_durable: Callable[[int], bool | None],
         segment_start: Callable[[int], int],
         notify: Callable[[dict[QueueKey, int]], None],
@@ -67,23 +71,18 @@ class ReputService:
         self.queues = queues
         self._index = index
         self._sequences = sequences
-        self._durable_offset = durable_offset
+        self._durable_offset = 0
         self._needs_durable = needs_durable
         self._segment_start = segment_start
         self._notify = notify
         self._failed = failed
         self._commit_interval_s = commit_interval_s
         self._tail_entries = tail_entries
-        self._work: queue.SimpleQueue[list[BatchHeader] | int | _Committed | None] = (
-            queue.SimpleQueue()
-        )
+        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
         self._uncommitted: deque[_Uncommitted] = deque()
-        position = index.position()
-        self._segment = position.segment_start
-        self._counts = (position.block_count, position.key_count)
-        self.reput_offset = position.physical_offset
-        """Physical offset up to which the log is indexed (in memory)."""
+        self._position = index.position()
+        self._commit_failure: str | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-reput", daemon=True)
         self._committer = threading.Thread(
@@ -96,17 +95,18 @@ class ReputService:
         """Index a block found by recovery, before `start`; its log is synced already."""
         self._index_block(header, {}, visible=True)
         if len(self._uncommitted) >= _RECOVERY_GROUP:
-            self._trim(self.commit(header.end_physical_offset).ends)
+            self._trim(self._try_commit(header.end_physical_offset))
 
     def start(self, durable_offset: int) -> None:
         """Commit what recovery found and start both threads."""
         self._durable_offset = durable_offset
-        self._trim(self.commit(durable_offset).ends)
+        self._trim(self._try_commit(durable_offset))
         self._thread.start()
         self._committer.start()
 
     def stop(self) -> None:
-        """Index what was dispatched, commit what is durable, end both threads."""
+        """Index what was dispatched, commit what is durable, end both threads. May be called
+        twice."""
         self._work.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -121,6 +121,11 @@ class ReputService:
     def durable_advanced(self, durable_offset: int) -> None:
         """The log is synced up to here."""
         self._work.put(durable_offset)
+
+    @property
+    def reput_offset(self) -> int:
+        """Physical offset up to which the log is indexed (in memory)."""
+        return self._position.physical_offset
 
     @property
     def uncommitted_count(self) -> int:
@@ -153,10 +158,10 @@ class ReputService:
             self._notify(advanced)
 
     def _handle(
-        self, work: list[BatchHeader] | int | _Committed, advanced: dict[QueueKey, int]
+        self, work: list[BatchHeader] | int | dict[QueueKey, int], advanced: dict[QueueKey, int]
     ) -> None:
-        if isinstance(work, _Committed):
-            self._trim(work.ends)
+        if isinstance(work, dict):
+            self._trim(work)
         elif isinstance(work, int):
             self._durable_offset = max(self._durable_offset, work)
             self._show_durable(advanced)
@@ -168,8 +173,6 @@ class ReputService:
         self, header: BatchHeader, advanced: dict[QueueKey, int], *, visible: bool = False
     ) -> None:
         """Give a block its place in its queue, and show it unless it has to wait."""
-        self._sequences.record(header)
-        self._count(header)
         needs_durable = self._needs_durable(header.topic_id)
         key = (header.topic_id, header.queue_id) if needs_durable is not None else None
         cq = self._queue(key) if key is not None else None
@@ -183,16 +186,8 @@ class ReputService:
             header.tag_summary,
             before.end_queue_bytes if before is not None else 0,
         )
-        self._uncommitted.append(
-            _Uncommitted(
-                key,
-                unit,
-                (header.producer_id, header.topic_id) if header.producer_id else None,
-                self._segment,
-                *self._counts,
-            )
-        )
-        self.reput_offset = unit.end_physical_offset
+        self._position = self._position_after(header)
+        self._uncommitted.append(_Uncommitted(key, unit, header, self._position))
         if cq is None or key is None:
             return
         cq.indexed = unit
@@ -210,11 +205,16 @@ class ReputService:
             found = self.queues[key] = ConsumeQueue(None, 0, 0)
         return found
 
-    def _count(self, header: BatchHeader) -> None:
+    def _position_after(self, header: BatchHeader) -> ReputPosition:
+        before = self._position
         segment = self._segment_start(header.physical_offset)
-        blocks, keys = self._counts if segment == self._segment else (0, 0)
-        self._segment = segment
-        self._counts = (blocks + 1, keys + keyed_messages(header))
+        is_same = segment == before.segment_start
+        return ReputPosition(
+            header.end_physical_offset,
+            segment,
+            (before.block_count if is_same else 0) + 1,
+            (before.key_count if is_same else 0) + keyed_messages(header),
+        )
 
     def _show_durable(self, advanced: dict[QueueKey, int]) -> None:
         pending = self._pending
@@ -234,19 +234,33 @@ class ReputService:
 
     def _run_committer(self) -> None:
         closing = False
-        while not closing:
-            closing = self._closing.wait(self._commit_interval_s)
-            try:
-                committed = self.commit(self._durable_offset)
-            except lmdb.Error as error:
-                # The entries stay in memory; the next round tries again.
-                _logger.error("the index could not be committed: %s", error)
-                continue
-            if committed.ends:
-                self._work.put(committed)
+        try:
+            while not closing:
+                closing = self._closing.wait(self._commit_interval_s)
+                ends = self._try_commit(self._durable_offset)
+                if ends:
+                    self._work.put(ends)
+        except Exception as error:  # the thread's last resort
+            _logger.exception("the index thread failed")
+            self._failed(error)
 
-    def commit(self, durable_offset: int) -> _Committed:
-        """Put what is durable into LMDB; return up to where each queue is in it now.
+    def _try_commit(self, durable_offset: int) -> dict[QueueKey, int]:
+        """As `commit`; when LMDB cannot (the disk is full), the entries stay in memory, and the
+        next round has them."""
+        try:
+            ends = self.commit(durable_offset)
+        except lmdb.Error as error:
+            if str(error) != self._commit_failure:
+                self._commit_failure = str(error)
+                _logger.error("the index could not be committed, it lags behind: %s", error)
+            return {}
+        if self._commit_failure is not None and ends:
+            self._commit_failure = None
+            _logger.warning("the index can be committed again")
+        return ends
+
+    def commit(self, durable_offset: int) -> dict[QueueKey, int]:
+        """Put what is durable into LMDB; return up to where each queue got entries in it.
 
         lmdb.Error passes through; nothing is lost then.
         """
@@ -256,24 +270,25 @@ class ReputService:
                 break
             group.append(item)
         if not group:
-            return _Committed({})
-        last = group[-1]
+            return {}
         self._index.commit(
             [(item.key, item.unit) for item in group if item.key is not None],
-            ReputPosition(
-                last.unit.end_physical_offset,
-                last.segment_start,
-                last.block_count,
-                last.key_count,
-            ),
-            self._producers_of(group),
+            group[-1].position,
+            self._record_producers(group),
         )
         for _ in group:
             self._uncommitted.popleft()
-        return _Committed({i.key: i.unit.end_offset for i in group if i.key is not None})
+        return {item.key: item.unit.end_offset for item in group if item.key is not None}
 
-    def _producers_of(
-        self, group: Iterable[_Uncommitted]
+    def _record_producers(
+        self, group: Sequence[_Uncommitted]
     ) -> list[tuple[ProducerKey, ProducerState | None]]:
-        keys = {item.producer for item in group if item.producer is not None}
-        return [(key, self._sequences.state(key)) for key in keys]
+        """Note the producers' batches; return what changed. May be repeated."""
+        sequences = self._sequences
+        changed: set[ProducerKey] = set()
+        for item in group:
+            if item.header.producer_id:
+                sequences.record(item.header)
+                changed.add((item.header.producer_id, item.header.topic_id))
+        changed.update(sequences.expire(group[-1].unit.store_timestamp_us))
+        return [(key, sequences.state(key)) for key in changed]

@@ -5,6 +5,7 @@ so planning costs pieces, not messages. For any thread; may wait for the disk.""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index import Index
@@ -69,5 +70,5 @@ def _cut(
     borders.append((end, end_bytes))
     return [
         Split(queue, low, high, max(high_bytes - low_bytes, 0))
-        for (low, low_bytes), (high, high_bytes) in zip(borders, borders[1:], strict=False)
+        for (low, low_bytes), (high, high_bytes) in pairwise(borders)
     ]

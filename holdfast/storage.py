@@ -233,7 +233,6 @@ class Storage:
             index,
             queues=queues,
             sequences=indexed_sequences,
-            durable_offset=0,
             needs_durable=_durability_of(table),
             segment_start=lambda offset: getattr(log.segment_at(offset), "start_offset", 0),
             notify=self._events.arrived,
