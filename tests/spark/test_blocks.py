@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import Batch, iter_batches
@@ -24,6 +24,7 @@ FULL = Sent(
 )
 
 
+@settings(deadline=None)  # others may share the machine
 @given(st.lists(sent(), max_size=5), st.integers(0, 2**40))
 def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base: int) -> None:
     stored = store(batches, base)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import Batch, payload_crc
@@ -59,6 +59,7 @@ def expected_kafka_row(batch: Batch, row: int) -> dict[str, Any]:
     }
 
 
+@settings(deadline=None)  # others may share the machine
 @given(st.lists(sent(), min_size=1, max_size=5), st.data())
 def test_rows_are_the_messages(batches: list[Sent], data: st.DataObject) -> None:
     stored = store(batches, 1000)
@@ -151,14 +152,26 @@ def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "offsets", [(0, 3, 2, 4), (0, 1, 2, 5), (-1, 1, 2, 4), (0, 2**31 - 1, 2, 4)]
+    ("section", "offsets"),
+    [
+        ("body_offsets", (0, 3, 2, 4)),
+        ("body_offsets", (0, 1, 2, 5)),
+        ("body_offsets", (-1, 1, 2, 4)),
+        ("body_offsets", (0, 2**31 - 1, 2, 4)),
+        ("property_list", (0, 0, 0, 2)),
+        ("property_list", (0, 0, 1, 0)),
+        ("name_offsets", (0, 2)),
+        ("value_offsets", (-8, 1)),
+    ],
 )
-def test_offsets_that_lie_are_refused(offsets: tuple[int, ...]) -> None:
+def test_offsets_that_lie_are_refused(section: str, offsets: tuple[int, ...]) -> None:
     # Never stored by a broker, which checks columns; but Arrow would trust them blindly.
-    (batch,) = store([Sent([b"a", b"b", b"cd"])])
+    (batch,) = store([Sent([b"a", b"b", b"cd"], properties=[None, None, {"n": "v"}])])
     raw = bytearray(batch.block)
-    struct.pack_into("<4i", raw, batch.layout.body_offsets.start, *offsets)
+    place = getattr(batch.layout, section)
+    assert place.end - place.start == 4 * len(offsets)
+    struct.pack_into(f"<{len(offsets)}i", raw, place.start, *offsets)
     header = replace(batch.header, payload_crc=payload_crc(bytes(raw)))
     blocks = Blocks(bytes(header.encode()) + bytes(raw[128:]))
     with pytest.raises(CorruptBatch, match="column-offsets"):
-        decode(blocks, [Rows(0, 0, 3)], SOURCE, {"body": "binary"})
+        decode(blocks, [Rows(0, 0, 3)], SOURCE, HOLDFAST_COLUMNS)

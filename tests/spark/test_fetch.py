@@ -93,6 +93,16 @@ def test_tags_choose_rows(topic: FakeTopic, client: BrokerClient, given: dict[st
     assert offsets(read(client, part_of(topic, 7, 222), columns="offset,body", **given)) == expected
 
 
+def test_blocks_without_the_tag_are_not_missed(
+    broker: FakeBroker, topic: FakeTopic, client: BrokerClient
+) -> None:
+    for tag in ("500", "200", "500", "200"):
+        base = topic.queues[0].max_offset
+        topic.publish(0, [b"%d" % base], tags=[tag])
+    rows = read(client, part_of(topic, 0, 304), tag="500")
+    assert offsets(rows) == [300, 302]
+
+
 def test_a_filter_is_left_to_the_broker(
     broker: FakeBroker, topic: FakeTopic, client: BrokerClient
 ) -> None:

@@ -2,7 +2,7 @@
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.message_id import format_message_id
@@ -15,6 +15,7 @@ from holdfast.spark.offsets import QueueRange
 from tests.spark.stored import QUEUE, TOPIC_ID, Sent, joined, sent, store
 
 
+@settings(deadline=None)  # others may share the machine
 @given(st.lists(sent(), min_size=1, max_size=3), st.sampled_from([None, 2]))
 def test_rows_are_those_of_the_blocks(batches: list[Sent], levels: int | None) -> None:
     source = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0, priority_levels=levels)

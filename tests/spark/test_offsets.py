@@ -3,7 +3,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.spark.errors import DataLost, InvalidOption
@@ -143,6 +143,7 @@ def test_an_empty_range_below_the_first_kept_message_is_no_loss() -> None:
     assert ranges(Given({None: {0: 5}}), Given({None: {0: 5}}))[0] == (5, 5)
 
 
+@settings(deadline=None)  # others may share the machine
 @given(
     st.dictionaries(
         st.text("abc", min_size=1),

@@ -2,7 +2,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.spark.broker_client import BrokerClient
@@ -171,6 +171,7 @@ def test_a_topic_made_again_before_the_plan_is_refused(
         plan_partitions(client, options(failOnDataLoss="false"), topics)
 
 
+@settings(deadline=None)  # others may share the machine
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 10), st.integers(1, 300))
 def test_packs_hold_every_part_once_in_order(
     sizes: list[int], at_least: int, small_bytes: int
