@@ -63,6 +63,7 @@ class DataDir:
         self._reserve_bytes = reserve_bytes
         self._is_given_up = False
         path.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign(path)
         self._lock = _lock(path)
         try:
             _check_version(path)
@@ -145,14 +146,19 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
+def _refuse_foreign(path: Path) -> None:
+    """Raise NotADataDir for a folder that holds something, but no VERSION."""
+    others = sorted(entry.name for entry in path.iterdir() if entry.name != "lock")
+    if others and "VERSION" not in others and others != ["VERSION.new"]:
+        raise NotADataDir(path, others[0])
+
+
 def _check_version(path: Path) -> None:
     version = path / "VERSION"
     try:
         found = version.read_text("ascii", "replace").strip()
     except FileNotFoundError:
-        others = sorted(entry.name for entry in path.iterdir() if entry.name != "lock")
-        if others and others != ["VERSION.new"]:
-            raise NotADataDir(path, others[0]) from None
+        _refuse_foreign(path)
         unfinished = path / "VERSION.new"
         with unfinished.open("w") as file:
             file.write(f"{LAYOUT_VERSION}\n")

@@ -59,8 +59,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "holdfast.client": (*FORMAT, "holdfast"),
     "holdfast": ("holdfast.client",),
-    "holdfast.testing": ("holdfast", "holdfast.client"),
-    "holdfast.demo": ("holdfast", "holdfast.client", "holdfast.testing", "spark"),
+    "holdfast.running_broker": ("holdfast.client",),
+    "holdfast.testing": ("holdfast.running_broker",),
+    "holdfast.demo": ("holdfast", "holdfast.client", "holdfast.running_broker", "spark"),
     "spark": (*FORMAT, "holdfast.client"),
     "holdfast.cli": (
         "commitlog.data_dir",

@@ -11,7 +11,6 @@ from holdfast.cli.bench import bench
 from holdfast.cli.check import check, dump
 from holdfast.cli.config import config
 from holdfast.cli.demo import demo
-from holdfast.cli.demo import demo
 from holdfast.cli.exits import ExitCode, Failure, failure_of
 from holdfast.cli.group import group
 from holdfast.cli.message import message

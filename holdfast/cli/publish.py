@@ -65,7 +65,8 @@ def publish(
 
     key_of, tag_of = _extractor("key", key_regex), _extractor("tag", tag_regex)
     sizes = {"batch_bytes": batch_bytes} if batch_bytes is not None else {}
-    count, size, last, total = 0, 0, None, _size_of(file)
+    name = getattr(file, "name", "standard input")
+    count, size, last, total = 0, 0, None, _size_of(name)
     started = time.perf_counter()
     try:
         with (
@@ -77,9 +78,9 @@ def publish(
                 size += len(line)
                 show(size + count, total, count)
     except LineError as error:
-        raise Failure(f"{file.name}, {error}; the lines before it were published") from error
+        raise Failure(f"{name}, {error}; the lines before it were published") from error
     except MessageTooLarge as error:
-        sentence = f"{file.name}, line {count}: {error}; the lines before it were published"
+        sentence = f"{name}, line {count}: {error}; the lines before it were published"
         raise Failure(sentence, ExitCode.USAGE) from error
     summary = {
         "topic": topic,
@@ -96,7 +97,7 @@ def _extractor(what: str, pattern: str | None) -> Callable[[bytes, int], str | N
     return Extractor(what, pattern).find if pattern is not None else lambda line, number: None
 
 
-def _size_of(file: BinaryIO) -> int | None:
-    """Return how much there is to read; None for a pipe."""
-    path = Path(file.name) if isinstance(file.name, str) else None
-    return path.stat().st_size if path is not None and path.is_file() else None
+def _size_of(name: str | int) -> int | None:
+    """Return how much there is to read in a file of this name; None for a pipe."""
+    path = Path(str(name))
+    return path.stat().st_size if path.is_file() else None

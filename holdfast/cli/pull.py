@@ -78,16 +78,17 @@ def pull(
     if follow or until is not None:
         # Told at once when there is nobody to follow; a follower then outlives restarts.
         queue_count = client.describe_topic(topic)["queue_count"]
-    messages: Iterable[Message] = client.pull(
-        topic, queue=queue, follow=follow, tag=tag, filter=expression, **_beginning(start)
-    )
-    if until is not None:
-        messages = _before(until, messages, queue_count if queue is None else 1)
     out = sys.stdout.buffer
-    for message in islice(messages, count):
-        out.write(form(message))
-        if follow:
-            out.flush()
+    with client.pull(
+        topic, queue=queue, follow=follow, tag=tag, filter=expression, **_beginning(start)
+    ) as reader:
+        messages: Iterable[Message] = reader
+        if until is not None:
+            messages = _before(until, reader, queue_count if queue is None else 1)
+        for message in islice(messages, count):
+            out.write(form(message))
+            if follow:
+                out.flush()
 
 
 def _beginning(start: Start) -> dict[str, Any]:
