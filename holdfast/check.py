@@ -15,7 +15,7 @@ from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDirInUse, NotADataDir
-from holdfast.commitlog.disk import LinuxDisk
+from holdfast.commitlog.disk import Disk, LinuxDisk
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.segment import Segment, read_trailer
@@ -72,12 +72,14 @@ def check_data_dir(
     *,
     deep: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    disk: Disk | None = None,
 ) -> CheckReport:
     """Check a data directory that no broker has open.
 
     `deep` also compares every payload with its CRC and proves its columns; without it headers
-    alone are read. `progress` gets bytes done and in all. Raises DataDirInUse, NotADataDir,
-    UnknownFormatVersion; OSError passes through. Findings are in the report.
+    alone are read. `progress` gets bytes done and in all; `disk` is where the log's files are,
+    the machine's own if not given. Raises DataDirInUse, NotADataDir, UnknownFormatVersion;
+    OSError passes through. Findings are in the report.
     """
     if not (path / "VERSION").exists():
         raise NotADataDir(path, next((entry.name for entry in path.iterdir()), "nothing"))
@@ -90,7 +92,7 @@ def check_data_dir(
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataDirInUse(path, os.pread(descriptor, 32, 0).decode().strip()) from error
-        return _Check(path, deep, progress).run()
+        return _Check(path, deep, progress, disk or LinuxDisk()).run()
     finally:
         os.close(descriptor)
 
@@ -98,9 +100,12 @@ def check_data_dir(
 class _Check:
     """One run over one directory."""
 
-    def __init__(self, path: Path, deep: bool, progress: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, path: Path, deep: bool, progress: Callable[[int, int], None], disk: Disk
+    ) -> None:
         self._path = path
         self._deep = deep
+        self._disk = disk
         self._progress = progress
         self._report = CheckReport()
         self._ends: dict[QueueKey, int] = {}
@@ -113,7 +118,7 @@ class _Check:
             if entry.name not in _KNOWN:
                 report.note(entry.name, "unknown file, left alone")
         table = self._check_state()
-        log = CommitLog(self._path / "commitlog", CommitLogConfig(), LinuxDisk(), now_us=lambda: 0)
+        log = CommitLog(self._path / "commitlog", CommitLogConfig(), self._disk, now_us=lambda: 0)
         for entry in sorted((self._path / "commitlog").glob("*")):
             if parse_segment_name(entry.name) is None:
                 report.note(f"commitlog/{entry.name}", "unknown file, left alone")
