@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from holdfast.commitlog.checksum import crc32c
 
 from holdfast.commitlog.batch_header import (
     ALIGNMENT,
@@ -34,6 +33,7 @@ from holdfast.commitlog.batch_header import (
     BatchHeader,
     Buffer,
 )
+from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import CorruptBatch
 
 Int32s = npt.NDArray[np.int32]

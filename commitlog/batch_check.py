@@ -169,7 +169,9 @@ def _check_names_differ(batch: Batch, rows: npt.NDArray[np.int64]) -> None:
         raise CorruptBatch("property-name", "a message has the same property name twice")
 
 
-def _check_limit(name: str, limit: int, sizes: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> None:
+def _check_limit(
+    name: str, limit: int, sizes: npt.NDArray[np.int32] | npt.NDArray[np.int64]
+) -> None:
     worst = int(np.argmax(sizes))
     if sizes[worst] > limit:
         raise LimitExceeded(name, limit, int(sizes[worst]), worst)

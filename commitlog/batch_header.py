@@ -38,7 +38,6 @@ from enum import IntFlag
 from typing import Self
 
 from holdfast.commitlog.checksum import crc32c
-
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 
 MAGIC = b"HFBT"
@@ -55,7 +54,9 @@ Buffer = bytes | bytearray | memoryview
 
 
 class BatchFlag(IntFlag):
-    """Which columns a batch has, and how to read it. A bit unknown to the code is refused."""
+    """Which columns a batch has, and how to read it. An intact header with a bit unknown to the
+    code was written by a newer Holdfast: it is refused like a newer version, and never taken
+    for damage, which recovery might cut."""
 
     KEYS = 1 << 0
     TAGS = 1 << 1
@@ -194,7 +195,8 @@ class BatchHeader:
         if version != FORMAT_VERSION:
             raise UnknownFormatVersion("batch", version, FORMAT_VERSION)
         if flags & ~KNOWN_FLAGS:
-            raise CorruptBatch("unknown-flags", f"{flags:#06x}")
+            found = f"{version} with flags {flags:#06x}"
+            raise UnknownFormatVersion("batch", found, FORMAT_VERSION)
         if reserved:
             raise CorruptBatch("reserved-not-zero", f"{reserved:#x}")
         if message_count < 1 or base_offset < 0:

@@ -18,7 +18,9 @@ class CommitLogConfig:
         100, "What was written with nobody waiting for a sync is synced within this.", minimum=1
     )
     max_waiting_bytes: int = setting(
-        64 * MIB, "Bytes that may wait for the appender; beyond it publishing answers 503.", minimum=MIB
+        64 * MIB,
+        "Bytes that may wait for the appender; beyond it publishing answers 503.",
+        minimum=MIB,
     )
     reserve_bytes: int = setting(
         16 * MIB,

@@ -1,15 +1,15 @@
 """What can go wrong in the log, by who has to act.
 
-    LogError
-      CorruptBatch           bytes that are not an intact batch (from a client or from the disk)
-        CorruptRecord        ... found in the log below its durable offset: kept, never served
-      UnknownFormatVersion   written by a newer Holdfast: upgrade, nothing was touched
-      BatchTooLarge          the caller's batch does not fit a segment
-      LogClosed              append after close
-      LogOverloaded          too many bytes wait for the appender: try again
-      DiskFull               no room for the next segment: publishing stops, reading goes on
-      LogPoisoned            a write or sync failed: read-only until the process is restarted
-      SequenceGap, ProducerFenced, SequenceTooOld   an idempotent producer's mistakes
+LogError
+  CorruptBatch           bytes that are not an intact batch (from a client or from the disk)
+    CorruptRecord        ... found in the log below its durable offset: kept, never served
+  UnknownFormatVersion   written by a newer Holdfast: upgrade, nothing was touched
+  BatchTooLarge          the caller's batch does not fit a segment
+  LogClosed              append after close
+  LogOverloaded          too many bytes wait for the appender: try again
+  DiskFull               no room for the next segment: publishing stops, reading goes on
+  LogPoisoned            a write or sync failed: read-only until the process is restarted
+  SequenceGap, ProducerFenced, SequenceTooOld   an idempotent producer's mistakes
 """
 
 

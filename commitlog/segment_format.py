@@ -32,7 +32,7 @@ _SEGMENT = struct.Struct("<4sHHQQqI")
 _SEGMENT_MAGIC = b"HFSG"
 # magic, reserved, physical offset of the mark, CRC of the 16 bytes before it, 12 zeros
 _END = struct.Struct("<4sIQI12x")
-_END_MAGIC = b"HFND"
+END_MARK_MAGIC = b"HFND"
 # magic, version, reserved, segment start, block count, key count, CRC of the tables, CRC of
 # the 36 bytes before it, 24 zeros
 _TRAILER = struct.Struct("<4sHHQQQII24x")
@@ -113,7 +113,7 @@ class SegmentHeader:
 
 def encode_end_mark(physical_offset: int) -> bytes:
     """Return the mark that ends a segment's blocks at this physical offset."""
-    fields = struct.pack("<4sIQ", _END_MAGIC, 0, physical_offset)
+    fields = struct.pack("<4sIQ", END_MARK_MAGIC, 0, physical_offset)
     return (fields + struct.pack("<I", crc32c(fields))).ljust(END_MARK_SIZE, b"\0")
 
 
