@@ -257,19 +257,28 @@ class PullRequestHoldService:
 
     async def _scan_forever(self) -> None:
         config = self._config
-        is_net = config.long_polling
-        interval_ms = config.scan_interval_ms if is_net else config.short_polling_ms
+        interval_ms = config.scan_interval_ms if config.long_polling else config.short_polling_ms
         while True:
             await asyncio.sleep(interval_ms / 1000)
             try:
-                behind = await self._scan_queues()
-                if is_net:
-                    await self._rescue(behind)
-                else:
-                    self._tell(behind)
+                await self._scan_once()
             except Exception:
                 # Whoever is held stays held, with its deadline; the next scan tries again.
                 log.exception("the scan of the held queues failed")
+
+    async def _scan_once(self) -> None:
+        behind = await self._scan_queues()
+        if behind and self._config.long_polling:
+            await asyncio.sleep(SCAN_GRACE_S)
+            behind = {
+                key: max_offset
+                for key, max_offset in behind.items()
+                if self._table.is_behind(key, max_offset)
+            }
+            self._scan_rescues += len(behind)
+            if behind:
+                log.warning("messages on %d held queues were not told of: %s", len(behind), behind)
+        self._tell(behind)
 
     async def _scan_queues(self) -> dict[QueueKey, int]:
         """Return the ends of the held queues that have messages nobody was told of."""
@@ -287,17 +296,3 @@ class PullRequestHoldService:
         self._last_scan_s = busy_s
         self._scans_total += 1
         return behind
-
-    async def _rescue(self, behind: dict[QueueKey, int]) -> None:
-        if not behind:
-            return
-        await asyncio.sleep(SCAN_GRACE_S)
-        missed = {
-            key: max_offset
-            for key, max_offset in behind.items()
-            if self._table.is_behind(key, max_offset)
-        }
-        if missed:
-            self._scan_rescues += len(missed)
-            log.warning("messages on %d held queues were not told of: %s", len(missed), missed)
-            self._tell(missed)
