@@ -1,0 +1,507 @@
+"""The hold service on a real loop, and each race that a hold service can lose."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.holdservice import pull_request_hold_service as module
+from holdfast.holdservice.config import HoldServiceConfig
+from holdfast.holdservice.errors import HoldLimitExceeded
+from holdfast.holdservice.filters import TagFilter
+from holdfast.holdservice.pull_request_hold_service import (
+    HoldStats,
+    Outcome,
+    PullRequestHoldService,
+    Woken,
+)
+
+Q0, Q1, OTHER_TOPIC = (1, 0), (1, 1), (2, 0)
+FOREVER_S = 60.0
+SOON_S = 0.02
+A = TagFilter(frozenset({"a"}))
+
+
+class Store:
+    """Queues of one-letter messages; the letter is the tag."""
+
+    def __init__(self) -> None:
+        self.queues: dict[QueueKey, str] = {Q0: "", Q1: "", OTHER_TOPIC: ""}
+        self.scans: list[tuple[QueueKey, int, int]] = []
+        self.before_end_is_told: Callable[[], None] = lambda: None
+
+    def max_offset(self, key: QueueKey) -> int | None:
+        queue = self.queues.get(key)
+        self.before_end_is_told()
+        return None if queue is None else len(queue)
+
+    def scan(self, key: QueueKey, start: int, end: int, filter: Any) -> int | None:
+        self.scans.append((key, start, end))
+        matching = (i for i in range(start, end) if self.queues[key][i] in filter.tags)
+        return next(matching, end)
+
+
+class Broker:
+    """A store and its hold service, as the composition joins them."""
+
+    def __init__(self, config: HoldServiceConfig) -> None:
+        self.store = Store()
+        self.service = PullRequestHoldService(
+            config, max_offset=lambda key: self.store.max_offset(key), scan=self.store.scan
+        )
+        self.pulls: list[asyncio.Task[Woken]] = []
+        self.expected_rescues = 0
+
+    def publish(self, key: QueueKey, text: str, *, tell: bool = True) -> None:
+        self.store.queues[key] += text
+        if tell:
+            self.tell(key)
+
+    def tell(self, *keys: QueueKey) -> None:
+        self.service.message_arriving({key: len(self.store.queues[key]) for key in keys})
+
+    async def hold(
+        self,
+        waits: Mapping[QueueKey, int] | None = None,
+        *,
+        wait_s: float = FOREVER_S,
+        filter: TagFilter | None = None,
+        client: str = "client",
+    ) -> Woken:
+        waits = {Q0: 0} if waits is None else waits
+        return await self.service.hold(waits, wait_s=wait_s, client=client, filter=filter)
+
+    async def held(self, *arguments: Any, **options: Any) -> asyncio.Task[Woken]:
+        """Start a hold and return once it is registered."""
+        pull = asyncio.create_task(self.hold(*arguments, **options))
+        self.pulls.append(pull)
+        await turn()
+        assert not pull.done()
+        return pull
+
+    @property
+    def stats(self) -> HoldStats:
+        return self.service.stats()
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = monotonic() + timeout_s
+    while not condition():
+        assert monotonic() < deadline, "it never came about"
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def config() -> HoldServiceConfig:
+    return HoldServiceConfig()
+
+
+@pytest.fixture
+async def broker(config: HoldServiceConfig) -> AsyncIterator[Broker]:
+    broker = Broker(config)
+    await broker.service.start()
+    yield broker
+    await broker.service.stop()
+    assert broker.stats.held == broker.stats.held_queues == 0
+    assert broker.stats.scan_rescues == broker.expected_rescues
+    await asyncio.gather(*broker.pulls, return_exceptions=True)
+
+
+# -- waiting -----------------------------------------------------------------------------------
+
+
+async def test_a_pull_waits_until_a_message_arrives(broker: Broker) -> None:
+    pull = await broker.held()
+    broker.publish(Q1, "x")
+    broker.publish(Q0, "x")
+    assert await pull == Woken(Outcome.ARRIVED, {Q0: 0})
+    assert broker.stats.woken_total == 1
+    assert broker.stats.held == 0
+
+
+async def test_a_pull_with_a_message_ahead_does_not_wait(broker: Broker) -> None:
+    broker.publish(Q1, "x", tell=False)
+    assert await broker.hold({Q0: 0, Q1: 0}) == Woken(Outcome.ARRIVED, {Q0: 0, Q1: 0})
+
+
+async def test_a_pull_over_several_queues_wakes_by_any(broker: Broker) -> None:
+    broker.publish(Q1, "xx")
+    pull = await broker.held({Q0: 0, Q1: 2, OTHER_TOPIC: 0})
+    broker.publish(Q1, "x")
+    assert await pull == Woken(Outcome.ARRIVED, {Q0: 0, Q1: 2, OTHER_TOPIC: 0})
+    assert broker.stats.held_queues == 0
+
+
+async def test_a_pull_nobody_answers_ends_at_its_deadline(broker: Broker) -> None:
+    started = monotonic()
+    woken = await broker.hold({Q0: 0, Q1: 0}, wait_s=SOON_S)
+    assert woken == Woken(Outcome.EXPIRED, {Q0: 0, Q1: 0})
+    assert monotonic() - started >= SOON_S
+    assert broker.stats.expired_total == 1
+
+
+async def test_a_sooner_deadline_is_not_kept_waiting_by_a_later_one(broker: Broker) -> None:
+    later = await broker.held(wait_s=FOREVER_S)
+    assert (await broker.hold(wait_s=SOON_S)).outcome is Outcome.EXPIRED
+    assert not later.done()
+    assert (await broker.hold(wait_s=SOON_S)).outcome is Outcome.EXPIRED
+
+
+async def test_a_thousand_deadlines_together_all_end_in_their_order(broker: Broker) -> None:
+    ended: list[float] = []
+
+    async def wait(number: int) -> None:
+        started = monotonic()
+        wait_s = SOON_S + (1000 - number) % 7 / 100
+        assert (await broker.hold(wait_s=wait_s)).outcome is Outcome.EXPIRED
+        assert monotonic() - started >= wait_s
+        ended.append(wait_s)
+
+    await asyncio.gather(*map(wait, range(1000)))
+    assert ended == sorted(ended)
+    assert broker.stats.expired_total == broker.stats.held_max == 1000
+
+
+# -- filters -----------------------------------------------------------------------------------
+
+
+async def test_what_does_not_match_does_not_wake_and_is_not_scanned_again(broker: Broker) -> None:
+    pull = await broker.held(filter=A, wait_s=SOON_S)
+    broker.publish(Q0, "xx")
+    broker.publish(Q0, "x")
+    assert await pull == Woken(Outcome.EXPIRED, {Q0: 3})
+    assert broker.store.scans == [(Q0, 0, 2), (Q0, 2, 3)]
+    assert broker.stats.filtered_total == 2
+
+
+async def test_what_matches_wakes_past_what_does_not(broker: Broker) -> None:
+    pull = await broker.held(filter=A)
+    broker.publish(Q0, "xxax")
+    assert await pull == Woken(Outcome.ARRIVED, {Q0: 2})
+
+
+async def test_a_thousand_waiters_with_one_filter_cost_one_scan(broker: Broker) -> None:
+    for _ in range(1000):
+        await broker.held(filter=A)
+    broker.publish(Q0, "x")
+    assert broker.store.scans == [(Q0, 0, 1)]
+    broker.publish(Q0, "a")
+    assert {woken.outcome for woken in await asyncio.gather(*broker.pulls)} == {Outcome.ARRIVED}
+    assert broker.store.scans == [(Q0, 0, 1), (Q0, 1, 2)]
+
+
+async def test_long_scans_leave_the_loop_its_turns(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+    for tag in "abcd":
+        await broker.held(filter=TagFilter(frozenset({tag})))
+    broker.publish(Q0, "xd")
+    assert len(broker.store.scans) == 1
+    await broker.pulls[3]
+    assert len(broker.store.scans) == 4
+    assert not any(pull.done() for pull in broker.pulls[:3])
+
+
+# -- the races ---------------------------------------------------------------------------------
+
+
+async def test_a_message_that_lands_between_the_read_and_the_registration_is_found(
+    broker: Broker,
+) -> None:
+    """The pull has read "nothing"; then the message lands and is told of; then the pull holds."""
+    read = len(broker.store.queues[Q0])
+    broker.publish(Q0, "x")
+    assert (await broker.hold({Q0: read})).outcome is Outcome.ARRIVED
+    assert broker.stats.held_max == 1
+
+
+async def test_a_message_that_lands_between_the_registration_and_the_wait_is_found(
+    broker: Broker,
+) -> None:
+    """A publisher's thread is let through exactly while the loop has read the end, before the
+    message, and has not yet begun to wait. Its notice comes to the loop as reput's does."""
+    loop = asyncio.get_running_loop()
+    gate = threading.Barrier(2, timeout=10)
+
+    def publish() -> None:
+        gate.wait()
+        broker.publish(Q0, "x", tell=False)
+        loop.call_soon_threadsafe(broker.tell, Q0)
+        gate.wait()
+
+    def let_the_publisher_through() -> None:
+        broker.store.before_end_is_told = lambda: None
+        gate.wait()
+        gate.wait()
+
+    broker.store.before_end_is_told = let_the_publisher_through
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        assert (await broker.hold()).outcome is Outcome.ARRIVED
+    finally:
+        publisher.join()
+
+
+async def test_a_thousand_holds_among_a_thousand_arrivals_are_answered_once_each(
+    broker: Broker,
+) -> None:
+    """Arrivals told from another thread while pulls come, in every order the threads make."""
+    loop = asyncio.get_running_loop()
+    queue = [0]
+    broker.store.queues.clear()
+    broker.store.max_offset = lambda key: queue[0]  # type: ignore[method-assign]
+
+    def publish() -> None:
+        for number in range(1, 1001):
+            queue[0] = number
+            loop.call_soon_threadsafe(broker.service.message_arriving, {Q0: number})
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    answers = 0
+    for offset in range(1000):
+        woken = await broker.hold({Q0: offset})
+        answers += woken.outcome is Outcome.ARRIVED
+    publisher.join()
+    assert answers == 1000
+    assert broker.stats.woken_total == 1000
+
+
+async def test_notices_late_and_out_of_order_wake_nobody_twice(broker: Broker) -> None:
+    broker.publish(Q0, "xx")
+    pull = await broker.held({Q0: 2})
+    for max_offset in (1, 2, 0):
+        broker.service.message_arriving({Q0: max_offset})
+    await turn()
+    assert not pull.done()
+
+
+async def test_when_a_filter_cannot_be_tried_the_pull_reads_and_holds_again(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk would be needed, or the scan itself fails: the pull is woken, never dropped."""
+    for answer in (lambda *_: None, lambda *_: 1 // 0):
+        broker.service._scan = answer
+        offset = len(broker.store.queues[Q0])
+        pull = await broker.held({Q0: offset}, filter=A)
+        broker.publish(Q0, "x")
+        assert await pull == Woken(Outcome.ARRIVED, {Q0: offset})
+    assert "ZeroDivisionError" in caplog.text
+    await broker.held({Q0: len(broker.store.queues[Q0])}, filter=A)
+
+
+async def test_a_hold_that_cannot_read_the_end_fails_and_leaves_nothing(broker: Broker) -> None:
+    def fail() -> None:
+        raise OSError("the disk")
+
+    broker.store.before_end_is_told = fail
+    with pytest.raises(OSError, match="the disk"):
+        await broker.hold()
+    assert broker.stats.held == 0
+
+
+async def test_the_last_pull_leaves_as_the_next_one_comes(broker: Broker) -> None:
+    first = await broker.held()
+    first.cancel()
+    second = asyncio.create_task(broker.hold())
+    await turn()
+    await turn()
+    assert broker.stats.held == 1
+    broker.publish(Q0, "x")
+    assert (await second).outcome is Outcome.ARRIVED
+
+
+async def test_a_burst_on_many_queues_costs_one_notice(broker: Broker) -> None:
+    first, second = await broker.held({Q0: 0}), await broker.held({Q1: 0})
+    both = await broker.held({Q0: 0, Q1: 0})
+    for letter in "abcdef":
+        broker.publish(Q0, letter, tell=False)
+        broker.publish(Q1, letter, tell=False)
+    broker.tell(Q0, Q1)
+    for pull in (first, second, both):
+        assert (await pull).outcome is Outcome.ARRIVED
+    assert broker.stats.woken_total == 3
+
+
+async def test_everyone_who_waits_on_a_queue_gets_its_messages_in_the_order_they_came(
+    broker: Broker,
+) -> None:
+    order: list[int] = []
+
+    async def pull(number: int) -> None:
+        filter = A if number % 3 == 0 else None
+        await broker.hold(filter=filter)
+        order.append(number)
+
+    pulls = [asyncio.create_task(pull(number)) for number in range(100)]
+    await turn()
+    broker.publish(Q0, "a")
+    await asyncio.gather(*pulls)
+    assert order == list(range(100))
+
+
+async def test_a_client_that_goes_away_frees_its_place(broker: Broker) -> None:
+    pull = await broker.held({Q0: 0, Q1: 0})
+    pull.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    assert (broker.stats.held, broker.stats.held_queues) == (0, 0)
+    assert broker.stats.cancelled_total == 1
+
+
+async def test_a_message_for_a_client_that_just_went_away_goes_to_the_others(
+    broker: Broker,
+) -> None:
+    gone, other = await broker.held(), await broker.held()
+    gone.cancel()  # it has not had its turn to leave
+    broker.publish(Q0, "x")
+    assert (await other).outcome is Outcome.ARRIVED
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert broker.stats.held == 0
+    assert broker.stats.woken_total == 1
+
+
+async def test_stopping_answers_everyone_and_whoever_comes_after(broker: Broker) -> None:
+    pulls = [await broker.held(), await broker.held({Q1: 0}, filter=A)]
+    await broker.service.stop()
+    await broker.service.stop()
+    assert [(await pull).outcome for pull in pulls] == [Outcome.DRAINING] * 2
+    assert await broker.hold() == Woken(Outcome.DRAINING, {Q0: 0})
+    await broker.service.start()
+    await broker.service.start()
+    pull = await broker.held()
+    broker.publish(Q0, "x")
+    assert (await pull).outcome is Outcome.ARRIVED
+
+
+async def test_deleting_a_topic_answers_its_pulls(broker: Broker) -> None:
+    pulls = [await broker.held(), await broker.held({Q0: 0, Q1: 0})]
+    other = await broker.held({OTHER_TOPIC: 0})
+    broker.service.topic_deleted(1)
+    assert [(await pull).outcome for pull in pulls] == [Outcome.DELETED] * 2
+    assert not other.done()
+
+
+async def test_a_queue_that_is_gone_already_is_not_waited_for(broker: Broker) -> None:
+    assert await broker.hold({Q0: 0, (9, 9): 5}) == Woken(Outcome.DELETED, {Q0: 0, (9, 9): 5})
+    assert broker.stats.held == 0
+
+
+# -- limits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [HoldServiceConfig(max_held_per_client=2)])
+async def test_one_client_cannot_take_every_place(broker: Broker) -> None:
+    for _ in range(2):
+        await broker.held()
+    with pytest.raises(HoldLimitExceeded) as caught:
+        await broker.hold()
+    assert (caught.value.limit_name, caught.value.limit) == ("max_held_per_client", 2)
+    assert broker.stats.refused_total == 1
+    await broker.held(client="another")
+    broker.pulls[0].cancel()
+    await turn()
+    await broker.held()
+
+
+# -- the safety net ----------------------------------------------------------------------------
+
+FAST_SCAN = HoldServiceConfig(scan_interval_ms=10)
+
+
+async def test_the_scan_finds_what_nobody_was_told_of_and_counts_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SCAN_GRACE_S", 0.0)
+    pull = await broker.held()
+    filtered = await broker.held({Q1: 0}, filter=A)
+    broker.publish(Q0, "x", tell=False)
+    broker.publish(Q1, "xa", tell=False)
+    await broker.service._scan_once()
+    assert await pull == Woken(Outcome.ARRIVED, {Q0: 0})
+    assert await filtered == Woken(Outcome.ARRIVED, {Q1: 1})
+    broker.expected_rescues = 2
+
+
+async def test_a_notice_under_way_is_no_rescue(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scan may see a message in the moment between readable and told."""
+    monkeypatch.setattr(module, "SCAN_GRACE_S", SOON_S)
+    pull = await broker.held()
+    broker.publish(Q0, "x", tell=False)
+    scan = asyncio.create_task(broker.service._scan_once())
+    await until(lambda: broker.stats.scans_total > 0)
+    assert not pull.done()
+    broker.tell(Q0)
+    await scan
+    assert (await pull).outcome is Outcome.ARRIVED
+
+
+@pytest.mark.parametrize("config", [FAST_SCAN])
+async def test_the_scan_outlives_a_failure(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "SCAN_GRACE_S", 0.01)
+    pull = await broker.held()
+    failures: list[int] = []
+
+    def fail_twice() -> None:
+        if len(failures) < 2:
+            failures.append(1)
+            raise OSError("the disk")
+
+    broker.store.before_end_is_told = fail_twice
+    await until(lambda: len(failures) == 2)
+    assert not pull.done()
+    broker.publish(Q0, "x", tell=False)
+    assert (await pull).outcome is Outcome.ARRIVED
+    assert "the disk" in caplog.text
+    broker.expected_rescues = 1
+
+
+async def test_the_scan_compares_queues_not_pulls(broker: Broker) -> None:
+    for number in range(100):
+        await broker.held({(Q0, Q1)[number % 2]: 0})
+    compared: list[int] = []
+    broker.store.before_end_is_told = lambda: compared.append(1)
+    await broker.service._scan_once()
+    assert len(compared) == 2
+
+
+# -- short polling -----------------------------------------------------------------------------
+
+SHORT_POLLING = HoldServiceConfig(long_polling=False)
+
+
+@pytest.mark.parametrize("config", [SHORT_POLLING])
+async def test_short_polling_is_told_of_nothing_and_finds_by_scan(broker: Broker) -> None:
+    pull = await broker.held()
+    broker.publish(Q0, "x")
+    await turn()
+    assert not pull.done()
+    await broker.service._scan_once()
+    assert (await pull).outcome is Outcome.ARRIVED
+
+
+@pytest.mark.parametrize("config", [replace(SHORT_POLLING, short_polling_ms=20)])
+async def test_short_polling_holds_no_longer_than_its_interval(broker: Broker) -> None:
+    woken = await asyncio.wait_for(broker.hold(wait_s=FOREVER_S), 10)
+    assert woken.outcome is Outcome.EXPIRED
+
+
+@pytest.mark.parametrize("config", [replace(SHORT_POLLING, short_polling_ms=20)])
+async def test_short_polling_scans_at_its_interval(broker: Broker) -> None:
+    await until(lambda: broker.stats.scans_total >= 2)
