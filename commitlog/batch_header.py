@@ -70,7 +70,8 @@ class BatchFlag(IntFlag):
     NULL_BODIES = 1 << 6
 
 
-KNOWN_FLAGS = (
+# A plain int: the complement of an IntFlag has only the bits that it names.
+KNOWN_FLAGS = int(
     BatchFlag.KEYS
     | BatchFlag.TAGS
     | BatchFlag.PROPERTIES
