@@ -86,8 +86,8 @@ def _check_header(
             index,
             "a producer's sequences count its batches to one queue; name the queue",
         )
-    if header.producer_id < 0 or header.sequence < 0:
-        raise _malformed("producer", index, "producer id and sequence are not negative")
+    if header.sequence < 0:
+        raise _malformed("sequence", index, "sequences count from 0")
     if header.flags & BatchFlag.REQUEST_SEQUENCE:
         raise _malformed(
             "request-sequence", index, "batches count by queue; only the headers count requests"

@@ -118,7 +118,7 @@ def _parse(name: str, param: Param, given: str, config: HttpConfig) -> Any:
     except _AboveLimit as error:
         raise Problem(
             "limit-exceeded",
-            f"{name}={given[:40]} is above the limit; ask for {error.limit} at most",
+            f"{name}={given[:40]} is above its limit; use {error.limit} at most",
             parameter=name,
             limit=error.limit,
         ) from None

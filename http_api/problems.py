@@ -236,7 +236,7 @@ _RULES: Mapping[type[Exception], _Rule] = {
     InvalidFilter: _Rule(
         "invalid-filter",
         ("reason", "position"),
-        "a filter is an SQL92 expression over properties, such as colour = 'red' AND size > 3",
+        "use an SQL92 expression over properties, such as colour = 'red' AND size > 3",
     ),
 }
 

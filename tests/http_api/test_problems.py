@@ -1,0 +1,113 @@
+import re
+
+import pytest
+
+from holdfast.commitlog.batch_check import LimitExceeded
+from holdfast.commitlog.errors import (
+    BatchTooLarge,
+    CorruptRecord,
+    DiskFull,
+    LogClosed,
+    LogOverloaded,
+    LogPoisoned,
+    ProducerFenced,
+    SequenceGap,
+    SequenceTooOld,
+)
+from holdfast.consumequeue.errors import (
+    InvalidName,
+    InvalidTopicChange,
+    LimitReached,
+    OffsetBeyondEnd,
+    OffsetsChanged,
+    OffsetTrimmed,
+    QueueCorrupt,
+    StateUnavailable,
+    StoreError,
+    TopicConflict,
+    UnknownGroup,
+    UnknownMessage,
+    UnknownQueue,
+    UnknownTopic,
+)
+from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
+from holdfast.http_api.app import problem_reply
+from holdfast.http_api.problems import _RULES, KINDS, Problem, problem_for
+
+ERRORS = [
+    (InvalidName("topic", "a/b"), 400, "invalid-name", {"kind": "topic", "name": "a/b"}),
+    (UnknownTopic("t"), 404, "unknown-topic", {"topic": "t"}),
+    (UnknownQueue("t", 4, 2), 404, "unknown-queue", {"queue": 4, "queue_count": 2}),
+    (UnknownGroup("g"), 404, "unknown-group", {"group": "g"}),
+    (UnknownMessage("m"), 404, "unknown-message", {"message_id": "m"}),
+    (TopicConflict("t", "queues", 3, 2), 409, "topic-conflict", {"field": "queues", "given": 3}),
+    (InvalidTopicChange("t", "only more"), 422, "invalid-topic-change", {"topic": "t"}),
+    (LimitReached("max_topics", 9), 409, "limit-reached", {"limit_name": "max_topics", "limit": 9}),
+    (OffsetTrimmed("t", 0, 1, 2, 6), 410, "offset-trimmed", {"min_offset": 2, "max_offset": 6}),
+    (OffsetBeyondEnd("t", 0, 7, 2, 6), 416, "offset-beyond-end", {"max_offset": 6}),
+    (QueueCorrupt("t", 0, 3, 5, 2, 6, "crc"), 500, "corrupt-record", {"next_offset": 5}),
+    (CorruptRecord(64, "crc", "bits", 5), 500, "corrupt-record", {"next_offset": 5}),
+    (OffsetsChanged("g", "t", 4), 412, "offsets-changed", {"version": 4}),
+    (StateUnavailable("no room"), 507, "disk-full", {}),
+    (BatchTooLarge(9, 8), 413, "request-too-large", {"limit": 8}),
+    (LogClosed(), 503, "draining", {}),
+    (LogOverloaded(9, 8), 503, "overloaded", {"limit": 8}),
+    (DiskFull(4096), 507, "disk-full", {"needed_bytes": 4096}),
+    (LogPoisoned("EIO"), 503, "read-only", {}),
+    (SequenceGap(3, 5), 409, "sequence-gap", {"expected": 3}),
+    (SequenceTooOld(1, 4), 409, "sequence-too-old", {"oldest": 4}),
+    (ProducerFenced(1, 2), 403, "producer-fenced", {"current_epoch": 2}),
+    (LimitExceeded("max_key_bytes", 8, 9, 0), 413, "message-too-large", {"limit": 8}),
+    (HoldLimitExceeded("max_held", 8), 429, "too-many-held", {"limit": 8}),
+    (InvalidFilter("syntax", "no", 3), 400, "invalid-filter", {"reason": "syntax", "position": 3}),
+]
+
+#: Words that tell a reader what to do.
+MEND = re.compile(
+    r"\b(use|create|take|change|leave|delete|raise|go on|run|read|free|send|wait|do not|stop|try|"
+    r"restart|storing|queues are|only more)\b"
+)
+
+
+@pytest.mark.parametrize(("error", "status", "slug", "members"), ERRORS, ids=lambda each: str(each))
+def test_an_exception_becomes_its_problem(
+    error: Exception, status: int, slug: str, members: dict[str, object]
+) -> None:
+    problem = problem_for(error)
+    body = problem.body()
+    assert (body["status"], body["type"]) == (status, f"/problems/{slug}")
+    assert body.items() >= members.items()
+    assert MEND.search(problem.detail), problem.detail
+
+
+def test_every_rule_is_tried_above() -> None:
+    assert {type(error) for error, *_ in ERRORS} == set(_RULES)
+
+
+def test_every_refusal_of_the_store_has_a_rule() -> None:
+    assert set(StoreError.__subclasses__()) <= set(_RULES)
+
+
+def test_every_rule_names_a_kind() -> None:
+    assert {rule.slug for rule in _RULES.values()} <= set(KINDS)
+
+
+def test_an_unforeseen_error_tells_nothing_of_itself() -> None:
+    problem = problem_for(KeyError("/secret/path"))
+    assert problem.slug == "internal-error"
+    assert b"secret" not in problem.encode()
+
+
+def test_what_may_succeed_later_says_when() -> None:
+    assert ("Retry-After", "10") in problem_for(DiskFull(1)).all_headers()
+    assert problem_for(UnknownTopic("t")).all_headers() == []
+
+
+def test_bytes_that_are_no_text_can_be_told() -> None:
+    problem = Problem("not-found", "there is no \udcff", path="\udcff")
+    assert b"\\\\udcff" in problem.encode()
+
+
+def test_the_reply_of_a_stopping_broker_closes_its_connection() -> None:
+    assert problem_reply(problem_for(LogClosed()))._closes
+    assert not problem_reply(problem_for(UnknownTopic("t")))._closes

@@ -1,0 +1,123 @@
+"""The HTTP API over a FakeStore and the real hold service, on a free port of loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from holdfast.consumequeue.config import TopicsConfig
+from holdfast.holdservice.config import HoldServiceConfig
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
+from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.server import Server, start_server
+from tests.support.fake_store import FakeStore
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole reply."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+    @property
+    def problem(self) -> str:
+        """The slug of a problem, after checking that it is one."""
+        assert self.headers["Content-Type"] == "application/problem+json", self.body
+        problem = self.json()
+        assert problem["status"] == self.status
+        assert problem["title"]
+        assert problem["detail"]
+        return str(problem["type"]).removeprefix("/problems/")
+
+
+@dataclass(slots=True)
+class Api:
+    """A running API and a client for it."""
+
+    store: FakeStore
+    hold: PullRequestHoldService
+    context: ApiContext
+    server: Server
+    session: aiohttp.ClientSession
+    status: BrokerStatus
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> Answer:
+        """Send a request; the path is sent as it is written. `Content_Type="..."` is a header."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        from yarl import URL
+
+        async with self.session.request(
+            method, URL(self.url + path, encoded=True), data=body, headers=named
+        ) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        return await self.ask("GET", path, **headers)
+
+    async def send_json(self, method: str, path: str, value: object, **headers: str) -> Answer:
+        body = msgspec.json.encode(value)
+        return await self.ask(method, path, body, Content_Type="application/json", **headers)
+
+    async def publish(self, topic: str, *messages: Mapping[str, object], query: str = "") -> Answer:
+        """Publish messages as JSON."""
+        path = f"/v1/topics/{topic}/messages{query}"
+        return await self.send_json("POST", path, {"messages": list(messages)})
+
+    async def held(self, count: int) -> None:
+        """Wait until so many pulls are held."""
+        async with asyncio.timeout(10):
+            while self.hold.stats().held != count:
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running_api(
+    *,
+    topics: TopicsConfig | None = None,
+    hold: HoldServiceConfig | None = None,
+    **settings: Any,
+) -> AsyncIterator[Api]:
+    """Serve the API; `settings` are those of HttpConfig."""
+    store = FakeStore(topics)
+    config = replace(HttpConfig(port=0), **settings)
+    holder = PullRequestHoldService(
+        hold or HoldServiceConfig(), max_offset=store.max_offset, scan=store.scan_hot
+    )
+    store.arrived = holder.message_arriving
+    store.topic_deleted = holder.topic_deleted
+    context = ApiContext(
+        store=store.as_store(),
+        hold=holder,
+        config=config,
+        topics_config=store.config,
+        status=lambda: api.status,
+        registry=CollectorRegistry(),
+        version="9.9.9",
+        info=lambda: {"data_dir": "/nowhere"},
+    )
+    server = await start_server(make_app(context), config)
+    async with aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session:
+        api = Api(store, holder, context, server, session, BrokerStatus("ready"))
+        await holder.start()
+        try:
+            yield api
+        finally:
+            await server.stop()
+            await holder.stop()
