@@ -132,9 +132,10 @@ class Appender:
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, request: AppendRequest) -> None:
+    def submit(self, request: AppendRequest, *, urgent: bool = False) -> None:
         """Queue a publish. Raises BatchTooLarge, LogClosed, LogPoisoned, or LogOverloaded when
-        more bytes wait than max_waiting_bytes (one request is always let in)."""
+        more bytes wait than max_waiting_bytes (one request is always let in). An `urgent` one
+        is let in whatever waits, and goes before it: the broker's own."""
         for batch in request.batches:
             self._log.check_size(batch.header.total_size)
         size = request.size
@@ -143,9 +144,12 @@ class Appender:
                 raise LogPoisoned(self._poisoned)
             if self._closing:
                 raise LogClosed
-            if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
+            if urgent:
+                self._waiting.appendleft(request)
+            elif self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
                 raise LogOverloaded(self._waiting_bytes, self._max_waiting_bytes)
-            self._waiting.append(request)
+            else:
+                self._waiting.append(request)
             self._waiting_bytes += size
             self._changed.notify()
 
@@ -178,6 +182,7 @@ class Appender:
             except Exception as error:  # the thread's last resort
                 _logger.exception("the appender failed")
                 self.poison(f"{type(error).__name__}: {error}")
+                self._completed([request for request in group if request.error is not None])
                 self._fail([r for r in group if r.error is None], LogPoisoned(str(error)))
                 self._failed(error)
 

@@ -1,8 +1,9 @@
 """The log as a row of segment files: open, append, sync, read, delete the oldest.
 
 Who may call what: append and roll are the appender thread's; sync is the sync
-thread's; prepare_next, seal and delete_before the segment thread's; reads anyone's. The row of
-segments is replaced as a whole, never changed, so readers need no lock.
+thread's; prepare_next and seal the segment thread's; delete_before is for one caller at a time;
+reads are anyone's. The row of segments is replaced as a whole, never changed, so readers need no
+lock, and those who replace it share one.
 """
 
 import bisect
@@ -74,6 +75,7 @@ class CommitLog:
         self._starts: list[int] = []
         self._prepared: Segment | None = None
         self._prepare_lock = threading.Lock()
+        self._row_lock = threading.Lock()
         self._no_room_until = 0.0
         #: Segment headers that could not be read at opening: (path, reason).
         self.damaged_headers: list[tuple[Path, str]] = []
@@ -188,7 +190,8 @@ class CommitLog:
             position = ended.written - ended.start_offset
             ended.file.write([encode_end_mark(ended.written)], position)
             ended.ended = True
-        self._set_segments([*self._segments, following])
+        with self._row_lock:
+            self._set_segments([*self._segments, following])
         return ended
 
     def append(self, buffers: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
@@ -248,7 +251,8 @@ class CommitLog:
         while len(self._segments) > 1 and self._segments[0].end_offset <= physical_offset:
             oldest = self._segments[0]
             self._disk.remove(oldest.path)
-            self._set_segments(self._segments[1:])
+            with self._row_lock:
+                self._set_segments(self._segments[1:])
             gone.append(oldest)
         return gone
 
@@ -334,4 +338,3 @@ def block_tables(segment: Segment) -> tuple[Blocks, Keys]:
             at += len(part)
     keys = keys[np.argsort(keys["key_hash"], kind="stable")]
     return blocks[order], keys
-

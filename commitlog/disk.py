@@ -62,7 +62,8 @@ _IOV_MAX = 1024  # Linux's UIO_MAXIOV
 
 
 class LinuxFile:
-    """A File over a descriptor."""
+    """A File over a descriptor, which closes with its last reference at the latest: whoever
+    reads a segment that retention deletes meanwhile reads to the end, then the room is free."""
 
     def __init__(self, descriptor: int) -> None:
         self._fd = descriptor
@@ -127,6 +128,8 @@ class LinuxFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    __del__ = close
 
 
 class LinuxDisk:

@@ -54,6 +54,11 @@ def recover(
     certain that the block stays. `progress` gets bytes done and in all. OSError passes through.
     """
     result = Recovered(written_offset=from_offset)
+    # What a killed process wrote is in the page cache; nothing that is built on a block before
+    # this ends may outlive the block.
+    for segment in log.segments:
+        if segment.end_offset > from_offset:
+            segment.file.sync()
     total = max((segment.end_offset for segment in log.segments), default=0) - from_offset
     durable = from_offset
     for segment in log.segments:
