@@ -1,8 +1,9 @@
 """One queue's index in memory: where it begins and ends, and its newest entries. Pure.
 
-Written only by the reput thread; read by any thread at any time. That works without a lock
-because each change is one assignment or one append, and a reader looks at `max_offset` before
-it looks at the entries: what is below it is there.
+Written only by the reput thread, but for where it begins, which retention moves; read by any
+thread at any time. That works without a lock because each change is one assignment or one
+append, and a reader looks at `max_offset` before it looks at the entries: what is below it is
+there.
 """
 
 import bisect
@@ -89,7 +90,7 @@ class ConsumeQueue:
         return iter(entries[start:])
 
     def trim_queue(self, min_offset: int, min_bytes: int) -> None:
-        """Move the queue's begin up."""
+        """Move the queue's begin up, to an offset that it has or its end."""
         self.min_bytes = min_bytes
         self.min_offset = min_offset
 

@@ -7,13 +7,14 @@ threads, which hand their results back to the loop, a call a commit.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from holdfast.commitlog.appender import Appender, AppendRequest
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_check import MessageLimits
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.errors import CorruptRecord, LogError
@@ -28,9 +29,11 @@ from holdfast.consumequeue.errors import (
     OffsetsChanged,
     OffsetTrimmed,
     QueueCorrupt,
+    StoreError,
     TopicConflict,
     UnknownMessage,
     UnknownQueue,
+    UnknownTopic,
 )
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.key_search import find_key
@@ -44,6 +47,7 @@ from holdfast.consumequeue.reader import (
     first_match,
 )
 from holdfast.consumequeue.splits import Split, plan_splits
+from holdfast.consumequeue.state_journal import encode_changes
 from holdfast.consumequeue.state_records import (
     NEXT_TOPIC_ID,
     StoredOffsets,
@@ -79,9 +83,6 @@ __all__ = [
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-#: A tombstone in the state topic: the record of this key is gone.
-DELETED_TAG = "deleted"
-
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
@@ -107,7 +108,11 @@ class Published:
 
 
 class MessageStore:
-    """Publish, read and look up. The composition sets `message_arriving` and `topic_deleted`."""
+    """Publish, read and look up. The composition sets `topic_deleted`.
+
+    A change of topics or stored offsets that was begun goes on to its end even if whoever asked
+    for it is cancelled: memory and disk never part. `changes_done` waits for such.
+    """
 
     def __init__(
         self,
@@ -135,7 +140,10 @@ class MessageStore:
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._topic_lock = asyncio.Lock()
-        self._offset_locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._offset_locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
+        self._changes: set[asyncio.Task[Any]] = set()
         self.topic_deleted: Callable[[int], None] = lambda topic_id: None
 
     # -- topics ----------------------------------------------------------------------------
@@ -170,7 +178,11 @@ class MessageStore:
         InvalidTopicChange, LimitReached, TopicConflict, StateUnavailable.
         """
         check_name("topic", name)
-        given = dict(fields or {})
+        return await self._to_its_end(self._create_topic(name, queues, fields or {}))
+
+    async def _create_topic(
+        self, name: str, queues: int | None, given: Mapping[str, object]
+    ) -> tuple[Topic, bool]:
         async with self._topic_lock:
             existing = self._table.find(name)
             if existing is not None:
@@ -181,7 +193,9 @@ class MessageStore:
             topic = Topic(
                 name,
                 self._table.next_topic_id,
-                self._checked_queues(name, queues or self._config.default_queues),
+                self._checked_queues(
+                    name, self._config.default_queues if queues is None else queues
+                ),
                 replace(self._default_config(), **_normal(given)),
                 self._now_ms(),
             )
@@ -202,6 +216,11 @@ class MessageStore:
 
         Raises UnknownTopic, InvalidTopicChange, LimitReached, StateUnavailable.
         """
+        return await self._to_its_end(self._change_topic(name, queues, fields))
+
+    async def _change_topic(
+        self, name: str, queues: int | None, fields: Mapping[str, object]
+    ) -> Topic:
         async with self._topic_lock:
             topic = self._table.get(name)
             count = topic.queue_count
@@ -220,7 +239,11 @@ class MessageStore:
             return changed
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic, its messages and what groups stored for it. Raises UnknownTopic."""
+        """Delete a topic, its messages and what groups stored for it. Raises UnknownTopic,
+        StateUnavailable."""
+        await self._to_its_end(self._delete_topic(name))
+
+    async def _delete_topic(self, name: str) -> None:
         async with self._topic_lock:
             topic = self._table.get(name)
             changes: dict[bytes, bytes | None] = {
@@ -258,8 +281,11 @@ class MessageStore:
         """Append checked batches, whose queue ids are set; return where each one is, in order.
 
         Acknowledged as `durability` says ("fsync" or "written"), else as the topic does. Raises
-        UnknownQueue and the log's errors. Cancelling is safe: the batches may still be stored.
+        UnknownTopic when it was deleted meanwhile, UnknownQueue, and the log's errors.
+        Cancelling is safe: the batches may still be stored.
         """
+        if self._table.by_id(topic.topic_id) is None:
+            raise UnknownTopic(topic.name)
         for batch in batches:
             self._check_queue(topic, batch.header.queue_id)
         durable = (durability or topic.config.durability) == "fsync"
@@ -350,7 +376,7 @@ class MessageStore:
         except NeedsDisk:
             return None
         except CorruptRecord as error:
-            raise _queue_corrupt(topic, queue, offset, cq, error) from error
+            raise _unreadable(topic, queue, offset, cq, error) from error
 
     async def read(
         self,
@@ -395,13 +421,11 @@ class MessageStore:
 
         try:
             fetched = await self._in_thread(read_cold)
+            if fetched.next_offset == offset < max_offset:
+                # Nothing is indexed up to the end: the log lost its tail.
+                raise CorruptRecord(0, "missing-block", "no intact block", max_offset)
         except CorruptRecord as error:
-            raise _queue_corrupt(topic, queue, offset, cq, error) from error
-        if fetched.next_offset == offset < max_offset:
-            # Nothing is indexed up to the end: the log lost its tail.
-            raise QueueCorrupt(
-                topic.name, queue, offset, max_offset, cq.min_offset, max_offset, "missing-block"
-            )
+            raise _unreadable(topic, queue, offset, cq, error) from error
         return fetched
 
     def scan_hot(
@@ -500,7 +524,7 @@ class MessageStore:
         min_splits: int,
     ) -> list[Split]:
         """Cut ranges of queues, each (start, end), at batch borders into pieces of about
-        `max_bytes` stored bytes, at least `min_splits` in all where there are so many batches.
+        `max_bytes` stored bytes, small enough for `min_splits` of about the same size.
         Raises UnknownQueue, OffsetTrimmed, OffsetBeyondEnd."""
         parts = []
         for queue, (start, end) in sorted(ranges.items()):
@@ -542,7 +566,7 @@ class MessageStore:
         """Merge offsets into a group's, durably; the group is created when new.
 
         `if_version`: only if this is still the stored version (0: none stored). Raises
-        InvalidName, UnknownQueue, OffsetBeyondEnd, LimitReached, OffsetsChanged,
+        InvalidName, UnknownTopic, UnknownQueue, OffsetBeyondEnd, LimitReached, OffsetsChanged,
         StateUnavailable. Cancelling is safe; the offsets may still be stored.
         """
         check_name("group", group)
@@ -550,50 +574,66 @@ class MessageStore:
             state = self.queue_state(topic, queue)
             if offset > state.max_offset:
                 raise OffsetBeyondEnd(topic.name, queue, offset, state.min_offset, state.max_offset)
-        lock = self._offset_locks.setdefault((group, topic.topic_id), asyncio.Lock())
-        async with lock:
-            try:
-                before = self._table.offsets(group, topic.topic_id)
-                if if_version is not None and if_version != before.version:
-                    raise OffsetsChanged(group, topic.name, before.version)
-                groups = self._table.groups()
-                if group not in groups and len(groups) >= self._config.max_groups:
-                    raise LimitReached("max_groups", self._config.max_groups)
-                stored = StoredOffsets({**before.offsets, **offsets}, before.version + 1)
-                key = offsets_key(group, topic.topic_id)
-                await self.commit_state({key: encode_offsets(stored)})
-                self._table.put_offsets(group, topic.topic_id, stored)
-                return stored
-            finally:
-                if not lock._waiters:  # noqa: SLF001
-                    self._offset_locks.pop((group, topic.topic_id), None)
+        return await self._to_its_end(self._store_offsets(group, topic, offsets, if_version))
+
+    async def _store_offsets(
+        self, group: str, topic: Topic, offsets: Mapping[int, int], if_version: int | None
+    ) -> StoredOffsets:
+        table, topic_id = self._table, topic.topic_id
+        async with self._offset_locks.setdefault((group, topic_id), asyncio.Lock()):
+            if table.by_id(topic_id) is None:
+                raise UnknownTopic(topic.name)
+            before = table.offsets(group, topic_id)
+            if if_version is not None and if_version != before.version:
+                raise OffsetsChanged(group, topic.name, before.version)
+            if not table.has_group(group) and table.group_count >= self._config.max_groups:
+                raise LimitReached("max_groups", self._config.max_groups)
+            stored = StoredOffsets({**before.offsets, **offsets}, before.version + 1)
+            key = offsets_key(group, topic_id)
+            await self.commit_state({key: encode_offsets(stored)})
+            if table.by_id(topic_id) is None:
+                # Deleted meanwhile, with all that groups had stored for it.
+                await self.commit_state({key: None})
+                raise UnknownTopic(topic.name)
+            table.put_offsets(group, topic_id, stored)
+            return stored
 
     # -- the durable state -----------------------------------------------------------------
 
     async def commit_state(self, changes: Changes) -> None:
-        """Make a change of the state durable, then note it in the log's state topic."""
+        """Make a change of the state durable, then note it in the log's state topic. Raises
+        StateUnavailable. Not to be cancelled."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def done(error: Exception | None) -> None:
             self._loop.call_soon_threadsafe(_settle, future, error)
 
         self._state.commit(changes, done)
-        # The change is under way: whoever asked for it may leave, memory must still follow.
-        await asyncio.shield(future)
+        await future
         self.journal(changes)
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, _T]) -> _T:
+        """Await a change that cancelling must not cut in two."""
+        task = self._loop.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_pass_over)
+            raise
+
+    async def changes_done(self) -> None:
+        """Wait until every change of topics and stored offsets that was begun has ended."""
+        while self._changes:
+            await asyncio.wait(self._changes)
 
     def journal(self, changes: Changes) -> None:
         """Append records to the state topic. Best effort: LMDB has them, and the snapshot at
         the next segment repeats them."""
-        keys = [key.decode() for key in changes]
-        batch = encode_batch(
-            [value or b"" for value in changes.values()],
-            keys=keys,
-            tags=[None if value is not None else DELETED_TAG for value in changes.values()],
-            queue_id=0,
-        )
+        request = AppendRequest(STATE_TOPIC_ID, [encode_changes(changes)], durable=False)
         try:
-            self._appender.submit(AppendRequest(STATE_TOPIC_ID, [Batch.decode(batch)], False))
+            self._appender.submit(request)
         except LogError as error:
             _logger.warning("a change of the state was not noted in the log: %s", error)
 
@@ -616,9 +656,18 @@ def _finish(requests: list[AppendRequest]) -> None:
             _settle(request.context, request.error)
 
 
-def _queue_corrupt(
+def _pass_over(task: "asyncio.Task[Any]") -> None:
+    """Take a failure that nobody is left to be told of."""
+    if not task.cancelled() and task.exception() is not None:
+        _logger.warning("a change that nobody waits for failed: %s", task.exception())
+
+
+def _unreadable(
     topic: Topic, queue: int, offset: int, cq: ConsumeQueue, error: CorruptRecord
-) -> QueueCorrupt:
+) -> StoreError:
+    """Return why nothing is there: the queue's begin has moved past it, or it is damaged."""
+    if offset < cq.min_offset:
+        return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
     following = error.next_offset if error.next_offset is not None else offset + 1
     return QueueCorrupt(
         topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason

@@ -32,6 +32,18 @@ def units_from(index: Index, key: QueueKey, cq: ConsumeQueue, offset: int) -> It
             yield unit
 
 
+def queue_bytes_at(index: Index, key: QueueKey, cq: ConsumeQueue, offset: int) -> int:
+    """Return the queue's running byte count at the entry that holds `offset`; at its end if the
+    offset is not before that."""
+    newest = cq.newest
+    if newest is None:
+        return 0
+    if offset >= newest.end_offset:
+        return newest.end_queue_bytes
+    unit = next(units_from(index, key, cq, offset), newest)
+    return unit.queue_bytes
+
+
 def first_unit_reaching(
     index: Index,
     key: QueueKey,

@@ -163,8 +163,9 @@ class ReputService:
         if isinstance(work, dict):
             self._trim(work)
         elif isinstance(work, int):
+            self._show_durable(work, advanced)
+            # Only now may the committer go so far: what is in LMDB is visible.
             self._durable_offset = max(self._durable_offset, work)
-            self._show_durable(advanced)
         else:
             for header in work:
                 self._index_block(header, advanced)
@@ -216,9 +217,9 @@ class ReputService:
             (before.key_count if is_same else 0) + keyed_messages(header),
         )
 
-    def _show_durable(self, advanced: dict[QueueKey, int]) -> None:
+    def _show_durable(self, durable_offset: int, advanced: dict[QueueKey, int]) -> None:
         pending = self._pending
-        while pending and pending[0][2].end_physical_offset <= self._durable_offset:
+        while pending and pending[0][2].end_physical_offset <= durable_offset:
             key, cq, unit = pending.popleft()
             cq.pending -= 1
             cq.show(unit)

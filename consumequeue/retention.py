@@ -3,11 +3,10 @@
 Per topic, by age and by size, a queue's min offset moves up to a batch border; it is stored
 before anything is deleted. Only whole segments go, oldest first, when every block in them is
 below its queue's min offset. A limit on the whole log deletes the oldest segments regardless.
-Called by the event loop through an executor, one pass at a time.
+Called by the event loop through an executor, one pass at a time, while messages arrive.
 """
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +15,8 @@ from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.segment import Segment
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index import Index
-from holdfast.consumequeue.queue_lookup import STORE_TIMESTAMP, first_unit_reaching, units_from
+from holdfast.consumequeue.queue_lookup import STORE_TIMESTAMP, first_unit_reaching, queue_bytes_at
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey, Topic
-
-_logger = logging.getLogger(__name__)
 
 Begins = dict[QueueKey, int]
 """New min offsets."""
@@ -41,8 +38,9 @@ def expired(index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_
     begins = {}
     for queue, cq in queues.items():
         key = (topic.topic_id, queue)
+        end = cq.max_offset  # read first: what arrives from now on is not too old
         unit = first_unit_reaching(index, key, cq, STORE_TIMESTAMP, oldest_us)
-        begin = cq.max_offset if unit is None else unit.base_offset
+        begin = end if unit is None else unit.base_offset
         if begin > cq.min_offset:
             begins[key] = begin
     return begins
@@ -103,14 +101,22 @@ def queues_in(log: CommitLog, segment: Segment) -> SegmentQueues:
     return SegmentQueues(segment, ends)
 
 
-def unneeded(held: SegmentQueues, queues: Mapping[QueueKey, ConsumeQueue], live: set[int]) -> bool:
-    """Return whether every queue in a segment begins after what it has there. The broker's
-    own topic never needs an old segment: each segment begins with a snapshot of the state."""
+def unneeded(
+    held: SegmentQueues,
+    queues: Mapping[QueueKey, ConsumeQueue],
+    is_gone: Callable[[int], bool],
+) -> bool:
+    """Return whether every queue in a segment begins after what it has there.
+
+    Only for a segment that is indexed to its end: what its queues do not have of it is damaged.
+    `is_gone` tells of a topic id whether that topic was deleted. The broker's own topic never
+    needs an old segment: each segment begins with a snapshot of the state.
+    """
     for key, end in held.ends.items():
-        if key[0] == STATE_TOPIC_ID or key[0] not in live:
+        if key[0] == STATE_TOPIC_ID or is_gone(key[0]):
             continue
         cq = queues.get(key)
-        if cq is not None and cq.min_offset < end:
+        if cq is None or cq.min_offset < min(end, cq.max_offset):
             return False
     return True
 
@@ -121,10 +127,8 @@ def apply_begins(index: Index, queues: Mapping[QueueKey, ConsumeQueue], begins: 
         cq = queues.get(key)
         if cq is None or begin <= cq.min_offset:
             continue
-        unit = next(units_from(index, key, cq, begin), None) if begin < cq.max_offset else None
         newest = cq.newest
-        at_end = newest.end_queue_bytes if newest is not None else 0
-        cq.trim_queue(begin, unit.queue_bytes if unit is not None else at_end)
+        cq.trim_queue(begin, queue_bytes_at(index, key, cq, begin))
         if newest is not None:
             # The newest entry stays: it says where the queue goes on after a restart.
             while index.delete_before(key, min(begin, newest.base_offset)) > 0:

@@ -3,6 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Protocol, TypeVar
+
+import lmdb
 
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.segment import Segment
@@ -22,13 +26,21 @@ from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class InThread(Protocol):
+    """Runs a function in a thread, without holding up the event loop."""
+
+    def __call__(self, function: Callable[[], _T], /) -> Awaitable[_T]:
+        """Return what it returns."""
 
 
 class RetentionService:
     """Owns the decision what goes. `run_once` may be awaited at any time, one call at once.
 
-    `commit_state` makes a change of the state durable; `delete_before` deletes segments and is
-    called in an executor thread.
+    `commit_state` makes a change of the state durable. With `keep_unknown_topics` a topic that
+    is not in the table may have been lost instead of deleted: its messages stay.
     """
 
     def __init__(
@@ -38,8 +50,9 @@ class RetentionService:
         index: Index,
         queues: dict[QueueKey, ConsumeQueue],
         table: TopicTable,
+        keep_unknown_topics: bool,
         commit_state: Callable[[Changes], Awaitable[None]],
-        in_thread: "Callable[[Callable[[], object]], Awaitable[object]]",
+        in_thread: InThread,
         max_total_bytes: int,
         interval_s: float,
         now_us: Callable[[], int],
@@ -48,6 +61,7 @@ class RetentionService:
         self._index = index
         self._queues = queues
         self._table = table
+        self._keep_unknown_topics = keep_unknown_topics
         self._commit_state = commit_state
         self._in_thread = in_thread
         self._max_total_bytes = max_total_bytes
@@ -86,20 +100,12 @@ class RetentionService:
             for topic in self._table.all():
                 queues = by_topic.get(topic.topic_id, {})
                 await self._move(
-                    await self._compute(
-                        lambda topic=topic, queues=queues: expired(  # type: ignore[misc]
-                            self._index, topic, queues, now_us
-                        )
-                    )
+                    await self._in_thread(partial(expired, self._index, topic, queues, now_us))
                 )
             await self._drop_deleted_topics(by_topic)
-            deleted = await self._delete_unneeded()
-            return deleted + await self._delete_beyond_limit()
-
-    async def _compute(self, function: Callable[[], Begins]) -> Begins:
-        found = await self._in_thread(function)
-        assert isinstance(found, dict)
-        return found
+            indexed = await self._indexed_segments()
+            deleted = await self._delete_unneeded(indexed)
+            return deleted + await self._delete_beyond_limit(indexed[deleted:])
 
     def _queues_by_topic(self) -> dict[int, dict[int, ConsumeQueue]]:
         by_topic: dict[int, dict[int, ConsumeQueue]] = {}
@@ -108,7 +114,12 @@ class RetentionService:
         return by_topic
 
     async def _move(self, begins: Begins) -> None:
-        """Store new begins, then act on them."""
+        """Store new begins, then act on them. Those that are not above the old are passed over."""
+        begins = {
+            key: begin
+            for key, begin in begins.items()
+            if (cq := self._queues.get(key)) is not None and begin > cq.min_offset
+        }
         changes: dict[bytes, bytes | None] = {}
         for topic_id in {key[0] for key in begins}:
             kept = dict(self._table.kept.get(topic_id, {}))
@@ -119,7 +130,14 @@ class RetentionService:
         if changes:
             await self._commit_state(changes)
         if begins:
-            await self._in_thread(lambda: apply_begins(self._index, self._queues, begins))
+            await self._in_thread(partial(self._apply, begins))
+
+    def _apply(self, begins: Begins) -> None:
+        try:
+            apply_begins(self._index, self._queues, begins)
+        except lmdb.Error as error:
+            # Entries below a queue's begin harm nothing; they go when it moves again.
+            _logger.warning("the index keeps entries that nobody needs: %s", error)
 
     async def _drop_deleted_topics(self, by_topic: Mapping[int, Mapping[int, object]]) -> None:
         for topic_id, queues in by_topic.items():
@@ -128,19 +146,26 @@ class RetentionService:
             for queue in queues:
                 cq = self._queues.pop((topic_id, queue))
                 await self._in_thread(
-                    lambda key=(topic_id, queue), end=cq.max_offset: _delete_all(  # type: ignore[misc]
-                        self._index, key, end
-                    )
+                    partial(_delete_all, self._index, (topic_id, queue), cq.max_offset)
                 )
 
-    async def _delete_unneeded(self) -> int:
+    async def _indexed_segments(self) -> list[Segment]:
+        """Return the segments of which the index on disk has everything, oldest first. Only
+        they may go: what is not indexed is in no queue yet, and would seem to be needed by none."""
+        position = await self._in_thread(self._index.position)
+        return [
+            segment
+            for segment in self._log.segments[:-1]
+            if segment.end_offset <= position.segment_start
+        ]
+
+    async def _delete_unneeded(self, segments: list[Segment]) -> int:
         """Delete the oldest segments while no queue needs them."""
-        live = {topic.topic_id for topic in self._table.all()}
         end = None
         own: Begins = {}
-        for segment in self._log.segments[:-1]:
+        for segment in segments:
             held = await self._content(segment)
-            if not unneeded(held, self._queues, live):
+            if not unneeded(held, self._queues, self._is_gone):
                 break
             own.update((key, last) for key, last in held.ends.items() if key[0] == STATE_TOPIC_ID)
             end = segment.end_offset
@@ -149,14 +174,17 @@ class RetentionService:
         await self._move(own)
         return await self._delete_before(end)
 
-    async def _delete_beyond_limit(self) -> int:
+    def _is_gone(self, topic_id: int) -> bool:
+        return not self._keep_unknown_topics and self._table.by_id(topic_id) is None
+
+    async def _delete_beyond_limit(self, segments: list[Segment]) -> int:
         """Delete the oldest segments while the whole log is over its limit."""
         if not self._max_total_bytes:
             return 0
         size = self._log.size_bytes
         begins: Begins = {}
         end = None
-        for segment in self._log.segments[:-1]:
+        for segment in segments:
             if size <= self._max_total_bytes:
                 break
             size -= segment.size
@@ -170,14 +198,12 @@ class RetentionService:
     async def _content(self, segment: Segment) -> SegmentQueues:
         held = self._contents.get(segment.start_offset)
         if held is None:
-            found = await self._in_thread(lambda: queues_in(self._log, segment))
-            assert isinstance(found, SegmentQueues)
-            held = self._contents[segment.start_offset] = found
+            held = await self._in_thread(partial(queues_in, self._log, segment))
+            self._contents[segment.start_offset] = held
         return held
 
     async def _delete_before(self, end: int) -> int:
-        gone = await self._in_thread(lambda: self._log.delete_before(end))
-        assert isinstance(gone, list)
+        gone = await self._in_thread(partial(self._log.delete_before, end))
         for segment in gone:
             self._contents.pop(segment.start_offset, None)
             _logger.info("retention deleted segment %s", segment.path.name)

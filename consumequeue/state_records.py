@@ -4,6 +4,7 @@
     next_topic_id          the id that the next new topic gets
     kept/TOPIC_ID          per queue: the first offset kept
     offsets/GROUP/TOPIC_ID stored offsets with their version
+    incomplete             it was read from a damaged log: records may be missing
 
 Values are msgpack maps; unknown fields are kept out of the way of older readers by being
 ignored.
@@ -16,6 +17,7 @@ import msgpack
 from holdfast.consumequeue.topics import Topic, TopicConfig
 
 NEXT_TOPIC_ID = b"next_topic_id"
+INCOMPLETE = b"incomplete"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ A dictionary of small records, kept in memory, in LMDB (synced before a change i
 many changes to a sync) and, by the caller, in the log's own state topic, so that losing either
 one loses nothing. Keys and values are bytes; every value on disk carries its own CRC, which
 covers its key too.
+
+A new store is one only once `restore` has filled it: a crash before that leaves it new.
 """
 
 import logging
@@ -17,6 +19,7 @@ import lmdb
 
 from holdfast.commitlog.checksum import crc32c
 from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
 
 _logger = logging.getLogger(__name__)
 
@@ -39,30 +42,47 @@ class StateStore:
     """The records. `commit` may be called from any thread; `done` is called in the store's own
     thread, with None once the change is on the disk and in `records`, or with the reason."""
 
-    def __init__(self, directory: Path, map_size_bytes: int) -> None:
-        """Open or create. Raises StateCorrupt for what is no state of this format."""
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self,
+        directory: Path,
+        map_size_bytes: int,
+        *,
+        readonly: bool = False,
+        disk_full: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open or create; with `readonly` it must exist, and is left as it is.
+
+        `disk_full` is called, in the store's thread, when the disk refused a change; the change
+        is tried once more then. Raises StateCorrupt for what is no state of this format;
+        lmdb.Error and OSError pass through.
+        """
         self.damaged: list[bytes] = []
         """Keys whose values failed their CRC at opening; they are not in `records`."""
+        self._disk_full = disk_full
         try:
-            self._env = lmdb.open(str(directory), map_size=map_size_bytes, max_readers=64)
-            with self._env.begin(write=True) as txn:
+            self._env = open_env(directory, map_size_bytes, readonly=readonly)
+        except CORRUPT as error:
+            raise StateCorrupt(str(error)) from error
+        try:
+            with self._env.begin() as txn:
                 found = txn.get(_FORMAT_KEY)
                 self.is_new = found is None
-                if found is None:
-                    txn.put(_FORMAT_KEY, FORMAT)
-                elif found != FORMAT:
+                """Whether it waits for `restore`."""
+                if found not in (None, FORMAT):
                     raise StateCorrupt(f"format {found!r}, not {FORMAT!r}")
                 self.records: dict[bytes, bytes] = dict(self._load(txn))
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+        except CORRUPT as error:
+            self._env.close()
             raise StateCorrupt(str(error)) from error
+        except StateCorrupt:
+            self._env.close()
+            raise
         self._changes: queue.SimpleQueue[tuple[Changes, Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="holdfast-state", daemon=True)
 
-    def _load(self, txn: lmdb.Transaction) -> list[tuple[bytes, bytes]]:
+    def _load(self, txn: "lmdb.Transaction[bytes]") -> list[tuple[bytes, bytes]]:
         found = []
-        for raw_key, raw in txn.cursor():
-            key, value = bytes(raw_key), bytes(raw)
+        for key, value in txn.cursor():
             if key == _FORMAT_KEY:
                 continue
             if len(value) < 4 or value[-4:] != _crc(key, value[:-4]):
@@ -87,10 +107,14 @@ class StateStore:
         self._changes.put((changes, done))
 
     def restore(self, records: Mapping[bytes, bytes]) -> None:
-        """Put back records read from the log, before `start`. lmdb.Error passes through."""
+        """Put back records read from the log (or none), before `start`; the store is no longer
+        new. All or nothing; lmdb.Error passes through."""
         with self._env.begin(write=True) as txn:
+            txn.put(_FORMAT_KEY, FORMAT)
             for key, value in records.items():
                 txn.put(key, value + _crc(key, value))
+        self.is_new = False
+        self.damaged = [key for key in self.damaged if key not in records]
         self.records.update(records)
 
     # -- the state thread ------------------------------------------------------------------
@@ -112,16 +136,11 @@ class StateStore:
     def _commit_group(self, group: list[tuple[Changes, Done]]) -> None:
         error: Exception | None = None
         try:
-            with self._env.begin(write=True) as txn:
-                for changes, _ in group:
-                    for key, value in changes.items():
-                        if value is None:
-                            txn.delete(key)
-                        else:
-                            txn.put(key, value + _crc(key, value))
+            self._write(group)
         except lmdb.Error as failure:
-            _logger.error("state could not be committed: %s", failure)
+            _logger.error("the state could not be committed: %s", failure)
             error = StateUnavailable(str(failure))
+            error.__cause__ = failure
         for changes, done in group:
             if error is None:
                 for key, value in changes.items():
@@ -130,6 +149,23 @@ class StateStore:
                     else:
                         self.records[key] = value
             done(error)
+
+    def _write(self, group: list[tuple[Changes, Done]]) -> None:
+        """Commit a group; with the reserve's help if the disk is full."""
+        try:
+            self._put(group)
+        except lmdb.DiskError:
+            self._disk_full()
+            self._put(group)
+
+    def _put(self, group: list[tuple[Changes, Done]]) -> None:
+        with self._env.begin(write=True) as txn:
+            for changes, _ in group:
+                for key, value in changes.items():
+                    if value is None:
+                        txn.delete(key)
+                    else:
+                        txn.put(key, value + _crc(key, value))
 
 
 def _crc(key: bytes, value: bytes) -> bytes:

@@ -71,14 +71,25 @@ class TopicTable:
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
         self.kept.pop(topic.topic_id, None)
-        for group in list(self._offsets):
-            self._offsets[group].pop(topic.topic_id, None)
+        for group, by_topic in list(self._offsets.items()):
+            by_topic.pop(topic.topic_id, None)
+            if not by_topic:
+                del self._offsets[group]
 
     # -- stored offsets --------------------------------------------------------------------
 
     def groups(self) -> list[str]:
-        """Return the names of the groups that ever stored an offset, sorted."""
+        """Return the names of the groups that have stored offsets, sorted."""
         return sorted(self._offsets)
+
+    @property
+    def group_count(self) -> int:
+        """How many groups there are."""
+        return len(self._offsets)
+
+    def has_group(self, group: str) -> bool:
+        """Return whether a group has stored offsets."""
+        return group in self._offsets
 
     def group_offsets(self, group: str) -> dict[int, StoredOffsets]:
         """Return a group's stored offsets by topic id. Raises InvalidName or UnknownGroup."""

@@ -44,7 +44,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.config_reference": ("holdfast.config",),
     "holdfast.check": ("commitlog", "consumequeue"),
     "holdfast.dump": ("commitlog",),
-    "holdfast.storage": ("commitlog", "consumequeue", "holdfast.config"),
+    "holdfast.storage_opening": ("commitlog", "consumequeue", "holdfast.config"),
+    "holdfast.storage": (
+        "commitlog",
+        "consumequeue",
+        "holdfast.config",
+        "holdfast.storage_opening",
+    ),
     "holdfast.storage_metrics": ("commitlog", "consumequeue", "holdfast.storage"),
     # The composition: the only file that knows every part of the broker.
     "holdfast.broker": (

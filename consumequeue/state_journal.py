@@ -1,0 +1,70 @@
+"""The state's copy in the log: messages of the broker's own topic, key = record key, body = value.
+
+Each change is noted, each segment begins with all records, so the newest message of a key has
+its value (tag `deleted`: it is gone) and old segments may go.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.log_scan import Damage, scan_log
+from holdfast.consumequeue.state_store import Changes
+from holdfast.consumequeue.topics import STATE_TOPIC_ID
+
+_DELETED = "deleted"
+_SNAPSHOT_BATCH_BYTES = 256 * 1024
+
+
+def encode_changes(changes: Changes) -> Batch:
+    """Return one batch that notes `changes`."""
+    return Batch.decode(
+        encode_batch(
+            [value or b"" for value in changes.values()],
+            keys=[key.decode() for key in changes],
+            tags=[_DELETED if value is None else None for value in changes.values()],
+            queue_id=0,
+        )
+    )
+
+
+def encode_snapshot(records: Mapping[bytes, bytes]) -> list[Batch]:
+    """Return batches of moderate size that repeat all `records`."""
+    return [encode_changes(part) for part in _parts(records.items())]
+
+
+def _parts(records: Iterable[tuple[bytes, bytes]]) -> Iterable[dict[bytes, bytes]]:
+    part: dict[bytes, bytes] = {}
+    size = 0
+    for key, value in records:
+        if part and size + len(key) + len(value) > _SNAPSHOT_BATCH_BYTES:
+            yield part
+            part, size = {}, 0
+        part[key] = value
+        size += len(key) + len(value)
+    if part:
+        yield part
+
+
+def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
+    """Return the records as the opened log has them, and whether nothing before the log's
+    durable mark is damaged, so that they are all that there were."""
+    records: dict[bytes, bytes] = {}
+    durable, damaged = 0, None
+    for _, found in scan_log(log.segments, 0):
+        if isinstance(found, Damage):
+            damaged = found.start if damaged is None else damaged
+            continue
+        durable = max(durable, found.header.durable_offset)
+        if found.header.topic_id == STATE_TOPIC_ID:
+            _apply(found, records)
+    return records, damaged is None or damaged >= durable
+
+
+def _apply(batch: Batch, records: dict[bytes, bytes]) -> None:
+    for row in range(len(batch)):
+        key = (batch.key(row) or "").encode()
+        if batch.tag(row) == _DELETED:
+            records.pop(key, None)
+        else:
+            records[key] = batch.body(row)

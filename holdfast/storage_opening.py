@@ -1,0 +1,284 @@
+"""Opens a data directory: log, state, index, then the walk of the log. It blocks; Storage calls
+it in a thread.
+
+The log is the truth. What is missing or damaged in the state is read from the log's own topic;
+an index that is damaged, or not of this log, is made anew.
+"""
+
+import copy
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.data_dir import DataDir
+from holdfast.commitlog.disk import Disk
+from holdfast.commitlog.producer_sequences import ProducerSequences
+from holdfast.commitlog.recovery import Recovered, recover
+from holdfast.config import Config
+from holdfast.consumequeue.consume_queue import ConsumeQueue
+from holdfast.consumequeue.index import Index, IndexCorrupt, ReputPosition
+from holdfast.consumequeue.queue_lookup import queue_bytes_at
+from holdfast.consumequeue.reput import ReputService
+from holdfast.consumequeue.state_journal import state_in_log
+from holdfast.consumequeue.state_records import INCOMPLETE
+from holdfast.consumequeue.state_store import StateCorrupt, StateStore
+from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+
+_logger = logging.getLogger(__name__)
+
+
+def now_us() -> int:
+    """Return the wall clock in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+@dataclass(slots=True)
+class RecoveryProgress:
+    """How far opening has come; read by other threads while it goes on."""
+
+    step: str = "opening"
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(slots=True)
+class StorageEvents:
+    """What the storage tells those above. Called in its own threads."""
+
+    arrived: Callable[[dict[QueueKey, int]], None]
+    failed: Callable[[Exception], None]
+    synced: Callable[[float], None] = lambda seconds: None
+
+
+@dataclass(slots=True)
+class Opened:
+    """An open data directory, its threads not started yet."""
+
+    log: CommitLog
+    state: StateStore
+    table: TopicTable
+    index: Index
+    queues: dict[QueueKey, ConsumeQueue]
+    sequences: ProducerSequences
+    reput: ReputService
+    recovered: Recovered
+    degraded: list[str]
+    """What was found damaged."""
+    closing: ExitStack
+    """Closes the files, once the threads have ended."""
+
+    @property
+    def last_timestamp_us(self) -> int:
+        """The newest store timestamp that any queue has: the clock may have gone back since."""
+        newest = [cq.newest.store_timestamp_us for cq in self.queues.values() if cq.newest]
+        return max([self.recovered.last_timestamp_us, *newest])
+
+    @property
+    def may_lack_topics(self) -> bool:
+        """Whether topics may have been lost, so that one that is unknown need not be deleted."""
+        return INCOMPLETE in self.state.records or bool(self.state.damaged)
+
+
+class StorageOpening:
+    """Opens one locked data directory."""
+
+    def __init__(
+        self,
+        data_dir: DataDir,
+        config: Config,
+        disk: Disk,
+        events: StorageEvents,
+        progress: RecoveryProgress,
+    ) -> None:
+        self._data_dir = data_dir
+        self._config = config
+        self._disk = disk
+        self._events = events
+        self._progress = progress
+
+    def open(self) -> Opened:
+        """Open and recover. UnknownFormatVersion, lmdb.Error and OSError pass through, with
+        everything closed."""
+        try:
+            return self._open()
+        except IndexCorrupt as error:
+            _logger.warning("the index is damaged (%s): it is rebuilt from the log", error)
+            shutil.rmtree(self._data_dir.consumequeue)
+            return self._open()
+
+    def _open(self) -> Opened:
+        """Raises IndexCorrupt as soon as the index shows that it is damaged."""
+        with ExitStack() as closing:
+            self._progress.step = "opening the log"
+            log = self._open_log()
+            closing.callback(log.close)
+            self._progress.step = "opening the state"
+            state = self._open_state()
+            closing.callback(state.stop)
+            degraded = [f"{path.name}: {reason}" for path, reason in log.damaged_headers]
+            degraded += _complete(state, log)
+            self._progress.step = "opening the index"
+            index = Index(self._data_dir.consumequeue, self._config.consumequeue.map_size_bytes)
+            closing.callback(index.close)
+            if not _belongs(index.position(), log):
+                _logger.warning("the index does not belong to this log: it is rebuilt")
+                index.clear()
+            return self._recover(log, state, index, degraded, closing)
+
+    def _open_log(self) -> CommitLog:
+        log = CommitLog(
+            self._data_dir.commitlog,
+            self._config.commitlog,
+            self._disk,
+            now_us=now_us,
+            disk_full=self._data_dir.release_reserve,
+            has_reserve=self._data_dir.has_reserve,
+        )
+        log.open()
+        return log
+
+    def _open_state(self) -> StateStore:
+        """Open the state; one that is damaged as a whole is put aside for a new one."""
+        directory = self._data_dir.state
+        map_size_bytes = self._config.consumequeue.state_map_size_bytes
+        disk_full = self._data_dir.release_reserve
+        try:
+            return StateStore(directory, map_size_bytes, disk_full=disk_full)
+        except StateCorrupt as error:
+            aside = directory.with_name(f"{directory.name}.corrupt-{now_us()}")
+            directory.rename(aside)
+            _logger.error("the state is damaged (%s), it is kept as %s", error, aside.name)
+            return StateStore(directory, map_size_bytes, disk_full=disk_full)
+
+    def _recover(
+        self,
+        log: CommitLog,
+        state: StateStore,
+        index: Index,
+        degraded: list[str],
+        closing: ExitStack,
+    ) -> Opened:
+        """Walk the log from where the index ends. On success the files are the caller's."""
+        table = TopicTable(state.records)
+        queues = _load_queues(index, table)
+        sequences = self._new_sequences()
+        indexed_sequences = self._new_sequences()
+        for key, producer in index.producers():
+            sequences.restore(key, producer)
+            indexed_sequences.restore(key, copy.deepcopy(producer))
+        reput = ReputService(
+            index,
+            queues=queues,
+            sequences=indexed_sequences,
+            needs_durable=_durability_of(table),
+            segment_start=lambda offset: getattr(log.segment_at(offset), "start_offset", 0),
+            notify=self._events.arrived,
+            failed=self._events.failed,
+            commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
+            tail_entries=self._config.consumequeue.tail_entries,
+        )
+
+        def on_block(header: BatchHeader) -> None:
+            sequences.record(header)
+            reput.recovered(header)
+
+        self._progress.step = "recovering the log"
+        position = index.position()
+        recovered = recover(
+            log,
+            from_offset=max(position.physical_offset, log.min_offset),
+            from_counts=(position.segment_start, position.block_count, position.key_count),
+            on_block=on_block,
+            progress=self._set_progress,
+        )
+        degraded += [f"the log is damaged: {damage}" for damage in recovered.damage]
+        _set_begins(index, queues, table)
+        return Opened(
+            log,
+            state,
+            table,
+            index,
+            queues,
+            sequences,
+            reput,
+            recovered,
+            degraded,
+            closing.pop_all(),
+        )
+
+    def _new_sequences(self) -> ProducerSequences:
+        config = self._config.commitlog
+        return ProducerSequences(
+            expiry_us=config.producer_expiry_ms * 1000, max_producers=config.max_producers
+        )
+
+    def _set_progress(self, done: int, total: int) -> None:
+        self._progress.done_bytes = done
+        self._progress.total_bytes = total
+
+
+def _complete(state: StateStore, log: CommitLog) -> list[str]:
+    """Put back what the state lacks and the log has; return what neither has."""
+    if not state.is_new and not state.damaged:
+        return ["topics may be missing"] if INCOMPLETE in state.records else []
+    records, is_whole = state_in_log(log)
+    missing = {key: value for key, value in records.items() if key not in state.records}
+    if not is_whole:
+        missing[INCOMPLETE] = b""
+    state.restore(missing)
+    if missing:
+        _logger.warning("%d records of the state were read from the log", len(missing))
+    lost = [f"record {key!r} of the state is damaged" for key in state.damaged]
+    if INCOMPLETE in state.records:
+        lost.append("the log was damaged when the state was read from it: topics may be missing")
+    return lost
+
+
+def _belongs(position: ReputPosition, log: CommitLog) -> bool:
+    if position.physical_offset == 0:
+        return True
+    end = log.segments[-1].end_offset if log.segments else 0
+    return position.physical_offset <= end
+
+
+def _durability_of(table: TopicTable) -> Callable[[int], bool | None]:
+    def needs_durable(topic_id: int) -> bool | None:
+        if topic_id == STATE_TOPIC_ID:
+            return False
+        topic = table.by_id(topic_id)
+        return None if topic is None else topic.config.durability == "fsync"
+
+    return needs_durable
+
+
+def _load_queues(index: Index, table: TopicTable) -> dict[QueueKey, ConsumeQueue]:
+    """Return every queue that has an index, or had messages once. What the index has of topics
+    that are gone is dropped."""
+    queues: dict[QueueKey, ConsumeQueue] = {}
+    for key in index.queues():
+        if key[0] != STATE_TOPIC_ID and table.by_id(key[0]) is None:
+            last = index.last(key)
+            while last is not None and index.delete_before(key, last.end_offset):
+                pass
+            continue
+        begin = table.kept.get(key[0], {}).get(key[1], 0)
+        queues[key] = ConsumeQueue(index.last(key), begin, 0)
+    for topic_id, begins in table.kept.items():
+        for queue, begin in begins.items():
+            queues.setdefault((topic_id, queue), ConsumeQueue(None, begin, 0))
+    return queues
+
+
+def _set_begins(index: Index, queues: dict[QueueKey, ConsumeQueue], table: TopicTable) -> None:
+    """Set where each queue begins, once its entries are known. One whose end was lost with the
+    log's unsynced tail may end before it begins: it goes on where it begins."""
+    for key, cq in queues.items():
+        begin = table.kept.get(key[0], {}).get(key[1], 0)
+        cq.trim_queue(begin, queue_bytes_at(index, key, cq, begin))
+        cq.max_offset = max(cq.max_offset, begin)
