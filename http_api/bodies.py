@@ -72,8 +72,9 @@ class BodyReader:
         with self._room_for(self._limit if length is None else length):
             async with asyncio.timeout(self._config.body_timeout_ms / 1000):
                 if length is not None:
+                    begun = content.read_nowait()  # goes on reading, if that has stopped already
                     await content.wait_eof()
-                    return content.read_nowait()
+                    return begun + content.read_nowait()
                 chunks, size = [], 0
                 while size <= self._limit and (chunk := await content.readany()):
                     chunks.append(chunk)
