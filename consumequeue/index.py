@@ -13,9 +13,9 @@ producers as they were there. Only what the log has synced is committed, so the 
 ahead of the log.
 """
 
+import contextlib
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ _REPUT = struct.Struct("<QQQQ")
 _PRODUCER = struct.Struct(">QI")
 
 
+_CONDEMNED = "condemned"
+
+
 class IndexCorrupt(Exception):
     """The index on disk cannot be trusted: delete it and rebuild it from the log."""
 
@@ -55,7 +58,8 @@ class ReputPosition:
 class Index:
     """The index's LMDB environment. Reads from any thread; writes from one at a time.
 
-    Whatever looks at the index may raise IndexCorrupt.
+    Whatever looks at the index may raise IndexCorrupt. From then on it is condemned: it goes on
+    answering where it can, but cannot be opened again.
     """
 
     def __init__(self, directory: Path, map_size_bytes: int, *, readonly: bool = False) -> None:
@@ -64,6 +68,11 @@ class Index:
         Raises IndexCorrupt for what is no index of this format; lmdb.Error and OSError pass
         through.
         """
+        self._condemned_file = directory / _CONDEMNED
+        self._is_readonly = readonly
+        self.is_condemned = self._condemned_file.exists()
+        if self.is_condemned:
+            raise IndexCorrupt("it was found damaged while it was in use")
         try:
             self._env = open_env(directory, map_size_bytes, max_dbs=3, readonly=readonly)
         except CORRUPT as error:
@@ -209,13 +218,23 @@ class Index:
                     start = max(unit.end_offset, middle + 1)
             return best
 
-    @contextmanager
+    @contextlib.contextmanager
     def _transaction(self, db: Any, *, write: bool = False) -> Iterator["lmdb.Transaction[bytes]"]:
         try:
             with self._env.begin(db=db, write=write) as txn:
                 yield txn
         except CORRUPT as error:
+            self._condemn()
             raise IndexCorrupt(str(error)) from error
+        except IndexCorrupt:
+            self._condemn()
+            raise
+
+    def _condemn(self) -> None:
+        if not self.is_condemned and not self._is_readonly:
+            self.is_condemned = True
+            with contextlib.suppress(OSError):  # a full disk: the damage is met again
+                self._condemned_file.touch()
 
 
 def _at_or_before(cursor: Any, key: QueueKey, offset: int) -> CqUnit | None:

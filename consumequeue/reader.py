@@ -17,6 +17,8 @@ from holdfast.consumequeue.topics import QueueKey
 
 #: Blocks that one filtered pull reads before it answers with how far it got.
 MAX_SCAN_BYTES = 16 * 1024 * 1024
+#: What a batch counts of that which its tag summary already rules out: a look at its entry.
+PASSED_OVER_BYTES = 128
 
 
 class MessageFilter(Protocol):
@@ -87,12 +89,13 @@ def collect(
                 unit.physical_offset, "missing-block", "no intact block", unit.base_offset
             )
         if message_filter is not None:
-            if not message_filter.may_match(unit.tag_summary):
-                at = unit.end_offset
-                continue
-            scanned += unit.size
+            may_match = message_filter.may_match(unit.tag_summary)
+            scanned += unit.size if may_match else PASSED_OVER_BYTES
             if scanned > MAX_SCAN_BYTES and at > offset:
                 break
+            if not may_match:
+                at = unit.end_offset
+                continue
         try:
             batch = _verified(read_block(unit), unit, key)
         except CorruptRecord as error:

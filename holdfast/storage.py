@@ -53,8 +53,6 @@ class Storage:
         self.progress = RecoveryProgress()
         self.read_only: str | None = None
         """Why nothing can be published, None while it can."""
-        self.degraded: list[str] = []
-        """What was found damaged."""
         self._opened: Opened | None = None
         self._data_dir: DataDir | None = None
 
@@ -71,7 +69,6 @@ class Storage:
             self._data_dir, self._config, self._disk, self._events, self.progress
         )
         opened = self._opened = await self._in_thread(opening.open)
-        self.degraded = opened.degraded
         config = self._config
         self.syncer = Syncer(
             opened.log,
@@ -161,6 +158,16 @@ class Storage:
         """The reput service; only while open."""
         assert self._opened is not None
         return self._opened.reput
+
+    @property
+    def degraded(self) -> list[str]:
+        """What was found damaged."""
+        opened = self._opened
+        if opened is None:
+            return []
+        if not opened.index.is_condemned:
+            return opened.degraded
+        return [*opened.degraded, "the index is damaged: it is rebuilt at the next start"]
 
     def _in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._executor, function)
