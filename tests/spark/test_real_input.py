@@ -1,0 +1,194 @@
+"""A real broker, a real access log, and the counts that every way of reading it must give."""
+
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.spark.bound import bind
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+LOG = Path(__file__).parents[2].parent / "shared" / "data" / "apache_access.log"
+LINE = re.compile(rb'(\S+) .*?" (\d{3}) ')
+TOPIC = "access-log"
+QUEUES = 4
+STATUSES = {
+    "200": 9126, "304": 445, "404": 213, "301": 164, "206": 45, "500": 3, "416": 2, "403": 2,
+}  # fmt: skip
+KEYS = 1753
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[bytes]:
+    if not LOG.is_file():
+        pytest.skip(f"{LOG} is not there: the access log is no part of the project")
+    return LOG.read_bytes().splitlines()
+
+
+@pytest.fixture(scope="module")
+def published(
+    lines: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["PublishedLog"]:
+    """The log, published in two halves with a moment between."""
+    with RunningBroker(tmp_path_factory.mktemp("broker") / "data", TEST_ARGUMENTS) as broker:
+        with broker.client() as client:
+            client.create_topic(TOPIC, queues=QUEUES)
+        half = len(lines) // 2
+        publish(broker, lines[:half])
+        middle_ms = newest_ms(broker) + 1
+        while time.time_ns() // 1_000_000 < middle_ms:
+            time.sleep(0.001)
+        publish(broker, lines[half:])
+        yield PublishedLog(broker, middle_ms, half)
+
+
+class PublishedLog:
+    def __init__(self, broker: RunningBroker, middle_ms: int, half: int) -> None:
+        self.broker = broker
+        self.url = broker.url
+        self.middle_ms = middle_ms
+        self.half = half
+
+    def load(self, spark: "SparkSession", **options: object) -> "DataFrame":
+        given = {name: str(value) for name, value in options.items()}
+        return spark.read.format("holdfast").options(url=self.url, topic=TOPIC, **given).load()
+
+
+def publish(broker: RunningBroker, lines: list[bytes]) -> None:
+    with broker.client() as client, client.producer(TOPIC) as producer:
+        for line in lines:
+            match = LINE.match(line)
+            assert match is not None
+            producer.send(line, key=match[1].decode(), tag=match[2].decode())
+
+
+def newest_ms(broker: RunningBroker) -> int:
+    with broker.client() as client:
+        queues = client.describe_topic(TOPIC)["queues"]
+    return max(int(queue["newest_timestamp_ms"]) for queue in queues)
+
+
+def statuses(frame: "DataFrame") -> dict[str, int]:
+    return {row["tag"]: row["count"] for row in frame.groupBy("tag").count().collect()}
+
+
+def test_the_whole_topic(spark: "SparkSession", published: PublishedLog) -> None:
+    frame = published.load(spark)
+    assert frame.count() == 10_000
+    assert statuses(frame) == STATUSES
+    assert frame.select("key").distinct().count() == KEYS
+
+
+def test_every_line_arrives_byte_for_byte_in_the_order_of_its_key(
+    spark: "SparkSession", published: PublishedLog, lines: list[bytes]
+) -> None:
+    expected: dict[str, list[bytes]] = {}
+    for line in lines:
+        expected.setdefault(line.split(b" ", 1)[0].decode(), []).append(line)
+    found: dict[str, list[bytes]] = {}
+    ordered = published.load(spark).orderBy("queue", "offset").select("key", "body")
+    for key, body in ordered.collect():
+        found.setdefault(key, []).append(bytes(body))
+    assert found == expected
+
+
+def test_kafka_columns(spark: "SparkSession", published: PublishedLog) -> None:
+    frame = (
+        spark.read.format("holdfast")
+        .option("kafka.bootstrap.servers", published.url)
+        .option("subscribe", TOPIC)
+        .option("schema", "kafka")
+        .load()
+    )
+    assert frame.select("key").distinct().count() == KEYS
+    assert frame.where("value like '%GET /presentations/%'").count() > 0
+    assert frame.groupBy("partition").count().count() == QUEUES
+
+
+def test_offset_ranges_add_up(spark: "SparkSession", published: PublishedLog) -> None:
+    whole = bind(published.url, TOPIC).offsets[TOPIC]
+    middle = {str(queue): (start + end) // 2 for queue, (start, end) in whole.items()}
+    offsets = str(middle).replace("'", '"')
+    first = published.load(spark, endingOffsets=offsets)
+    second = published.load(spark, startingOffsets=offsets)
+    assert first.count() == sum(middle.values())
+    assert Counter(statuses(first)) + Counter(statuses(second)) == STATUSES
+    assert statuses(first.union(second)) == STATUSES
+
+
+def test_time_ranges_add_up(
+    spark: "SparkSession", published: PublishedLog, lines: list[bytes]
+) -> None:
+    first = published.load(spark, endingTimestamp=published.middle_ms)
+    second = published.load(spark, startingTimestamp=published.middle_ms)
+    assert (first.count(), second.count()) == (published.half, len(lines) - published.half)
+    assert Counter(statuses(first)) + Counter(statuses(second)) == STATUSES
+    both = published.load(
+        spark, startingTimestamp=0, endingTimestamp=newest_ms(published.broker) + 1
+    )
+    assert statuses(both) == STATUSES
+
+
+def test_a_groups_stored_offsets(spark: "SparkSession", published: PublishedLog) -> None:
+    first = bind(published.url, TOPIC, group="nightly", endingTimestamp=published.middle_ms)
+    first_counts = statuses(first.load(spark))
+    first.save()
+    rest = published.load(spark, startingOffsets="group:nightly")
+    done = published.load(spark, endingOffsets="group:nightly")
+    assert Counter(statuses(rest)) + Counter(first_counts) == STATUSES
+    assert statuses(done) == first_counts
+    second = bind(published.url, TOPIC, group="nightly")
+    second.save()
+    assert published.load(spark, startingOffsets="group:nightly").count() == 0
+    assert statuses(first.load(spark).union(second.load(spark))) == STATUSES
+
+
+def test_a_range_read_twice_is_the_same_bytes(
+    spark: "SparkSession", published: PublishedLog
+) -> None:
+    frame = published.load(spark, startingOffsets='{"0": 7, "2": 100}', minPartitions=6)
+
+    def rows() -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in frame.collect()]
+
+    assert rows() == rows()
+
+
+@pytest.mark.parametrize("status", ["404", "500"])
+def test_tags_are_chosen_by_the_broker(
+    spark: "SparkSession", published: PublishedLog, status: str
+) -> None:
+    frame = published.load(spark, tag=status)
+    assert statuses(frame) == {status: STATUSES[status]}
+
+
+def test_a_filter_is_evaluated_by_the_broker(
+    spark: "SparkSession", published: PublishedLog
+) -> None:
+    frame = published.load(spark, filter="TAGS IN ('404', '500')")
+    plain = published.load(spark).where("tag in ('404', '500')")
+    assert sorted(frame.collect()) == sorted(plain.collect())
+    assert frame.count() == STATUSES["404"] + STATUSES["500"]
+
+
+def test_a_broker_that_is_killed_before_the_tasks_read_is_waited_for(
+    spark: "SparkSession", published: PublishedLog
+) -> None:
+    frame = published.load(spark, endingTimestamp=published.middle_ms)
+    published.broker.kill()
+    starting = threading.Thread(target=published.broker.start)
+    starting.start()  # while the tasks already ask
+    try:
+        assert frame.count() == published.half
+    finally:
+        starting.join()
