@@ -275,10 +275,11 @@ class PullRequestHoldService:
                 for key, max_offset in behind.items()
                 if self._table.is_behind(key, max_offset)
             }
-            self._scan_rescues += len(behind)
             if behind:
+                self._scan_rescues += len(behind)
                 log.warning("messages on %d held queues were not told of: %s", len(behind), behind)
-        self._tell(behind)
+        if behind:
+            self._tell(behind)
 
     async def _scan_queues(self) -> dict[QueueKey, int]:
         """Return the ends of the held queues that have messages nobody was told of."""

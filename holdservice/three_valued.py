@@ -23,9 +23,7 @@ Row = Mapping[Name, str]
 Value = str | int | float | bool | None
 Evaluate = Callable[[Row], Value]
 
-_NUMBER: Final = re.compile(
-    r"[+-]?(?=\.?[0-9])[0-9]*(?P<fraction>\.[0-9]*)?(?P<exponent>[eE][+-]?[0-9]+)?"
-)
+_NUMBER: Final = re.compile(r"[+-]?[0-9]*(?P<fraction>\.[0-9]*)?(?P<exponent>[eE][+-]?[0-9]+)?")
 _TRUTHS: Final = {"true": True, "false": False}
 
 
@@ -124,5 +122,5 @@ def number(text: str) -> int | float | None:
         return None
     try:
         return float(text) if kind["fraction"] or kind["exponent"] else int(text)
-    except ValueError:  # more digits than int() takes
+    except ValueError:  # no digits, or more than int() takes
         return None

@@ -90,3 +90,10 @@ def test_a_character_is_looked_at_once_whatever_the_pattern(pattern: str) -> Non
     text = CountedText("a" * 5000)
     compile_like(pattern)(text)
     assert text.looks <= len(text)
+
+
+@pytest.mark.parametrize(("pattern", "looks"), [("ab%", 3), ("%ab%", 3), ("x%", 1)])
+def test_no_more_of_a_text_is_looked_at_than_decides(pattern: str, looks: int) -> None:
+    text = CountedText("ab" * 1000)
+    compile_like(pattern)(text)
+    assert text.looks == looks

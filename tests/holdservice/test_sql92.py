@@ -54,6 +54,7 @@ ROW: Row = {
         "huge <> 9007199254740992",
         "day >= '2026-11-01' and day < '2026-12-01'",
         "size between 10 and 20",
+        "size between 1 and 10",
         "size not between 11 and 20",
         "15 between size and 20",
         "color in ('blue', 'red')",
@@ -143,6 +144,10 @@ def test_it_does_not_match(expression: str) -> None:
         "'nan' = 1",
         "'inf' > 1",
         "'' = 0",
+        "'.' = 0",
+        "'+' = 0",
+        "'e5' = 0",
+        "'1e' = 1",
     ],
 )
 def test_what_is_absent_or_cannot_be_compared_is_unknown(unknown: str) -> None:
@@ -197,6 +202,7 @@ def test_the_names_that_a_row_must_hold_are_told() -> None:
         ("5 in (5)", 2, "the name of a property before IN"),
         ("'x' like 'x'", 4, "the name of a property before LIKE"),
         ("(a = 1) is null", 8, "the name of a property before IS"),
+        ("(not a) in ('x')", 8, "the name of a property before IN"),
         ("a like 'x!y' escape '!'", 7, "double it"),
         ("a like 'x' escape '!!'", 18, "one character"),
         ("a like 'x' escape ''", 18, "one character"),
@@ -227,6 +233,10 @@ def mixed(depth: int) -> str:
     return "not (" * (depth // 2) + "not " * (depth % 2) + "a = 1" + ")" * (depth // 2)
 
 
+def mixed_otherwise(depth: int) -> str:
+    return "(not " * (depth // 2) + "(" * (depth % 2) + "a = 1" + ")" * ((depth + 1) // 2)
+
+
 def long(size: int) -> str:
     return "a = 'ä'" + " " * (size - 8)
 
@@ -242,6 +252,7 @@ def terms(count: int) -> str:
         (nested, MAX_FILTER_DEPTH, "too-deep"),
         (negated, MAX_FILTER_DEPTH, "too-deep"),
         (mixed, MAX_FILTER_DEPTH, "too-deep"),
+        (mixed_otherwise, MAX_FILTER_DEPTH, "too-deep"),
         (terms, MAX_FILTER_TERMS, "too-many-terms"),
     ],
 )
@@ -251,6 +262,12 @@ def test_limits_hold_to_the_last(make: Callable[[int], str], limit: int, reason:
     with pytest.raises(InvalidFilter) as caught:
         parse_condition(make(limit + 1))
     assert caught.value.reason == reason
+
+
+def test_parentheses_are_refused_before_they_are_read_to_the_end() -> None:
+    with pytest.raises(InvalidFilter) as caught:
+        parse_condition("(" * MAX_FILTER_BYTES)
+    assert (caught.value.reason, caught.value.position) == ("too-deep", MAX_FILTER_DEPTH)
 
 
 @pytest.mark.parametrize(
