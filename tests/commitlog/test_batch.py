@@ -1,0 +1,296 @@
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.commitlog.batch import (
+    Batch,
+    encode_batch,
+    iter_batches,
+    key_hash,
+    layout_of,
+    payload_crc,
+    queue_for_key,
+    tag_summary,
+    tags_code,
+)
+from holdfast.commitlog.batch_check import MessageLimits, check_batch
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchFlag, BatchHeader
+from holdfast.commitlog.checksum import crc32c
+from holdfast.commitlog.errors import CorruptBatch
+from tests.commitlog.golden.make import BORN_US, examples, golden
+from tests.support.batches import Columns, columns
+
+# Every section of batch_full.bin by hand: (name, kind, first byte, values).
+SECTIONS: list[tuple[str, str, int, Sequence[int] | bytes]] = [
+    ("body_offsets", "<4i", 128, (0, 3, 3, 11)),
+    ("bodies", "11s", 144, b"one\x00\xff three"),
+    ("key_hashes", "<3I", 160, (0x1A86_F347, 0, 0x9809_6BAE)),
+    ("key_offsets", "<4i", 176, (0, 2, 2, 10)),
+    ("keys", "10s", 192, b"k1" + "ключ".encode()),
+    ("tag_codes", "<3I", 208, (0x0260_2FE0, 0xBD6B_686A, 0)),
+    ("tag_offsets", "<4i", 224, (0, 3, 7, 7)),
+    ("tags", "7s", 240, b"redblue"),
+    ("property_list", "<4i", 248, (0, 2, 2, 3)),
+    ("name_offsets", "<4i", 264, (0, 1, 3, 4)),
+    ("names", "4s", 280, b"abca"),
+    ("value_offsets", "<4i", 288, (0, 1, 1, 3)),
+    ("values", "3s", 304, b"1\xc3\xa9"),
+    ("born", "<3q", 312, (BORN_US, BORN_US + 1, BORN_US + 2)),
+    ("expires", "<3q", 336, (0, BORN_US + 60_000_000, 0)),
+]
+
+
+# -- the format is pinned --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(examples()))
+def test_the_examples_are_encoded_as_they_were_pinned(name: str) -> None:
+    assert examples()[name] == golden(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "at", "values"), SECTIONS, ids=[section[0] for section in SECTIONS]
+)
+def test_every_golden_section_is_where_it_is_drawn(
+    name: str, kind: str, at: int, values: Sequence[int] | bytes
+) -> None:
+    raw = golden("batch_full.bin")
+    found = struct.unpack_from(kind, raw, at)
+    assert found == ((values,) if isinstance(values, bytes) else values)
+    section = getattr(layout_of(BatchHeader.decode(raw)), name)
+    assert (section.start, section.end) == (at, at + struct.calcsize(kind))
+
+
+def test_the_golden_gaps_are_zero_and_the_end_is_the_end() -> None:
+    raw = golden("batch_full.bin")
+    ends = [at + struct.calcsize(kind) for _, kind, at, _ in SECTIONS]
+    starts = [at for _, _, at, _ in SECTIONS[1:]] + [len(raw)]
+    for end, start in zip(ends, starts, strict=True):
+        assert not any(raw[end:start])
+        assert start - end < 8
+        assert start % 8 == 0
+    assert BatchHeader.decode(raw).payload_crc == crc32c(raw[128:]) == payload_crc(raw)
+
+
+def test_the_golden_messages_are_read() -> None:
+    batch = Batch.decode(golden("batch_stored.bin"))
+    assert len(batch) == 3
+    assert [batch.body(row) for row in range(3)] == [b"one", b"", b"\x00\xff three"]
+    assert [batch.key(row) for row in range(3)] == ["k1", None, "ключ"]
+    assert [batch.tag(row) for row in range(3)] == ["red", "blue", None]
+    assert [batch.properties(row) for row in range(3)] == [{"a": "1", "bc": ""}, {}, {"a": "é"}]
+    assert [batch.born_timestamp_us(row) - BORN_US for row in range(3)] == [0, 1, 2]
+    assert [batch.expires_timestamp_us(row) for row in range(3)] == [0, BORN_US + 60_000_000, 0]
+    lone = Batch.decode(golden("batch_lone.bin"))
+    assert (lone.body(0), lone.key(0), lone.tag(0), lone.properties(0)) == (
+        b"hello",
+        None,
+        None,
+        {},
+    )
+    assert (lone.born_timestamp_us(0), lone.expires_timestamp_us(0)) == (BORN_US, 0)
+
+
+def test_hashes_codes_and_routing_are_pinned() -> None:
+    assert key_hash("k1") == tags_code("k1") == 0x1A86_F347
+    assert queue_for_key("k1", 4) == 0x1A86_F347 % 4 == 3
+    assert queue_for_key("k1", 1) == 0
+    assert tag_summary([tags_code("red"), tags_code("blue")]) == 1 << 0x20 | 1 << 0x2A
+    assert tag_summary([]) == 0
+    assert tag_summary([0, 63, 64]) == 1 | 1 << 63
+
+
+# -- round trip ------------------------------------------------------------------------------
+
+
+@given(columns())
+def test_what_was_encoded_is_read(sent: Columns) -> None:
+    batch = Batch.decode(sent.encode())
+    n = len(sent.bodies)
+    rows = range(n)
+    assert len(batch) == n
+    assert [batch.body(row) for row in rows] == list(sent.bodies)
+    assert [batch.key(row) for row in rows] == list(sent.keys or [None] * n)
+    assert [batch.tag(row) for row in rows] == list(sent.tags or [None] * n)
+    assert [batch.properties(row) for row in rows] == [p or {} for p in sent.properties or [{}] * n]
+    born = sent.born_timestamps_us or [sent.born_timestamp_us] * n
+    assert [batch.born_timestamp_us(row) for row in rows] == list(born)
+    expires = sent.expires_timestamps_us or [0] * n
+    assert [batch.expires_timestamp_us(row) for row in rows] == list(expires)
+    check_batch(batch, MessageLimits())
+
+
+@given(columns())
+def test_sections_are_aligned_in_order_and_free_when_absent(sent: Columns) -> None:
+    raw = sent.encode()
+    batch = Batch.decode(raw)
+    at = HEADER_SIZE
+    for name in [section[0] for section in SECTIONS]:
+        section = getattr(batch.layout, name)
+        if section is not None:
+            assert section.start % 8 == 0
+            assert section.start == (at + 7) // 8 * 8
+            at = section.end
+    assert batch.header.total_size == len(raw) == (at + 7) // 8 * 8
+    for column, flag, there in [
+        (batch.key_offsets, BatchFlag.KEYS, any(sent.keys or [])),
+        (batch.tag_offsets, BatchFlag.TAGS, any(sent.tags or [])),
+        (batch.property_list, BatchFlag.PROPERTIES, any(sent.properties or [])),
+        (batch.born_timestamps_us, BatchFlag.BORN, sent.born_timestamps_us is not None),
+        (batch.expires_timestamps_us, BatchFlag.EXPIRES, any(sent.expires_timestamps_us or [])),
+    ]:
+        assert (column is not None) == bool(batch.header.flags & flag) == there
+
+
+@given(columns())
+def test_hashes_and_summary_fit_the_texts(sent: Columns) -> None:
+    batch = Batch.decode(sent.encode())
+    if batch.key_hashes is not None and sent.keys is not None:
+        assert batch.key_hashes.tolist() == [key_hash(key) if key else 0 for key in sent.keys]
+    tags = [tag for tag in sent.tags or [] if tag]
+    if batch.tag_codes is not None and sent.tags is not None:
+        assert batch.tag_codes.tolist() == [tags_code(tag) if tag else 0 for tag in sent.tags]
+    assert batch.header.tag_summary == tag_summary(map(tags_code, tags))
+
+
+@given(st.lists(columns(max_messages=3), min_size=1, max_size=4))
+def test_batches_one_after_another_are_read_one_by_one(sent: list[Columns]) -> None:
+    blocks = [each.encode() for each in sent]
+    assert [bytes(batch.block) for batch in iter_batches(b"".join(blocks))] == blocks
+
+
+def test_columns_are_views_of_the_block() -> None:
+    raw = golden("batch_full.bin")
+    batch = Batch.decode(raw)
+    assert isinstance(batch.bodies.obj, bytes)
+    assert batch.bodies.obj is raw
+    assert batch.body_offsets.dtype == np.dtype("<i4")
+    assert not batch.body_offsets.flags.owndata
+    with pytest.raises(TypeError):
+        batch.block[0] = 1
+
+
+# -- what is not a batch ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["batch_lone.bin", "batch_full.bin", "batch_stored.bin"])
+def test_every_truncation_is_refused(name: str) -> None:
+    raw = golden(name)
+    for size in range(len(raw)):
+        with pytest.raises(CorruptBatch) as raised:
+            Batch.decode(raw[:size])
+        expected = "header-truncated" if size < HEADER_SIZE else "truncated"
+        assert raised.value.reason == expected, size
+
+
+def test_what_follows_a_cut_batch_does_not_complete_it() -> None:
+    raw = golden("batch_full.bin")
+    for size in range(HEADER_SIZE, len(raw), 8):
+        with pytest.raises(CorruptBatch):
+            Batch.decode(raw[:size] + golden("batch_stored.bin"))
+
+
+@pytest.mark.parametrize("name", ["batch_full.bin", "batch_stored.bin"])
+def test_every_flipped_bit_is_refused(name: str) -> None:
+    raw = golden(name)
+    for bit in range(8 * len(raw)):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptBatch) as raised:
+            Batch.decode(damaged)
+        if bit >= 8 * HEADER_SIZE:
+            assert raised.value.reason == "payload-crc", bit
+
+
+def test_the_payload_is_believed_only_when_told_to() -> None:
+    damaged = bytearray(golden("batch_lone.bin"))
+    damaged[-8] ^= 1
+    assert Batch.decode(damaged, verify_payload=False).body(0) == b"iello"
+    assert len(list(iter_batches(damaged, verify_payload=False))) == 1
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "message_count",
+        "body_bytes",
+        "key_bytes",
+        "tag_bytes",
+        "property_count",
+        "property_name_bytes",
+        "property_value_bytes",
+    ],
+)
+@pytest.mark.parametrize("lie", [lambda n: n + 16, lambda n: 2**32 - 1])
+def test_a_size_that_lies_is_refused_before_anything_is_laid_out(field: str, lie: Any) -> None:
+    header = BatchHeader.decode(golden("batch_full.bin"))
+    raw = _with_header(golden("batch_full.bin"), **{field: lie(getattr(header, field))})
+    with pytest.raises(CorruptBatch) as raised:
+        Batch.decode(raw)
+    assert raised.value.reason == "bad-size"
+
+
+@pytest.mark.parametrize("flag", [f for f in BatchFlag if f < BatchFlag.REQUEST_SEQUENCE])
+def test_a_flag_without_its_column_is_refused(flag: BatchFlag) -> None:
+    with pytest.raises(CorruptBatch) as raised:
+        Batch.decode(_with_header(golden("batch_lone.bin"), flags=int(flag)))
+    assert raised.value.reason == "bad-size"
+
+
+def test_rest_after_the_last_batch_is_refused() -> None:
+    raw = golden("batch_lone.bin")
+    batches = iter_batches(raw + raw[:100])
+    assert len(next(batches)) == 1
+    with pytest.raises(CorruptBatch):
+        next(batches)
+    assert list(iter_batches(b"")) == []
+
+
+def _with_header(raw: bytes, **fields: int) -> bytes:
+    """Return a block with other values in its header and a checksum that fits them."""
+    header = BatchHeader.decode(raw)
+    kept = {name: getattr(header, name) for name in header.__slots__}
+    return bytes(BatchHeader(**{**kept, **fields}).encode()) + raw[HEADER_SIZE:]
+
+
+# -- what cannot be encoded ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"bodies": []}, "at least one"),
+        ({"bodies": [b"a"], "keys": []}, "column of 0"),
+        ({"bodies": [b"a"], "keys": ["k", "l"]}, "column of 2"),
+        ({"bodies": [b"a"], "tags": ["k", "l"]}, "column of 2"),
+        ({"bodies": [b"a"], "properties": [{}, {}]}, "column of 2"),
+        ({"bodies": [b"a"], "born_timestamps_us": [1, 2]}, "column of 2"),
+        ({"bodies": [b"a"], "expires_timestamps_us": [1, 2]}, "column of 2"),
+        ({"bodies": [b"a", b"b"], "keys": ["", "k"]}, "an empty key"),
+        ({"bodies": [b"a", b"b"], "tags": ["t", ""]}, "an empty tag"),
+        ({"bodies": [b"a"], "properties": [{"": "v"}]}, "an empty property name"),
+        ({"bodies": [b"a"], "keys": ["\ud800"]}, "surrogates not allowed"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused(arguments: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        encode_batch(**arguments)
+
+
+@pytest.mark.parametrize("counts_requests", [True, False])
+def test_the_producer_is_in_the_header(counts_requests: bool) -> None:
+    raw = encode_batch(
+        [b"a"],
+        producer_id=2**63 - 1,
+        producer_epoch=7,
+        sequence=9,
+        request_sequence=counts_requests,
+    )
+    header = Batch.decode(raw).header
+    assert (header.producer_id, header.producer_epoch, header.sequence) == (2**63 - 1, 7, 9)
+    assert bool(header.flags & BatchFlag.REQUEST_SEQUENCE) == counts_requests

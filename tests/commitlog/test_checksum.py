@@ -1,0 +1,36 @@
+import pytest
+
+from holdfast.commitlog.checksum import crc32c
+
+
+# The vectors of RFC 3720, appendix B.4, and the check value of the CRC catalogue.
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0),
+        (b"123456789", 0xE306_9283),
+        (bytes(32), 0x8A91_36AA),
+        (b"\xff" * 32, 0x62A8_AB43),
+        (bytes(range(32)), 0x46DD_794E),
+        (bytes(reversed(range(32))), 0x113F_DB5C),
+    ],
+)
+def test_published_vectors(data: bytes, expected: int) -> None:
+    assert crc32c(data) == expected
+
+
+# 4096 is where a view takes the place of a copy.
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 100_000])
+def test_every_kind_of_buffer_gives_the_same(size: int) -> None:
+    data = bytes(i * 7 & 0xFF for i in range(size))
+    expected = crc32c(data)
+    assert crc32c(bytearray(data)) == expected
+    assert crc32c(memoryview(data)) == expected
+    assert crc32c(memoryview(b"xx" + data + b"x")[2 : 2 + size]) == expected
+
+
+def test_a_buffer_can_be_changed_afterwards() -> None:
+    data = bytearray(10_000)
+    crc32c(data)
+    data.append(1)  # BufferError while anything still looks at it
+    assert len(data) == 10_001
