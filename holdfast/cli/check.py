@@ -58,7 +58,7 @@ def dump(file: Path, messages: bool) -> None:
         damages += row["kind"] == "damage"
     if damages:
         raise Failure(
-            f"{file}: {damages} damaged ranges; 'holdfast check' on the data directory says "
+            f"{file}: {damages} damaged; 'holdfast check' on the data directory says "
             "whether messages are affected"
         )
 

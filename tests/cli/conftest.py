@@ -23,16 +23,19 @@ def unused_port() -> Iterator[int]:
         yield bound.getsockname()[1]
 
 
-@pytest.fixture
-def holdfast(holdfast_broker: "RunningBroker") -> Run:
-    """Return what runs a command against a broker of this test's own."""
+def commands_against(url: str) -> Run:
+    """Return what runs a command of ours against the broker at `url`."""
 
     def run(*arguments: str, input: bytes = b"") -> Result:
-        result = CliRunner().invoke(
-            main, arguments, input=input, env={"HOLDFAST_URL": holdfast_broker.url}
-        )
+        result = CliRunner().invoke(main, arguments, input=input, env={"HOLDFAST_URL": url})
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result
 
     return run
+
+
+@pytest.fixture
+def holdfast(holdfast_broker: "RunningBroker") -> Run:
+    """Return what runs a command against a broker of this test's own."""
+    return commands_against(holdfast_broker.url)

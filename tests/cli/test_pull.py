@@ -1,28 +1,24 @@
 """holdfast pull, against a broker."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.conftest import Run
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from tests.cli.conftest import Run, commands_against
 
 
-@pytest.fixture
-def numbers(holdfast: Run) -> Run:
-    """Publish 0 to 9 to queue 0 of two, tagged even or odd."""
-    holdfast("topic", "create", "t", "--queues", "2")
-    for n in range(10):
-        tag = "even" if n % 2 == 0 else "odd"
-        holdfast(
-            "publish",
-            "t",
-            "--queue",
-            "0",
-            "--tag-regex",
-            "[a-z]+",
-            input=b"%d %s" % (n, tag.encode()),
-        )
-    return holdfast
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Publish 0 to 9 to queue 0 of two, tagged even or odd; nothing here changes that."""
+    folder = tmp_path_factory.mktemp("numbers") / "data"
+    with RunningBroker(folder, TEST_ARGUMENTS) as broker:
+        holdfast = commands_against(broker.url)
+        holdfast("topic", "create", "t", "--queues", "2")
+        lines = b"".join(b"%d %s\n" % (n, b"odd" if n % 2 else b"even") for n in range(10))
+        holdfast("publish", "t", "--queue", "0", "--tag-regex", "[a-z]+", input=lines)
+        yield holdfast
 
 
 def offsets(numbers: Run, *arguments: str) -> list[int]:

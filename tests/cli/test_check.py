@@ -1,0 +1,107 @@
+"""holdfast check and holdfast dump, on the directory of a broker that was killed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.testing import RunningBroker
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def left_behind(holdfast: Run, holdfast_broker: RunningBroker) -> Path:
+    """Return what a broker leaves that stored three messages and was killed."""
+    assert holdfast("publish", "t", "--queue", "0", input=b"a\nb\nc\n").exit_code == 0
+    holdfast_broker.kill()
+    return holdfast_broker.data_dir
+
+
+def lines(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def segment_of(data_dir: Path) -> Path:
+    return min((data_dir / "commitlog").iterdir())
+
+
+def flip(path: Path, text: bytes) -> None:
+    """Flip a bit of the first occurrence of `text`."""
+    content = path.read_bytes()
+    at = content.index(text)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))
+
+
+def test_a_sound_directory_is_code_0(holdfast: Run, left_behind: Path) -> None:
+    done = holdfast("check", str(left_behind))
+    assert done.exit_code == 0, done.stdout
+    *findings, summary = lines(done.stdout)
+    assert all(finding["kind"] == "note" for finding in findings)
+    assert (summary["kind"], summary["is_sound"]) == ("summary", True)
+    assert summary["messages"] >= 3
+
+
+def test_damage_is_code_1_and_changes_nothing(
+    holdfast: Run, holdfast_broker: RunningBroker, left_behind: Path
+) -> None:
+    # A later block proves that the first was synced, so that it cannot be a torn tail.
+    holdfast_broker.start()
+    holdfast("publish", "t", "--queue", "0", input=b"d\n")
+    holdfast("publish", "t", "--queue", "0", input=b"e\n")
+    holdfast_broker.kill()
+    flip(segment_of(left_behind), b"abc")
+    before = segment_of(left_behind).read_bytes()
+    done = holdfast("check", str(left_behind))
+    assert done.exit_code == 1
+    *findings, summary = lines(done.stdout)
+    assert any(finding["kind"] == "damage" for finding in findings)
+    assert summary["is_sound"] is False
+    assert segment_of(left_behind).read_bytes() == before
+
+
+def test_a_person_reads_sentences(
+    holdfast: Run, left_behind: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.cli.check.is_terminal", lambda: True)
+    *_, verdict = holdfast("check", str(left_behind)).stdout.splitlines()
+    assert verdict.startswith("sound: ")
+
+
+def test_a_directory_in_use_is_refused(holdfast: Run, holdfast_broker: RunningBroker) -> None:
+    done = holdfast("check", str(holdfast_broker.data_dir))
+    assert done.exit_code == 6
+    assert "is in use by another broker" in done.stderr
+
+
+def test_another_folder_is_refused(holdfast: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert holdfast("check", str(tmp_path / "mine")).exit_code == 6
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_dump_prints_blocks_and_messages(holdfast: Run, left_behind: Path) -> None:
+    done = holdfast("dump", str(segment_of(left_behind)), "--messages")
+    assert done.exit_code == 0, done.stderr
+    rows = lines(done.stdout)
+    assert rows[-1]["kind"] == "unwritten"
+    # Before them lie the records of the broker's own topic.
+    messages = [row for row in rows if row["kind"] == "message"]
+    assert [message.get("body") for message in messages[-3:]] == ["a", "b", "c"]
+
+
+def test_dump_says_what_is_damaged(holdfast: Run, left_behind: Path) -> None:
+    flip(segment_of(left_behind), b"abc")
+    done = holdfast("dump", str(segment_of(left_behind)))
+    assert done.exit_code == 1
+    assert any(row["kind"] == "damage" for row in lines(done.stdout))
+    assert "1 damaged" in done.stderr
+
+
+def test_dump_of_something_else_is_one_line(holdfast: Run, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    done = holdfast("dump", str(tmp_path / "x"))
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
