@@ -110,8 +110,7 @@ class CommitLog:
             size = header.size
         except CorruptBatch as error:
             self.damaged_headers.append((path, str(error)))
-        segment = Segment(file, path, start, size, start + SEGMENT_HEADER_SIZE)
-        return segment
+        return Segment(file, path, start, size, start + SEGMENT_HEADER_SIZE)
 
     def end_at(self, active: Segment) -> None:
         """Make `active` the last segment. The empty one after it is kept as the prepared one;
@@ -241,7 +240,7 @@ class CommitLog:
             _logger.error("the footer of %s does not fit, left out", segment.path.name)
             return
         segment.file.write([footer], segment.size - len(footer))
-        segment.file.sync()
+        segment.sync()
         segment.sealed = True
 
     def delete_before(self, physical_offset: int) -> list[Segment]:

@@ -19,6 +19,7 @@ from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.segment import Segment, read_trailer
+from holdfast.commitlog.segment_format import END_MARK_SIZE
 
 _logger = logging.getLogger(__name__)
 _ZEROS = bytes(1024 * 1024)
@@ -58,7 +59,7 @@ def recover(
     # this ends may outlive the block.
     for segment in log.segments:
         if segment.end_offset > from_offset:
-            segment.file.sync()
+            segment.sync()
     total = max((segment.end_offset for segment in log.segments), default=0) - from_offset
     durable = from_offset
     for segment in log.segments:
@@ -109,9 +110,10 @@ def recover(
                 torn.reason,
             )
     _settle_segments(log, active)
+    _write_again(log, durable)
     for segment in log.segments:
         if segment.end_offset > from_offset:
-            segment.file.sync()
+            segment.sync()
     result.written_offset = max(result.written_offset, log.written_offset)
     return result
 
@@ -131,6 +133,18 @@ def _has_footer(segment: Segment) -> bool:
         return read_trailer(segment) is not None
     except CorruptBatch:
         return False
+
+
+def _write_again(log: CommitLog, durable: int) -> None:
+    """Write what is not proven durable once more, so that the sync to come means it: after a
+    failed sync the kernel counts the pages as clean, though they are nowhere but in memory."""
+    for segment in log.segments:
+        at = max(durable, segment.first_offset)
+        end = segment.written + (END_MARK_SIZE if segment.ended else 0)
+        while at < end:
+            chunk = segment.read(at, min(len(_ZEROS), end - at))
+            segment.file.write([chunk], at - segment.start_offset)
+            at += len(chunk)
 
 
 def _cut(log: CommitLog, offset: int) -> int:

@@ -4,7 +4,8 @@ Appended to by the appender thread alone; read by any thread. A deleted segment'
 closes when its last reader lets go of it.
 """
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
@@ -35,6 +36,8 @@ class Segment:
     """Its end mark is written: it takes no more blocks."""
     sealed: bool = False
     """Its footer is written."""
+    _sync_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _sync_error: OSError | None = None
 
     @property
     def first_offset(self) -> int:
@@ -57,6 +60,18 @@ class Segment:
         self.block_count += 1
         self.key_count += keyed_messages(header)
         self.written = header.end_physical_offset
+
+    def sync(self) -> None:
+        """Make all that was written to the file durable. The first failure is final for every
+        caller: the kernel tells it once, drops the pages, and a later sync would lie."""
+        with self._sync_lock:
+            if self._sync_error is not None:
+                raise OSError(self._sync_error.errno, "an earlier sync failed", str(self.path))
+            try:
+                self.file.sync()
+            except OSError as error:
+                self._sync_error = error
+                raise
 
     def read(self, physical_offset: int, size: int) -> bytes:
         """Return bytes of the file by physical offset; fewer only at its end."""

@@ -116,7 +116,7 @@ class Syncer:
         """Sync every segment that holds something between the durable offset and `mark`."""
         for segment in self._log.segments:
             if segment.end_offset > self._durable_offset and segment.start_offset < mark:
-                segment.file.sync()
+                segment.sync()
 
     def _poison(self, cause: str, waiting: list[AppendRequest]) -> None:
         with self._changed:
