@@ -3,6 +3,7 @@ against the log, the state's records. What `holdfast check` runs, and tests afte
 
 import fcntl
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,9 +130,10 @@ class _Check:
             for segment_path, reason in log.damaged_headers:
                 report.note(f"commitlog/{segment_path.name}", f"{reason}; costs no message")
             reput_offset = index.position().physical_offset if index is not None else 0
-            self._check_log(log, index, table, reput_offset)
+            torn = self._check_log(log, index, table, reput_offset)
             for segment in log.segments:
-                self._check_footer(log, segment)
+                if torn is None or segment.end_offset <= torn:
+                    self._check_footer(log, segment)
             if index is not None:
                 self._check_index(index, table)
         finally:
@@ -176,31 +178,46 @@ class _Check:
 
     def _check_log(
         self, log: CommitLog, index: Index | None, table: TopicTable, reput_offset: int
-    ) -> None:
+    ) -> int | None:
+        """Check every block; return where the next start will cut, None where nothing is cut."""
         report = self._report
         start = log.min_offset
         total = sum(segment.size for segment in log.segments)
-        last = log.segments[-1] if log.segments else None
-        damage: list[tuple[Segment, Damage]] = []
         durable = reput_offset
+        # From the first damage on, what is found waits here until it is proven durable, as in
+        # recovery: what is not will be cut, and says nothing.
+        unproven: deque[tuple[Segment, Batch | Damage]] = deque()
         for segment, found in scan_log(log.segments, start, verify_payload=self._deep):
-            if isinstance(found, Damage):
-                damage.append((segment, found))
-                continue
-            header = found.header
-            durable = max(durable, header.durable_offset)
-            self._progress(header.physical_offset - start, total)
-            self._check_block(found, table)
-            if index is not None and header.physical_offset < reput_offset:
-                self._check_entry(index, header, table)
-        for segment, found_damage in damage:
-            where = f"commitlog/{segment.path.name}"
-            if found_damage.start < durable:
-                report.damage(where, f"{found_damage} below the durable offset {durable}")
-            elif found_damage.reason != "unwritten":
-                report.note(where, f"{found_damage}: a torn tail, cut at the next start")
-            elif segment is not last and segment.end_offset <= durable:
-                report.damage(where, f"{found_damage}: the segment ends too early")
+            unproven.append((segment, found))
+            if isinstance(found, Batch):
+                durable = max(durable, found.header.durable_offset)
+                self._progress(found.header.physical_offset - start, total)
+            while unproven and _is_certain(unproven[0][1], durable):
+                self._check_found(*unproven.popleft(), index, table, reput_offset)
+        for segment, found in unproven:
+            if isinstance(found, Damage) and found.reason != "unwritten":
+                report.note(
+                    f"commitlog/{segment.path.name}", f"{found}: a torn tail, cut at the next start"
+                )
+        torn = unproven[0][1] if unproven else None
+        return torn.start if isinstance(torn, Damage) else None
+
+    def _check_found(
+        self,
+        segment: Segment,
+        found: Batch | Damage,
+        index: Index | None,
+        table: TopicTable,
+        reput_offset: int,
+    ) -> None:
+        if isinstance(found, Damage):
+            self._report.damage(
+                f"commitlog/{segment.path.name}", f"{found} below the durable offset"
+            )
+            return
+        self._check_block(found, table)
+        if index is not None and found.header.physical_offset < reput_offset:
+            self._check_entry(index, found.header, table)
 
     def _check_block(self, batch: Batch, table: TopicTable) -> None:
         report, header = self._report, batch.header
@@ -280,3 +297,7 @@ class _Check:
                         "consumequeue",
                         f"queue {key} ends at {units[-1].end_offset}, in the log at {end}",
                     )
+
+
+def _is_certain(found: Batch | Damage, durable: int) -> bool:
+    return isinstance(found, Batch) or found.start < durable
