@@ -1,0 +1,132 @@
+import asyncio
+
+import msgspec
+import pytest
+
+from holdfast.commitlog.batch import encode_batch, iter_batches
+from tests.support.api_server import Answer, Api
+
+POLL = "/v1/topics/orders/messages"
+BATCH = "application/vnd.holdfast.batch"
+
+
+async def publish(api: Api, queue: int, *bodies: str, **fields: object) -> None:
+    await api.publish("orders", *({"body": body, "queue": queue, **fields} for body in bodies))
+
+
+def found(answer: Answer) -> list[tuple[int, str]]:
+    assert answer.status == 200, answer.body
+    return [(each["queue"], each["body"]) for each in answer.json()["messages"]]
+
+
+def queues(answer: Answer) -> list[tuple[int, ...]]:
+    return [
+        tuple(each[name] for name in ("queue", "next_offset", "min_offset", "max_offset"))
+        for each in answer.json()["queues"]
+    ]
+
+
+async def test_several_queues_are_read_at_once(api: Api) -> None:
+    await publish(api, 0, "a", "b")
+    await publish(api, 1, "c")
+    answer = await api.get(f"{POLL}?offsets=1:0,0:1")
+    assert found(answer) == [(1, "c"), (0, "b")]
+    assert queues(answer) == [(1, 1, 0, 1), (0, 2, 0, 2)]
+    assert set(answer.json()) == {"messages", "queues"}
+
+
+async def test_it_waits_until_any_queue_has_a_message(api: Api) -> None:
+    await publish(api, 0, "old")
+    waiting = asyncio.create_task(api.get(f"{POLL}?offsets=0:1,1:0&wait_ms=60000"))
+    await api.held(1)
+    await publish(api, 1, "new")
+    answer = await waiting
+    assert found(answer) == [(1, "new")]
+    assert queues(answer) == [(0, 1, 0, 1), (1, 1, 0, 1)]
+
+
+async def test_it_ends_empty_when_its_time_is_over(api: Api) -> None:
+    await publish(api, 0, "red", tag="red")
+    answer = await api.get(f"{POLL}?offsets=0:0,1:0&wait_ms=30&tag=blue")
+    assert found(answer) == []
+    assert queues(answer) == [(0, 1, 0, 1), (1, 0, 0, 0)]
+
+
+async def test_what_it_may_deliver_is_shared_by_the_queues(api: Api) -> None:
+    await publish(api, 0, *(f"a{i}" for i in range(10)))
+    await publish(api, 1, *(f"b{i}" for i in range(10)))
+    answer = await api.get(f"{POLL}?offsets=0:0,1:0&max_messages=4")
+    assert found(answer) == [(0, "a0"), (0, "a1"), (1, "b0"), (1, "b1")]
+
+
+async def test_what_one_queue_leaves_over_goes_to_the_next(api: Api) -> None:
+    await publish(api, 0, "a0")
+    await publish(api, 1, *(f"b{i}" for i in range(10)))
+    answer = await api.get(f"{POLL}?offsets=0:0,1:0&max_messages=4")
+    assert found(answer) == [(0, "a0"), (1, "b0"), (1, "b1"), (1, "b2")]
+
+
+async def test_one_message_comes_however_small_the_bound(api: Api) -> None:
+    await publish(api, 0, "x" * 100)
+    await publish(api, 1, "y" * 100)
+    answer = await api.get(f"{POLL}?offsets=0:0,1:0&max_bytes=1")
+    assert found(answer) == [(0, "x" * 100)]
+    assert queues(answer) == [(0, 1, 0, 1), (1, 0, 0, 1)]
+
+
+@pytest.mark.parametrize(("offset", "slug", "status"), [(0, "offset-trimmed", 410), (3, "offset-beyond-end", 416)])
+async def test_a_queue_that_cannot_be_read_says_so_and_the_others_go_on(
+    api: Api, offset: int, slug: str, status: int
+) -> None:
+    await publish(api, 0, "gone", "kept")
+    api.store.trim("orders", 0, 1)
+    await publish(api, 1, "fine")
+    answer = await api.get(f"{POLL}?offsets=0:{offset},1:0&wait_ms=60000")
+    assert found(answer) == [(1, "fine")]
+    first, second = answer.json()["queues"]
+    assert (first["queue"], first["next_offset"], first["min_offset"]) == (0, offset, 1)
+    assert first["problem"]["type"] == f"/problems/{slug}"
+    assert first["problem"]["status"] == status
+    assert "problem" not in second
+
+
+async def test_a_problem_ends_the_wait_although_nothing_was_found(api: Api) -> None:
+    answer = await api.get(f"{POLL}?offsets=0:5,1:0&wait_ms=60000")
+    assert answer.json()["queues"][0]["problem"]["type"] == "/problems/offset-beyond-end"
+    assert api.hold.stats().held_max == 0
+
+
+async def test_without_envelope_offsets_stand_in_headers(api: Api) -> None:
+    await api.ask("POST", POLL, encode_batch([b"a", b"b"], queue_id=0), Content_Type=BATCH)
+    await api.ask("POST", POLL, encode_batch([b"c"], queue_id=1), Content_Type=BATCH)
+    answer = await api.get(f"{POLL}?offsets=0:1,1:0", Accept=BATCH)
+    assert [b.header.queue_id for b in iter_batches(answer.body)] == [0, 1]
+    assert answer.headers["Holdfast-Next-Offset"] == "0:2,1:1"
+    assert answer.headers["Holdfast-Max-Offset"] == "0:2,1:1"
+    lines = await api.get(f"{POLL}?offsets=0:1,1:0", Accept="application/x-ndjson")
+    assert [msgspec.json.decode(line)["body"] for line in lines.body.splitlines()] == ["b", "c"]
+
+
+async def test_without_envelope_a_queues_problem_is_the_whole_replys(api: Api) -> None:
+    answer = await api.get(f"{POLL}?offsets=0:0,1:5", Accept=BATCH)
+    assert (answer.status, answer.problem) == (416, "offset-beyond-end")
+    assert answer.json()["queue"] == 1
+
+
+async def test_without_envelope_fewer_queues_may_be_named(api: Api) -> None:
+    await api.store.create_topic("wide", queues=200)
+    offsets = ",".join(f"{queue}:0" for queue in range(129))
+    answer = await api.get(f"/v1/topics/wide/messages?offsets={offsets}", Accept=BATCH)
+    assert (answer.problem, answer.json()["limit"]) == ("limit-exceeded", 128)
+    assert (await api.get(f"/v1/topics/wide/messages?offsets={offsets}")).status == 200
+
+
+async def test_a_thousand_queues_fit_one_poll(api: Api) -> None:
+    await api.store.create_topic("wide", queues=1024)
+    offsets = ",".join(f"{queue}:0" for queue in range(1024))
+    waiting = asyncio.create_task(
+        api.get(f"/v1/topics/wide/messages?offsets={offsets}&wait_ms=60000")
+    )
+    await api.held(1)
+    await api.publish("wide", {"body": "x", "queue": 777})
+    assert found(await waiting) == [(777, "x")]
