@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from holdfast.commitlog.batch import Batch, tag_summary
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader, Buffer
 from holdfast.commitlog.commit_log import CommitLog
@@ -274,7 +276,8 @@ class Appender:
         ):
             return
         self._write(staged)
-        if not self._log.has_room(header.total_size, keys, 1):
+        # More than once where the next segment was prepared when segments were still smaller.
+        while not self._log.has_room(header.total_size, keys, 1):
             ended = self._log.roll()
             if ended is not None:
                 self._rolled(ended)
@@ -314,8 +317,8 @@ class _Staged:
 
 def _summary(batch: Batch) -> int:
     """Return the tag summary that the batch's own codes give: the producer's is not trusted,
-    since a wrong one would hide messages from filters."""
-    codes = batch.tag_codes
-    if codes is None:
+    since a wrong one would hide messages from filters. A tag's code may be 0."""
+    codes, offsets = batch.tag_codes, batch.tag_offsets
+    if codes is None or offsets is None:
         return 0
-    return tag_summary(set(codes[codes != 0].tolist()))
+    return tag_summary(set(codes[np.diff(offsets) > 0].tolist()))

@@ -88,12 +88,13 @@ class ProducerSequences:
         return None
 
     def record(self, header: BatchHeader) -> None:
-        """Take note of a batch that was stored, as its stamped header says."""
+        """Take note of a batch that was stored, as its stamped header says. What was stored is
+        right: a producer that was forgotten by then starts anew here too, whatever its epoch."""
         if not header.producer_id:
             return
         key = (header.producer_id, header.topic_id)
-        state = self._producers.get(key)
-        if state is None or header.producer_epoch > state.epoch:
+        state = self._current(key, header.store_timestamp_us)
+        if state is None or header.producer_epoch != state.epoch:
             state = self._producers[key] = ProducerState(header.producer_epoch)
         self._producers.move_to_end(key)
         state.last_timestamp_us = max(state.last_timestamp_us, header.store_timestamp_us)

@@ -26,12 +26,12 @@ class SegmentKeeper:
         self._thread = threading.Thread(target=self._run, name="holdfast-segments", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; seals what a crash left unsealed and prepares a segment."""
+        """Start the thread; prepares a segment and seals what a crash left unsealed."""
+        self.submit(self._log.prepare_next)
         for segment in self._log.segments:
             if segment.ended and not segment.sealed:
                 self.submit(lambda segment=segment: self._log.seal(segment))  # type: ignore[misc]
         self._thread.start()
-        self.submit(self._log.prepare_next)
 
     def stop(self) -> None:
         """Finish what was submitted, then end the thread; may be called twice."""
