@@ -24,7 +24,7 @@ def group() -> None:
 @with_client
 def list_groups(client: "Client") -> None:
     """List the groups by name."""
-    write_rows(client.groups(), ["group"])
+    write_rows(client.groups(), ["group", "topics", "lag_messages"])
 
 
 @group.command("describe")

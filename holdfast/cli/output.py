@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import click
+
 Row = Mapping[str, Any]
 
 
@@ -29,13 +31,15 @@ def write_rows(rows: Iterable[Row], columns: Sequence[str], *, title: str | None
         for row in rows:
             write_json_line(row)
         return
+    if title is not None:
+        click.echo(safe_text(title))
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     rows = list(rows)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         is_number = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(column.replace("_", " "), justify="right" if is_number else "left")
@@ -59,4 +63,6 @@ def safe_text(text: str, *, keep: str = "") -> str:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
     return "-" if value is None else safe_text(str(value))

@@ -65,7 +65,7 @@ def publish(
 
     key_of, tag_of = _extractor("key", key_regex), _extractor("tag", tag_regex)
     sizes = {"batch_bytes": batch_bytes} if batch_bytes is not None else {}
-    name = getattr(file, "name", "standard input")
+    name = getattr(file, "name", "<stdin>")
     count, size, last, total = 0, 0, None, _size_of(name)
     started = time.perf_counter()
     try:

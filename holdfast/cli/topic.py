@@ -110,7 +110,10 @@ def _show(described: Mapping[str, Any]) -> None:
     if not is_terminal():
         write_json_line(described)
         return
-    config = "  ".join(f"{name}={value}" for name, value in described["config"].items())
+    config = "  ".join(
+        f"{name}={'none' if value is None else value}"
+        for name, value in described["config"].items()
+    )
     write_rows(
         described["queues"],
         ["queue", "min_offset", "max_offset", "bytes", "newest_timestamp_ms"],

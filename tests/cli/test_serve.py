@@ -14,7 +14,8 @@ import pytest
 from holdfast.client import Client
 
 READY = "holdfast: serving on http://127.0.0.1:"
-SERVE = [sys.executable, "-m", "holdfast", "serve"]
+PROGRAM = [sys.executable, "-m", "holdfast"]
+SERVE = [*PROGRAM, "serve"]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOLDFAST_COMMITLOG_SEGMENT_BYTES": "1MiB"}
 
 
@@ -80,6 +81,24 @@ def test_a_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> No
     with serving(tmp_path / "d") as (_, url), Client(url) as client:
         (message,) = client.pull("t", follow=False)
         assert bytes(message.body) == b"x"
+
+
+def test_an_interrupted_follower_ends_without_a_traceback(tmp_path: Path) -> None:
+    with serving(tmp_path / "d") as (_, url):
+        with Client(url) as client:
+            client.publish("t", b"x")
+        follower = subprocess.Popen(
+            [*PROGRAM, "pull", "t", "--follow", "--url", url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert follower.stdout is not None
+        assert json.loads(follower.stdout.readline())["body"] == "x"
+        follower.send_signal(signal.SIGINT)
+        _, err = follower.communicate(timeout=10)
+        assert follower.returncode == 130
+        assert err.strip() == ""
 
 
 def test_logs_are_json_lines_on_standard_error(tmp_path: Path) -> None:
