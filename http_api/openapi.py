@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table and the types that the code uses. Pure."""
+"""The OpenAPI 3.1 document, made from the route table and the types that the code uses."""
 
 import inspect
 import re
@@ -169,6 +169,8 @@ def _problems(route: Route) -> _Json:
         slugs += _NOT_OPEN
     if route.offers:
         slugs.append("not-acceptable")
+    if declared(route.params):
+        slugs.append("limit-exceeded")
     by_status: dict[int, list[str]] = {}
     for slug in dict.fromkeys(slugs):
         by_status.setdefault(KINDS[slug].status, []).append(slug)

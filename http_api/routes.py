@@ -140,14 +140,14 @@ ROUTES: Sequence[Route] = (
         "GET", _QUEUE + "/messages", pull, PullParams,
         offers=PULL_TYPES,
         replies=_read_as(PullReply[Message]),
-        problems=(*_NO_QUEUE, *_NO_OFFSET, "limit-exceeded", "invalid-filter", "too-many-held"),
+        problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
         headers=_READ,
     ),
     Route(
         "GET", _TOPIC + "/messages", poll, PollParams,
         offers=PULL_TYPES,
         replies=_read_as(PollReply[Message]),
-        problems=(*_NO_QUEUE, *_NO_OFFSET, "limit-exceeded", "invalid-filter", "too-many-held"),
+        problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
         headers=_READ,
     ),
     # Looking up
@@ -160,12 +160,12 @@ ROUTES: Sequence[Route] = (
     Route(
         "GET", _TOPIC + "/splits", get_splits, SplitsParams,
         replies={200: structured(SplitsReply)},
-        problems=(*_NO_QUEUE, "offset-trimmed", "offset-beyond-end", "limit-exceeded"),
+        problems=(*_NO_QUEUE, "offset-trimmed", "offset-beyond-end"),
     ),
     Route(
         "GET", _TOPIC + "/messages/search", search_messages, SearchParams,
         replies={200: structured(SearchReply[Message])},
-        problems=(*_NO_TOPIC, "limit-exceeded"),
+        problems=_NO_TOPIC,
     ),
     Route(
         "GET", "/v1/messages/{message_id}", get_message,

@@ -299,9 +299,7 @@ def _title(bad: Bad) -> str:
     return f"{bad.method} {bad.path[:60]}{body}"
 
 
-@pytest.mark.parametrize(
-    "bad", [*NAMES, *PATHS, *PULLS, *PUBLISHES, *SETTINGS], ids=_title
-)
+@pytest.mark.parametrize("bad", [*NAMES, *PATHS, *PULLS, *PUBLISHES, *SETTINGS], ids=_title)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_bad_input_is_refused_and_changes_nothing(api: Api, bad: Bad) -> None:
     before = api.store.snapshot()

@@ -74,7 +74,9 @@ async def test_one_message_comes_however_small_the_bound(api: Api) -> None:
     assert queues(answer) == [(0, 1, 0, 1), (1, 0, 0, 1)]
 
 
-@pytest.mark.parametrize(("offset", "slug", "status"), [(0, "offset-trimmed", 410), (3, "offset-beyond-end", 416)])
+@pytest.mark.parametrize(
+    ("offset", "slug", "status"), [(0, "offset-trimmed", 410), (3, "offset-beyond-end", 416)]
+)
 async def test_a_queue_that_cannot_be_read_says_so_and_the_others_go_on(
     api: Api, offset: int, slug: str, status: int
 ) -> None:

@@ -41,7 +41,11 @@ async def test_results_are_in_the_order_of_the_request(api: Api) -> None:
     assert answer.status == 200
     reply = answer.json()
     assert reply["durable"] is True
-    assert [(each["queue"], each["offset"]) for each in reply["results"]] == [(1, 0), (0, 0), (1, 1)]
+    assert [(each["queue"], each["offset"]) for each in reply["results"]] == [
+        (1, 0),
+        (0, 0),
+        (1, 1),
+    ]
     assert reply["results"][2]["message_id"] == f"{1:08X}{1:08X}{1:016X}"
     assert set(reply) == {"results", "durable"}
     assert {batch.header.queue_id: len(batch) for batch in stored(api)} == {1: 2, 0: 1}
@@ -69,7 +73,11 @@ async def test_every_value_of_a_message_is_stored(api: Api) -> None:
     assert first.expires_timestamp_us(0) == first.born_timestamp_us(0) + 5_000_000
     row = len(second) - 1
     assert second.body(row) == b""
-    assert (second.tag(row), second.properties(row), second.expires_timestamp_us(row)) == (None, {}, 0)
+    assert (second.tag(row), second.properties(row), second.expires_timestamp_us(row)) == (
+        None,
+        {},
+        0,
+    )
 
 
 async def test_a_key_chooses_its_queue_and_an_explicit_queue_wins(api: Api) -> None:
@@ -118,7 +126,9 @@ async def test_ndjson_is_a_message_a_line(api: Api) -> None:
 
 
 async def test_msgpack_takes_bin_and_str_and_answers_in_kind(api: Api) -> None:
-    body = msgpack.packb({"messages": [{"body": b"\x00\xff", "queue": 0}, {"body": "é", "queue": 0}]})
+    body = msgpack.packb(
+        {"messages": [{"body": b"\x00\xff", "queue": 0}, {"body": "é", "queue": 0}]}
+    )
     answer = await api.ask(
         "POST",
         "/v1/topics/orders/messages",
@@ -250,9 +260,7 @@ async def test_a_request_sent_again_finds_its_queue_again(api: Api) -> None:
 
 async def test_a_duplicate_is_said_to_be_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     append = api.store._append
-    monkeypatch.setattr(
-        api.store, "_append", lambda *args: replace(append(*args), duplicate=True)
-    )
+    monkeypatch.setattr(api.store, "_append", lambda *args: replace(append(*args), duplicate=True))
     answer = await api.ask("POST", "/v1/topics/orders/messages", b"x", **PRODUCER)
     assert answer.json()["duplicate"] is True
 

@@ -30,7 +30,7 @@ def offsets(answer: Answer) -> tuple[int, int, int]:
     found = tuple(reply[name] for name in ("next_offset", "min_offset", "max_offset"))
     headers = ("Holdfast-Next-Offset", "Holdfast-Min-Offset", "Holdfast-Max-Offset")
     assert tuple(int(answer.headers[name]) for name in headers) == found
-    return found  # type: ignore[return-value]
+    return found
 
 
 # -- what is found -------------------------------------------------------------------------
@@ -271,7 +271,9 @@ async def test_deleting_the_topic_answers_its_pulls(api: Api) -> None:
 
 async def test_a_stop_answers_every_held_pull(api: Api) -> None:
     waiting = [
-        asyncio.create_task(api.get(f"/v1/topics/orders/queues/{i % 2}/messages?offset=0&wait_ms=60000"))
+        asyncio.create_task(
+            api.get(f"/v1/topics/orders/queues/{i % 2}/messages?offset=0&wait_ms=60000")
+        )
         for i in range(20)
     ]
     await api.held(20)

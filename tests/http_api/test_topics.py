@@ -114,7 +114,11 @@ async def test_the_last_page_may_be_empty(api: Api) -> None:
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
 async def test_a_full_disk_is_told(api: Api, method: str) -> None:
-    path = {"PUT": TOPIC, "PATCH": "/v1/topics/orders", "DELETE": "/v1/topics/orders?confirm=orders"}
+    path = {
+        "PUT": TOPIC,
+        "PATCH": "/v1/topics/orders",
+        "DELETE": "/v1/topics/orders?confirm=orders",
+    }
     api.store.state_error = StateUnavailable("no room")
     answer = await api.ask(method, path[method])
     assert (answer.status, answer.problem) == (507, "disk-full")

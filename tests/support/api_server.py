@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from prometheus_client import CollectorRegistry
+from yarl import URL
 
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.holdservice.config import HoldServiceConfig
@@ -61,15 +62,13 @@ class Api:
     ) -> Answer:
         """Send a request; the path is sent as it is written. `Content_Type="..."` is a header."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        from yarl import URL
-
         async with self.session.request(
             method, URL(self.url + path, encoded=True), data=body, headers=named
         ) as response:
             return Answer(response.status, response.headers, await response.read())
 
     async def get(self, path: str, **headers: str) -> Answer:
-        return await self.ask("GET", path, **headers)
+        return await self.ask("GET", path, None, **headers)
 
     async def send_json(self, method: str, path: str, value: object, **headers: str) -> Answer:
         body = msgspec.json.encode(value)

@@ -171,10 +171,7 @@ class FakeStore:
         durable = (durability or topic.config.durability) == "fsync"
         published = [self._append(topic, batch, durable) for batch in batches]
         self.arrived(
-            {
-                (topic.topic_id, each.queue): each.base_offset + each.count
-                for each in published
-            }
+            {(topic.topic_id, each.queue): each.base_offset + each.count for each in published}
         )
         if self.publish_gate is not None:
             await self.publish_gate.wait()
@@ -208,9 +205,7 @@ class FakeStore:
                 sum(unit.size for unit in queue.units),
             )
         )
-        return Published(
-            header.queue_id, stamped.base_offset, len(batch), durable, False, now_us
-        )
+        return Published(header.queue_id, stamped.base_offset, len(batch), durable, False, now_us)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -381,9 +376,7 @@ class FakeStore:
         for queue, offset in offsets.items():
             state = self.queue_state(topic, queue)
             if offset > state.max_offset:
-                raise OffsetBeyondEnd(
-                    topic.name, queue, offset, state.min_offset, state.max_offset
-                )
+                raise OffsetBeyondEnd(topic.name, queue, offset, state.min_offset, state.max_offset)
         before = self._offsets.get(group, {}).get(topic.topic_id, StoredOffsets())
         if if_version is not None and if_version != before.version:
             raise OffsetsChanged(group, topic.name, before.version)

@@ -1,0 +1,122 @@
+"""Bodies as they come over the wire: too large, too slow, in chunks, broken off."""
+
+import asyncio
+import zlib
+
+import pytest
+
+from tests.support.api_server import Api, running_api
+from tests.support.raw_http import raw_connection
+
+HEAD = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def slug(body: bytes) -> str:
+    return body.decode().split("/problems/")[1].split('"')[0]
+
+
+def stored(api: Api) -> list[bytes]:
+    return [batch.body(0) for _, batches, _ in api.store.publishes for batch in batches]
+
+
+async def test_a_body_in_pieces_is_one_body(api: Api) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(HEAD + b"Content-Length: 6\r\n\r\nab")
+        await asyncio.sleep(0)
+        await connection.send(b"cd")
+        await connection.send(b"ef")
+        status, _, _ = await connection.answer()
+        await connection.send(CHUNKED + b"2\r\ngh\r\n")
+        await connection.send(b"3;x=y\r\nijk\r\n0\r\n\r\n")
+        assert (status, (await connection.answer())[0]) == (200, 200)
+    assert stored(api) == [b"abcdef", b"ghijk"]
+
+
+async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> None:
+    async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 1025\r\n\r\n")
+        status, headers, body = await one.answer()
+        assert (status, slug(body)) == (413, "request-too-large")
+        assert headers["connection"] == "close"
+
+
+async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is() -> None:
+    async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
+        await one.send(CHUNKED + b"400\r\n" + b"x" * 1024 + b"\r\n1\r\nx\r\n")
+        status, _, body = await one.answer()
+        assert (status, slug(body)) == (413, "request-too-large")
+
+
+@pytest.mark.parametrize(("length", "status"), [(1023, 200), (1024, 200), (1025, 413)])
+async def test_chunked_bodies_have_the_same_limit(length: int, status: int) -> None:
+    async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
+        body = b"".join(b"1\r\nx\r\n" for _ in range(length)) + b"0\r\n\r\n"
+        await one.send(CHUNKED + body)
+        assert (await one.answer())[0] == status
+
+
+async def test_a_client_may_ask_before_it_sends() -> None:
+    async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+        assert await one.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await one.send(b"body")
+        assert (await one.answer())[0] == 200
+        await one.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 1025\r\n\r\n")
+        status, _, body = await one.answer()
+        assert (status, slug(body)) == (413, "request-too-large")
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    async with running_api(body_timeout_ms=50) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 4\r\n\r\nbo")
+        status, headers, body = await one.answer()
+        assert (status, slug(body)) == (408, "request-timeout")
+        assert headers["connection"] == "close"
+        assert stored(api) == []
+
+
+async def test_a_body_that_is_broken_off_is_not_stored(api: Api) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(HEAD + b"Content-Length: 4\r\n\r\nbo")
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while api.server.connection_count:
+            await asyncio.sleep(0)
+    assert stored(api) == []
+
+
+@pytest.mark.parametrize("chunk", [b"zz\r\n", b"2\r\nabc\r\n", b"-1\r\n", b"2 \nab\r\n0\r\n\r\n"])
+async def test_broken_chunks_are_refused(api: Api, chunk: bytes) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(CHUNKED + chunk)
+        answer = await connection.closed()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert slug(answer) == "malformed-request"
+    assert stored(api) == []
+
+
+async def test_bodies_that_are_arriving_share_a_limit() -> None:
+    async with (
+        running_api(max_arriving_bytes=1000) as api,
+        raw_connection(api.server.port) as slow,
+        raw_connection(api.server.port) as other,
+    ):
+        await slow.send(HEAD + b"Content-Length: 900\r\n\r\nx")
+        async with asyncio.timeout(10):
+            while not api.context.bodies._arriving_bytes:
+                await asyncio.sleep(0)
+        await other.send(HEAD + b"Content-Length: 101\r\n\r\n")
+        status, headers, body = await other.answer()
+        assert (status, slug(body), headers["retry-after"]) == (503, "overloaded", "1")
+        await slow.send(b"x" * 899)
+        assert (await slow.answer())[0] == 200
+        assert api.context.bodies._arriving_bytes == 0
+
+
+async def test_a_small_bomb_is_not_blown_up() -> None:
+    squeezer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = b"".join(squeezer.compress(bytes(1 << 20)) for _ in range(64)) + squeezer.flush()
+    async with running_api(max_request_bytes=1 << 20) as api:
+        answer = await api.ask("POST", "/v1/topics/orders/messages", bomb, Content_Encoding="gzip")
+        assert (answer.status, answer.problem) == (413, "request-too-large")

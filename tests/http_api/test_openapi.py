@@ -1,0 +1,128 @@
+"""The served document against the code: nothing undescribed, nothing dangling."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.openapi import openapi_document
+from holdfast.http_api.params import declared
+from holdfast.http_api.problems import KINDS
+from holdfast.http_api.routes import ROUTES
+from tests.http_api import test_bad_input
+from tests.support.api_server import Api
+
+DOCUMENT = msgspec.json.decode(openapi_document(ROUTES, HttpConfig(max_wait_ms=1234), "1.2.3"))
+
+OPERATIONS = [
+    (path, method, operation)
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+]
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"]
+        for each in value.values():
+            yield from references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from references(each)
+
+
+def test_it_is_openapi_3_1_of_this_version() -> None:
+    assert DOCUMENT["openapi"] == "3.1.0"
+    assert DOCUMENT["info"]["version"] == "1.2.3"
+
+
+def test_every_reference_leads_somewhere() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    found = set(references(DOCUMENT))
+    assert {reference.removeprefix("#/components/schemas/") for reference in found} <= set(schemas)
+    assert "#/components/schemas/Problem" in found
+
+
+def test_every_route_is_an_operation_with_its_own_id() -> None:
+    assert {(path, method.upper()) for path, method, _ in OPERATIONS} == {
+        (route.path, route.method) for route in ROUTES
+    }
+    ids = [operation["operationId"] for *_, operation in OPERATIONS]
+    assert len(ids) == len(set(ids))
+    assert all(operation["summary"].endswith((".", ":")) for *_, operation in OPERATIONS)
+
+
+def test_every_path_parameter_is_described() -> None:
+    for path, _, operation in OPERATIONS:
+        described = [p["name"] for p in operation["parameters"] if p["in"] == "path"]
+        assert described == re.findall(r"{(\w+)}", path)
+
+
+def test_every_query_parameter_is_described_with_the_configured_bounds() -> None:
+    for route in ROUTES:
+        operation = DOCUMENT["paths"][route.path][route.method.lower()]
+        described = {p["name"]: p for p in operation["parameters"] if p["in"] == "query"}
+        assert list(described) == list(declared(route.params))
+        if "wait_ms" in described:
+            assert described["wait_ms"]["schema"]["maximum"] == 1234
+            assert described["max_messages"]["schema"]["default"] == 32
+
+
+def test_every_kind_of_problem_is_known_to_the_document() -> None:
+    kinds = DOCUMENT["components"]["schemas"]["Problem"]["properties"]["type"]["enum"]
+    assert kinds == [f"/problems/{slug}" for slug in KINDS]
+
+
+def test_names_that_are_refused_do_not_match_their_pattern() -> None:
+    parameters = DOCUMENT["paths"]["/v1/topics/{topic}"]["get"]["parameters"]
+    pattern = parameters[0]["schema"]["pattern"]
+    assert re.search(pattern, "orders.dead-letter_1")
+    assert not re.search(pattern, "a/b")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *test_bad_input.PATHS,
+        *test_bad_input.PULLS,
+        *test_bad_input.PUBLISHES,
+        *test_bad_input.SETTINGS,
+    ],
+    ids=lambda bad: f"{bad.method} {bad.path[:50]} {bad.problem}",
+)
+def test_every_refusal_is_described_for_its_operation(bad: test_bad_input.Bad) -> None:
+    path = bad.path.partition("?")[0]
+    for template, methods in DOCUMENT["paths"].items():
+        pattern = re.sub(r"{\w+}", "[^/]+", template)
+        if re.fullmatch(pattern, path) and bad.method.lower() in methods:
+            response = methods[bad.method.lower()]["responses"].get(str(bad.status))
+            assert response, (template, bad.status)
+            assert f"{bad.problem}: " in response["description"]
+
+
+async def test_it_is_served(api: Api) -> None:
+    served = await api.get("/openapi.json")
+    assert served.headers["Content-Type"] == "application/json"
+    assert list(served.json()["paths"]) == list(DOCUMENT["paths"])
+
+
+async def test_replies_are_as_described(api: Api) -> None:
+    """The members of a few real replies are those of their schemas."""
+    await api.publish("orders", {"body": "x", "queue": 0})
+    schemas = DOCUMENT["components"]["schemas"]
+    for path, name in (
+        ("/v1/topics/orders", "TopicReply"),
+        ("/v1/topics", "TopicsReply"),
+        ("/v1/topics/orders/queues/0/messages?offset=0", "PullReply_Message_"),
+        ("/v1/topics/orders/messages?offsets=0:0", "PollReply_Message_"),
+        ("/v1/topics/orders/splits", "SplitsReply"),
+        ("/v1/groups", "GroupsReply"),
+        ("/readyz", "ReadyReply"),
+    ):
+        reply = (await api.get(path)).json()
+        schema = schemas[name]
+        assert set(schema["required"]) <= set(reply) <= set(schema["properties"]), path

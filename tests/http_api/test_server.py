@@ -1,0 +1,222 @@
+"""The server's own promises: deadlines, the cap, what is no HTTP, and a clean stop."""
+
+import asyncio
+import socket
+from dataclasses import replace
+
+import pytest
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
+from prometheus_client import CollectorRegistry
+
+from holdfast.http_api.app import make_app
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.server import start_server
+from tests.support.api_server import Api, running_api
+from tests.support.raw_http import raw_connection
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+PULL = b"GET /v1/topics/orders/queues/0/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_a_connection_serves_request_after_request(api: Api) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(HEALTH + HEALTH)
+        for _ in range(2):
+            status, headers, _ = await connection.answer()
+            assert status == 200
+            assert "connection" not in headers
+            assert headers["date"].endswith("gmt")
+        await connection.send(HEALTH)
+        assert (await connection.answer())[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("request_head", "connection", "stays"),
+    [
+        (b"GET /healthz HTTP/1.0\r\n\r\n", "close", False),
+        (b"GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "keep-alive", True),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "close", False),
+    ],
+)
+async def test_a_client_says_how_long_a_connection_lasts(
+    api: Api, request_head: bytes, connection: str, stays: bool
+) -> None:
+    async with raw_connection(api.server.port) as one:
+        await one.send(request_head)
+        status, headers, _ = await one.answer()
+        assert (status, headers.get("connection")) == (200, connection)
+        if stays:
+            await one.send(request_head)
+            assert (await one.answer())[0] == 200
+        else:
+            assert await one.closed() == b""
+
+
+# -- deadlines and the cap -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHo"])
+async def test_a_head_that_does_not_come_closes_the_connection(sent: bytes) -> None:
+    async with running_api(header_timeout_ms=50) as api, raw_connection(api.server.port) as one:
+        await one.send(sent)
+        async with asyncio.timeout(10):
+            assert await one.closed() == b""
+
+
+async def test_a_second_head_has_the_same_deadline() -> None:
+    async with running_api(header_timeout_ms=50) as api, raw_connection(api.server.port) as one:
+        await one.send(HEALTH)
+        assert (await one.answer())[0] == 200
+        await one.send(b"GET /heal")
+        async with asyncio.timeout(10):
+            assert await one.closed() == b""
+
+
+async def test_a_head_in_pieces_is_served_and_stops_its_deadline() -> None:
+    async with running_api(header_timeout_ms=200) as api, raw_connection(api.server.port) as one:
+        await one.send(PULL[:20])
+        await asyncio.sleep(0)
+        await api.store.create_topic("orders")
+        await one.send(PULL[20:])
+        await api.held(1)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while loop.time() < begun + 0.3:  # the deadline passes, and takes nobody with it
+            await asyncio.sleep(0.01)
+        assert api.hold.stats().held == 1
+        await api.publish("orders", {"body": "x", "queue": 0})
+        assert (await one.answer())[0] == 200
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with running_api(keepalive_timeout_ms=50) as api, raw_connection(api.server.port) as one:
+        await one.send(HEALTH)
+        assert (await one.answer())[0] == 200
+        async with asyncio.timeout(10):
+            assert await one.closed() == b""
+
+
+async def test_connections_beyond_the_cap_are_closed_at_once() -> None:
+    async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
+        await first.send(HEALTH)
+        assert (await first.answer())[0] == 200
+        async with raw_connection(api.server.port) as second:
+            assert await second.closed() == b""
+        await first.send(HEALTH)
+        assert (await first.answer())[0] == 200
+        assert api.server.connection_count == 1
+
+
+async def test_a_client_that_does_not_read_is_cut_off_and_harms_no_other() -> None:
+    async with running_api(write_timeout_ms=100) as api:
+        await api.store.create_topic("orders")
+        for _ in range(4):
+            body = {"body": "x" * 4_000_000, "queue": 0}
+            assert (await api.publish("orders", body)).status == 200
+        stuck = socket.create_connection(("127.0.0.1", api.server.port))
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=16000000&max_messages=4&wait"))
+        async with asyncio.timeout(10):
+            while api.server.connection_count < 2:
+                await asyncio.sleep(0)
+            while api.server.connection_count > 1:
+                assert (await api.get("/healthz")).status == 200
+        stuck.close()
+
+
+# -- what is no request --------------------------------------------------------------------
+
+
+def test_the_parser_is_the_one_written_in_c() -> None:
+    """Most request smuggling was found in the parser written in Python."""
+    assert HttpRequestParser is not HttpRequestParserPy
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET  / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nx",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nBad\x0bName: y\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nName: a\x00b\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+async def test_what_is_no_http_is_refused_and_closed(api: Api, sent: bytes) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(sent)
+        answer = await connection.closed()
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+    assert b"application/problem+json" in answer
+    assert b"/problems/malformed-request" in answer
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nLong: " + b"x" * 10_000 + b"\r\n\r\n",
+    ],
+)
+async def test_a_head_that_is_too_large_is_refused(api: Api, sent: bytes) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(sent)
+        answer = await connection.closed()
+    assert answer.startswith(b"HTTP/1.1 431 "), answer
+    assert b"/problems/header-too-large" in answer
+
+
+# -- stopping ------------------------------------------------------------------------------
+
+
+async def test_a_request_under_way_is_answered_before_the_end(api: Api) -> None:
+    api.store.publish_gate = asyncio.Event()
+    task = asyncio.create_task(api.publish("orders", {"body": "x"}))
+    async with asyncio.timeout(10):
+        while not api.store.publishes:
+            await asyncio.sleep(0)
+    stopping = asyncio.create_task(api.server.stop())
+    await asyncio.sleep(0)
+    api.store.publish_gate.set()
+    assert (await task).status == 200
+    await stopping
+    assert api.server.connection_count == 0
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", api.server.port)
+
+
+async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
+    async with running_api(shutdown_timeout_ms=200) as api:
+        await api.store.create_topic("orders")
+        async with (
+            raw_connection(api.server.port) as idle,
+            raw_connection(api.server.port) as held,
+            raw_connection(api.server.port) as slow,
+        ):
+            await held.send(PULL)
+            await api.held(1)
+            await slow.send(
+                b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"
+            )
+            async with asyncio.timeout(10):
+                while not api.context.bodies._arriving_bytes:
+                    await asyncio.sleep(0)
+            async with asyncio.timeout(2):
+                await api.server.stop()
+            assert (await held.answer())[0] == 503
+            assert await idle.closed() == b""
+            await slow.closed()
+        await api.server.stop()
+
+
+async def test_a_port_in_use_is_told_and_leaves_nothing_running(api: Api) -> None:
+    tasks = asyncio.all_tasks()
+    context = replace(api.context, registry=CollectorRegistry())
+    with pytest.raises(OSError, match="in use"):
+        await start_server(make_app(context), HttpConfig(port=api.server.port))
+    assert asyncio.all_tasks() <= tasks

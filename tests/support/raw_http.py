@@ -1,0 +1,41 @@
+"""A bare connection: bytes out as they are written, answers in as they come."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RawConnection:
+    """One connection to a server under test."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Return the next whole answer: status, headers in lower case, body."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        fields = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        body = await self.reader.readexactly(int(fields.get("content-length", "0")))
+        return int(head[0].split()[1]), fields, body
+
+    async def closed(self) -> bytes:
+        """Wait until the server closes; return what came before that."""
+        try:
+            return await self.reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+@asynccontextmanager
+async def raw_connection(port: int) -> AsyncIterator[RawConnection]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield RawConnection(reader, writer)
+    finally:
+        writer.close()
