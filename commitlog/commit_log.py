@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch import Batch, UInt32s
 from holdfast.commitlog.batch_header import BatchHeader, Buffer
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.disk import Disk
@@ -47,6 +47,8 @@ _logger = logging.getLogger(__name__)
 #: After a full disk, the next try to allocate a segment waits this long.
 DISK_FULL_RETRY_S = 1.0
 
+_NO_HASHES = np.zeros(0, "<u4")
+
 
 class CommitLog:
     """The segment files of one data directory."""
@@ -72,21 +74,22 @@ class CommitLog:
         self._disk_full = disk_full
         self._has_reserve = has_reserve
         self._segments: tuple[Segment, ...] = ()
-        self._starts: list[int] = []
         self._prepared: Segment | None = None
-        self._prepare_lock = threading.Lock()
+        #: Held by who changes the row or the prepared segment, from looking at it to the end:
+        #: else two would make the same segment, or one lose the other's change.
         self._row_lock = threading.Lock()
         self._no_room_until = 0.0
-        #: Segment headers that could not be read at opening: (path, reason).
+        #: Files that are not what their headers or names say, noted at opening: (path, reason).
         self.damaged_headers: list[tuple[Path, str]] = []
 
     # -- opening ---------------------------------------------------------------------------
 
     def open(self) -> None:
         """Open every segment. Raises UnknownFormatVersion for a newer format; a damaged
-        header is noted in `damaged_headers` and the file's name and size are used instead."""
+        header is noted in `damaged_headers` and the file's name and size are used instead. A
+        file that lies over the one before it is noted too, and left alone."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        segments = []
+        segments: list[Segment] = []
         for name in self._disk.names(self.directory):
             path = self.directory / name
             if name.endswith(".new"):
@@ -95,8 +98,11 @@ class CommitLog:
             start = parse_segment_name(name)
             if start is None:
                 continue
+            if segments and start < segments[-1].end_offset:
+                self.damaged_headers.append((path, f"lies over {segments[-1].path.name}"))
+                continue
             segments.append(self._open_segment(path, start))
-        self._set_segments(segments)
+        self._segments = tuple(segments)
 
     def _open_segment(self, path: Path, start: int) -> Segment:
         file = self._disk.open(path)
@@ -117,7 +123,7 @@ class CommitLog:
         any further ones are deleted."""
         index = self._segments.index(active)
         following = self._segments[index + 1 :]
-        self._set_segments(self._segments[: index + 1])
+        self._segments = self._segments[: index + 1]
         for position, segment in enumerate(following):
             if position == 0 and segment.start_offset == active.end_offset:
                 segment.written = segment.first_offset
@@ -130,11 +136,7 @@ class CommitLog:
         for segment in (*self._segments, *([self._prepared] if self._prepared else [])):
             segment.file.close()
         self._prepared = None
-        self._set_segments([])
-
-    def _set_segments(self, segments: Sequence[Segment]) -> None:
-        self._segments = tuple(segments)
-        self._starts = [segment.start_offset for segment in segments]
+        self._segments = ()
 
     # -- what there is ---------------------------------------------------------------------
 
@@ -160,9 +162,9 @@ class CommitLog:
 
     def segment_at(self, physical_offset: int) -> Segment | None:
         """Return the segment that holds this physical offset, None if there is none."""
-        segments, starts = self._segments, self._starts
-        index = bisect.bisect_right(starts, physical_offset) - 1
-        if not 0 <= index < len(segments) or physical_offset >= segments[index].end_offset:
+        segments = self._segments
+        index = bisect.bisect_right(segments, physical_offset, key=_start_offset) - 1
+        if index < 0 or physical_offset >= segments[index].end_offset:
             return None
         return segments[index]
 
@@ -183,14 +185,15 @@ class CommitLog:
         Raises DiskFull when the next one cannot be allocated; nothing has changed then, and
         within DISK_FULL_RETRY_S the disk is not even asked again.
         """
-        following = self._take_prepared()
-        ended = self._segments[-1] if self._segments else None
-        if ended is not None and not ended.ended:
-            position = ended.written - ended.start_offset
-            ended.file.write([encode_end_mark(ended.written)], position)
-            ended.ended = True
         with self._row_lock:
-            self._set_segments([*self._segments, following])
+            following = self._prepared if self._prepared is not None else self._create_next()
+            self._prepared = None
+            ended = self._segments[-1] if self._segments else None
+            if ended is not None and not ended.ended:
+                position = ended.written - ended.start_offset
+                ended.file.write([encode_end_mark(ended.written)], position)
+                ended.ended = True
+            self._segments = (*self._segments, following)
         return ended
 
     def append(self, buffers: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
@@ -200,11 +203,6 @@ class CommitLog:
         active.file.write(buffers, active.written - active.start_offset)
         for header in headers:
             active.count(header)
-
-    def _take_prepared(self) -> Segment:
-        with self._prepare_lock:
-            following, self._prepared = self._prepared, None
-            return following if following is not None else self._create_next()
 
     def _create_next(self) -> Segment:
         if time.monotonic() < self._no_room_until or not self._has_reserve():
@@ -225,20 +223,21 @@ class CommitLog:
 
     def prepare_next(self) -> None:
         """Create the segment after the active one ahead of need; raises DiskFull."""
-        with self._prepare_lock:
+        with self._row_lock:
             if self._prepared is None and self._segments:
                 self._prepared = self._create_next()
 
     def seal(self, segment: Segment) -> None:
-        """Write an ended, synced segment's footer and sync it. Damage in it is left alone: a
-        segment that cannot be walked to its end mark gets no footer."""
+        """Write an ended segment's footer and sync it. `Segment.has_room` kept room for it.
+        Damage is left alone: a segment that cannot be walked to its end mark gets no footer."""
         if segment.sealed or not segment.ended:
             return
-        blocks, keys = block_tables(segment)
-        footer = encode_footer(segment.start_offset, blocks, keys)
-        if segment.written + len(footer) > segment.end_offset:
-            _logger.error("the footer of %s does not fit, left out", segment.path.name)
+        damage: list[Damage] = []
+        blocks, keys = block_tables(segment, damage.append)
+        if any(found.end == segment.end_offset for found in damage):
+            _logger.error("%s has no end mark, so no footer either", segment.path.name)
             return
+        footer = encode_footer(segment.start_offset, blocks, keys)
         segment.file.write([footer], segment.size - len(footer))
         segment.sync()
         segment.sealed = True
@@ -246,13 +245,12 @@ class CommitLog:
     def delete_before(self, physical_offset: int) -> list[Segment]:
         """Delete the segments that end at or before this offset, oldest first; never the
         active one. Returns them; reads under way go on."""
-        gone = []
-        while len(self._segments) > 1 and self._segments[0].end_offset <= physical_offset:
-            oldest = self._segments[0]
-            self._disk.remove(oldest.path)
-            with self._row_lock:
-                self._set_segments(self._segments[1:])
-            gone.append(oldest)
+        with self._row_lock:
+            row = self._segments
+            gone = [segment for segment in row[:-1] if segment.end_offset <= physical_offset]
+            self._segments = row[len(gone) :]
+        for segment in gone:
+            self._disk.remove(segment.path)
         return gone
 
     # -- reading ---------------------------------------------------------------------------
@@ -288,6 +286,10 @@ class CommitLog:
             return None
 
 
+def _start_offset(segment: Segment) -> int:
+    return segment.start_offset
+
+
 def _checked(block: bytes, physical_offset: int) -> Batch:
     """Decode a block read from the log; every failure is a CorruptRecord."""
     try:
@@ -301,39 +303,48 @@ def _checked(block: bytes, physical_offset: int) -> Batch:
     return batch
 
 
-def block_tables(segment: Segment) -> tuple[Blocks, Keys]:
-    """Return the footer's tables of a segment, by walking it. Damaged parts are left out."""
-    rows = []
-    hashes = []
+def block_tables(
+    segment: Segment, damaged: Callable[[Damage], None] = lambda damage: None
+) -> tuple[Blocks, Keys]:
+    """Return the footer's tables of a segment, by walking it. What is damaged is handed to
+    `damaged`; where its header is intact it is in the tables all the same, without keys, so
+    that no reader passes over it unawares."""
+    headers: list[BatchHeader] = []
+    hashes: list[UInt32s] = []
     for found in scan_segment(segment):
         if isinstance(found, Damage):
-            _logger.error("segment %s is damaged at %s", segment.path.name, found)
-            continue
-        header = found.header
-        rows.append(
-            (
-                header.topic_id,
-                header.queue_id,
-                header.base_offset,
-                header.physical_offset,
-                header.total_size,
-                header.message_count,
-                header.store_timestamp_us,
-                header.tag_summary,
-                header.body_bytes,
-                header.flags,
-            )
-        )
-        hashes.append(None if found.key_hashes is None else found.key_hashes[found.key_hashes != 0])
-    blocks = np.array(rows, BLOCK_DTYPE)
+            damaged(found)
+        if found.header is not None:
+            headers.append(found.header)
+            hashes.append(_NO_HASHES if isinstance(found, Damage) else _hashes_of_keys(found))
+    blocks = np.array([_block_row(header) for header in headers], BLOCK_DTYPE)
     order = np.lexsort((blocks["base_offset"], blocks["queue_id"], blocks["topic_id"]))
-    keys = np.zeros(sum(len(part) for part in hashes if part is not None), KEY_DTYPE)
-    at = 0
-    for row, found_row in enumerate(order):
-        part = hashes[found_row]
-        if part is not None:
-            keys["key_hash"][at : at + len(part)] = part
-            keys["block"][at : at + len(part)] = row
-            at += len(part)
-    keys = keys[np.argsort(keys["key_hash"], kind="stable")]
-    return blocks[order], keys
+    sorted_hashes = [hashes[row] for row in order]
+    keys = np.zeros(sum(map(len, sorted_hashes)), KEY_DTYPE)
+    if len(keys):
+        keys["key_hash"] = np.concatenate(sorted_hashes)
+        keys["block"] = np.repeat(np.arange(len(order)), [len(part) for part in sorted_hashes])
+    return blocks[order], keys[np.argsort(keys["key_hash"], kind="stable")]
+
+
+def _hashes_of_keys(batch: Batch) -> UInt32s:
+    """Return the hashes of the messages that have a key; a key's hash may be 0."""
+    if batch.key_hashes is None or batch.key_offsets is None:
+        return _NO_HASHES
+    return batch.key_hashes[np.diff(batch.key_offsets) > 0]
+
+
+def _block_row(header: BatchHeader) -> tuple[int, ...]:
+    """Return one row of a footer's block table."""
+    return (
+        header.topic_id,
+        header.queue_id,
+        header.base_offset,
+        header.physical_offset,
+        header.total_size,
+        header.message_count,
+        header.store_timestamp_us,
+        header.tag_summary,
+        header.body_bytes,
+        header.flags,
+    )

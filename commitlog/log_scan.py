@@ -6,7 +6,7 @@ bytes of a block. Used by recovery, by sealing and by `holdfast check`. Reads on
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,11 +30,13 @@ _SIGNS = ((MAGIC, 24), (END_MARK_MAGIC, 8))
 @dataclass(frozen=True, slots=True)
 class Damage:
     """Physical offsets from `start` to `end` hold no intact block. `reason` is a stable word;
-    "unwritten" means that nothing but zeros follows in the segment."""
+    "unwritten" means that nothing but zeros follows in the segment. `header` is there when it
+    is intact and the payload after it is not."""
 
     start: int
     end: int
     reason: str
+    header: BatchHeader | None = field(default=None, repr=False)
 
 
 def scan_log(
@@ -84,7 +86,7 @@ def scan_segment(
                 window.bytes_at(at, header.total_size), verify_payload=verify_payload
             )
         except CorruptBatch as error:
-            yield Damage(at, min(end, segment.end_offset), error.reason)
+            yield Damage(at, min(end, segment.end_offset), error.reason, header)
         else:
             yield batch
         at = end

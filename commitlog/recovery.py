@@ -37,7 +37,8 @@ class Recovered:
     cut_bytes: int = 0
     """Bytes of a torn tail that were cut."""
     damage: list[Damage] = field(default_factory=list)
-    """What is corrupt: durable once, unreadable now."""
+    """What is corrupt: durable once, unreadable now. Where its header is intact, `on_block`
+    got it too: its queue keeps the offsets, and a pull that begins there is told."""
 
 
 def recover(
@@ -51,8 +52,8 @@ def recover(
     """Walk the opened log from `from_offset`, leave it ready to be appended to.
 
     `from_counts` is (start offset of the segment of `from_offset`, blocks, keyed messages in it
-    before that position). `on_block` gets each intact block's header in log order, when it is
-    certain that the block stays. `progress` gets bytes done and in all. OSError passes through.
+    before that position). `on_block` gets each block's header in log order, when it is certain
+    that the block stays. `progress` gets bytes done and in all. OSError passes through.
     """
     result = Recovered(written_offset=from_offset)
     # What a killed process wrote is in the page cache; nothing that is built on a block before
@@ -85,17 +86,19 @@ def recover(
                 accept(segment, found)
             elif found.start < durable:
                 result.damage.append(found)
+                if found.header is not None:
+                    accept(segment, found.header)
+                # It is kept: nothing is written over it.
+                segment.written = max(segment.written, found.end)
             else:
                 return
             unproven.popleft()
 
     for segment, found in scan_log(log.segments, from_offset):
-        if isinstance(found, Damage):
-            unproven.append((segment, found))
-        else:
+        if found.header is not None:
             durable = max(durable, found.header.durable_offset)
             progress(found.header.physical_offset - from_offset, total)
-            unproven.append((segment, found.header))
+        unproven.append((segment, found if isinstance(found, Damage) else found.header))
         settle()
     active = unproven[0][0] if unproven else None
     if unproven:
@@ -109,11 +112,12 @@ def recover(
                 torn.start,
                 torn.reason,
             )
+    walked = [segment for segment in log.segments if segment.end_offset > from_offset]
     _settle_segments(log, active)
     _write_again(log, durable)
-    for segment in log.segments:
-        if segment.end_offset > from_offset:
-            segment.sync()
+    # Also what is set aside as the prepared segment: what was cut must not come back there.
+    for segment in walked:
+        segment.sync()
     result.written_offset = max(result.written_offset, log.written_offset)
     return result
 
