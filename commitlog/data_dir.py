@@ -1,11 +1,11 @@
 """A data directory: its lock, its version, and the reserve that a full disk gives up.
 
-    commitlog/      segment files
-    consumequeue/   LMDB: the index, can be deleted
-    state/          LMDB: topics and stored offsets
-    lock            held for the process's life
-    VERSION         the version of this layout
-    reserve         room for stored offsets and retention when the disk is full
+commitlog/      segment files
+consumequeue/   LMDB: the index, can be deleted
+state/          LMDB: topics and stored offsets
+lock            held for the process's life
+VERSION         the version of this layout
+reserve         room for stored offsets and retention when the disk is full
 """
 
 import contextlib
@@ -21,6 +21,9 @@ from holdfast.commitlog.errors import LogError, UnknownFormatVersion
 _logger = logging.getLogger(__name__)
 
 LAYOUT_VERSION = "1"
+
+#: What a new directory may hold: what a start that was cut short left, and a volume's own folder.
+_BEFORE_VERSION = {"lock", "VERSION.new", "lost+found"}
 
 
 class DataDirInUse(LogError):
@@ -58,7 +61,8 @@ class DataDir:
 
     def __init__(self, path: Path, reserve_bytes: int) -> None:
         """Create or open, and lock. Raises DataDirInUse, NotADataDir, UnknownFormatVersion;
-        OSError passes through. Nothing in it is changed before the lock is held."""
+        OSError passes through; the lock is then free. Nothing but the lock is changed before
+        it is held, and nothing at all in a folder that is not a data directory."""
         self.path = path
         self._reserve_bytes = reserve_bytes
         self._is_given_up = False
@@ -67,10 +71,10 @@ class DataDir:
         self._lock = _lock(path)
         try:
             _check_version(path)
-        except LogError:
+            self.restore_reserve()
+        except (LogError, OSError):
             self.close()
             raise
-        self.restore_reserve()
 
     @property
     def commitlog(self) -> Path:
@@ -148,9 +152,10 @@ def _lock(path: Path) -> int:
 
 def _refuse_foreign(path: Path) -> None:
     """Raise NotADataDir for a folder that holds something, but no VERSION."""
-    others = sorted(entry.name for entry in path.iterdir() if entry.name != "lock")
-    if others and "VERSION" not in others and others != ["VERSION.new"]:
-        raise NotADataDir(path, others[0])
+    found = {entry.name for entry in path.iterdir()}
+    foreign = found - _BEFORE_VERSION
+    if foreign and "VERSION" not in found:
+        raise NotADataDir(path, min(foreign))
 
 
 def _check_version(path: Path) -> None:

@@ -82,6 +82,14 @@ class Syncer:
         self._give_up(requests)
 
     def _run(self) -> None:
+        try:
+            self._sync_what_comes()
+        except Exception as error:  # the thread's last resort
+            _logger.exception("the sync thread failed")
+            self._poison(f"{type(error).__name__}: {error}", [])
+            self._failed(error)
+
+    def _sync_what_comes(self) -> None:
         while True:
             with self._changed:
                 while not self._unsynced and not self._closing:
