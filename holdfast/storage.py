@@ -124,6 +124,8 @@ class Storage:
         self.appender.start()
         self.keeper.start()
         self.retention.start()
+        # A crash may have come between a change of the state and its note in the log.
+        self._note_state()
         return self.store
 
     async def close(self) -> None:
@@ -184,6 +186,10 @@ class Storage:
     def _rolled(self, ended: Segment) -> None:
         """A segment ended (in the appender thread): begin the next with a snapshot."""
         self.keeper.rolled(ended)
+        self._note_state()
+
+    def _note_state(self) -> None:
+        """Repeat all of the state in the log, before what waits to be appended."""
         assert self._opened is not None
         records = dict(self._opened.state.records)
         size = sum(len(key) + len(value) for key, value in records.items())
