@@ -253,11 +253,11 @@ class SimulatedDisk:
             self.frozen = True
             self._changed.notify_all()
 
-    def freeze_after(self, changes: int) -> None:
+    def freeze_after(self, changes: int | None) -> None:
         """Freeze just before the change that comes after this many more; in the middle of it if
-        it is a write."""
+        it is a write. None: not after all."""
         with self._changed:
-            self._freeze_at = self.changes + changes + 1
+            self._freeze_at = None if changes is None else self.changes + changes + 1
 
     def fail(
         self, change: Change, code: int = errno.EIO, *, after: int = 0, share: float = 0.0
@@ -266,6 +266,12 @@ class SimulatedDisk:
         it should; a failing sync leaves its pages clean and not durable."""
         with self._changed:
             self._failures[change] = _Failure(code, after, share)
+
+    def mend(self) -> None:
+        """Let no call fail that was to fail, and make room."""
+        with self._changed:
+            self._failures.clear()
+            self.full = False
 
     def hold_syncs(self) -> None:
         """Let every sync of a file wait until `release_syncs`: a slow disk."""

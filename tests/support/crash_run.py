@@ -1,0 +1,180 @@
+"""One run of a simulated broker through random operations, named by its seed.
+
+The seed decides the operations and what each crash leaves. Threads run as they like, so a seed
+is not a replay to the instruction; what failed once fails again within a few runs of its seed.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.simulated_broker import Attempt, Ending, Plan, Producer, SimulatedBroker
+
+#: (messages, bytes of a body). Few sizes, so that a new block can end where an old one did;
+#: the larger ones fill a segment of 1 MiB in a few publishes.
+SIZES = [(1, 60), (1, 60), (3, 200), (20, 400), (2, 50_000), (1, 300_000), (4, 100_000)]
+
+
+@dataclass(slots=True)
+class CrashRun:
+    """Draws operations and makes them. `trace` says what was done so far."""
+
+    broker: SimulatedBroker
+    rng: random.Random
+    trace: list[str] = field(default_factory=list)
+
+    async def run(self, steps: int) -> None:
+        """Start, make so many operations, end in order; all of it judged."""
+        await self.broker.start()
+        try:
+            for durability in ("fsync", "written"):
+                await self.add_topic(durability)
+            for _ in range(steps):
+                await self.step()
+            await self._mend()
+            await self.broker.finish()
+        except BaseException:
+            await self.broker.abandon()
+            raise
+
+    async def step(self) -> None:
+        """Make one operation; a broker that it killed is restarted."""
+        operation = self.rng.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
+        self.trace.append(operation.__name__)
+        await operation(self)
+        if self.broker.is_dead:
+            await self._mend()
+
+    async def _mend(self) -> None:
+        while self.broker.is_dead:
+            ending: Ending = self.rng.choice(("kill", "crash", "crash"))
+            self.trace.append(f"({ending})")
+            await self.broker.restart(ending)
+
+    # -- operations ------------------------------------------------------------------------
+
+    async def add_topic(self, durability: str | None = None) -> None:
+        """Create a topic with a producer of each kind."""
+        if len(self.broker.plans) >= 4:
+            return
+        durability = durability or self.rng.choice(("fsync", "written"))
+        plan = await self.broker.create_topic(self.rng.choice((1, 2)), durability)
+        for queue in range(plan.queue_count):
+            self.broker.add_producer(plan, queue, idempotent=True)
+            self.broker.add_producer(plan, queue, idempotent=False)
+        self.broker.add_producer(plan, None, idempotent=True)
+        # Either mode may be asked for on any topic.
+        other = "written" if plan.is_durable else "fsync"
+        self.broker.add_producer(plan, 0, idempotent=True, durability=other)
+
+    async def publish(self) -> None:
+        """Publish and wait for the answer."""
+        await self.broker.wait_for(self._publish())
+
+    async def publish_on(self) -> None:
+        """Publish a few times without waiting."""
+        for _ in range(self.rng.randint(1, 4)):
+            self._publish()
+
+    async def consume(self) -> None:
+        """Pull from a few queues."""
+        for _ in range(3):
+            plan, queue = self._queue()
+            await self.broker.consume(plan, queue, self.rng.choice((1, 10, 1000)))
+
+    async def store_offsets(self) -> None:
+        await self.broker.store_offsets(self._queue()[0])
+
+    async def search(self) -> None:
+        await self.broker.search()
+
+    async def trim(self) -> None:
+        """Let retention take what is old; the disk may die in it."""
+        await self.broker.trim(self.rng.choice((1, 200_000, 1_000_000)))
+
+    async def quiesce(self) -> None:
+        await self.broker.quiesce()
+
+    async def hold_syncs(self) -> None:
+        """Make the disk slow until somebody waits for it."""
+        self.broker.disk.hold_syncs()
+
+    async def fill_disk(self) -> None:
+        """Publish on a full disk, then find room again."""
+        self.broker.disk.full = True
+        await self.publish_on()
+        await self.publish()
+        self.broker.disk.full = False
+        await self.broker.retry()
+
+    async def fail_sync(self) -> None:
+        self.broker.disk.fail("sync", after=self.rng.randint(0, 2))
+        await self.publish_on()
+
+    async def fail_write(self) -> None:
+        self.broker.disk.fail("write", after=self.rng.randint(0, 2), share=self.rng.random())
+        await self.publish_on()
+
+    async def cut_power_soon(self) -> None:
+        """Let the power go at one of the next changes to the disk, whatever that is."""
+        self.broker.disk.freeze_after(self.rng.randint(0, 12))
+
+    async def close(self) -> None:
+        """Restart in order, now and then without the index or without the state."""
+        await self.broker.quiesce()
+        if self.broker.is_dead:
+            return  # the log may not have all of the state yet
+        forget = self.rng.choice(([], [], ["consumequeue"], ["state"], ["consumequeue", "state"]))
+        await self.broker.restart("close", forget=forget)
+
+    async def kill(self) -> None:
+        await self.broker.restart("kill")
+
+    async def crash(self) -> None:
+        forget = self.rng.choice(([], [], ["consumequeue"]))
+        await self.broker.restart("crash", forget=forget)
+
+    # -- drawing ---------------------------------------------------------------------------
+
+    def _publish(self) -> Attempt | None:
+        producer: Producer = self.rng.choice(self.broker.producers)
+        messages, body_bytes = self.rng.choice(SIZES)
+        return self.broker.publish(producer, messages, body_bytes)
+
+    def _queue(self) -> tuple[Plan, int]:
+        plan = self.rng.choice(self.broker.plans)
+        return plan, self.rng.randrange(plan.queue_count)
+
+
+#: Every operation with its weight.
+OPERATIONS: dict[Callable[[CrashRun], Awaitable[None]], int] = {
+    CrashRun.publish: 30,
+    CrashRun.publish_on: 20,
+    CrashRun.consume: 15,
+    CrashRun.cut_power_soon: 6,
+    CrashRun.crash: 4,
+    CrashRun.kill: 3,
+    CrashRun.close: 3,
+    CrashRun.hold_syncs: 4,
+    CrashRun.quiesce: 3,
+    CrashRun.store_offsets: 4,
+    CrashRun.search: 2,
+    CrashRun.trim: 3,
+    CrashRun.fill_disk: 2,
+    CrashRun.fail_sync: 1,
+    CrashRun.fail_write: 1,
+    CrashRun.add_topic: 1,
+}
+
+
+async def run_seed(seed: int, directory: Path, steps: int = 60) -> SimulatedBroker:
+    """Make one run; a failure says the seed and what was done up to it."""
+    rng = random.Random(seed)
+    run = CrashRun(SimulatedBroker(directory, rng), rng)
+    try:
+        await run.run(steps)
+    except BaseException as error:
+        error.add_note(f"seed {seed}: {' '.join(run.trace)}")
+        raise
+    return run.broker
