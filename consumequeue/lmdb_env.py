@@ -1,11 +1,10 @@
 """Open an LMDB environment without trusting its file.
 
 LMDB reads its file through a mapping, and trusts every page: one that the file no longer has
-would end the process with SIGBUS, one that is damaged may end it otherwise. So the file is
-looked at before LMDB is.
+would end the process with SIGBUS, one that is damaged may end it by an assertion. So the file is
+verified before LMDB reads a page.
 """
 
-import os
 from pathlib import Path
 
 import lmdb
@@ -23,8 +22,9 @@ CORRUPT = (
     lmdb.VersionMismatchError,
 )
 
-#: Files up to this size are verified page by page before a broker uses them: about a second,
-#: half a million entries. Larger ones would hold up every start; `holdfast check` verifies any.
+#: Files up to this size are verified whole before a broker uses them: about a second, half a
+#: million entries. Larger ones, which would hold up every start, only when they are too short;
+#: `holdfast check` verifies any.
 VERIFIED_BYTES = 64 * 1024 * 1024
 
 
@@ -40,18 +40,26 @@ def open_env(
     data = directory / "data.mdb"
     if not readonly:
         directory.mkdir(parents=True, exist_ok=True)
+
+    def opened() -> lmdb.Environment:
+        return lmdb.open(
+            str(directory),
+            map_size=map_size_bytes,
+            max_dbs=max_dbs,
+            max_readers=512,
+            readonly=readonly,
+            lock=not readonly,
+        )
+
     if readonly or (data.exists() and data.stat().st_size <= VERIFIED_BYTES):
         _verify(data)
-    env = lmdb.open(
-        str(directory),
-        map_size=map_size_bytes,
-        max_dbs=max_dbs,
-        max_readers=512,
-        readonly=readonly,
-        lock=not readonly,
-    )
-    if not readonly:
-        _fill_up(env, data)
+        return opened()
+    env = opened()
+    # Free pages at the end may be promised without ever having been written: that is sound.
+    if data.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"]:
+        env.close()
+        _verify(data)
+        env = opened()
     return env
 
 
@@ -62,11 +70,3 @@ def _verify(data: Path) -> None:
         raise lmdb.InvalidError(str(error)) from error
     if problems:
         raise lmdb.CorruptedError(problems[0])
-
-
-def _fill_up(env: lmdb.Environment, data: Path) -> None:
-    """Make the file as long as its meta page says. Free pages at its end may never have been
-    written, which is sound; a page that is truly missing is then met as zeros, not as SIGBUS."""
-    promised = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    if data.stat().st_size < promised:
-        os.truncate(data, promised)

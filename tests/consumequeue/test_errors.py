@@ -1,0 +1,45 @@
+"""Each refusal carries its values and makes its own sentence of them."""
+
+import copy
+
+import pytest
+
+from holdfast.consumequeue import errors
+
+ALL = [
+    errors.InvalidName("topic", "a/b"),
+    errors.UnknownTopic("orders"),
+    errors.UnknownQueue("orders", 7, 4),
+    errors.UnknownGroup("billing"),
+    errors.UnknownMessage("00" * 16),
+    errors.TopicConflict("orders", "queues", 4, 8),
+    errors.InvalidTopicChange("orders", "it has 4 queues"),
+    errors.LimitReached("max_topics", 10),
+    errors.OffsetTrimmed("orders", 1, 2, 3, 4),
+    errors.OffsetBeyondEnd("orders", 1, 9, 3, 4),
+    errors.QueueCorrupt("orders", 1, 2, 3, 0, 9, "payload-crc"),
+    errors.OffsetsChanged("billing", "orders", 5),
+    errors.StateUnavailable("no room"),
+]
+
+
+@pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
+def test_an_error_says_its_values_in_a_sentence_and_survives_copying(
+    error: errors.StoreError,
+) -> None:
+    sentence = str(error)
+    assert sentence
+    for value in error.args:
+        if not isinstance(value, int):
+            assert str(value) in sentence or repr(value) in sentence or value in {"topic"}
+    assert str(copy.copy(error)) == sentence
+    assert copy.copy(error).args == error.args
+
+
+def test_every_error_of_the_module_is_tried_here() -> None:
+    named = {
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, errors.StoreError)
+    }
+    assert named - {type(error) for error in ALL} == {errors.StoreError}

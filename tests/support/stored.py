@@ -1,0 +1,127 @@
+"""A real storage on a temporary directory, small and quick, and what tests do with it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.config import Config
+from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
+from holdfast.consumequeue.message_store import Fetched, MessageStore
+from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.storage import Storage, StorageEvents
+
+MIB = 1024 * 1024
+_DEADLINE_S = 20.0
+
+
+def small_config(data_dir: Path, **commitlog: Any) -> Config:
+    """Return a configuration with segments of 1 MiB, no reserve, and retention left to the
+    test; `commitlog` overrides the section's values."""
+    values = {
+        "segment_bytes": MIB,
+        "reserve_bytes": 0,
+        "flush_interval_ms": 5,
+        "retention_interval_ms": 3_600_000,
+        **commitlog,
+    }
+    return Config(
+        data_dir=data_dir,
+        commitlog=CommitLogConfig(**values),
+        consumequeue=ConsumeQueueConfig(
+            commit_interval_ms=5, map_size_bytes=256 * MIB, state_map_size_bytes=64 * MIB
+        ),
+        topics=TopicsConfig(default_retention_ms=0),
+    )
+
+
+@asynccontextmanager
+async def open_storage(
+    config: Config, *, arrived: Callable[[dict[QueueKey, int]], None] = lambda advanced: None
+) -> AsyncIterator[Storage]:
+    """Open the storage; close it at the end. A part that fails fails the test."""
+    failures: list[Exception] = []
+    storage = Storage(config, StorageEvents(arrived=arrived, failed=failures.append))
+    storage.lock()
+    try:
+        await storage.open()
+        yield storage
+    finally:
+        await storage.close()
+    assert not failures
+
+
+def batch(
+    bodies: Sequence[bytes | str] | bytes | str,
+    queue: int = 0,
+    *,
+    key: str | None = None,
+    tag: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> Batch:
+    """Return a batch as a publisher sends it, every message with the same key and tag."""
+    if isinstance(bodies, bytes | str):
+        bodies = [bodies]
+    n = len(bodies)
+    encoded = encode_batch(
+        [body.encode() if isinstance(body, str) else body for body in bodies],
+        keys=[key] * n,
+        tags=[tag] * n,
+        properties=[properties] * n,
+        queue_id=queue,
+        **fields,
+    )
+    return Batch.decode(encoded)
+
+
+def bodies(fetched: Fetched) -> list[bytes]:
+    """Return the bodies that a pull delivered, in order."""
+    return [piece.batch.body(row) for piece in fetched.slices for row in piece.rows]
+
+
+async def read_queue(
+    store: MessageStore, topic: Topic, queue: int = 0, **bounds: Any
+) -> list[tuple[int, bytes]]:
+    """Return every (offset, body) of a queue, pull by pull."""
+    state = store.queue_state(topic, queue)
+    limits = {"max_messages": 100, "max_bytes": MIB, **bounds}
+    found = []
+    offset = state.min_offset
+    while offset < state.max_offset:
+        fetched = await store.read(topic, queue, offset, **limits)
+        assert fetched.next_offset > offset
+        for piece in fetched.slices:
+            base = piece.batch.header.base_offset
+            found += [(base + row, piece.batch.body(row)) for row in piece.rows]
+        offset = fetched.next_offset
+    return found
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds; another thread makes it so."""
+    async with asyncio.timeout(_DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def settled(storage: Storage) -> None:
+    """Wait until all that was written is synced, visible and in the index on disk."""
+    await until(
+        lambda: (
+            storage.syncer.durable_offset == storage.log.written_offset
+            and storage.reput.reput_offset == storage.log.written_offset
+            and storage.reput.uncommitted_count == 0
+            and all(cq.pending == 0 for cq in list(storage.reput.queues.values()))
+        )
+    )
+
+
+async def fill_segment(storage: Storage, topic: Topic, queue: int = 0) -> None:
+    """Publish to a queue until the log's next segment has begun."""
+    before = len(storage.log.segments)
+    while len(storage.log.segments) == before:
+        await storage.store.publish(topic, [batch(b"." * 100_000, queue)], durability="written")
