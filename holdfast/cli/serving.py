@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -36,8 +37,22 @@ def run(config: Config) -> ExitCode:
     """
     start_logging(config.log_format, config.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _allow_connections(config.http_api.max_connections)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
+
+
+def _allow_connections(wanted: int) -> None:
+    """Raise the soft limit of open files, which is small for history's sake, to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < wanted:
+        _logger.warning(
+            "this process may open %d files, so http_api.max_connections (%d) cannot be reached; "
+            "raise its hard limit (ulimit -Hn, LimitNOFILE), or lower the key",
+            hard,
+            wanted,
+        )
 
 
 async def _serve(config: Config) -> ExitCode:

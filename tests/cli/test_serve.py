@@ -1,6 +1,7 @@
 """holdfast serve as a process: the ready line, signals, and where it refuses to start."""
 
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -20,19 +21,14 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOLDFAST_COMMITLOG_SEGMENT_BYTES": "1Mi
 
 
 @contextmanager
-def serving(data_dir: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    data_dir: Path, *options: str, soft_limit: int = 1024
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yield a broker's process and its address; whatever a test does, it is gone afterwards."""
     process = subprocess.Popen(
         [
-            sys.executable,
-            "-m",
-            "holdfast",
-            "serve",
-            "--data-dir",
-            data_dir,
-            "--port",
-            "0",
-            *options,
+            *("bash", "-c", f'ulimit -Sn {soft_limit}; exec "$@"', "serve"),
+            *(*SERVE, "--data-dir", data_dir, "--port", "0", *options),
         ],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
@@ -114,6 +110,12 @@ def test_a_flag_reaches_the_broker(tmp_path: Path) -> None:
     with serving(tmp_path / "d", "--topics-default-queues", "7") as (_, url), Client(url) as client:
         client.create_topic("t")
         assert client.describe_topic("t")["queue_count"] == 7
+
+
+def test_it_takes_as_many_connections_as_it_may(tmp_path: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with serving(tmp_path / "d", soft_limit=256) as (process, _):
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
