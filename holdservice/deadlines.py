@@ -8,6 +8,7 @@ early, and at most one tick late.
 from collections.abc import Hashable, Iterator
 from heapq import heappop, heappush
 from math import ceil
+from sys import maxsize
 from typing import Generic, TypeVar
 
 #: A power of two: a tick's time in seconds is exact, never a hair before the deadline.
@@ -56,12 +57,23 @@ class Deadlines(Generic[T]):
             del self._buckets[heappop(self._ticks)]
         return None
 
-    def due(self, now: float) -> list[T]:
-        """Remove and return what is due, by deadline; equal ones in the order they came."""
+    def crowd(self) -> int:
+        """Return how many are due within the tick that `next` ends: at once, in effect."""
+        return len(self._buckets[self._ticks[0]]) if self.next() is not None else 0
+
+    def due(self, now: float, most: int = maxsize) -> list[T]:
+        """Remove and return up to `most` of what is due, by deadline; equal ones in the order
+        they came."""
         found: list[T] = []
-        while self._ticks and self._ticks[0] <= now * TICKS_PER_S:
-            bucket = self._buckets.pop(heappop(self._ticks))
-            found += sorted(bucket, key=bucket.__getitem__)
+        while len(found) < most and self._ticks and self._ticks[0] <= now * TICKS_PER_S:
+            bucket = self._buckets[self._ticks[0]]
+            taken = sorted(bucket, key=bucket.__getitem__)[: most - len(found)]
+            found += taken
+            if len(taken) == len(bucket):
+                del self._buckets[heappop(self._ticks)]
+            else:
+                for item in taken:
+                    del bucket[item]
         self._count -= len(found)
         return found
 

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+from sys import maxsize
 from typing import Any, Generic, TypeVar
 
 from holdfast.consumequeue.topics import QueueKey
@@ -191,9 +192,13 @@ class HoldTable(Generic[T]):
         """Return when to call `expire` next; None when nobody waits."""
         return self._deadlines.next()
 
-    def expire(self, now: float) -> list[HeldPull[T]]:
-        """Release and return the pulls whose deadline has come, by deadline."""
-        pulls = self._deadlines.due(now)
+    def next_crowd(self) -> int:
+        """Return how many pulls end together at the next deadline."""
+        return self._deadlines.crowd()
+
+    def expire(self, now: float, most: int = maxsize) -> list[HeldPull[T]]:
+        """Release and return up to `most` pulls whose deadline has come, by deadline."""
+        pulls = self._deadlines.due(now, most)
         for pull in pulls:
             self._release(pull)
         return pulls

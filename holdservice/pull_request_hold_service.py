@@ -29,6 +29,12 @@ log = logging.getLogger(__name__)
 
 #: Longest that waking keeps the loop from other work before it goes on in the next turn.
 SLICE_S = 0.002
+#: Pulls that are answered for their deadline in one turn of the loop.
+EXPIRY_SLICE = 64
+#: When many pulls end together, the first are answered this much before their deadline for each
+#: of them, and MAX_LEAD_MS at most: half of what answering takes, so that the last are not late.
+CROWD_LEAD_US = 25
+MAX_LEAD_MS = 20
 #: Queues that the scan compares before it lets the loop do other work.
 SCAN_CHUNK = 1000
 #: A message is readable a moment before its arrival is told. What the scan sees is missed only
@@ -235,23 +241,32 @@ class PullRequestHoldService:
     # -- deadlines -------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        """Keep one timer, at the next deadline or before."""
+        """Keep one timer, at the next deadline or before; for a crowd a little before."""
         deadline = self._table.next_deadline()
         if deadline is None:
             return
+        lead_ms = min(int(self._table.next_crowd() * CROWD_LEAD_US / 1000), MAX_LEAD_MS)
+        wanted = deadline - lead_ms / 1000
         if self._timer is not None:
-            if self._timer_deadline <= deadline:
+            if self._timer_deadline <= wanted:
                 return
             self._timer.cancel()
-        self._timer_deadline = deadline
+        self._timer_deadline = wanted
         self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, deadline - monotonic()), self._expire
+            max(0.0, wanted - monotonic()), self._expire, lead_ms / 1000
         )
 
-    def _expire(self) -> None:
+    def _expire(self, lead_s: float) -> None:
+        """Answer those whose deadline has come, a slice a turn: what is written in a turn of
+        the loop leaves at its end."""
         self._timer = None
-        self._answer(self._table.expire(monotonic()), Outcome.EXPIRED)
-        self._set_timer()
+        pulls = self._table.expire(monotonic() + lead_s, EXPIRY_SLICE)
+        self._answer(pulls, Outcome.EXPIRED)
+        if len(pulls) < EXPIRY_SLICE:
+            self._set_timer()
+            return
+        self._timer_deadline = monotonic()
+        self._timer = asyncio.get_running_loop().call_later(0, self._expire, lead_s)
 
     # -- the safety net --------------------------------------------------------------------
 

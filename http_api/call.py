@@ -1,5 +1,6 @@
 """One request on its way through its endpoint: what was asked, and how to answer it."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -35,6 +36,12 @@ class Call(Generic[P]):
     def headers(self) -> Mapping[str, str]:
         """The request's headers; names in any case."""
         return self.request.headers
+
+    @property
+    def received_at(self) -> float:
+        """When the request came, by the event loop's clock."""
+        received_at = getattr(self.request.protocol, "received_at", None)
+        return asyncio.get_running_loop().time() if received_at is None else received_at
 
     # The path's names are checked before anything is looked up: they arrive percent-decoded,
     # slashes and all.

@@ -48,7 +48,7 @@ async def poll(call: Call[PollParams]) -> Reply:
         limit = min(limit, MAX_QUEUES_WITHOUT_ENVELOPE)
     offsets = _parse_offsets(params.offsets, topic, limit)
     message_filter = parse_filter(params.tag, params.filter)
-    waiting = Waiting(params.wait_ms)
+    waiting = Waiting(params.wait_ms, call.received_at)
     while True:
         reads = await _read_queues(context, topic, offsets, params, message_filter)
         if waiting.is_over() or any(read.problem or read.fetched.slices for read in reads):

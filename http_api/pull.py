@@ -10,7 +10,7 @@ reading: the client owns its offset.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import time
+from time import monotonic, time
 
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.message_store import BatchSlice, Fetched, MessageFilter
@@ -70,7 +70,7 @@ async def pull(call: Call[PullParams]) -> Reply:
     queue = call.queue(topic)
     message_filter = parse_filter(params.tag, params.filter)
     key = (topic.topic_id, queue)
-    waiting = Waiting(params.wait_ms)
+    waiting = Waiting(params.wait_ms, call.received_at)
     offset = await _start(context, topic, queue, params)
     while True:
         fetched = await context.store.read(
@@ -137,11 +137,10 @@ def nothing_at(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fe
 class Waiting:
     """The time that one pull has, and how much of it it spent held."""
 
-    __slots__ = ("_deadline", "_is_over", "_loop", "held_s")
+    __slots__ = ("_deadline", "_is_over", "held_s")
 
-    def __init__(self, wait_ms: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + wait_ms / 1000
+    def __init__(self, wait_ms: int, received_at: float) -> None:
+        self._deadline = received_at + wait_ms / 1000
         self.held_s = 0.0
         self._is_over = wait_ms == 0
 
@@ -162,12 +161,11 @@ class Waiting:
         Ends by an arrival, or by the deadline: then it `is_over`. Raises Problem when the broker
         stops, UnknownTopic when the topic is deleted, HoldLimitExceeded.
         """
-        started = self._loop.time()
+        started = monotonic()
         woken = await context.hold.hold(
             waits, wait_s=self._deadline - started, client=client or "", filter=message_filter
         )
-        now = self._loop.time()
-        self.held_s += now - started
+        self.held_s += monotonic() - started
         if woken.outcome is Outcome.DRAINING:
             raise Problem(
                 "draining",

@@ -95,7 +95,7 @@ async def start_server(app: web.Application, config: HttpConfig) -> Server:
 class Connection(RequestHandler):
     """One client's connection. `others` are all that are open; it adds and removes itself."""
 
-    __slots__ = ("_config", "_head_timer", "_others", "_wire", "_write_timer")
+    __slots__ = ("_config", "_head_timer", "_others", "_wire", "_write_timer", "received_at")
 
     def __init__(
         self,
@@ -118,6 +118,7 @@ class Connection(RequestHandler):
         self._wire: asyncio.Transport | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self.received_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a head; close at once when too many connections are open."""
@@ -148,6 +149,9 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come; start or stop the head's deadline by what that makes of it."""
+        # The loop's own idea of now, which is that of the turn's start: of a thousand requests
+        # that come in one turn, the last one's wait began with the first one's.
+        self.received_at = self._loop.time()
         requests_before = self._request_count
         super().data_received(data)
         if self._request_count != requests_before:

@@ -60,3 +60,18 @@ def test_a_deadline_is_never_early_and_at_most_a_tick_late(given: list[float], n
     if following is not None:
         assert following > now
         assert deadlines.due(following)
+
+
+def test_no_more_are_taken_than_asked_for_and_the_rest_stay_due() -> None:
+    deadlines: Deadlines[str] = Deadlines()
+    for item, deadline in (("b", 1.0002), ("a", 1.0001), ("c", 1.0003), ("d", 2.0)):
+        deadlines.add(item, deadline)
+    assert deadlines.crowd() == 3
+    assert deadlines.due(1.5, 2) == ["a", "b"]
+    assert len(deadlines) == 2
+    assert deadlines.next() is not None
+    assert deadlines.due(1.5, 2) == ["c"]
+    assert deadlines.crowd() == 1
+    assert deadlines.due(3.0, 2) == ["d"]
+    assert deadlines.crowd() == 0
+    assert deadlines.next() is None
