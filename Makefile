@@ -2,6 +2,7 @@
 # requirements.lock; `make help` lists them.
 
 PYTEST_ARGS ?=
+BENCH ?=
 READY := .venv/ready
 BIN := .venv/bin
 
@@ -39,8 +40,8 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-bench: $(READY)  ## measure, and print a table
-	$(BIN)/python -m bench
+bench: $(READY)  ## measure everything; BENCH="publish consume" picks some
+	$(BIN)/python -m bench $(BENCH)
 
 docs: $(READY)  ## write docs/configuration.md from the code
 	$(BIN)/holdfast config reference > docs/configuration.md
