@@ -1,6 +1,7 @@
 """Verify a data directory, changing nothing: every block of the log, every footer, the index
 against the log, the state's records. What `holdfast check` runs, and tests after every crash."""
 
+import bisect
 import fcntl
 import os
 from collections import deque
@@ -16,18 +17,21 @@ from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDirInUse, NotADataDir
-from holdfast.commitlog.disk import Disk, LinuxDisk
+from holdfast.commitlog.disk import Disk, File, LinuxDisk
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.segment import Segment, read_trailer
 from holdfast.commitlog.segment_format import parse_segment_name
+from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.index import Index, IndexCorrupt
+from holdfast.consumequeue.state_records import INCOMPLETE
 from holdfast.consumequeue.state_store import StateCorrupt, StateStore
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
 
 _NO_LIMITS = MessageLimits(2**31, 2**31, 2**31, 2**31)
 _KNOWN = {"commitlog", "consumequeue", "state", "lock", "VERSION", "reserve"}
+_REBUILD = "stop the broker and delete the folder, it is rebuilt from the log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +110,13 @@ class _Check:
     ) -> None:
         self._path = path
         self._deep = deep
-        self._disk = disk
+        self._disk = _ReadOnly(disk)
         self._progress = progress
         self._report = CheckReport()
         self._ends: dict[QueueKey, int] = {}
-        self._counts: dict[QueueKey, int] = {}
         self._timestamps: dict[QueueKey, int] = {}
+        self._damaged: list[Damage] = []
+        """What of the log cannot be read, in log order."""
 
     def run(self) -> CheckReport:
         report = self._report
@@ -119,6 +124,9 @@ class _Check:
             if entry.name not in _KNOWN:
                 report.note(entry.name, "unknown file, left alone")
         table = self._check_state()
+        if not (self._path / "commitlog").exists():
+            report.damage("commitlog", "missing: the log is all that messages are in")
+            return report
         log = CommitLog(self._path / "commitlog", CommitLogConfig(), self._disk, now_us=lambda: 0)
         for entry in sorted((self._path / "commitlog").glob("*")):
             if parse_segment_name(entry.name) is None:
@@ -135,7 +143,9 @@ class _Check:
                 if torn is None or segment.end_offset <= torn:
                     self._check_footer(log, segment)
             if index is not None:
-                self._check_index(index, table)
+                self._check_index(index, log, table)
+        except IndexCorrupt as error:
+            report.damage("consumequeue", f"{error}; {_REBUILD}")
         finally:
             log.close()
             if index is not None:
@@ -151,12 +161,17 @@ class _Check:
             self._report.note("state", "missing; it is read from the log at the next start")
             return TopicTable({})
         try:
-            state = StateStore(directory, os.path.getsize(directory / "data.mdb") + 2**24)
+            size = (directory / "data.mdb").stat().st_size
+            state = StateStore(directory, size + 2**24, readonly=True)
         except StateCorrupt as error:
             self._report.damage("state", f"{error}; it is read from the log at the next start")
             return TopicTable({})
+        if state.is_new:
+            self._report.note("state", "unfinished; it is read from the log at the next start")
         for key in state.damaged:
             self._report.damage("state", f"record {key!r} is damaged")
+        if INCOMPLETE in state.records:
+            self._report.damage("state", "read from a damaged log: topics may be missing")
         table = TopicTable(state.records)
         state.stop()
         self._report.topics = len(table)
@@ -169,12 +184,11 @@ class _Check:
             self._report.note("consumequeue", "missing; it is rebuilt at the next start")
             return None
         try:
-            index = Index(directory, os.path.getsize(directory / "data.mdb") + 2**24)
-            index.position()
+            size = (directory / "data.mdb").stat().st_size
+            return Index(directory, size + 2**24, readonly=True)
         except IndexCorrupt as error:
             self._report.note("consumequeue", f"{error}; it is rebuilt at the next start")
             return None
-        return index
 
     def _check_log(
         self, log: CommitLog, index: Index | None, table: TopicTable, reput_offset: int
@@ -211,6 +225,7 @@ class _Check:
         reput_offset: int,
     ) -> None:
         if isinstance(found, Damage):
+            self._damaged.append(found)
             self._report.damage(
                 f"commitlog/{segment.path.name}", f"{found} below the durable offset"
             )
@@ -236,13 +251,12 @@ class _Check:
         if end is None:
             if header.base_offset > begin and table.by_id(key[0]) is not None:
                 report.damage(where, f"queue {key} begins at {header.base_offset}, not {begin}")
-        elif header.base_offset != end:
+        elif header.base_offset != end and header.base_offset > begin:
             report.damage(where, f"queue {key} goes on at {header.base_offset}, not {end}")
         if header.store_timestamp_us < self._timestamps.get(key, 0):
             report.damage(where, f"queue {key} goes back in time")
         self._timestamps[key] = header.store_timestamp_us
         self._ends[key] = header.end_offset
-        self._counts[key] = self._counts.get(key, 0) + 1
 
     def _check_entry(self, index: Index, header: BatchHeader, table: TopicTable) -> None:
         key = (header.topic_id, header.queue_id)
@@ -250,20 +264,16 @@ class _Check:
             return  # it is gone, or the broker's own: nobody reads that through the index
         if header.end_offset <= table.kept.get(key[0], {}).get(key[1], 0):
             return
-        try:
-            unit = next(index.units(key, header.base_offset), None)
-        except IndexCorrupt as error:
-            self._report.note("consumequeue", f"{error}; delete the folder, it is rebuilt")
+        unit = next(index.units(key, header.base_offset), None)
+        if unit is None or unit.base_offset > header.base_offset:
+            what = f"no entry for block {header.physical_offset}"
+        elif not _describes(unit, header):
+            what = f"the entry for block {header.physical_offset} does not describe it"
+        else:
             return
-        if unit is None or (unit.base_offset, unit.physical_offset, unit.size) != (
-            header.base_offset,
-            header.physical_offset,
-            header.total_size,
-        ):
-            self._report.damage(
-                "consumequeue",
-                f"no entry for block {header.physical_offset}; delete the folder, it is rebuilt",
-            )
+        self._report.damage(
+            "consumequeue", f"{what}, offset {header.base_offset} of {key}; {_REBUILD}"
+        )
 
     def _check_footer(self, log: CommitLog, segment: Segment) -> None:
         where = f"commitlog/{segment.path.name}"
@@ -281,23 +291,62 @@ class _Check:
         if not (np.array_equal(blocks, tables[0]) and np.array_equal(keys, tables[1])):
             self._report.damage(where, "its footer does not describe its blocks")
 
-    def _check_index(self, index: Index, table: TopicTable) -> None:
+    def _check_index(self, index: Index, log: CommitLog, table: TopicTable) -> None:
+        """Name what the index has and the log has not: what readers will miss."""
         for key in index.queues():
-            try:
-                units = list(index.units(key, 0))
-            except IndexCorrupt as error:
-                self._report.note("consumequeue", f"{error}; delete the folder, it is rebuilt")
-                continue
-            self._report.index_entries += len(units)
-            end = self._ends.get(key, 0)
-            if units and table.by_id(key[0]) is not None and units[-1].end_offset > end:
-                kept = table.kept.get(key[0], {}).get(key[1], 0)
-                if units[-1].end_offset > max(end, kept):
-                    self._report.damage(
-                        "consumequeue",
-                        f"queue {key} ends at {units[-1].end_offset}, in the log at {end}",
-                    )
+            kept = table.kept.get(key[0], {}).get(key[1], 0)
+            count = gone = 0
+            low = high = 0
+            for unit in index.units(key, 0):
+                count += 1
+                if unit.end_offset > kept and not self._is_there(unit, log):
+                    low = unit.base_offset if not gone else low
+                    high = unit.end_offset
+                    gone += 1
+            self._report.index_entries += count
+            if gone and table.by_id(key[0]) is not None:
+                self._report.damage(
+                    f"queue {key}",
+                    f"{gone} of its batches are not in the log any more, or damaged there: "
+                    f"between offsets {low} and {high}",
+                )
+
+    def _is_there(self, unit: CqUnit, log: CommitLog) -> bool:
+        if log.segment_at(unit.physical_offset) is None:
+            return False
+        after = bisect.bisect_right(self._damaged, unit.physical_offset, key=lambda d: d.start)
+        return not after or self._damaged[after - 1].end <= unit.physical_offset
+
+
+class _ReadOnly:
+    """A Disk that leaves everything as it is."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.names = disk.names
+        self.open = disk.open
+
+    def create(self, path: Path, size: int) -> File:
+        raise AssertionError(f"nothing is created: {path}, {size} bytes")
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise AssertionError(f"nothing is renamed: {source} to {target}")
+
+    def remove(self, path: Path) -> None:
+        """A file that a crash left unfinished stays."""
 
 
 def _is_certain(found: Batch | Damage, durable: int) -> bool:
     return isinstance(found, Batch) or found.start < durable
+
+
+def _describes(unit: CqUnit, header: BatchHeader) -> bool:
+    return unit == CqUnit(
+        header.base_offset,
+        header.physical_offset,
+        header.total_size,
+        header.message_count,
+        header.store_timestamp_us,
+        header.tag_summary,
+        unit.queue_bytes,
+    )
