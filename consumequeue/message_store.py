@@ -43,6 +43,7 @@ from holdfast.consumequeue.reader import (
     Fetched,
     MessageFilter,
     NeedsDisk,
+    ReadBlock,
     collect,
     first_match,
 )
@@ -364,7 +365,7 @@ class MessageStore:
         try:
             return collect(
                 units,
-                self._read_block_hot,
+                self._hot_reader(filter),
                 key,
                 offset,
                 min_offset=cq.min_offset,
@@ -441,6 +442,22 @@ class MessageStore:
             return first_match(units, self._read_block_hot, key, start, end, message_filter)
         except NeedsDisk:
             return None
+
+    def _hot_reader(self, message_filter: MessageFilter | None) -> ReadBlock:
+        """Return what reads blocks on the loop: with a filter only a few, the rest is a
+        reader thread's work."""
+        if message_filter is None:
+            return self._read_block_hot
+        left = MAX_HOT_SCAN_BYTES
+
+        def read_block(unit: CqUnit) -> Batch:
+            nonlocal left
+            left -= unit.size
+            if left < 0:
+                raise NeedsDisk
+            return self._read_block_hot(unit)
+
+        return read_block
 
     def _read_block_hot(self, unit: CqUnit) -> Batch:
         batch = self._cache.get(unit.physical_offset)

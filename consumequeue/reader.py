@@ -51,7 +51,7 @@ class Fetched:
 
 
 class NeedsDisk(Exception):
-    """A hot read met a block that is not in memory."""
+    """A hot read met a block that is not in memory, or more than the event loop should read."""
 
 
 ReadBlock = Callable[[CqUnit], Batch]

@@ -18,6 +18,8 @@ T = TypeVar("T")
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 MSGPACK = "application/msgpack"
+#: What curl -d says when nobody tells it what it sends.
+FORM = "application/x-www-form-urlencoded"
 BATCH = "application/vnd.holdfast.batch"
 
 #: Other names under which the same is asked for or sent.
@@ -104,7 +106,8 @@ def _quality(offered: str, ranges: list[tuple[str, float]]) -> float:
 
 
 def decode(content_type: str, body: bytes, type_: type[T]) -> T:
-    """Return a JSON or msgpack body as `type_`. An empty body is an empty object.
+    """Return a JSON or msgpack body as `type_`. An empty body is an empty object, and what curl
+    sends when it is told no type is JSON.
 
     Raises Problem: unsupported-media-type, malformed-json, malformed-msgpack,
     invalid-parameter.
@@ -112,7 +115,7 @@ def decode(content_type: str, body: bytes, type_: type[T]) -> T:
     kind = media_type(content_type)
     if not body:
         return convert({}, type_)
-    if kind in (JSON, ""):
+    if kind in (JSON, FORM, ""):
         return decode_json(body, type_)
     if kind == MSGPACK:
         return convert(unpack(body), type_)

@@ -260,7 +260,7 @@ SETTINGS: Sequence[Bad] = [
     Bad("PUT", "/v1/topics/new", 400, "invalid-parameter", "Invalid enum", b'{"durability":"no"}',
         JSON, {"parameter": "durability"}),
     Bad("PUT", "/v1/topics/new", 415, "unsupported-media-type", "Content-Type: application/json",
-        b"{}", {"Content_Type": "application/x-www-form-urlencoded"}),
+        b"{}", {"Content_Type": "text/html"}),
     Bad("PATCH", TOPIC, 422, "invalid-topic-change", "added", b'{"queues":1}', JSON),
     Bad("PATCH", "/v1/topics/unknown", 404, "unknown-topic", "create it", b'{"queues":9}', JSON),
     Bad("PUT", OFFSETS, 404, "unknown-queue", "0 to 1", b'{"offsets":{"2":0}}', JSON),

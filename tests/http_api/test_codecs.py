@@ -74,6 +74,7 @@ def test_json_and_msgpack_decode_to_the_same() -> None:
 
 def test_an_empty_body_is_an_empty_object() -> None:
     assert decode("application/x-www-form-urlencoded", b"", TopicSettings) == TopicSettings()
+    assert decode("application/x-www-form-urlencoded", b'{"queues": 2}', TopicSettings).queues == 2
 
 
 @pytest.mark.parametrize(
