@@ -41,6 +41,13 @@ UInt32s = npt.NDArray[np.uint32]
 Int64s = npt.NDArray[np.int64]
 
 _PADDING = [bytes(n) for n in range(ALIGNMENT)]
+# As plain ints: an IntFlag costs a microsecond each time it is looked at or combined.
+_KEYS = int(BatchFlag.KEYS)
+_TAGS = int(BatchFlag.TAGS)
+_PROPERTIES = int(BatchFlag.PROPERTIES)
+_BORN = int(BatchFlag.BORN)
+_EXPIRES = int(BatchFlag.EXPIRES)
+_REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 _MAX_SECTION_BYTES = 2**31 - 1  # int32 offsets
 
 
@@ -110,9 +117,10 @@ def layout_of(header: BatchHeader) -> Layout:
         at = _aligned(start + size)
         return Section(start, start + size)
 
-    keys = header.flags & BatchFlag.KEYS
-    tags = header.flags & BatchFlag.TAGS
-    props = header.flags & BatchFlag.PROPERTIES
+    flags = header.flags
+    keys = flags & _KEYS
+    tags = flags & _TAGS
+    props = flags & _PROPERTIES
     offsets = 4 * (n + 1)
     body_offsets = section(offsets)
     bodies = section(header.body_bytes)
@@ -132,8 +140,8 @@ def layout_of(header: BatchHeader) -> Layout:
         names=section(header.property_name_bytes, present=props),
         value_offsets=section(4 * (m + 1), present=props),
         values=section(header.property_value_bytes, present=props),
-        born=section(8 * n, present=header.flags & BatchFlag.BORN),
-        expires=section(8 * n, present=header.flags & BatchFlag.EXPIRES),
+        born=section(8 * n, present=flags & _BORN),
+        expires=section(8 * n, present=flags & _EXPIRES),
         total_size=at,
     )
 
@@ -377,24 +385,24 @@ def encode_batch(
     flags = 0
     key_bytes = tag_bytes = summary = 0
     if keys is not None and any(key is not None for key in keys):
-        flags |= BatchFlag.KEYS
+        flags |= _KEYS
         key_bytes, _ = parts.hashed("key", keys)
     if tags is not None and any(tag is not None for tag in tags):
-        flags |= BatchFlag.TAGS
+        flags |= _TAGS
         tag_bytes, codes = parts.hashed("tag", tags)
         summary = tag_summary({code for code, tag in zip(codes, tags, strict=True) if tag})
     property_count = name_bytes = value_bytes = 0
     if properties is not None and any(properties):
-        flags |= BatchFlag.PROPERTIES
+        flags |= _PROPERTIES
         property_count, name_bytes, value_bytes = parts.maps(properties)
     if born_timestamps_us is not None:
-        flags |= BatchFlag.BORN
+        flags |= _BORN
         parts.add(np.asarray(born_timestamps_us, "<i8").tobytes())
     if expires_timestamps_us is not None and any(expires_timestamps_us):
-        flags |= BatchFlag.EXPIRES
+        flags |= _EXPIRES
         parts.add(np.asarray(expires_timestamps_us, "<i8").tobytes())
     if request_sequence:
-        flags |= BatchFlag.REQUEST_SEQUENCE
+        flags |= _REQUEST_SEQUENCE
     payload = parts.join()
     header = BatchHeader(
         flags=flags,
