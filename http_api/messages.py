@@ -5,9 +5,9 @@ comprehensions, not a thousand look-ups.
 """
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,54 +17,37 @@ from holdfast.commitlog.batch import Batch, Int32s
 from holdfast.consumequeue.reader import BatchSlice
 from holdfast.http_api.types import Message, PackedMessage
 
-M = TypeVar("M")
 Rows = range | Sequence[int]
 
 
 def messages_of(topic: str, slices: Iterable[BatchSlice]) -> list[Message]:
     """Return the messages of slices for JSON, in their order."""
-    return [message for each in slices for message in _of_slice(topic, each, _json_message)]
+    return [message for each in slices for message in _json_messages(topic, each)]
 
 
 def packed_messages_of(topic: str, slices: Iterable[BatchSlice]) -> list[PackedMessage]:
     """Return the messages of slices for msgpack, in their order."""
-    return [message for each in slices for message in _of_slice(topic, each, PackedMessage)]
+    return [message for each in slices for message in map(PackedMessage, *_columns(topic, each))]
 
 
-def _json_message(
-    topic: str,
-    queue: int,
-    offset: int,
-    message_id: str,
-    key: str | None,
-    tag: str | None,
-    properties: dict[str, str],
-    born_timestamp_ms: int,
-    store_timestamp_ms: int,
-    body: bytes,
-) -> Message:
-    text: str | UnsetType = UNSET
-    base64: str | UnsetType = UNSET
+def _json_messages(topic: str, slice_: BatchSlice) -> Iterable[Message]:
+    *columns, bodies = _columns(topic, slice_)
     try:
-        text = body.decode()
+        return map(Message, *columns, [body.decode() for body in bodies])
     except UnicodeDecodeError:
-        base64 = b64encode(body).decode()
-    return Message(
-        topic,
-        queue,
-        offset,
-        message_id,
-        key,
-        tag,
-        properties,
-        born_timestamp_ms,
-        store_timestamp_ms,
-        text,
-        base64,
-    )
+        texts, base64s = zip(*map(_text_or_base64, bodies), strict=True)
+        return map(Message, *columns, texts, base64s)
 
 
-def _of_slice(topic: str, slice_: BatchSlice, make: Callable[..., M]) -> Iterable[M]:
+def _text_or_base64(body: bytes) -> tuple[str | UnsetType, str | UnsetType]:
+    try:
+        return body.decode(), UNSET
+    except UnicodeDecodeError:
+        return UNSET, b64encode(body).decode()
+
+
+def _columns(topic: str, slice_: BatchSlice) -> tuple[Iterable[Any], ...]:
+    """Return the rows' values, column by column in the order of Message, with bodies last."""
     batch, rows = slice_.batch, slice_.rows
     if not isinstance(rows, range):
         rows = [int(row) for row in rows]
@@ -72,8 +55,7 @@ def _of_slice(topic: str, slice_: BatchSlice, make: Callable[..., M]) -> Iterabl
     prefix = f"{header.topic_id:08X}{header.queue_id:08X}"
     base = header.base_offset
     offsets = [base + row for row in rows]
-    return map(
-        make,
+    return (
         repeat(topic),
         repeat(header.queue_id),
         offsets,

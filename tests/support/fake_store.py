@@ -202,7 +202,7 @@ class FakeStore:
                 len(batch),
                 now_us,
                 header.tag_summary,
-                sum(unit.size for unit in queue.units),
+                queue.units[-1].end_queue_bytes if queue.units else 0,
             )
         )
         return Published(header.queue_id, stamped.base_offset, len(batch), durable, False, now_us)
