@@ -82,6 +82,9 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+
+#: Blocks that a filtered read may look through on the event loop: a few milliseconds' work.
+MAX_HOT_SCAN_BYTES = 64 * 1024
 _T = TypeVar("_T")
 
 
