@@ -110,7 +110,8 @@ class Accumulator:
 
     `opened(batch)` is called for each new batch, so that its linger can be timed, and
     `closed()` when a full one became ready. `is_full` says that at least `buffer_bytes` wait;
-    whether to send on is the caller's to decide, nothing is refused here.
+    whether to send on is the caller's to decide, nothing is refused here. `is_roomy` says that
+    half of the buffer is free.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Accumulator:
         self._failed: deque[PendingBatch] = deque(maxlen=_MAX_FAILURES_KEPT)
         self._waiting_bytes = 0
         self.is_full = False
+        self.is_roomy = True
 
         self._queue_by_key: dict[str, int] = {}
         self._known_tags: set[str] = set()
@@ -278,8 +280,7 @@ class Accumulator:
         batch.message_count = len(batch.bodies)
         del self._open[batch.queue]
         self._ready.setdefault(batch.queue, deque()).append(batch)
-        self._waiting_bytes += batch.size_bytes
-        self.is_full = self._waiting_bytes >= self._buffer_bytes
+        self._count_waiting(batch.size_bytes)
 
     def close_all(self) -> None:
         """Make every open batch ready to be sent."""
@@ -317,11 +318,15 @@ class Accumulator:
             batch.bodies = []
             batch.keys = batch.tags = batch.properties = None
             self._busy_queues.discard(batch.queue)
-            self._waiting_bytes -= batch.size_bytes
+            self._count_waiting(-batch.size_bytes)
             del self._unsettled[batch]
             if isinstance(outcome, Exception):
                 self._failed.append(batch)
+
+    def _count_waiting(self, change_bytes: int) -> None:
+        self._waiting_bytes += change_bytes
         self.is_full = self._waiting_bytes >= self._buffer_bytes
+        self.is_roomy = self._waiting_bytes <= self._buffer_bytes // 2
 
     def unsettled(self) -> list[PendingBatch]:
         """Return all batches that are not settled, oldest first."""

@@ -129,9 +129,9 @@ class AsyncProducer:
         """Put a message on its way and return its handle, at once.
 
         Without key and queue the queues take turns, a batch each. Raises ProducerBufferFull
-        when as much waits as may: put an `await producer.drain()` between sends, once every
-        thousand is enough. TypeError, ValueError, MessageTooLarge or UnknownQueue refuse this
-        message alone.
+        when as much waits as may: put an `await producer.drain()` between sends, at least once
+        for every half of the buffer. TypeError, ValueError, MessageTooLarge or UnknownQueue
+        refuse this message alone.
         """
         accumulator = self._accumulator
         if accumulator is None:
@@ -142,11 +142,11 @@ class AsyncProducer:
         return SendHandle(batch, len(batch.bodies) - 1)
 
     async def drain(self) -> None:
-        """Wait until there is room in the buffer, and let what is ready go out."""
+        """Wait until half of the buffer is free, and let what is ready go out."""
         accumulator = self._accumulator
         if accumulator is None:
             raise ProducerClosed
-        while accumulator.is_full:
+        while not accumulator.is_roomy:
             self._room.clear()
             await self._room.wait()
         if self._has_ready_batches:

@@ -4,56 +4,82 @@ Iterating stays within a range as long as it lasts; only for the next one is the
 await, or a thread to cross to.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Generic, Self, TypeVar
 
 from holdfast.client.loop_thread import LoopThread
-from holdfast.client.sources import Range, Source, read_ahead
+from holdfast.client.sources import Range, Source
 
 T = TypeVar("T")
 
 
 class AsyncReader(Generic[T]):
-    """What `AsyncClient.pull` returns: iterate over it with `async for`, once.
+    """What `AsyncClient.pull` returns: iterate over it with `async for`, or by anext().
 
-    Leaving the loop ends the reading in a while; inside `async with`, or by close(), at once.
-    Belongs to one event loop.
+    Leaving an `async for` ends the reading, and with it the request that waits; so does close()
+    in any task, and leaving `async with`. A cancelled anext() loses nothing: call it again. An
+    error that ended the reading is raised again by whoever goes on. For one event loop.
     """
 
     def __init__(self, source: Source, items: Callable[[Range], Iterable[T]]) -> None:
         #: What a range has to give.
         self.items = items
         self._source = source
-        self._ranges: AsyncGenerator[Range, None] | None = None
-        self._generator: AsyncGenerator[T, None] | None = None
+        self._under_way: asyncio.Task[Range | None] | None = None
+        self._current: Iterator[T] = iter(())
+        self._is_closed = False
 
     def __aiter__(self) -> AsyncIterator[T]:
-        if self._generator is None:
-            self._generator = self._iterate()
-        return self._generator
+        return self._iterate()
 
-    async def __anext__(self) -> T:
-        return await anext(aiter(self))
-
-    async def _iterate(self) -> AsyncGenerator[T, None]:
+    async def _iterate(self) -> AsyncIterator[T]:
         try:
-            while (fetched := await self.next_range()) is not None:
-                for item in self.items(fetched):
+            while True:
+                for item in self._current:
                     yield item
+                fetched = await self.next_range()
+                if fetched is None:
+                    return
+                self._current = iter(self.items(fetched))
         finally:
             await self.close()
 
+    async def __anext__(self) -> T:
+        while True:
+            for item in self._current:
+                return item
+            fetched = await self.next_range()
+            if fetched is None:
+                raise StopAsyncIteration
+            self._current = iter(self.items(fetched))
+
     async def next_range(self) -> Range | None:
-        """Return the next range, waiting for it; None at the end, or once closed."""
-        if self._ranges is None:
-            self._ranges = read_ahead(self._source)
-        return await anext(self._ranges, None)
+        """Return the next range, while the one after it is asked for already.
+
+        None at the end, and once closed.
+        """
+        if self._is_closed:
+            return None
+        if self._under_way is None:
+            self._under_way = asyncio.create_task(self._source.fetch())
+        await asyncio.wait([self._under_way])
+        if self._under_way.cancelled():
+            return None
+        fetched = self._under_way.result()
+        if fetched is not None and not self._is_closed:
+            self._under_way = asyncio.create_task(self._source.fetch())
+            # The next request is written before the reader goes to work on this range.
+            await asyncio.sleep(0)
+        return fetched
 
     async def close(self) -> None:
         """End the reading, and the request that waits for more. May be called twice."""
-        if self._ranges is None:
-            self._ranges = read_ahead(self._source)
-        await self._ranges.aclose()
+        self._is_closed = True
+        self._current = iter(())
+        if self._under_way is not None and not self._under_way.done():
+            self._under_way.cancel()
+            await asyncio.wait([self._under_way])
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,33 +89,44 @@ class AsyncReader(Generic[T]):
 
 
 class Reader(Generic[T]):
-    """What `Client.pull` returns: iterate over it, once and in one thread.
+    """What `Client.pull` returns: iterate over it with `for`, or by next(), in one thread.
 
-    Leaving the loop ends the reading, and so do `with` and close().
+    Leaving a `for` ends the reading, and with it the request that waits; so does close() in any
+    thread, and leaving `with`. An error that ended the reading is raised again by whoever goes on.
     """
 
     def __init__(self, reader: AsyncReader[T], loop_thread: LoopThread) -> None:
         self._reader = reader
         self._loop_thread = loop_thread
-        self._generator = self._iterate()
+        self._current: Iterator[T] = iter(())
 
     def __iter__(self) -> Iterator[T]:
-        return self._generator
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[T]:
+        try:
+            while True:
+                yield from self._current
+                fetched = self._loop_thread.run(self._reader.next_range())
+                if fetched is None:
+                    return
+                self._current = iter(self._reader.items(fetched))
+        finally:
+            self.close()
 
     def __next__(self) -> T:
-        return next(self._generator)
-
-    def _iterate(self) -> Generator[T, None, None]:
-        reader, run = self._reader, self._loop_thread.run
-        try:
-            while (fetched := run(reader.next_range())) is not None:
-                yield from reader.items(fetched)
-        finally:
-            run(reader.close())
+        while True:
+            for item in self._current:
+                return item
+            fetched = self._loop_thread.run(self._reader.next_range())
+            if fetched is None:
+                raise StopIteration
+            self._current = iter(self._reader.items(fetched))
 
     def close(self) -> None:
         """End the reading, and the request that waits for more. May be called twice."""
-        self._generator.close()
+        self._current = iter(())
+        self._loop_thread.run(self._reader.close())
 
     def __enter__(self) -> Self:
         return self

@@ -5,8 +5,7 @@ request: nothing is polled. While following, a broker that is away is waited for
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,21 +45,6 @@ class Source(Protocol):
     async def fetch(self) -> Range | None:
         """Return the next range, perhaps empty; None at the end of what was asked for."""
         ...
-
-
-async def read_ahead(source: Source) -> AsyncGenerator[Range, None]:
-    """Yield a source's ranges, each while the next one is under way already."""
-    under_way = asyncio.create_task(source.fetch())
-    try:
-        while (fetched := await under_way) is not None:
-            under_way = asyncio.create_task(source.fetch())
-            # The next request is written before the reader goes to work on this range.
-            await asyncio.sleep(0)
-            yield fetched
-    finally:
-        under_way.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await under_way
 
 
 class QueueSource:

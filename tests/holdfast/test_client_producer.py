@@ -60,10 +60,13 @@ async def test_messages_lie_in_their_queue_in_the_order_of_their_sends() -> None
 
 
 async def test_waiting_for_a_handle_does_not_wait_for_the_linger() -> None:
-    async with publish_server(StoredTopic()) as server, AsyncClient(server.url) as client:
-        async with client.producer("orders", linger_ms=NEVER_MS) as producer:
-            for number in range(5):
-                assert (await producer.send(b"x", queue=0)).offset == number
+    async with (
+        publish_server(StoredTopic()) as server,
+        AsyncClient(server.url) as client,
+        client.producer("orders", linger_ms=NEVER_MS) as producer,
+    ):
+        for number in range(5):
+            assert (await producer.send(b"x", queue=0)).offset == number
 
 
 async def test_a_batch_that_lingered_leaves_by_itself() -> None:
@@ -103,31 +106,37 @@ async def test_closing_the_client_sends_what_open_producers_hold() -> None:
 
 async def test_flush_waits_for_what_was_sent_before() -> None:
     topic = StoredTopic()
-    async with publish_server(topic) as server, AsyncClient(server.url) as client:
-        async with client.producer("orders", linger_ms=NEVER_MS) as producer:
-            handles = [producer.send(b"x", queue=queue) for queue in range(4)]
-            await producer.flush()
-            assert all(handle.done() for handle in handles)
-            await producer.flush()
+    async with (
+        publish_server(topic) as server,
+        AsyncClient(server.url) as client,
+        client.producer("orders", linger_ms=NEVER_MS) as producer,
+    ):
+        handles = [producer.send(b"x", queue=queue) for queue in range(4)]
+        await producer.flush()
+        assert all(handle.done() for handle in handles)
+        await producer.flush()
 
 
 async def test_batches_that_wait_leave_in_one_request() -> None:
     topic = StoredTopic(queue_count=4)
     topic.may_answer.clear()
-    async with publish_server(topic) as server, AsyncClient(server.url) as client:
-        async with client.producer("orders", linger_ms=NEVER_MS, max_in_flight=1) as producer:
-            first = asyncio.ensure_future(producer.send(b"first", queue=0))
-            async with asyncio.timeout(10):
-                while not topic.publishes:
-                    await asyncio.sleep(0.001)
-            for queue in range(4):
-                producer.send(b"x", queue=queue)
-            flush = asyncio.create_task(producer.flush())
-            await asyncio.sleep(0)
-            assert len(topic.publishes) == 1
-            topic.may_answer.set()
-            await flush
-            await first
+    async with (
+        publish_server(topic) as server,
+        AsyncClient(server.url) as client,
+        client.producer("orders", linger_ms=NEVER_MS, max_in_flight=1) as producer,
+    ):
+        first = asyncio.ensure_future(producer.send(b"first", queue=0))
+        async with asyncio.timeout(10):
+            while not topic.publishes:
+                await asyncio.sleep(0.001)
+        for queue in range(4):
+            producer.send(b"x", queue=queue)
+        flush = asyncio.create_task(producer.flush())
+        await asyncio.sleep(0)
+        assert len(topic.publishes) == 1
+        topic.may_answer.set()
+        await flush
+        await first
     assert topic.publishes == [[(0, 1)], [(0, 1), (1, 1), (2, 1), (3, 1)]]
 
 
@@ -212,11 +221,14 @@ async def test_send_names_the_mend_when_the_buffer_is_full_and_drain_makes_room(
 
 async def test_a_message_over_the_topics_limit_is_refused_alone() -> None:
     topic = StoredTopic(max_message_bytes=10)
-    async with publish_server(topic) as server, AsyncClient(server.url) as client:
-        async with client.producer("orders", queue=0) as producer:
-            producer.send(b"x" * 10)
-            with pytest.raises(MessageTooLarge):
-                producer.send(b"x" * 11)
+    async with (
+        publish_server(topic) as server,
+        AsyncClient(server.url) as client,
+        client.producer("orders", queue=0) as producer,
+    ):
+        producer.send(b"x" * 10)
+        with pytest.raises(MessageTooLarge):
+            producer.send(b"x" * 11)
     assert topic.queues == {0: [b"x" * 10]}
 
 

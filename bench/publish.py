@@ -1,0 +1,117 @@
+"""How fast one Python process publishes.
+
+    python -m bench.publish [--json] [--messages 3000000]
+
+One producer to one queue, in written mode, in batches of 1,000 messages of 100 bytes and in
+batches of 1 MB of messages of 1 KiB: by the asyncio client and by the one for threads. Then
+JSON messages one by one, each in its own POST, on one connection of Python's http.client.
+Broker and client share this machine's cores.
+"""
+
+import asyncio
+import http.client
+import json
+from functools import partial
+from urllib.parse import urlsplit
+
+import uvloop
+
+from bench.harness import Figure, arguments, broker, measure, report
+from holdfast.client.accumulator import MESSAGE_OVERHEAD_BYTES
+from holdfast.running_broker import RunningBroker
+
+DURABILITY = "written"
+SENDS_BETWEEN_DRAINS = 1000
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments("How fast one Python process publishes.", messages=3_000_000, posts=5000)
+    figures: list[Figure] = []
+    with broker() as running:
+        with running.client() as client:
+            for topic in ("async100", "sync100", "async1k", "sync1k", "posts"):
+                client.create_topic(topic, queues=1, durability=DURABILITY)
+        for body_bytes, suffix, messages in (
+            (100, "100", options.messages),
+            (1024, "1k", options.messages // 8),
+        ):
+            batch_messages = 1000
+            for name, work in (("asyncio", publish_async), ("threads", publish_sync)):
+                topic = ("async" if work is publish_async else "sync") + suffix
+                figures.append(
+                    measure(
+                        f"send(), {name}, batches of {batch_messages:,}",
+                        running,
+                        partial(work, running, topic, messages, body_bytes, batch_messages),
+                        durability=DURABILITY,
+                        messages=messages,
+                        body_bytes=body_bytes,
+                    )
+                )
+        figures.append(
+            measure(
+                "JSON, one a POST, one connection",
+                running,
+                partial(post_json, running, "posts", options.posts, 100),
+                durability=DURABILITY,
+                messages=options.posts,
+                body_bytes=100,
+            )
+        )
+    report(figures, as_json=options.json)
+
+
+def publish_async(
+    running: RunningBroker, topic: str, messages: int, body_bytes: int, batch_messages: int
+) -> None:
+    """Send by an AsyncProducer."""
+
+    async def publish() -> None:
+        body = b"x" * body_bytes
+        batch_bytes = batch_messages * (body_bytes + MESSAGE_OVERHEAD_BYTES)
+        async with (
+            running.async_client() as client,
+            client.producer(topic, batch_bytes=batch_bytes) as producer,
+        ):
+            send = producer.send
+            for _ in range(messages // SENDS_BETWEEN_DRAINS):
+                for _ in range(SENDS_BETWEEN_DRAINS):
+                    send(body)
+                await producer.drain()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(publish())
+
+
+def publish_sync(
+    running: RunningBroker, topic: str, messages: int, body_bytes: int, batch_messages: int
+) -> None:
+    """Send by a Producer."""
+    body = b"x" * body_bytes
+    batch_bytes = batch_messages * (body_bytes + MESSAGE_OVERHEAD_BYTES)
+    with (
+        running.client() as client,
+        client.producer(topic, batch_bytes=batch_bytes) as producer,
+    ):
+        send = producer.send
+        for _ in range(messages):
+            send(body)
+
+
+def post_json(running: RunningBroker, topic: str, messages: int, body_bytes: int) -> None:
+    """Publish one message a request, as any client of HTTP can."""
+    where = urlsplit(running.url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port)
+    body = json.dumps({"messages": [{"body": "x" * body_bytes}]})
+    headers = {"Content-Type": "application/json"}
+    for _ in range(messages):
+        connection.request("POST", f"/v1/topics/{topic}/messages", body, headers)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 200
+    connection.close()
+
+
+if __name__ == "__main__":
+    main()
