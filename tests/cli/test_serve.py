@@ -25,11 +25,9 @@ def serving(
     data_dir: Path, *options: str, soft_limit: int = 1024
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yield a broker's process and its address; whatever a test does, it is gone afterwards."""
+    limited = ["bash", "-c", f'ulimit -Sn {soft_limit}; exec "$@"', "serve"]
     process = subprocess.Popen(
-        [
-            *("bash", "-c", f'ulimit -Sn {soft_limit}; exec "$@"', "serve"),
-            *(*SERVE, "--data-dir", data_dir, "--port", "0", *options),
-        ],
+        [*limited, *SERVE, "--data-dir", str(data_dir), "--port", "0", *options],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
