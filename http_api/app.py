@@ -15,7 +15,7 @@ from holdfast.http_api.openapi import openapi_document
 from holdfast.http_api.operations import not_ready
 from holdfast.http_api.params import read_params
 from holdfast.http_api.problems import Problem, problem_for
-from holdfast.http_api.reply import PROBLEM_JSON, Reply
+from holdfast.http_api.reply import Reply, problem_reply
 from holdfast.http_api.route import Route
 from holdfast.http_api.routes import ROUTES
 
@@ -71,17 +71,6 @@ def _endpoint(context: ApiContext, route: Route) -> _Answer:
         return reply
 
     return answer
-
-
-def problem_reply(problem: Problem, *, closes: bool = False) -> Reply:
-    """Return the reply that carries a problem; `closes`: the connection ends with it."""
-    return Reply(
-        problem.kind.status,
-        PROBLEM_JSON,
-        (problem.encode(),),
-        problem.all_headers(),
-        closes=closes or problem.slug == "draining",
-    )
 
 
 def _expect_handler(context: ApiContext) -> Callable[[web.Request], Awaitable[Reply | None]]:

@@ -1,6 +1,5 @@
 """One request on its way through its endpoint: what was asked, and how to answer it."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -10,6 +9,7 @@ from aiohttp import hdrs, web
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.http_api.codecs import decode, encode
+from holdfast.http_api.connection import Connection
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.params import invalid, whole_number
 from holdfast.http_api.reply import Headers, Reply
@@ -40,8 +40,9 @@ class Call(Generic[P]):
     @property
     def received_at(self) -> float:
         """When the request came, by the event loop's clock."""
-        received_at = getattr(self.request.protocol, "received_at", None)
-        return asyncio.get_running_loop().time() if received_at is None else received_at
+        connection = self.request.protocol
+        assert isinstance(connection, Connection)
+        return connection.received_at
 
     # The path's names are checked before anything is looked up: they arrive percent-decoded,
     # slashes and all.

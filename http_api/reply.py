@@ -14,10 +14,11 @@ from time import time
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion11
 
+from holdfast.http_api.problems import Problem
+
 Bytes = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, str]]
 
-JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
 
 #: Copying this much into one write costs less than handing over two buffers.
@@ -102,6 +103,17 @@ class Reply(web.StreamResponse):
         elif request.version < HttpVersion11:
             lines.append("Connection: keep-alive")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def problem_reply(problem: Problem, *, closes: bool = False) -> Reply:
+    """Return the reply that carries a problem; `closes`: the connection ends with it."""
+    return Reply(
+        problem.kind.status,
+        PROBLEM_JSON,
+        (problem.encode(),),
+        problem.all_headers(),
+        closes=closes or problem.slug == "draining",
+    )
 
 
 @lru_cache(maxsize=1)

@@ -33,6 +33,15 @@ async def test_a_body_in_pieces_is_one_body(api: Api) -> None:
     assert stored(api) == [b"abcdef", b"ghijk"]
 
 
+@pytest.mark.parametrize("size", [100_000, 700_000, 1_500_000, 3_000_000])
+async def test_a_body_that_comes_in_one_burst_is_read_whole(api: Api, size: int) -> None:
+    async with raw_connection(api.server.port) as connection:
+        body = bytes(range(256)) * (size // 256)
+        await connection.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await connection.answer())[0] == 200
+    assert stored(api) == [body]
+
+
 async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> None:
     async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 1025\r\n\r\n")

@@ -31,8 +31,8 @@ from holdfast.consumequeue.errors import (
     UnknownTopic,
 )
 from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
-from holdfast.http_api.app import problem_reply
 from holdfast.http_api.problems import _RULES, KINDS, Problem, problem_for
+from holdfast.http_api.reply import problem_reply
 
 ERRORS = [
     (InvalidName("topic", "a/b"), 400, "invalid-name", {"kind": "topic", "name": "a/b"}),
