@@ -1,0 +1,134 @@
+"""Plans for parallel readers: every offset once, cut at batch borders, about equal in bytes."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.consumequeue import index as index_module
+from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
+from holdfast.consumequeue.index import Index, ReputPosition
+from holdfast.consumequeue.splits import Split, plan_splits
+
+_topics = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
+    index = Index(tmp_path_factory.mktemp("index"), 1 << 30)
+    yield index
+    index.close()
+
+
+def queue(*batches: tuple[int, int]) -> ConsumeQueue:
+    """Return a queue of batches, each (count, bytes)."""
+    cq = ConsumeQueue(None, 0, 0)
+    base = at = 0
+    for count, size in batches:
+        cq.show(CqUnit(base, 4096 + at, size, count, 0, 0, at))
+        base, at = base + count, at + size
+    return cq
+
+
+def test_one_piece_when_nothing_is_asked(index: Index) -> None:
+    cq = queue((10, 100), (10, 100))
+    assert plan_splits(index, 1, [(0, cq, 0, 20)], None, 1) == [Split(0, 0, 20, 200)]
+
+
+def test_pieces_of_at_most_about_so_many_bytes(index: Index) -> None:
+    cq = queue(*[(10, 100)] * 6)
+    assert plan_splits(index, 1, [(3, cq, 0, 60)], 200, 1) == [
+        Split(3, 0, 20, 200),
+        Split(3, 20, 40, 200),
+        Split(3, 40, 60, 200),
+    ]
+
+
+def test_as_many_pieces_as_asked_over_all_queues(index: Index) -> None:
+    parts = [(0, queue(*[(10, 100)] * 6), 0, 60), (1, queue(*[(1, 50)] * 4), 0, 4)]
+    plan = plan_splits(index, 1, parts, None, 4)
+    assert [(split.queue, split.start_offset, split.end_offset) for split in plan] == [
+        (0, 0, 20),
+        (0, 20, 40),
+        (0, 40, 60),
+        (1, 0, 4),
+    ]
+
+
+def test_a_batch_is_never_cut(index: Index) -> None:
+    assert plan_splits(index, 1, [(0, queue((1000, 9999)), 0, 1000)], 10, 50) == [
+        Split(0, 0, 1000, 9999)
+    ]
+
+
+def test_ends_inside_a_batch_stay_where_they_were_asked(index: Index) -> None:
+    cq = queue((10, 100), (10, 100), (10, 100))
+    plan = plan_splits(index, 1, [(0, cq, 5, 25)], 100, 1)
+    assert [(split.start_offset, split.end_offset) for split in plan] == [
+        (5, 10),
+        (10, 20),
+        (20, 25),
+    ]
+
+
+def test_the_work_is_that_of_the_pieces_not_of_the_batches(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four pieces of a queue of 20,000 batches on disk look at a few hundred entries."""
+    topic = next(_topics)
+    units = [CqUnit(n, 4096 + n, 1, 1, 0, 0, n) for n in range(20_000)]
+    index.commit([((topic, 0), unit) for unit in units], ReputPosition())
+    looked = 0
+    decode = index_module._decode_unit
+
+    def counted(key: bytes, value: bytes) -> CqUnit:
+        nonlocal looked
+        looked += 1
+        return decode(key, value)
+
+    monkeypatch.setattr(index_module, "_decode_unit", counted)
+    plan = plan_splits(index, topic, [(0, ConsumeQueue(units[-1], 0, 0), 0, 20_000)], None, 4)
+    assert [split.bytes for split in plan] == [5000] * 4
+    assert looked < 300
+
+
+@settings(deadline=None)  # it waits for the disk
+@given(
+    batches=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 50)), min_size=1, max_size=20),
+    on_disk=st.integers(0, 20),
+    ends=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    max_bytes=st.none() | st.integers(1, 300),
+    min_splits=st.integers(1, 10),
+)
+def test_the_pieces_cover_the_range_once_and_are_as_small_as_their_batches_let_them(
+    index: Index,
+    batches: list[tuple[int, int]],
+    on_disk: int,
+    ends: tuple[float, float],
+    max_bytes: int | None,
+    min_splits: int,
+) -> None:
+    whole = queue(*batches)
+    topic = next(_topics)
+    index.commit([((topic, 0), unit) for unit in whole.entries[:on_disk]], ReputPosition())
+    cq = ConsumeQueue(None, 0, 0)
+    for unit in whole.entries[min(on_disk, len(batches) - 1) :]:
+        cq.show(unit)
+    start, end = sorted(int(part * whole.max_offset) for part in ends)
+    if start == end:
+        return
+    plan = plan_splits(index, topic, [(0, cq, start, end)], max_bytes, min_splits)
+    assert plan[0].start_offset == start
+    assert plan[-1].end_offset == end
+    for before, after in itertools.pairwise(plan):
+        assert before.end_offset == after.start_offset
+    inside = [u for u in whole.entries if u.end_offset > start and u.base_offset < end]
+    total = sum(unit.size for unit in inside)
+    assert sum(split.bytes for split in plan) == total
+    target = min(max_bytes or total, -(-total // min_splits))
+    largest = max(unit.size for unit in inside)
+    for split in plan:
+        assert split.start_offset < split.end_offset
+        assert split.bytes <= target + largest
