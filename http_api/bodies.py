@@ -32,7 +32,8 @@ class BodyReader:
         malformed-encoding, malformed-request.
         """
         is_gzip = _is_gzip(request)
-        self.check_length(request)
+        if (request.content_length or 0) > self._limit:
+            raise self._too_large()
         content = request.content
         try:
             if not content.is_eof():
@@ -58,18 +59,13 @@ class BodyReader:
             body = await asyncio.to_thread(self._gunzip, body)
         return body
 
-    def check_length(self, request: web.BaseRequest) -> None:
-        """Refuse a body that says itself to be too large. Raises Problem."""
-        length = request.content_length
-        if length is not None and length > self._limit:
-            raise self._too_large()
-
     async def _arrive(self, request: web.BaseRequest) -> bytes:
         """Return the body once it is whole, or a little more of it than is allowed."""
         content, length = request.content, request.content_length
         # A reader stops its connection when it holds twice this much: not while this waits.
         content.set_read_chunk_size(self._limit if length is None else length)
         with self._room_for(self._limit if length is None else length):
+            _invite(request)
             async with asyncio.timeout(self._config.body_timeout_ms / 1000):
                 if length is not None:
                     begun = content.read_nowait()  # goes on reading, if that has stopped already
@@ -121,6 +117,13 @@ class BodyReader:
         if inflater.unused_data:
             raise _not_gzip("something follows after its end")
         return plain
+
+
+def _invite(request: web.BaseRequest) -> None:
+    """Tell a client that asks before it sends its body to go on."""
+    expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+    if expects and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _is_gzip(request: web.BaseRequest) -> bool:

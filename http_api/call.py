@@ -28,7 +28,9 @@ class Call(Generic[P]):
     """A request whose query is read and whose reply's media type is settled."""
 
     context: ApiContext
-    request: web.Request
+    request: web.BaseRequest
+    path: Mapping[str, str]
+    """The path's parameters, decoded, and not to be trusted."""
     params: P
     media: str
 
@@ -49,7 +51,7 @@ class Call(Generic[P]):
 
     def name_of_topic(self) -> str:
         """Return the path's topic name, whether or not there is one. Raises InvalidName."""
-        return check_name("topic", self.request.match_info["topic"])
+        return check_name("topic", self.path["topic"])
 
     def topic(self) -> Topic:
         """Return the topic that the path names. Raises InvalidName, UnknownTopic."""
@@ -57,7 +59,7 @@ class Call(Generic[P]):
 
     def queue(self, topic: Topic) -> int:
         """Return the queue that the path names. Raises Problem, UnknownQueue."""
-        given = self.request.match_info["queue"]
+        given = self.path["queue"]
         queue = whole_number(given)
         if queue is None:
             raise invalid("queue", given, f"a whole number from 0 to {topic.queue_count - 1}")
@@ -67,7 +69,7 @@ class Call(Generic[P]):
 
     def group(self) -> str:
         """Return the group that the path names. Raises InvalidName."""
-        return check_name("group", self.request.match_info["group"])
+        return check_name("group", self.path["group"])
 
     async def body(self, type_: type[T]) -> T:
         """Return the body, JSON or msgpack, as `type_`. Raises Problem."""

@@ -86,7 +86,7 @@ async def get_offset(call: Call[OffsetParams]) -> Reply:
 
 async def get_message(call: Call[NoParams]) -> Reply:
     """Return one message by its id."""
-    topic, batch, row = await call.context.store.message(call.request.match_info["message_id"])
+    topic, batch, row = await call.context.store.message(call.path["message_id"])
     message = _messages(call.media, topic, [BatchSlice(batch, [row])])[0]
     return call.reply(message)
 

@@ -1,4 +1,4 @@
-"""Every endpoint: the page to read first. They are tried in this order, so the busy ones lead."""
+"""Every endpoint: the page to read first."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,9 +1,10 @@
-"""Serving the application: a listening socket, the connections it gave rise to, a clean stop."""
+"""Serving the API: a listening socket, the connections it gave rise to, and a clean stop."""
 
 import asyncio
 
 from aiohttp import web
 
+from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.connection import Connection
 
@@ -16,15 +17,18 @@ class Server:
 
     def __init__(
         self,
-        runner: web.AppRunner,
-        listener: asyncio.AbstractServer,
+        app: App,
+        manager: web.Server,
+        listener: asyncio.Server,
         connections: set[Connection],
-        address: tuple[str, int],
+        timeout_s: float,
     ) -> None:
-        self._runner = runner
-        self._listener: asyncio.AbstractServer | None = listener
+        self._app = app
+        self._manager = manager
+        self._listener: asyncio.Server | None = listener
         self._connections = connections
-        self.host, self.port = address
+        self._timeout_s = timeout_s
+        self.host, self.port = listener.sockets[0].getsockname()[:2]
 
     @property
     def connection_count(self) -> int:
@@ -40,37 +44,32 @@ class Server:
         if listener is None:
             return
         listener.close()
-        await self._runner.cleanup()
+        # A turn, so that requests which are here already are begun; then the idle are closed.
+        await asyncio.sleep(0)
+        self._manager.pre_shutdown()
+        await self._app.release()
+        # It waits that long twice: for requests to end, then for their cancellation.
+        await self._manager.shutdown(self._timeout_s / 2)
+        await self._app.stop()
         for connection in list(self._connections):
             connection.abort()
         await listener.wait_closed()
 
 
-async def start_server(app: web.Application, config: HttpConfig) -> Server:
+async def start_server(app: App, config: HttpConfig) -> Server:
     """Serve `app` on the configured address; port 0 picks a free one.
 
     Raises OSError when the address cannot be listened on.
     """
-    runner = web.AppRunner(
-        app,
-        # A client that goes away cancels its pull. What must come to its end is shielded.
-        handler_cancellation=True,
-        # aiohttp waits this long twice: for requests to end, then for their cancellation.
-        shutdown_timeout=config.shutdown_timeout_ms / 2000,
-    )
-    await runner.setup()
-    manager = runner.server
-    assert manager is not None
+    # A client that goes away cancels its pull. What must come to its end is shielded.
+    manager = web.Server(app.answer, handler_cancellation=True)
     connections: set[Connection] = set()
     loop = asyncio.get_running_loop()
-    try:
-        listener = await loop.create_server(
-            lambda: Connection(manager, loop, config, connections),
-            config.host,
-            config.port,
-            backlog=BACKLOG,
-        )
-    except OSError:
-        await runner.cleanup()
-        raise
-    return Server(runner, listener, connections, listener.sockets[0].getsockname()[:2])
+    listener = await loop.create_server(
+        lambda: Connection(manager, loop, config, connections),
+        config.host,
+        config.port,
+        backlog=BACKLOG,
+    )
+    app.start()
+    return Server(app, manager, listener, connections, config.shutdown_timeout_ms / 1000)

@@ -1,0 +1,86 @@
+"""Which route a request takes, by its method and the parts of its path.
+
+A tree of path parts: a fixed part goes before a parameter. A path is cut at its slashes before
+it is percent-decoded, so that a slash inside a name stays there, for the name's check to refuse.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from holdfast.http_api.problems import Problem
+from holdfast.http_api.route import Route
+
+
+@dataclass(slots=True)
+class _Node:
+    """One place in the tree: what may follow, and what ends here."""
+
+    fixed: dict[str, "_Node"] = field(default_factory=dict)
+    parameter: "_Node | None" = None
+    name: str = ""
+    """What the parameter is called."""
+    routes: dict[str, Route] = field(default_factory=dict)
+    """By method; a GET answers HEAD as well."""
+
+
+class Router:
+    """Finds routes. Paths look like "/v1/topics/{topic}"."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root = _Node()
+        for route in routes:
+            node = self._root
+            for part in route.path.split("/")[1:]:
+                node = _step(node, part)
+            assert route.method not in node.routes, f"{route.method} {route.path} twice"
+            node.routes[route.method] = route
+            if route.method == "GET":
+                node.routes["HEAD"] = route
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """Return the route of a raw path, and its parameters decoded.
+
+        Raises Problem: not-found, method-not-allowed.
+        """
+        values: dict[str, str] = {}
+        node = self._root
+        for part in path.split("/")[1:]:
+            following = node.fixed.get(part)
+            if following is None:
+                following = node.parameter
+                if following is None or not part:
+                    raise _not_found(path)
+                values[node.name] = unquote(part)
+            node = following
+        route = node.routes.get(method)
+        if route is None:
+            raise _not_allowed(method, path, node) if node.routes else _not_found(path)
+        return route, values
+
+
+def _step(node: _Node, part: str) -> _Node:
+    if not part.startswith("{"):
+        return node.fixed.setdefault(part, _Node())
+    name = part.strip("{}")
+    if node.parameter is None:
+        node.parameter, node.name = _Node(), name
+    assert node.name == name, f"one place, two names: {node.name} and {name}"
+    return node.parameter
+
+
+def _not_found(path: str) -> Problem:
+    return Problem(
+        "not-found", f"there is nothing at {path[:200]!r}; /openapi.json lists every path"
+    )
+
+
+def _not_allowed(method: str, path: str, node: _Node) -> Problem:
+    allowed = sorted(node.routes)
+    problem = Problem(
+        "method-not-allowed",
+        f"{path[:200]!r} does not take {method[:20]}; use {' or '.join(allowed)}",
+        allowed=allowed,
+    )
+    problem.headers.append(("Allow", ", ".join(allowed)))
+    return problem
