@@ -19,7 +19,7 @@ from typing import Literal
 from holdfast.check import check_data_dir
 from holdfast.commitlog.batch import Batch, encode_batch
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.errors import DiskFull, LogPoisoned, SequenceGap
+from holdfast.commitlog.errors import DiskFull, LogPoisoned, ProducerFenced, SequenceGap
 from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
@@ -71,7 +71,12 @@ class Attempt:
     sends: list[list[Send]]
     """Per batch, its messages."""
     durability: str
+    epoch: int
     task: "asyncio.Task[None] | None" = None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.task is not None and not self.task.done()
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +100,7 @@ class Producer:
     def attempt(self, rng: random.Random, messages: int, body_bytes: int) -> Attempt:
         """Make the next publish."""
         queues = [self.queue] if self.queue is not None else list(range(self.plan.queue_count))
-        attempt = Attempt([], [], self.durability)
+        attempt = Attempt([], [], self.durability, self.epoch)
         for queue in queues:
             sends = [self._send(rng, queue, body_bytes) for _ in range(messages)]
             encoded = encode_batch(
@@ -147,11 +152,19 @@ class SimulatedBroker:
         await self._open()
 
     async def restart(
-        self, ending: Ending, *, forget: Sequence[str] = (), recovery_crashes: float = 0.3
+        self,
+        ending: Ending,
+        *,
+        forget: Sequence[str] = (),
+        recovery_crashes: float = 0.3,
+        hold_syncs: bool = False,
     ) -> None:
-        """End the process, open what is left of it, and judge that. `forget` names LMDB
-        environments ("consumequeue", "state") that are deleted in between; `recovery_crashes`
-        is how likely another power loss is while the storage opens."""
+        """End the process, open what is left of it, and judge that.
+
+        `forget` names LMDB environments ("consumequeue", "state") that are deleted in between;
+        `recovery_crashes` is how likely another power loss is while the storage opens; with
+        `hold_syncs` the disk is slow from then on.
+        """
         if ending == "close":
             await self.quiesce()
             await self.storage.close()
@@ -170,11 +183,13 @@ class SimulatedBroker:
         again = self.rng.random() < recovery_crashes
         self.disk.freeze_after(self.rng.randint(0, 6) if again else None)
         power_lost = await self._open() or ending == "crash"
+        if hold_syncs:
+            self.disk.hold_syncs()
         await self._verify(power_lost=power_lost)
-        await self._resume()
 
     async def finish(self) -> None:
         """Close in order, open again twice, the second time without the index; judge each."""
+        await self.repeat_all()
         await self.restart("close", recovery_crashes=0)
         await self.restart("close", forget=["consumequeue"], recovery_crashes=0)
         await self.quiesce()
@@ -321,7 +336,10 @@ class SimulatedBroker:
         return producer
 
     def publish(self, producer: Producer, messages: int, body_bytes: int) -> Attempt | None:
-        """Send off the next publish; None when too many of this producer are under way."""
+        """Send off the next publish, or first again what failed; None when too many of this
+        producer are under way."""
+        if repeated := self._repeat(producer):
+            return repeated[-1]
         if len(producer.unanswered) >= PIPELINE:
             return None
         attempt = producer.attempt(self.rng, messages, body_bytes)
@@ -331,6 +349,13 @@ class SimulatedBroker:
         producer.unanswered.append(attempt)
         self._send_off(producer, attempt)
         return attempt
+
+    def _repeat(self, producer: Producer) -> list[Attempt]:
+        """What a client does after a failure: send again what was not answered, in order."""
+        repeated = [attempt for attempt in producer.unanswered if not attempt.is_under_way]
+        for attempt in repeated:
+            self._send_off(producer, attempt)
+        return repeated
 
     async def wait_for(self, attempt: Attempt | None) -> None:
         """Wait until a publish is answered or failed; syncs that are held are let go."""
@@ -347,14 +372,13 @@ class SimulatedBroker:
                 self.topic(producer.plan), attempt.batches, durability=attempt.durability
             )
         except (LogPoisoned, DiskFull):
-            pass
-        except SequenceGap:
-            self._judge_gap(producer, attempt)
+            is_over = not producer.producer_id
+        except (SequenceGap, ProducerFenced):
+            is_over = self._judge_refusal(producer, attempt)
         else:
             self._note(producer.plan, attempt, results)
-            producer.unanswered.remove(attempt)
-            return
-        if not producer.producer_id:
+            is_over = True
+        if is_over:
             producer.unanswered.remove(attempt)
 
     def _note(self, plan: Plan, attempt: Attempt, results: list[Published]) -> None:
@@ -369,31 +393,27 @@ class SimulatedBroker:
                     durable=result.durable,
                 )
 
-    def _judge_gap(self, producer: Producer, attempt: Attempt) -> None:
-        """A gap follows from a publish before that failed, or from what a power loss took."""
+    def _judge_refusal(self, producer: Producer, attempt: Attempt) -> bool:
+        """Return whether a refused publish is given up. A gap follows from a publish before
+        that failed and will be repeated, or from what a power loss took."""
+        if attempt.epoch < producer.epoch:
+            return True
         if producer.unanswered[0] is not attempt:
-            return
+            return False
         if producer.durability == "fsync" or not self.lost:
-            raise BrokerViolation(f"{producer.name} meets a gap, but nothing of it was lost")
+            raise BrokerViolation(f"{producer.name} is refused, but nothing of it was lost")
         # What is lost was acknowledged and will not come again: begin anew.
         producer.epoch += 1
         producer.sequence = 0
-        producer.unanswered.remove(attempt)
+        return True
 
-    async def _resume(self) -> None:
-        """What a client does after a failure: send again what was not answered, in order."""
+    async def repeat_all(self) -> None:
+        """Let every producer send again what failed, until all is answered."""
         self.disk.release_syncs()
-        for producer in self.producers:
-            for attempt in list(producer.unanswered):
-                if attempt.task is None or attempt.task.done():
-                    self._send_off(producer, attempt)
-                    assert attempt.task is not None
-                    await _bounded(attempt.task)
-
-    async def retry(self) -> None:
-        """Send again what failed while the process lived (a full disk), in order."""
         await self._settle()
-        await self._resume()
+        for producer in self.producers:
+            for attempt in self._repeat(producer):
+                await _bounded(attempt.task)
 
     # -- consuming -------------------------------------------------------------------------
 
@@ -530,16 +550,22 @@ class SimulatedBroker:
         await self._settle()
         if self.is_dead:
             return
-        try:
-            # The appender takes its work in turn: this comes after all that was handed to it.
-            await _bounded(self.store.publish(self.topic(self.plans[0]), [], durability="written"))
-        except LogPoisoned:
+        if not await self.all_written():
             return
         kept = asyncio.Event()
         loop = asyncio.get_running_loop()
         self.storage.keeper.submit(lambda: loop.call_soon_threadsafe(kept.set))
         await _bounded(kept.wait())
         await _until(self._is_idle)
+
+    async def all_written(self) -> bool:
+        """Wait until all that was handed to the appender is written; return whether it is."""
+        try:
+            # The appender takes its work in turn: this comes after all that.
+            await _bounded(self.store.publish(self.topic(self.plans[0]), [], durability="written"))
+        except LogPoisoned:
+            return False
+        return True
 
     def _is_idle(self) -> bool:
         return self.is_dead or (
@@ -563,8 +589,9 @@ class SimulatedBroker:
                     await _bounded(attempt.task)
 
 
-async def _bounded(awaitable: Awaitable[object]) -> None:
+async def _bounded(awaitable: Awaitable[object] | None) -> None:
     """Await something that must not take long, whatever the disk does."""
+    assert awaitable is not None
     async with asyncio.timeout(_DEADLINE_S):
         await awaitable
 
