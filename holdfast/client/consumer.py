@@ -41,7 +41,7 @@ class Progress:
         self._next_offsets: dict[int, int] = {}
         #: The message in hand: given out, and the next one not asked for yet.
         self._current: Message | None = None
-        #: Why nothing more may be given out.
+        #: Why nothing more may be given out or stored: another consumer has the group now.
         self.failure: Exception | None = None
 
     def through(self, fetched: Range) -> Iterator[Message]:
@@ -59,12 +59,19 @@ class Progress:
         # Also behind what a filter left out.
         self._next_offsets.update(fetched.next_offsets)
 
-    def offsets(self, *, with_current: bool) -> dict[int, int]:
-        """Return the offsets to store; `with_current` counts the message in hand as processed."""
+    def current_done(self) -> None:
+        """Take note that the message in hand is processed."""
+        current = self._current
+        if current is not None:
+            self._next_offsets[current.queue] = current.offset + 1
+            self._current = None
+
+    def offsets(self) -> dict[int, int]:
+        """Return the offsets to store: behind what is processed, not behind what is in hand."""
         offsets = dict(self._next_offsets)
         current = self._current
         if current is not None:
-            offsets[current.queue] = current.offset + with_current
+            offsets[current.queue] = current.offset
         return offsets
 
 
@@ -120,7 +127,7 @@ class AsyncConsumer(AsyncReader[Message]):
             if self._committer is None:
                 self._committer = asyncio.create_task(self._commit_regularly())
             return await super().next_range()
-        await self._commit(with_current=False)
+        await self._commit()
         if not self._singles:
             fetched = await super().next_range()
             if fetched is None:
@@ -133,7 +140,8 @@ class AsyncConsumer(AsyncReader[Message]):
 
         Raises OffsetsChanged when another consumer has moved the group's offsets.
         """
-        await self._commit(with_current=True)
+        self._progress.current_done()
+        await self._commit()
 
     async def close(self) -> None:
         """Stop, and store how far the reader came: without the message in hand. May be repeated."""
@@ -144,22 +152,24 @@ class AsyncConsumer(AsyncReader[Message]):
             self._committer.cancel()
             await asyncio.wait([self._committer])
         if self._progress.failure is None:
-            await self._commit(with_current=False)
+            await self._commit()
 
     async def _commit_regularly(self) -> None:
         while self._progress.failure is None:
             await asyncio.sleep(self._commit_interval_s)
             try:
-                await self._commit(with_current=False)
+                await self._commit()
             except (ConnectionFailed, ApiError) as error:
-                if isinstance(error, ConnectionFailed) or error.is_passing:
-                    _log.warning("storing offsets is put off: %s", error)
-                else:
-                    self._progress.failure = error
+                _log.warning("storing offsets failed: %s", error)
 
-    async def _commit(self, *, with_current: bool) -> None:
+    async def _commit(self) -> None:
         async with self._commit_lock:
-            await self._offsets.store(self._progress.offsets(with_current=with_current))
+            try:
+                await self._offsets.store(self._progress.offsets())
+            except ApiError as error:
+                if not error.is_passing:
+                    self._progress.failure = error
+                raise
 
 
 class Consumer(Reader[Message]):

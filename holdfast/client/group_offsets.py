@@ -1,7 +1,8 @@
 """A group's offsets on one topic, moved by one consumer: every store is a compare-and-swap.
 
-A rival that moves the same offsets is noticed. A store whose reply was lost is not taken for a
-rival: what it may have left is remembered, and known again.
+A rival that moves the same offsets is noticed (one that stores the very same offsets, at its
+next store). A store whose reply was lost is not taken for a rival: what it may have left is
+remembered, and known again.
 """
 
 from collections.abc import Mapping
@@ -56,8 +57,13 @@ class GroupOffsets:
         try:
             await self._swap(changed)
         except OffsetsChanged:
-            if not await self._was_own_store(changed):
+            now = await read_offsets(self._transport, self._group, self._topic)
+            # What this consumer may have left: a store whose reply was lost, or an earlier try
+            # of this one.
+            before = self._known.offsets
+            if now.offsets not in ({**before, **self._maybe_stored}, {**before, **changed}):
                 raise
+            self._known = now
             await self._swap(changed)
 
     async def _swap(self, changed: Mapping[int, int]) -> None:
@@ -69,15 +75,6 @@ class GroupOffsets:
             self._maybe_stored = changed
             raise
         self._maybe_stored = {}
-
-    async def _was_own_store(self, changed: Mapping[int, int]) -> bool:
-        """Read what is stored; return whether it is what this consumer stored unknowingly.
-
-        That is: a store that failed for want of a reply, or an earlier try of this one.
-        """
-        before = self._known.offsets
-        now = await self.load()
-        return now in ({**before, **self._maybe_stored}, {**before, **changed})
 
 
 async def read_offsets(transport: Transport, group: str, topic: str) -> StoredOffsets:

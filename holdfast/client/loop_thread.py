@@ -16,9 +16,6 @@ from holdfast.client.errors import ClientClosed
 
 T = TypeVar("T")
 
-#: By then a cancelled coroutine has ended, or had not begun.
-_CANCEL_TIMEOUT_S = 1.0
-
 
 class LoopThread:
     """Runs coroutines for other threads. May be used by any number of them."""
@@ -32,15 +29,11 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result, or raise what it raises.
 
-        An interrupt of the waiting thread cancels the coroutine, and goes on once that has
-        ended, so that what it held can be closed. Raises ClientClosed when the thread is
-        stopped before its end.
+        An interrupt of the waiting thread cancels the coroutine. Raises ClientClosed when the
+        thread is stopped before its end.
         """
-        ended = threading.Event()
         try:
-            future = asyncio.run_coroutine_threadsafe(
-                _noting_its_end(coroutine, ended), self._running_loop()
-            )
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
         except BaseException:
             coroutine.close()
             raise
@@ -49,8 +42,7 @@ class LoopThread:
         except concurrent.futures.CancelledError:
             raise ClientClosed from None
         except BaseException:
-            if future.cancel():
-                ended.wait(_CANCEL_TIMEOUT_S)
+            future.cancel()
             raise
 
     def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
@@ -91,13 +83,6 @@ class LoopThread:
                 # Also at the interpreter's exit, before daemon threads are frozen.
                 self._finalizer = weakref.finalize(self, _stop_loop, self._loop, thread)
             return self._loop
-
-
-async def _noting_its_end(coroutine: Coroutine[Any, Any, T], ended: threading.Event) -> T:
-    try:
-        return await coroutine
-    finally:
-        ended.set()
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,0 +1,57 @@
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import TEST_ARGUMENTS, BrokerDidNotStart, RunningBroker
+
+
+def test_the_fixture_is_a_broker_of_the_tests_own(holdfast_broker: RunningBroker) -> None:
+    with holdfast_broker.client() as client:
+        assert client.topics() == []
+        assert client.publish("orders", b"hello").durable
+
+
+@pytest.mark.crash
+def test_a_broker_comes_back_on_its_port_with_what_it_had(holdfast_broker: RunningBroker) -> None:
+    url = holdfast_broker.url
+    with holdfast_broker.client() as client:
+        placed = client.publish("orders", b"hello")
+        holdfast_broker.kill()
+        holdfast_broker.start()
+        assert client.message(placed.message_id).body == b"hello"
+        holdfast_broker.restart()
+        assert client.message(placed.message_id).body == b"hello"
+    assert holdfast_broker.url == url
+    assert holdfast_broker.stop() == 0
+    assert holdfast_broker.stop() == 0
+
+
+def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BrokerDidNotStart, match="--no-such-flag"):
+        RunningBroker(tmp_path / "data", ["--no-such-flag"]).start()
+    with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as running:
+        second = RunningBroker(tmp_path / "data", TEST_ARGUMENTS)
+        with pytest.raises(BrokerDidNotStart, match="ended with status"):
+            second.start()
+        with pytest.raises(AttributeError):
+            _ = second.pid
+        with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))):
+            pass
+
+
+def test_a_broker_that_was_not_started_has_no_address(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="not been started"):
+        _ = RunningBroker(tmp_path / "data").url
+
+
+def test_importing_the_package_imports_no_client() -> None:
+    # Spark's executors and the command line's help do without.
+    code = "import sys, holdfast, holdfast.client, holdfast.client.errors; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert not {"aiohttp", "uvloop", "msgspec", "numpy"} & set(done.stdout.split())
