@@ -1,5 +1,6 @@
 import errno
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,7 +187,7 @@ def test_a_full_disk_is_told_and_asked_again_after_a_while(
     simulated: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(commit_log.time, "monotonic", lambda: now)  # type: ignore[attr-defined]
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     told = []
     log = CommitLog(
         LOG,

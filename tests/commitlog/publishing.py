@@ -1,0 +1,198 @@
+"""An appender (and a syncer) over a simulated disk, and all that they tell, in order."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.commitlog.appender import Appender, AppendRequest, SyncQueue
+from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.producer_sequences import ProducerSequences
+from holdfast.commitlog.segment import Segment
+from holdfast.commitlog.syncer import Syncer
+from tests.support.simulated_disk import SimulatedDisk
+from tests.support.small_log import NOW_US, SEGMENT_BYTES, SmallLog
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something told by a callback: dispatch, complete, rolled, written, advanced or failed."""
+
+    kind: str
+    what: object
+
+
+class Events:
+    """What was told so far, in order; any thread."""
+
+    def __init__(self) -> None:
+        self.all: list[Event] = []
+        self._completed: queue.SimpleQueue[AppendRequest] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+
+    def note(self, kind: str, what: object) -> None:
+        with self._changed:
+            self.all.append(Event(kind, what))
+            self._changed.notify_all()
+
+    def completed(self, requests: list[AppendRequest]) -> None:
+        self.note("complete", list(requests))
+        for request in requests:
+            self._completed.put(request)
+
+    def next_completed(self) -> AppendRequest:
+        """Wait for one more request to complete, and return it."""
+        return self._completed.get(timeout=DEADLINE_S)
+
+    def wait_for(self, kind: str) -> object:
+        """Wait until something of a kind was told; return the first."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.of(kind), DEADLINE_S), f"no {kind}"
+        return self.of(kind)[0]
+
+    def of(self, kind: str) -> list[object]:
+        return [event.what for event in self.all if event.kind == kind]
+
+    def completions(self, request: AppendRequest) -> int:
+        """Return how often a request was completed."""
+        lists = [what for what in self.of("complete") if isinstance(what, list)]
+        return sum(each is request for requests in lists for each in requests)
+
+
+class IdleSyncQueue:
+    """A sync thread that never syncs: it keeps what waits for it."""
+
+    def __init__(self, events: Events) -> None:
+        self.durable_offset = 0
+        self._events = events
+
+    def written(self, requests: list[AppendRequest]) -> None:
+        self._events.note("written", list(requests))
+
+    def of_waiting(self) -> list[AppendRequest]:
+        found: list[AppendRequest] = []
+        for what in self._events.of("written"):
+            assert isinstance(what, list)
+            found += what
+        return found
+
+
+class Publishing:
+    """A log on a simulated disk with an appender, not started yet.
+
+    What is submitted before `appender.start()` is one group.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_waiting_bytes: int = 64 * 1024 * 1024,
+        segment_bytes: int = SEGMENT_BYTES,
+        disk: SimulatedDisk | None = None,
+        next_offsets: dict[tuple[int, int], int] | None = None,
+        last_timestamp_us: int = 0,
+    ) -> None:
+        self.disk = disk if disk is not None else SimulatedDisk()
+        self.small = SmallLog(Path("/log"), self.disk, segment_bytes)
+        self.small.open()
+        self.log = self.small.log
+        self.events = Events()
+        self.clock: Callable[[], int] = lambda: NOW_US
+        self.idle = IdleSyncQueue(self.events)
+        self.syncer: Syncer | None = None
+        self._settings = (max_waiting_bytes, next_offsets or {}, last_timestamp_us)
+        self.appender = self._make_appender(self.idle)
+
+    def _make_appender(self, sync_queue: SyncQueue) -> Appender:
+        max_waiting_bytes, next_offsets, last_timestamp_us = self._settings
+        return Appender(
+            self.log,
+            ProducerSequences(expiry_us=10**12, max_producers=1000),
+            sync_queue,
+            next_offsets=next_offsets,
+            last_timestamp_us=last_timestamp_us,
+            max_waiting_bytes=max_waiting_bytes,
+            now_us=lambda: self.clock(),
+            dispatch=lambda headers: self.events.note("dispatch", list(headers)),
+            completed=self.events.completed,
+            rolled=lambda segment: self.events.note("rolled", segment),
+            failed=lambda error: self.events.note("failed", error),
+        )
+
+    def with_syncer(self, flush_interval_s: float = 3600.0) -> "Publishing":
+        """Put a real sync thread behind the appender, and start it."""
+        self.syncer = Syncer(
+            self.log,
+            durable_offset=0,
+            flush_interval_s=flush_interval_s,
+            advanced=lambda mark: self.events.note("advanced", mark),
+            completed=self.events.completed,
+            failed=lambda error: self.events.note("failed", error),
+            monotonic=lambda: 0.0,
+        )
+        self.appender = self._make_appender(self.syncer)
+        self.syncer.start()
+        return self
+
+    def stop(self) -> None:
+        """End the threads."""
+        self.disk.release_syncs()
+        self.appender.stop()
+        if self.syncer is not None:
+            self.syncer.stop()
+
+    def submit(
+        self,
+        *batches: Batch,
+        durable: bool = False,
+        topic_id: int = 1,
+        urgent: bool = False,
+    ) -> AppendRequest:
+        """Submit a publish."""
+        request = AppendRequest(topic_id, list(batches) or [batch()], durable)
+        self.appender.submit(request, urgent=urgent)
+        return request
+
+    def dispatched(self) -> list[BatchHeader]:
+        """Return the headers dispatched so far."""
+        found: list[BatchHeader] = []
+        for what in self.events.of("dispatch"):
+            assert isinstance(what, list)
+            found += what
+        return found
+
+    def rolled(self) -> list[Segment]:
+        return [what for what in self.events.of("rolled") if isinstance(what, Segment)]
+
+
+def batch(
+    size: int = 100,
+    *,
+    queue: int = 0,
+    tags: Sequence[str | None] | None = None,
+    producer_id: int = 0,
+    sequence: int = 0,
+    epoch: int = 0,
+) -> Batch:
+    """Return a batch of one message, as it comes from a client."""
+    return Batch.decode(
+        encode_batch(
+            [b"x" * size],
+            tags=tags,
+            queue_id=queue,
+            producer_id=producer_id,
+            sequence=sequence,
+            producer_epoch=epoch,
+        )
+    )
+
+
+def error_of(request: AppendRequest) -> LogError:
+    """Return the error that a request was answered with."""
+    assert isinstance(request.error, LogError)
+    return request.error

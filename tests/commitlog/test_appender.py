@@ -1,0 +1,426 @@
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from holdfast.commitlog import appender as appender_module
+from holdfast.commitlog import commit_log
+from holdfast.commitlog.appender import Appended, AppendRequest
+from holdfast.commitlog.batch import Batch, encode_batch, tag_summary, tags_code
+from holdfast.commitlog.batch_header import HEADER_SIZE
+from holdfast.commitlog.errors import (
+    BatchTooLarge,
+    DiskFull,
+    LogClosed,
+    LogOverloaded,
+    LogPoisoned,
+    ProducerFenced,
+    SequenceGap,
+)
+from tests.commitlog.publishing import Publishing, batch, error_of
+from tests.support.small_log import FIRST, NOW_US, SEGMENT_BYTES, SmallLog
+
+SIZE = batch().header.total_size
+
+
+@pytest.fixture
+def publishing() -> Iterator[Publishing]:
+    made = Publishing()
+    yield made
+    made.stop()
+
+
+def _run(publishing: Publishing) -> None:
+    """Let the appender work off all that was submitted, and end."""
+    publishing.appender.start()
+    publishing.appender.stop()
+
+
+# -- what is written, told and answered ------------------------------------------------------
+
+
+def test_a_written_publish_is_dispatched_then_answered(publishing: Publishing) -> None:
+    request = publishing.submit()
+    _run(publishing)
+    assert [event.kind for event in publishing.events.all] == ["dispatch", "written", "complete"]
+    [header] = publishing.dispatched()
+    assert request.error is None
+    assert request.results == [
+        Appended(
+            queue_id=0,
+            base_offset=0,
+            message_count=1,
+            store_timestamp_us=NOW_US,
+            end_physical_offset=header.end_physical_offset,
+        )
+    ]
+    assert header.physical_offset == FIRST
+
+
+def test_a_durable_publish_is_left_to_the_sync_thread(publishing: Publishing) -> None:
+    durable = publishing.submit(durable=True)
+    written = publishing.submit()
+    _run(publishing)
+    assert publishing.idle.of_waiting() == [durable]
+    assert publishing.events.completions(written) == 1
+    assert publishing.events.completions(durable) == 0
+    assert durable.end_physical_offset == publishing.dispatched()[0].end_physical_offset
+
+
+def test_what_waits_is_written_with_one_call(publishing: Publishing) -> None:
+    publishing.log.roll()
+    requests = [publishing.submit(batch(i), batch(i, queue=1)) for i in range(20)]
+    before = publishing.disk.changes
+    _run(publishing)
+    assert publishing.disk.changes == before + 1
+    assert len(publishing.events.of("dispatch")) == 1
+    assert all(request.error is None for request in requests)
+
+
+def test_the_block_is_the_clients_bytes_behind_a_stamped_header(publishing: Publishing) -> None:
+    publishing.idle.durable_offset = 5
+    sent = Batch.decode(
+        encode_batch(
+            [b"a", b"b"], keys=["k", None], tags=["t", "u"], queue_id=3, producer_id=9, sequence=4
+        )
+    )
+    lying = Batch.decode(
+        bytes(replace(sent.header, tag_summary=1).encode()) + sent.block[HEADER_SIZE:]
+    )
+    publishing.submit(lying, topic_id=12)
+    _run(publishing)
+    [header] = publishing.dispatched()
+    stored = publishing.log.read_batch(FIRST, header.total_size)
+    assert stored.header == header
+    assert stored.block[HEADER_SIZE:] == sent.block[HEADER_SIZE:]
+    assert header == sent.header.stamped(
+        physical_offset=FIRST,
+        durable_offset=5,
+        base_offset=0,
+        topic_id=12,
+        queue_id=3,
+        store_timestamp_us=NOW_US,
+        tag_summary=tag_summary([tags_code("t"), tags_code("u")]),
+    )
+
+
+def test_a_tag_with_code_0_is_in_the_summary(publishing: Publishing) -> None:
+    assert tags_code("bbfsptr") == 0
+    publishing.submit(batch(tags=["bbfsptr"]))
+    publishing.submit(batch())
+    publishing.submit(Batch.decode(encode_batch([b"", b""], tags=["x", None])))
+    _run(publishing)
+    summaries = [header.tag_summary for header in publishing.dispatched()]
+    assert summaries == [1, 0, tag_summary([tags_code("x")])]
+
+
+def test_every_queue_counts_its_own_messages() -> None:
+    publishing = Publishing(next_offsets={(1, 1): 100})
+    three = Batch.decode(encode_batch([b""] * 3, queue_id=0))
+    for topic_id, each in [(1, three), (1, batch(queue=1)), (2, three), (1, three)]:
+        publishing.submit(each, topic_id=topic_id)
+    request = publishing.submit(three, batch(queue=1), three)
+    _run(publishing)
+    found = [(h.topic_id, h.queue_id, h.base_offset) for h in publishing.dispatched()]
+    assert found[:4] == [(1, 0, 0), (1, 1, 100), (2, 0, 0), (1, 0, 3)]
+    assert [result.base_offset for result in request.results] == [6, 101, 9]
+
+
+def test_blocks_lie_end_to_end(publishing: Publishing) -> None:
+    for size in (1, 2, 300, 8):
+        publishing.submit(batch(size), batch(size + 1))
+    _run(publishing)
+    headers = publishing.dispatched()
+    assert headers[0].physical_offset == FIRST
+    for one, other in pairwise(headers):
+        assert other.physical_offset == one.end_physical_offset
+    assert publishing.log.written_offset == headers[-1].end_physical_offset
+
+
+def test_store_timestamps_never_go_back() -> None:
+    publishing = Publishing(last_timestamp_us=NOW_US - 3)
+    publishing.clock = iter([NOW_US - 10, NOW_US, NOW_US - 5, NOW_US + 1]).__next__
+    for _ in range(4):
+        publishing.submit()
+    _run(publishing)
+    times = [header.store_timestamp_us for header in publishing.dispatched()]
+    assert times == [NOW_US - 3, NOW_US, NOW_US, NOW_US + 1]
+
+
+def test_a_publish_of_nothing_is_answered(publishing: Publishing) -> None:
+    request = AppendRequest(1, [], durable=True)
+    publishing.appender.submit(request)
+    _run(publishing)
+    assert (request.error, request.results, request.end_physical_offset) == (None, [], 0)
+    assert publishing.events.completions(request) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("MAX_GROUP_BATCHES", 3), ("MAX_GROUP_BYTES", 3 * SIZE)]
+)
+def test_a_group_has_an_end(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setattr(appender_module, name, most)
+    for _ in range(7):
+        publishing.submit()
+    _run(publishing)
+    groups = [len(what) for what in publishing.events.of("dispatch") if isinstance(what, list)]
+    assert groups == [3, 3, 1]
+
+
+# -- what is let in --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "accepted"), [(3 * SIZE - 1, 2), (3 * SIZE, 3), (3 * SIZE + 1, 3)]
+)
+def test_only_so_many_bytes_may_wait(limit: int, accepted: int) -> None:
+    publishing = Publishing(max_waiting_bytes=limit)
+    for _ in range(accepted):
+        publishing.submit()
+    assert publishing.appender.waiting_bytes == accepted * SIZE
+    with pytest.raises(LogOverloaded) as raised:
+        publishing.submit()
+    assert (raised.value.waiting_bytes, raised.value.limit) == (accepted * SIZE, limit)
+    _run(publishing)
+    assert len(publishing.dispatched()) == accepted
+    assert publishing.appender.waiting_bytes == 0
+
+
+def test_one_publish_is_always_let_in() -> None:
+    publishing = Publishing(max_waiting_bytes=1)
+    request = publishing.submit()
+    _run(publishing)
+    assert request.error is None
+
+
+def test_an_urgent_publish_goes_first_and_is_let_in_whatever_waits() -> None:
+    publishing = Publishing(max_waiting_bytes=SIZE)
+    publishing.submit(topic_id=5)
+    publishing.submit(topic_id=0, urgent=True)
+    _run(publishing)
+    assert [header.topic_id for header in publishing.dispatched()] == [0, 5]
+
+
+def test_a_batch_is_let_in_up_to_the_largest() -> None:
+    # The second size leaves a limit that is itself the size of a batch.
+    publishing = Publishing(segment_bytes=SEGMENT_BYTES + 8)
+    largest = publishing.log.largest_batch
+    assert largest % 8 == 0
+    overhead = batch(0).header.total_size
+    for size in (largest - 8, largest):
+        publishing.submit(batch(size - overhead))
+    with pytest.raises(BatchTooLarge) as raised:
+        publishing.submit(batch(), batch(largest + 8 - overhead))
+    assert (raised.value.size, raised.value.limit) == (largest + 8, largest)
+    _run(publishing)
+    assert [h.total_size for h in publishing.dispatched()] == [largest - 8, largest]
+
+
+def test_nothing_is_let_in_after_the_stop(publishing: Publishing) -> None:
+    requests = [publishing.submit() for _ in range(3)]
+    publishing.appender.start()
+    publishing.appender.stop()
+    publishing.appender.stop()
+    assert [publishing.events.completions(request) for request in requests] == [1, 1, 1]
+    with pytest.raises(LogClosed):
+        publishing.submit()
+
+
+def test_stopping_without_a_start_is_nothing(publishing: Publishing) -> None:
+    publishing.appender.stop()
+    assert publishing.events.all == []
+
+
+# -- rolling ---------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_goes_to_the_next_segment(publishing: Publishing) -> None:
+    for size in (400_000, 500_000, 300_000):
+        publishing.submit(batch(size))
+    _run(publishing)
+    headers = publishing.dispatched()
+    assert [h.physical_offset for h in headers][::2] == [FIRST, SEGMENT_BYTES + FIRST]
+    assert [segment.start_offset for segment in publishing.rolled()] == [0]
+    kinds = [event.kind for event in publishing.events.all]
+    assert kinds == ["dispatch", "rolled", "dispatch", "written", "complete"]
+
+
+def test_a_segment_prepared_too_small_is_passed_over() -> None:
+    publishing = Publishing()
+    publishing.submit()
+    _run(publishing)
+    publishing.log.prepare_next()
+    later = Publishing(disk=publishing.disk, segment_bytes=4 * SEGMENT_BYTES)
+    large = later.submit(batch(2_000_000))
+    _run(later)
+    assert large.error is None
+    [header] = later.dispatched()
+    assert header.physical_offset == 2 * SEGMENT_BYTES + FIRST
+    assert [s.size for s in later.log.segments] == [SEGMENT_BYTES, SEGMENT_BYTES, 4 * SEGMENT_BYTES]
+    again = SmallLog(later.small.directory, later.disk)
+    recovered = again.open()
+    assert (len(again.headers), recovered.damage) == (2, [])
+
+
+# -- failures --------------------------------------------------------------------------------
+
+
+def test_a_mistaken_producer_fails_alone(publishing: Publishing) -> None:
+    first = publishing.submit(batch(producer_id=1, sequence=7, epoch=2))
+    gap = publishing.submit(batch(producer_id=1, sequence=9, epoch=2))
+    fenced = publishing.submit(batch(producer_id=1, sequence=8, epoch=1))
+    following = publishing.submit(batch(producer_id=1, sequence=8, epoch=2), durable=True)
+    _run(publishing)
+    assert first.error is None
+    assert repr(gap.error) == repr(SequenceGap(8, 9))
+    assert repr(fenced.error) == repr(ProducerFenced(1, 2))
+    assert following.error is None
+    assert publishing.idle.of_waiting() == [following]
+    assert [h.sequence for h in publishing.dispatched()] == [7, 8]
+    assert [publishing.events.completions(r) for r in (first, gap, fenced)] == [1, 1, 1]
+
+
+def test_a_full_disk_fails_what_needs_a_segment_and_nothing_else(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
+    publishing.submit(batch(500_000))
+    publishing.submit(batch(400_000))
+    publishing.appender.start()
+    for _ in range(2):
+        assert publishing.events.next_completed().error is None
+    publishing.disk.full = True
+    large = publishing.submit(batch(500_000, producer_id=1, sequence=3))
+    assert publishing.events.next_completed() is large
+    assert isinstance(large.error, DiskFull)
+    small = publishing.submit(batch(10_000))
+    assert publishing.events.next_completed() is small
+    assert small.error is None
+    assert small.results[0].base_offset == 2
+    publishing.disk.full = False
+    again = publishing.submit(batch(500_000, producer_id=1, sequence=3))
+    assert publishing.events.next_completed() is again
+    assert again.error is None
+    assert (again.results[0].base_offset, again.results[0].duplicate) == (3, False)
+    publishing.stop()
+    assert publishing.appender.poisoned is None
+    assert [h.base_offset for h in publishing.dispatched()] == [0, 1, 2, 3]
+
+
+def test_a_publish_cut_in_two_by_a_full_disk_is_completed_by_its_retry(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
+    batches = [batch(400_000, queue=q, producer_id=1, sequence=0) for q in range(3)]
+    publishing.log.roll()
+    publishing.disk.full = True
+    publishing.appender.start()
+    request = publishing.submit(*batches)
+    assert publishing.events.next_completed() is request
+    assert isinstance(request.error, DiskFull)
+    assert len(publishing.dispatched()) == 2
+    publishing.disk.full = False
+    again = publishing.submit(*batches)
+    assert publishing.events.next_completed() is again
+    assert [result.duplicate for result in again.results] == [True, True, False]
+    assert [h.queue_id for h in publishing.dispatched()] == [0, 1, 2]
+
+
+def test_a_failed_write_poisons_and_answers_everything_once(publishing: Publishing) -> None:
+    publishing.log.roll()
+    wrong = publishing.submit(batch(producer_id=1, sequence=1), batch(producer_id=1, sequence=5))
+    group = [publishing.submit(durable=bool(i % 2)) for i in range(4)]
+    publishing.disk.fail("write", errno.EIO)
+    _run(publishing)
+    assert isinstance(wrong.error, SequenceGap)
+    assert all(isinstance(request.error, LogPoisoned) for request in group)
+    assert [publishing.events.completions(request) for request in [wrong, *group]] == [1] * 5
+    assert publishing.dispatched() == []
+    [failure] = publishing.events.of("failed")
+    assert isinstance(failure, OSError)
+    assert publishing.appender.poisoned is not None
+    with pytest.raises(LogPoisoned, match="restart"):
+        publishing.submit()
+
+
+def test_what_comes_after_a_failed_write_is_refused(publishing: Publishing) -> None:
+    publishing.log.roll()
+    publishing.disk.fail("write", errno.EIO, after=1)
+    publishing.appender.start()
+    first = publishing.submit()
+    assert publishing.events.next_completed() is first
+    second = publishing.submit()
+    assert publishing.events.next_completed() is second
+    assert isinstance(error_of(second), LogPoisoned)
+    publishing.events.wait_for("failed")
+    with pytest.raises(LogPoisoned):
+        publishing.submit()
+    # Its own thread is alive, and ends when told.
+    publishing.appender.stop()
+    assert [h.base_offset for h in publishing.dispatched()] == [0]
+
+
+def test_a_failed_roll_poisons(publishing: Publishing) -> None:
+    request = publishing.submit()
+    publishing.disk.fail("create", errno.EIO)
+    _run(publishing)
+    assert isinstance(request.error, LogPoisoned)
+
+
+def test_poisoning_answers_what_waits(publishing: Publishing) -> None:
+    requests = [publishing.submit() for _ in range(3)]
+    publishing.appender.poison("a sync failed")
+    assert [str(error_of(r)).count("a sync failed") for r in requests] == [1, 1, 1]
+    assert [publishing.events.completions(r) for r in requests] == [1, 1, 1]
+    assert publishing.appender.waiting_bytes == 0
+    publishing.appender.poison("again")
+    assert publishing.appender.poisoned == "a sync failed"
+    with pytest.raises(LogPoisoned):
+        publishing.submit()
+
+
+# -- duplicates ------------------------------------------------------------------------------
+
+
+def test_a_duplicate_is_answered_with_the_original_offsets(publishing: Publishing) -> None:
+    sent = batch(producer_id=1, sequence=0)
+    publishing.submit(batch())
+    original = publishing.submit(sent)
+    publishing.submit(batch())
+    retried = publishing.submit(sent)  # in the same group even
+    _run(publishing)
+    [first], [second] = original.results, retried.results
+    assert second == replace(first, duplicate=True)
+    assert len(publishing.dispatched()) == 3
+
+
+def test_a_durable_duplicate_waits_for_its_originals_sync(publishing: Publishing) -> None:
+    sent = batch(producer_id=1, sequence=0)
+    original = publishing.submit(sent)
+    retried = publishing.submit(sent, durable=True)
+    _run(publishing)
+    assert publishing.events.completions(original) == 1
+    assert publishing.idle.of_waiting() == [retried]
+    assert retried.end_physical_offset == original.end_physical_offset
+
+
+def test_a_durable_duplicate_of_what_is_synced_is_answered_at_once(
+    publishing: Publishing,
+) -> None:
+    sent = batch(producer_id=1, sequence=0)
+    publishing.appender.start()
+    original = publishing.submit(sent)
+    assert publishing.events.next_completed() is original
+    publishing.idle.durable_offset = original.end_physical_offset
+    retried = publishing.submit(sent, durable=True)
+    assert publishing.events.next_completed() is retried
+    assert publishing.idle.of_waiting() == []
+    # One byte less, and it would have to wait.
+    publishing.idle.durable_offset = original.end_physical_offset - 1
+    waiting = publishing.submit(sent, durable=True)
+    publishing.appender.stop()
+    assert publishing.idle.of_waiting() == [waiting]

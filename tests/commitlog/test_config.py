@@ -1,0 +1,29 @@
+from dataclasses import fields
+
+import pytest
+
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.segment import largest_batch
+from holdfast.commitlog.setting import MIB, setting
+
+
+@pytest.mark.parametrize("field", fields(CommitLogConfig), ids=lambda field: field.name)
+def test_a_setting_is_described_and_within_its_own_bounds(field: object) -> None:
+    metadata = field.metadata  # type: ignore[attr-defined]
+    default = field.default  # type: ignore[attr-defined]
+    assert len(metadata["doc"]) > 20
+    assert default >= metadata["minimum"]
+    assert metadata["maximum"] is None or default <= metadata["maximum"]
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    config = CommitLogConfig()
+    assert config.segment_bytes == 1024 * MIB
+    assert config.flush_interval_ms == 100
+    assert largest_batch(config.segment_bytes) >= 16 * MIB  # a request of the largest size
+
+
+def test_a_setting_carries_what_is_said_of_it() -> None:
+    made = setting(3, "How many.", minimum=1, maximum=5, choices=("3", "4"))
+    assert made.default == 3
+    assert made.metadata == {"doc": "How many.", "minimum": 1, "maximum": 5, "choices": ("3", "4")}

@@ -1,0 +1,42 @@
+"""An exception carries values; its sentence says what to do where somebody can do something."""
+
+import pickle
+
+import pytest
+
+from holdfast.commitlog import errors
+from holdfast.commitlog.batch_check import LimitExceeded
+from holdfast.commitlog.errors import LogError
+
+EXAMPLES: list[tuple[LogError, str]] = [
+    (errors.CorruptBatch("bad-size", "7 bytes"), "(bad-size): 7 bytes"),
+    (errors.CorruptRecord(4096, "header-crc", "of a block", 12), "damaged at 4096 (header-crc)"),
+    (errors.UnknownFormatVersion("batch", 2, 1), "version 2; this Holdfast reads 1"),
+    (errors.BatchTooLarge(11, 10), "11 bytes does not fit a segment; at most 10"),
+    (errors.LogClosed(), "closed"),
+    (errors.LogOverloaded(11, 10), "11 bytes already wait"),
+    (errors.DiskFull(1024), "free space or lower the retention"),
+    (errors.LogPoisoned("EIO"), "restart the broker"),
+    (errors.SequenceGap(3, 5), "sequence 5 leaves a gap; the next one is 3"),
+    (errors.SequenceTooOld(1, 3), "sequence 1 was stored before"),
+    (errors.ProducerFenced(1, 2), "epoch 1 is fenced"),
+    (LimitExceeded("max_key_bytes", 10, 11, 3), "message 3: 11 bytes exceed max_key_bytes (10)"),
+]
+
+
+@pytest.mark.parametrize(("error", "sentence"), EXAMPLES, ids=lambda e: type(e).__name__)
+def test_an_error_says_its_values_in_a_sentence(error: LogError, sentence: str) -> None:
+    assert sentence in str(error)
+    again = pickle.loads(pickle.dumps(error))  # a task of Spark raises them in another process
+    assert (type(again), str(again), again.args) == (type(error), str(error), error.args)
+
+
+def test_every_error_has_its_example() -> None:
+    classes = {value for value in vars(errors).values() if isinstance(value, type)}
+    assert classes - {type(error) for error, _ in EXAMPLES} == {LogError}
+
+
+def test_a_damaged_record_is_a_damaged_batch() -> None:
+    error = errors.CorruptRecord(1, "r")
+    assert isinstance(error, errors.CorruptBatch)
+    assert error.next_offset is None

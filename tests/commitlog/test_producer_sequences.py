@@ -1,0 +1,337 @@
+import copy
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
+from holdfast.commitlog.errors import LogError, ProducerFenced, SequenceGap, SequenceTooOld
+from holdfast.commitlog.producer_sequences import (
+    REMEMBERED_BATCHES,
+    ProducerSequences,
+    StoredSequence,
+)
+
+PRODUCER = 77
+EXPIRY_US = 1000
+REQUEST = int(BatchFlag.REQUEST_SEQUENCE)
+
+
+def header(
+    sequence: int,
+    *,
+    epoch: int = 0,
+    queue: int = 0,
+    offset: int = 0,
+    at: int = 0,
+    producer: int = PRODUCER,
+    flags: int = 0,
+    topic: int = 1,
+) -> BatchHeader:
+    """Return a batch's stamped header."""
+    return BatchHeader(
+        flags=flags,
+        total_size=136,
+        payload_crc=0,
+        message_count=2,
+        body_bytes=0,
+        physical_offset=1000 + offset,
+        base_offset=offset,
+        topic_id=topic,
+        queue_id=queue,
+        store_timestamp_us=at,
+        producer_id=producer,
+        producer_epoch=epoch,
+        sequence=sequence,
+    )
+
+
+def sequences(max_producers: int = 100) -> ProducerSequences:
+    return ProducerSequences(expiry_us=EXPIRY_US, max_producers=max_producers)
+
+
+def find(known: ProducerSequences, batch: BatchHeader) -> StoredSequence | LogError | None:
+    """Return what `find` returns or raises, as of the batch's own time."""
+    try:
+        return known.find(batch, batch.topic_id, batch.queue_id, batch.store_timestamp_us)
+    except LogError as error:
+        return error
+
+
+def recorded(*batches: BatchHeader) -> ProducerSequences:
+    known = sequences()
+    for batch in batches:
+        known.record(batch)
+    return known
+
+
+def _stored(*numbers: int) -> ProducerSequences:
+    """Return what is known after these sequences, each at the offset of ten times its number."""
+    return recorded(*(header(number, epoch=1, offset=10 * number) for number in numbers))
+
+
+# -- the rules, as a table -------------------------------------------------------------------
+
+
+def test_a_batch_without_a_producer_is_always_new() -> None:
+    known = recorded(header(0, producer=0))
+    assert len(known) == 0
+    assert find(known, header(0, producer=0)) is None
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 2**62])
+@pytest.mark.parametrize("epoch", [0, 5])
+def test_an_unknown_producer_starts_where_it_likes(sequence: int, epoch: int) -> None:
+    assert find(sequences(), header(sequence, epoch=epoch)) is None
+    assert find(_stored(3), header(sequence, epoch=1, queue=9)) is None
+    assert find(_stored(3), header(sequence, epoch=epoch, topic=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (header(8, epoch=1), None),
+        (header(9, epoch=1), SequenceGap(8, 9)),
+        (header(7, epoch=1), 70),
+        (header(3, epoch=1), 30),
+        (header(2, epoch=1), SequenceTooOld(2, 3)),
+        (header(0, epoch=1), SequenceTooOld(0, 3)),
+        (header(0, epoch=2), None),
+        (header(1, epoch=2), SequenceGap(0, 1)),
+        (header(8, epoch=0), ProducerFenced(0, 1)),
+        (header(7, epoch=0), ProducerFenced(0, 1)),
+    ],
+)
+def test_what_comes_after_the_eighth_batch(
+    asked: BatchHeader, expected: int | LogError | None
+) -> None:
+    found = find(_stored(*range(8)), asked)
+    if isinstance(found, StoredSequence):
+        assert found.base_offset == expected
+    else:
+        assert repr(found) == repr(expected)
+
+
+def test_a_stored_batch_is_answered_with_where_it_is() -> None:
+    original = header(4, offset=40, at=123)
+    assert find(recorded(original), header(4)) == StoredSequence(
+        sequence=4,
+        base_offset=40,
+        message_count=2,
+        end_physical_offset=original.end_physical_offset,
+        store_timestamp_us=123,
+    )
+
+
+def test_the_last_five_are_remembered() -> None:
+    known = _stored(*range(20))
+    remembered = [
+        n for n in range(20) if isinstance(find(known, header(n, epoch=1)), StoredSequence)
+    ]
+    assert remembered == list(range(20))[-REMEMBERED_BATCHES:] == [15, 16, 17, 18, 19]
+
+
+def test_queues_count_each_for_itself() -> None:
+    known = recorded(header(0), header(1), header(0, queue=1))
+    assert find(known, header(2)) is None
+    assert find(known, header(1, queue=1)) is None
+    assert repr(find(known, header(2, queue=1))) == repr(SequenceGap(1, 2))
+
+
+def test_a_higher_epoch_forgets_the_lower_one() -> None:
+    known = recorded(header(0), header(1), header(0, epoch=1, offset=50))
+    found = find(known, header(0, epoch=1))
+    assert isinstance(found, StoredSequence)
+    assert found.base_offset == 50
+    assert repr(find(known, header(2))) == repr(ProducerFenced(0, 1))
+    assert repr(find(known, header(2, epoch=1))) == repr(SequenceGap(1, 2))
+
+
+# -- requests over several queues ------------------------------------------------------------
+
+
+def test_a_request_is_completed_by_its_retry() -> None:
+    known = recorded(
+        header(6, queue=0, flags=REQUEST, offset=60),
+        header(6, queue=1, flags=REQUEST, offset=61),
+        header(7, queue=0, flags=REQUEST, offset=70),  # the crash came before queue 1
+    )
+    again = [find(known, header(7, queue=queue, flags=REQUEST)) for queue in (0, 1, 2)]
+    assert isinstance(again[0], StoredSequence)
+    assert again[0].base_offset == 70
+    assert again[1:] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "queue", "expected"),
+    [
+        (8, 0, None),
+        (8, 5, None),
+        (9, 0, SequenceGap(8, 9)),
+        (9, 5, SequenceGap(8, 9)),  # over the topic, not over the queue
+        (2, 1, SequenceTooOld(2, 4)),
+        (7, 1, None),
+        (5, 5, None),
+    ],
+)
+def test_requests_count_over_the_topic(
+    sequence: int, queue: int, expected: LogError | None
+) -> None:
+    known = recorded(
+        header(4, queue=1, flags=REQUEST),
+        header(5, queue=0, flags=REQUEST),
+        header(6, queue=1, flags=REQUEST),
+        header(7, queue=0, flags=REQUEST),
+    )
+    found = find(known, header(sequence, queue=queue, flags=REQUEST))
+    assert repr(found) == repr(expected)
+
+
+# -- forgetting ------------------------------------------------------------------------------
+
+
+def test_a_producer_unheard_of_is_forgotten_at_its_expiry_and_not_before() -> None:
+    known = recorded(header(0, at=100), header(1, at=200))
+    assert isinstance(find(known, header(1, at=199 + EXPIRY_US)), StoredSequence)
+    assert find(known, header(1, at=200 + EXPIRY_US)) is None
+
+
+def test_expiring_gives_back_who_was_forgotten() -> None:
+    known = sequences(max_producers=3)
+    for producer in range(1, 6):
+        known.record(header(0, producer=producer, at=producer))
+    known.record(header(1, producer=1, at=6))
+    assert known.expire(6) == [(2, 1), (3, 1)]  # two too many: those idle longest
+    assert known.expire(6) == []
+    assert known.expire(5 + EXPIRY_US) == [(4, 1), (5, 1)]
+    assert known.expire(6 + EXPIRY_US) == [(1, 1)]
+    assert len(known) == 0
+
+
+def test_what_was_kept_is_restored() -> None:
+    known = _stored(0, 1, 2)
+    state = known.state((PRODUCER, 1))
+    assert state is not None
+    restored = sequences()
+    restored.restore((PRODUCER, 1), copy.deepcopy(state))
+    for number in range(5):
+        asked = header(number, epoch=1)
+        assert repr(find(restored, asked)) == repr(find(known, asked))
+    assert known.state((PRODUCER, 2)) is None
+
+
+# -- rebuilding from headers -----------------------------------------------------------------
+
+
+def test_recording_twice_is_recording_once() -> None:
+    batches = [header(n, offset=n) for n in range(3)]
+    assert recorded(*batches, *batches).state((PRODUCER, 1)) == recorded(*batches).state(
+        (PRODUCER, 1)
+    )
+
+
+def test_a_producer_that_started_over_after_its_expiry_does_so_when_rebuilt() -> None:
+    # A job that publishes two batches a day under one name, longer apart than the expiry.
+    known = recorded(
+        header(0, offset=0, at=0),
+        header(1, offset=2, at=0),
+        header(0, offset=4, at=EXPIRY_US),
+    )
+    assert find(known, header(1, at=EXPIRY_US)) is None
+    found = find(known, header(0, at=EXPIRY_US))
+    assert isinstance(found, StoredSequence)
+    assert found.base_offset == 4
+
+
+def test_an_epoch_that_was_accepted_later_holds_though_it_is_lower() -> None:
+    known = recorded(header(0, epoch=9, at=0), header(0, epoch=1, at=EXPIRY_US))
+    assert isinstance(find(known, header(0, epoch=1, at=EXPIRY_US)), StoredSequence)
+    assert find(known, header(1, epoch=1, at=EXPIRY_US)) is None
+
+
+# -- against a model -------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """The rules by their words, over the list of all that was ever stored."""
+
+    stored: list[BatchHeader] = field(default_factory=list)
+
+    def expected(self, batch: BatchHeader) -> str:
+        """Return "new", "again", or the name of the refusal."""
+        mine = [s for s in self.stored if s.producer_id == batch.producer_id]
+        times = [s.store_timestamp_us for s in mine] + [batch.store_timestamp_us]
+        for i in reversed(range(len(mine))):
+            if times[i + 1] - times[i] >= EXPIRY_US:
+                mine = mine[i + 1 :]
+                break
+        if not mine:
+            return "new"
+        epoch = mine[-1].producer_epoch
+        if batch.producer_epoch < epoch:
+            return "ProducerFenced"
+        if batch.producer_epoch > epoch:
+            return "SequenceGap" if batch.sequence else "new"
+        mine = [s for s in mine if s.producer_epoch == epoch]
+        queue = [s.sequence for s in mine if s.queue_id == batch.queue_id]
+        if batch.sequence in queue[-REMEMBERED_BATCHES:]:
+            return "again"
+        counted = [s.sequence for s in mine] if batch.flags & REQUEST else queue
+        if counted and batch.sequence > max(counted) + 1:
+            return "SequenceGap"
+        if queue and batch.sequence < queue[-1]:
+            return "SequenceTooOld"
+        return "new"
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[tuple[int, int, int, int, int]]:
+    """Draw (producer, epoch, queue, sequence, microseconds since the step before)."""
+    return draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([1, 2]),
+                st.sampled_from([0, 0, 0, 0, 1, 2]),
+                st.sampled_from([0, 0, 1]),
+                st.integers(0, 9),
+                st.sampled_from([0, 0, 0, 1, EXPIRY_US - 1, EXPIRY_US]),
+            ),
+            max_size=60,
+        )
+    )
+
+
+@given(steps(), st.booleans())
+def test_live_rebuilt_and_restored_agree_with_the_model(
+    drawn: list[tuple[int, int, int, int, int]], counts_requests: bool
+) -> None:
+    model, live = Model(), sequences()
+    now = 0
+    for producer, epoch, queue, sequence, later in drawn:
+        now += later
+        batch = header(
+            sequence,
+            epoch=epoch,
+            queue=queue,
+            offset=2 * len(model.stored),
+            at=now,
+            producer=producer,
+            flags=REQUEST if counts_requests else 0,
+        )
+        rebuilt = recorded(*model.stored)
+        found = find(live, batch)
+        assert repr(find(rebuilt, batch)) == repr(found)
+        kind = {type(None): "new", StoredSequence: "again"}.get(type(found), type(found).__name__)
+        assert kind == model.expected(batch)
+        if found is None:
+            model.stored.append(batch)
+            live.record(batch)
+        elif isinstance(found, StoredSequence):
+            original = model.stored[found.base_offset // 2]
+            assert (original.sequence, original.queue_id, original.producer_epoch) == (
+                sequence,
+                queue,
+                epoch,
+            )
