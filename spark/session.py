@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from holdfast.spark.errors import JavaMissing
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _JAVA_NEEDED = 17
 _JAVA_VERSION = re.compile(r'version "(\d+)')
+
+_registered: "WeakSet[SparkSession]" = WeakSet()
 
 #: For one machine: nothing listens beyond it, and nothing is started that nobody looks at.
 _LOCAL_SETTINGS = {
@@ -29,14 +32,16 @@ _LOCAL_SETTINGS = {
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `spark.read.format("holdfast")` known to the session. May be called again.
+    """Make `spark.read.format("holdfast")` known to the session. Again does nothing.
 
     The Python of Spark's workers must have holdfast too: start the session with PYSPARK_PYTHON
     set to an interpreter that has it (`local_session` does).
     """
     from holdfast.spark.source import HoldfastDataSource  # needs pyspark, this module does not
 
-    spark.dataSource.register(HoldfastDataSource)
+    if spark not in _registered:  # Spark would warn of a source that is replaced
+        spark.dataSource.register(HoldfastDataSource)
+        _registered.add(spark)
 
 
 def local_session(
@@ -48,6 +53,7 @@ def local_session(
     """
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{cores}]").appName("holdfast")

@@ -2,11 +2,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.spark.errors import JavaMissing
-from holdfast.spark.session import require_java
+from holdfast.spark.session import register, require_java
 
 
 def fake_java(folder: Path, says: str) -> Path:
@@ -53,3 +54,17 @@ def test_the_package_is_imported_without_pyspark(tmp_path: Path) -> None:
     (tmp_path / "pyarrow.py").write_text("raise ImportError('no pyarrow here')")
     program = "import holdfast.spark as s; [getattr(s, name) for name in s.__all__]"
     subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(tmp_path)}, check=True)
+
+
+def test_the_source_is_registered_once_a_session() -> None:
+    pytest.importorskip("pyspark")
+
+    class Session:
+        def __init__(self) -> None:
+            self.registered: list[type] = []
+            self.dataSource = SimpleNamespace(register=self.registered.append)
+
+    first, second = Session(), Session()
+    for session in (first, first, second):
+        register(session)  # type: ignore[arg-type]
+    assert len(first.registered) == len(second.registered) == 1
