@@ -56,3 +56,4 @@ class SegmentKeeper:
                 _logger.warning("no segment could be prepared: %s", error)
             except Exception:
                 _logger.exception("a job on the segment files failed")
+            del task  # what it holds may be a segment that is deleted while this waits
