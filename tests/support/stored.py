@@ -122,6 +122,6 @@ async def settled(storage: Storage) -> None:
 
 async def fill_segment(storage: Storage, topic: Topic, queue: int = 0) -> None:
     """Publish to a queue until the log's next segment has begun."""
-    before = len(storage.log.segments)
-    while len(storage.log.segments) == before:
+    before = max(len(storage.log.segments), 1)
+    while len(storage.log.segments) <= before:
         await storage.store.publish(topic, [batch(b"." * 100_000, queue)], durability="written")

@@ -1,0 +1,96 @@
+"""The state's copy in the log: what is noted there is what is read back."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.commitlog.batch_check import MessageLimits, check_batch
+from holdfast.consumequeue import state_journal
+from holdfast.consumequeue.state_journal import encode_changes, encode_snapshot, state_in_log
+from holdfast.consumequeue.state_records import NEXT_TOPIC_ID, offsets_key, topic_key
+from tests.support.stored import batch, fill_segment, open_storage, settled, small_config
+
+_KEYS = st.text("abc/", min_size=1, max_size=5).map(str.encode)
+
+
+@given(st.dictionaries(_KEYS, st.none() | st.binary(max_size=30), min_size=1, max_size=9))
+def test_changes_are_messages_of_key_and_value(changes: dict[bytes, bytes | None]) -> None:
+    noted = encode_changes(changes)
+    check_batch(noted, MessageLimits())
+    assert noted.header.queue_id == 0
+    found = {
+        (noted.key(row) or "").encode(): None if noted.tag(row) else noted.body(row)
+        for row in range(len(noted))
+    }
+    assert found == changes
+    assert {noted.tag(row) for row in range(len(noted))} <= {None, "deleted"}
+
+
+def test_a_snapshot_is_cut_into_batches_of_moderate_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_journal, "_SNAPSHOT_BATCH_BYTES", 100)
+    records = {b"k%d" % number: b"x" * 40 for number in range(5)} | {b"large": b"y" * 500}
+    batches = encode_snapshot(records)
+    assert [len(each) for each in batches] == [2, 2, 1, 1]
+    found = {
+        (each.key(row) or "").encode(): each.body(row)
+        for each in batches
+        for row in range(len(each))
+    }
+    assert found == records
+    assert encode_snapshot({}) == []
+
+
+async def test_the_log_has_the_newest_value_of_every_record(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)) as storage:
+        store = storage.store
+        kept, _ = await store.create_topic("kept", queues=2)
+        await store.create_topic("gone", queues=1)
+        await store.publish(kept, [batch(["a", "b", "c"])])
+        await settled(storage)
+        for offset in (1, 3, 2):
+            await store.store_offsets("g", kept, {0: offset})
+        await store.delete_topic("gone")
+        await settled(storage)
+        records, is_whole = state_in_log(storage.log)
+        assert is_whole
+        assert records.keys() == {
+            topic_key("kept"),
+            NEXT_TOPIC_ID,
+            offsets_key("g", kept.topic_id),
+        }
+        assert storage._opened is not None
+        assert records == storage._opened.state.records
+
+
+async def test_every_segment_begins_with_all_records(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        assert storage._opened is not None
+        for _ in range(3):
+            await fill_segment(storage, topic)
+            await storage.store.publish(topic, [batch("after the snapshot")])
+            last = storage.log.segments[-1]
+            await settled(storage)
+            only_last = type("Log", (), {"segments": (last,)})()
+            records, _ = state_in_log(only_last)
+            assert records == storage._opened.state.records
+
+
+@pytest.mark.parametrize(("body", "is_whole"), [(b"below", False), (b"above", True)])
+async def test_damage_above_the_durable_mark_hides_no_record(
+    tmp_path: Path, body: bytes, is_whole: bool
+) -> None:
+    """What was never durable is torn, and was never promised to anybody."""
+    async with open_storage(small_config(tmp_path)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        await storage.store.publish(topic, [batch("below")], durability="fsync")
+        await storage.store.publish(topic, [batch("proof")], durability="fsync")
+        await storage.store.publish(topic, [batch("above")], durability="fsync")
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    image[image.index(body)] ^= 1
+    segment.write_bytes(image)
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert state_in_log(storage.log)[1] == is_whole
