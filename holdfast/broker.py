@@ -87,8 +87,9 @@ class Broker:
         )
         hold = self._hold = PullRequestHoldService(
             self._config.holdservice,
-            max_offset=lambda key: storage.store.max_offset(key),
-            scan=lambda key, start, end, wanted: storage.store.scan_hot(key, start, end, wanted),
+            # The store is there once it has been opened; nothing is held before that.
+            max_offset=lambda key: storage.store.max_offset(key),  # noqa: PLW0108
+            scan=lambda *where: storage.store.scan_hot(*where),  # noqa: PLW0108
         )
         context = ApiContext(
             # Set below, once there is one; nothing asks for it while the phase is "recovering".

@@ -20,7 +20,10 @@ class StorageCollector(Collector):
     def __init__(self) -> None:
         self.storage: Storage | None = None
         self._syncs = Histogram(
-            "holdfast_fsync_seconds", "Time of a sync of the log.", buckets=_SYNC_BUCKETS, registry=None
+            "holdfast_fsync_seconds",
+            "Time of a sync of the log.",
+            buckets=_SYNC_BUCKETS,
+            registry=None,
         )
 
     def observe_sync(self, seconds: float) -> None:
@@ -34,13 +37,17 @@ class StorageCollector(Collector):
         if storage is None:
             return
         log = storage.log
-        yield _gauge("holdfast_log_end_offset", "Physical offset where the log ends.", log.written_offset)
+        yield _gauge(
+            "holdfast_log_end_offset", "Physical offset where the log ends.", log.written_offset
+        )
         yield _gauge(
             "holdfast_log_durable_offset",
             "Physical offset up to which the log is synced.",
             storage.syncer.durable_offset,
         )
-        yield _gauge("holdfast_log_min_offset", "Physical offset of the first byte kept.", log.min_offset)
+        yield _gauge(
+            "holdfast_log_min_offset", "Physical offset of the first byte kept.", log.min_offset
+        )
         yield _gauge("holdfast_log_segments", "Segment files of the log.", len(log.segments))
         yield _gauge("holdfast_log_size_bytes", "Bytes of all segment files.", log.size_bytes)
         yield _gauge(
@@ -58,14 +65,18 @@ class StorageCollector(Collector):
             "Bytes that wait for the appender.",
             storage.appender.waiting_bytes,
         )
-        yield _gauge("holdfast_read_only", "1 when nothing can be published.", int(bool(storage.read_only)))
+        yield _gauge(
+            "holdfast_read_only", "1 when nothing can be published.", int(bool(storage.read_only))
+        )
         yield _gauge("holdfast_degraded", "Damages found at the start.", len(storage.degraded))
         yield _gauge(
             "holdfast_disk_free_bytes",
             "Free bytes on the log's file system.",
             shutil.disk_usage(log.directory).free,
         )
-        deleted = CounterMetricFamily("holdfast_segments_deleted", "Segments that retention deleted.")
+        deleted = CounterMetricFamily(
+            "holdfast_segments_deleted", "Segments that retention deleted."
+        )
         deleted.add_metric([], storage.retention.deleted_segments)
         yield deleted
 

@@ -34,6 +34,7 @@ def aggregate_with_spark(
 
     spark = local_session()
     try:
+        spark.sparkContext.setLogLevel("ERROR")
         messages = (
             spark.read.format("holdfast")
             .option("url", url)

@@ -26,7 +26,7 @@ TOPIC = "demo"
 QUEUES = 4
 #: Readings published one by one at first, to see each of them wake the waiting consumer.
 SINGLES = 5
-#: How long readings of the machine are streamed, and how often a round of them is taken.
+#: How long is streamed at most, and the pause between two rounds of readings or slices of lines.
 STREAM_S = 12.0
 ROUND_S = 0.05
 #: A file is streamed in slices of this many lines, so that the kill falls in mid-stream.
@@ -90,7 +90,7 @@ class _Demo:
         self._acknowledged: dict[tuple[int, int], bytes] = {}
 
     def run(self, first: list[Reading], rest: Iterator[Reading]) -> bool:
-        source = "this machine's own readings" if self._file is None else f"the lines of {self._file}"
+        source = f"the lines of {self._file}" if self._file else "this machine's own readings"
         self._step(1, "A broker", f"one process, one fresh data directory ({self._folder}).")
         with RunningBroker(self._folder / "data") as broker:
             self._say(f"It serves on [bold]{broker.url}[/]. Its input will be {source}.")
@@ -107,9 +107,7 @@ class _Demo:
 
     # -- the steps -------------------------------------------------------------------------
 
-    def _show_wakes(
-        self, client: Client, follower: Follower, first: list[Reading]
-    ) -> None:
+    def _show_wakes(self, client: Client, follower: Follower, first: list[Reading]) -> None:
         self._step(
             2,
             "Long polling",
@@ -148,7 +146,10 @@ class _Demo:
             "again. Producer and consumer are not told: they go on by themselves.",
         )
         progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=self._console
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=self._console,
         )
         sent: list[tuple[bytes, BlockingSendHandle]] = []
         with progress, client.producer(TOPIC) as producer:
@@ -168,8 +169,7 @@ class _Demo:
                     )
                     broker.restart()
                     progress.console.print("  [green]started again[/] on the same directory")
-                if slices is None:
-                    time.sleep(ROUND_S)
+                time.sleep(min(ROUND_S, STREAM_S / rounds))
                 progress.advance(task)
         for body, handle in sent:
             result = handle.result(30)
