@@ -10,6 +10,7 @@ import pytest
 from holdfast.commitlog import log_scan, recovery
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.syncer import Syncer
+from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.reput import ReputService
 from tests.support.crash_run import OPERATIONS, CrashRun, Operations, run_seed
 
@@ -24,6 +25,21 @@ def _acknowledge_without_sync(patch: pytest.MonkeyPatch) -> None:
 def _index_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
     commit = ReputService.commit
     patch.setattr(ReputService, "commit", lambda self, durable_offset: commit(self, 2**63))
+
+
+def _index_position_before_entries(patch: pytest.MonkeyPatch) -> None:
+    commit = Index.commit
+    held_back: dict[int, Any] = {}
+
+    def commit_apart(self: Index, units: Any, position: Any, producers: Any = ()) -> None:
+        commit(self, held_back.pop(id(self), ()), position, producers)
+        held_back[id(self)] = units
+
+    patch.setattr(Index, "commit", commit_apart)
+
+
+def _trust_the_page_cache(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "_write_again", lambda log, durable: None)
 
 
 def _recover_without_payload_crc(patch: pytest.MonkeyPatch) -> None:
@@ -43,10 +59,20 @@ def _cut_without_zeros(patch: pytest.MonkeyPatch) -> None:
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
+_FAILING_DISK: Operations = {
+    CrashRun.publish: 4,
+    CrashRun.publish_on: 4,
+    CrashRun.fail_sync: 2,
+    CrashRun.consume: 2,
+    CrashRun.crash: 1,
+}
+
 #: What is planted, and the operations that meet it soonest.
 DEFECTS: dict[str, tuple[Plant, Operations]] = {
     "acknowledged without sync": (_acknowledge_without_sync, OPERATIONS),
     "indexed beyond the durable mark": (_index_what_is_not_durable, OPERATIONS),
+    "index position committed before its entries": (_index_position_before_entries, OPERATIONS),
+    "page cache trusted after a failed sync": (_trust_the_page_cache, _FAILING_DISK),
     "recovered without payload CRC": (_recover_without_payload_crc, OPERATIONS),
     "cut without zeros": (_cut_without_zeros, {CrashRun.crash_and_overwrite: 1}),
 }

@@ -127,7 +127,8 @@ class Producer:
 
 class SimulatedBroker:
     """Storage, disk and clients. Everything happens on one event loop; `rng` decides what a
-    crash leaves. Anything that a right broker cannot do raises an AssertionError."""
+    crash leaves, and how far the threads lag where the two intervals, read at each start, do
+    not say. Anything that a right broker cannot do raises an AssertionError."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         self.rng = rng
@@ -138,6 +139,8 @@ class SimulatedBroker:
         self.restarts: dict[str, int] = {"close": 0, "kill": 0, "crash": 0}
         self.lost = 0
         """Messages acknowledged in written mode that power losses took."""
+        self.flush_interval_ms: int | None = None
+        self.commit_interval_ms: int | None = None
         self._data_dir = directory / "data"
         self._kept_lmdb = directory / "lmdb"
         self._stored_offsets: dict[str, dict[int, int]] = {}
@@ -211,6 +214,12 @@ class SimulatedBroker:
             or self.storage.appender.poisoned is not None
         )
 
+    @property
+    def recovered_blocks(self) -> int:
+        """How many blocks the last opening found that the index did not have."""
+        assert self.storage._opened is not None
+        return self.storage._opened.recovered.blocks
+
     async def _open(self) -> bool:
         """Open the storage; return whether the power went once more in between."""
         power_lost = False
@@ -255,11 +264,11 @@ class SimulatedBroker:
             commitlog=CommitLogConfig(
                 segment_bytes=MIB,
                 reserve_bytes=0,
-                flush_interval_ms=self.rng.choice((1, 10, 50)),
+                flush_interval_ms=self.flush_interval_ms or self.rng.choice((1, 10, 50)),
                 retention_interval_ms=3_600_000,
             ),
             consumequeue=ConsumeQueueConfig(
-                commit_interval_ms=self.rng.choice((1, 10, 10_000)),
+                commit_interval_ms=self.commit_interval_ms or self.rng.choice((1, 10, 10_000)),
                 map_size_bytes=64 * MIB,
                 state_map_size_bytes=64 * MIB,
                 tail_entries=2,
@@ -552,10 +561,7 @@ class SimulatedBroker:
             return
         if not await self.all_written():
             return
-        kept = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self.storage.keeper.submit(lambda: loop.call_soon_threadsafe(kept.set))
-        await _bounded(kept.wait())
+        await self.keeper_done()
         await _until(self._is_idle)
 
     async def all_written(self) -> bool:
@@ -566,6 +572,13 @@ class SimulatedBroker:
         except LogPoisoned:
             return False
         return True
+
+    async def keeper_done(self) -> None:
+        """Wait until the segment thread has done what it was told so far."""
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self.storage.keeper.submit(lambda: loop.call_soon_threadsafe(done.set))
+        await _bounded(done.wait())
 
     def _is_idle(self) -> bool:
         return self.is_dead or (
