@@ -282,7 +282,8 @@ class MessageStore:
     async def publish(
         self, topic: Topic, batches: Sequence[Batch], *, durability: str | None = None
     ) -> list[Published]:
-        """Append checked batches, whose queue ids are set; return where each one is, in order.
+        """Append checked batches, whose queue ids are set; return where each one is, in order,
+        once it can be read from there (unless it asks for less than its topic's durability).
 
         Acknowledged as `durability` says ("fsync" or "written"), else as the topic does. Raises
         UnknownTopic when it was deleted meanwhile, UnknownQueue, and the log's errors.
@@ -310,7 +311,7 @@ class MessageStore:
         ]
 
     def completed(self, requests: list[AppendRequest]) -> None:
-        """Hand finished requests to the loop (called in the appender and sync threads)."""
+        """Hand finished requests to the loop (called in the reput thread)."""
         try:
             self._loop.call_soon_threadsafe(_finish, requests)
         except RuntimeError:

@@ -2,22 +2,26 @@
 
 An entry becomes visible once its topic's durability is met, and never before one that is
 earlier in its queue. Entries are readable in memory at once; a second thread, the committer,
-puts them into LMDB off the wake path, and only what the log has synced.
+puts them into LMDB off the wake path, and only what the log has synced. A publish is answered
+by way of this thread too, so that whoever is told an offset can read from it.
 
 Between the two threads: `_uncommitted` is appended to by the one and taken from by the other;
 the producers' sequences belong to the committer, so that it stores them as they were at the
 position that it commits.
 """
 
+import contextlib
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import lmdb
 
+from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.producer_sequences import ProducerKey, ProducerSequences, ProducerState
 from holdfast.commitlog.segment import keyed_messages
@@ -29,6 +33,8 @@ _logger = logging.getLogger(__name__)
 
 #: While recovering, entries are committed in groups of this many.
 _RECOVERY_GROUP = 50_000
+#: So many pieces of work are done before those who wait are told of them.
+_PASS_SIZE = 64
 
 
 class _Uncommitted(NamedTuple):
@@ -40,19 +46,34 @@ class _Uncommitted(NamedTuple):
     """The position after it."""
 
 
-#: What the reput thread is told: blocks written, the durable mark, up to where each queue is in
-#: LMDB now, or to end.
-_Work = list[BatchHeader] | int | dict[QueueKey, int] | None
+class _Finished(NamedTuple):
+    """Requests to complete, now that what they wrote was dispatched."""
+
+    requests: list[AppendRequest]
+
+
+#: What the reput thread is told: blocks written, the durable mark, requests that are finished,
+#: up to where each queue is in LMDB now.
+_Work = list[BatchHeader] | int | _Finished | dict[QueueKey, int]
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one pass of the reput thread has to tell."""
+
+    advanced: dict[QueueKey, int] = field(default_factory=dict)
+    finished: list[AppendRequest] = field(default_factory=list)
 
 
 class ReputService:
     """Owns the in-memory queues and the index behind them.
 
-    `dispatch` is the appender thread's to call, `durable_advanced` the sync thread's. `notify`
-    is called in the reput thread once a pass with the new max offset of each queue that got
-    visible entries. `needs_durable` tells for a topic id whether its entries wait for the sync,
-    None when there is no such topic; `segment_start` gives the start of a position's segment.
-    `sequences` are as the index has them. `failed` is called by a thread that ends early.
+    `dispatch` is the appender thread's to call, `durable_advanced` the sync thread's, `finished`
+    both's. `notify` is called in the reput thread once a pass with the new max offset of each
+    queue that got visible entries, then `completed` with the requests that are finished.
+    `needs_durable` tells for a topic id whether its entries wait for the sync, None when there is
+    no such topic; `segment_start` gives the start of a position's segment. `sequences` are as the
+    index has them. `failed` is called by a thread that ends early.
     """
 
     def __init__(
@@ -64,6 +85,7 @@ class ReputService:
         needs_durable: Callable[[int], bool | None],
         segment_start: Callable[[int], int],
         notify: Callable[[dict[QueueKey, int]], None],
+        completed: Callable[[list[AppendRequest]], None],
         failed: Callable[[Exception], None],
         commit_interval_s: float,
         tail_entries: int,
@@ -75,10 +97,13 @@ class ReputService:
         self._needs_durable = needs_durable
         self._segment_start = segment_start
         self._notify = notify
+        self._completed = completed
         self._failed = failed
         self._commit_interval_s = commit_interval_s
         self._tail_entries = tail_entries
-        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._is_ending = False
+        self._has_ended = False
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
         self._uncommitted: deque[_Uncommitted] = deque()
         self._position = index.position()
@@ -122,6 +147,12 @@ class ReputService:
         """The log is synced up to here."""
         self._work.put(durable_offset)
 
+    def finished(self, requests: list[AppendRequest]) -> None:
+        """Complete these requests once all that was told before is visible."""
+        self._work.put(_Finished(requests))
+        if self._has_ended:
+            self._complete_rest()
+
     @property
     def reput_offset(self) -> int:
         """Physical offset up to which the log is indexed (in memory)."""
@@ -136,39 +167,57 @@ class ReputService:
 
     def _run(self) -> None:
         try:
-            while True:
-                advanced: dict[QueueKey, int] = {}
-                work = self._work.get()
-                while True:
-                    if work is None:
-                        self._tell(advanced)
-                        return
-                    self._handle(work, advanced)
-                    try:
-                        work = self._work.get_nowait()
-                    except queue.Empty:
-                        break
-                self._tell(advanced)
+            while not self._is_ending:
+                self._make_pass()
         except Exception as error:  # the thread's last resort
             _logger.exception("the reput thread failed")
             self._failed(error)
+        finally:
+            self._has_ended = True
+            self._complete_rest()
 
-    def _tell(self, advanced: dict[QueueKey, int]) -> None:
-        if advanced:
-            self._notify(advanced)
+    def _make_pass(self) -> None:
+        done = _Pass()
+        try:
+            for work in self._take():
+                self._handle(work, done)
+            if done.advanced:
+                self._notify(done.advanced)
+        finally:
+            if done.finished:
+                self._completed(done.finished)
 
-    def _handle(
-        self, work: list[BatchHeader] | int | dict[QueueKey, int], advanced: dict[QueueKey, int]
-    ) -> None:
-        if isinstance(work, dict):
+    def _take(self) -> Iterator[_Work]:
+        """Wait for work and yield what there is of it, one by one, but not without end."""
+        for _ in range(_PASS_SIZE):
+            work = self._work.get()
+            if work is None:
+                self._is_ending = True
+                return
+            yield work
+            if self._work.empty():
+                return
+
+    def _handle(self, work: _Work, done: _Pass) -> None:
+        if isinstance(work, _Finished):
+            done.finished += work.requests
+        elif isinstance(work, dict):
             self._trim(work)
         elif isinstance(work, int):
-            self._show_durable(work, advanced)
+            self._show_durable(work, done.advanced)
             # Only now may the committer go so far: what is in LMDB is visible.
             self._durable_offset = max(self._durable_offset, work)
         else:
             for header in work:
-                self._index_block(header, advanced)
+                self._index_block(header, done.advanced)
+
+    def _complete_rest(self) -> None:
+        """Complete what this thread no longer will: they are stored, or have failed."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                work = self._work.get_nowait()
+                if isinstance(work, _Finished):
+                    self._completed(work.requests)
 
     def _index_block(
         self, header: BatchHeader, advanced: dict[QueueKey, int], *, visible: bool = False

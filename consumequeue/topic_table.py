@@ -3,6 +3,8 @@
 Changed on the event loop only, after the change is durable; readable from any thread.
 """
 
+from collections.abc import Iterable
+
 from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
 from holdfast.consumequeue.state_records import (
     NEXT_TOPIC_ID,
@@ -34,6 +36,8 @@ class TopicTable:
                 self.put_offsets(rest[0], int(rest[1]), decode_offsets(value))
             elif kind == "kept":
                 self.kept[int(rest[0])] = decode_kept(value)
+        for group in list(self._offsets):
+            self._forget_offsets(group, self._offsets[group].keys() - self._by_id.keys())
         self.next_topic_id = max([self.next_topic_id, *(i + 1 for i in self._by_id)])
 
     # -- topics ----------------------------------------------------------------------------
@@ -71,10 +75,8 @@ class TopicTable:
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
         self.kept.pop(topic.topic_id, None)
-        for group, by_topic in list(self._offsets.items()):
-            by_topic.pop(topic.topic_id, None)
-            if not by_topic:
-                del self._offsets[group]
+        for group in list(self._offsets):
+            self._forget_offsets(group, {topic.topic_id})
 
     # -- stored offsets --------------------------------------------------------------------
 
@@ -102,6 +104,13 @@ class TopicTable:
     def offsets(self, group: str, topic_id: int) -> StoredOffsets:
         """Return a group's offsets on a topic: version 0 when nothing is stored."""
         return self._offsets.get(group, {}).get(topic_id, StoredOffsets())
+
+    def _forget_offsets(self, group: str, topic_ids: Iterable[int]) -> None:
+        by_topic = self._offsets[group]
+        for topic_id in topic_ids:
+            by_topic.pop(topic_id, None)
+        if not by_topic:
+            del self._offsets[group]
 
     def put_offsets(self, group: str, topic_id: int, stored: StoredOffsets) -> None:
         """Replace a group's offsets on a topic."""

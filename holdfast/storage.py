@@ -66,7 +66,12 @@ class Storage:
         OSError pass through, with everything closed but the lock, which `close` gives back."""
         assert self._data_dir is not None
         opening = StorageOpening(
-            self._data_dir, self._config, self._disk, self._events, self.progress
+            self._data_dir,
+            self._config,
+            self._disk,
+            self._events,
+            self._completed,
+            self.progress,
         )
         opened = self._opened = await self._in_thread(opening.open)
         config = self._config
@@ -75,7 +80,7 @@ class Storage:
             durable_offset=opened.recovered.written_offset,
             flush_interval_s=config.commitlog.flush_interval_ms / 1000,
             advanced=opened.reput.durable_advanced,
-            completed=self._completed,
+            completed=opened.reput.finished,
             failed=self._sync_failed,
             observe=self._events.synced,
             monotonic=time.monotonic,
@@ -90,7 +95,7 @@ class Storage:
             max_waiting_bytes=config.commitlog.max_waiting_bytes,
             now_us=now_us,
             dispatch=opened.reput.dispatch,
-            completed=self._completed,
+            completed=opened.reput.finished,
             rolled=self._rolled,
             failed=self._events.failed,
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.data_dir import DataDir
@@ -94,12 +95,14 @@ class StorageOpening:
         config: Config,
         disk: Disk,
         events: StorageEvents,
+        completed: Callable[[list[AppendRequest]], None],
         progress: RecoveryProgress,
     ) -> None:
         self._data_dir = data_dir
         self._config = config
         self._disk = disk
         self._events = events
+        self._completed = completed
         self._progress = progress
 
     def open(self) -> Opened:
@@ -179,6 +182,7 @@ class StorageOpening:
             needs_durable=_durability_of(table),
             segment_start=lambda offset: getattr(log.segment_at(offset), "start_offset", 0),
             notify=self._events.arrived,
+            completed=self._completed,
             failed=self._events.failed,
             commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
             tail_entries=self._config.consumequeue.tail_entries,

@@ -4,11 +4,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import lmdb
 import pytest
 
+from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
 from holdfast.commitlog.producer_sequences import ProducerSequences
 from holdfast.consumequeue import reput as reput_module
@@ -67,8 +69,10 @@ class Reput:
         self.index = Index(directory, 1 << 26)
         self.needs_durable: dict[int, bool] = {DURABLE: True, WRITTEN: False}
         self.told: list[dict[QueueKey, int]] = []
+        self.completed: list[list[AppendRequest]] = []
         self.failures: list[Exception] = []
         self.telling: Callable[[dict[QueueKey, int]], None] = lambda advanced: None
+        self.completing: Callable[[list[AppendRequest]], None] = lambda requests: None
         self._changed = threading.Condition()
         self.service = ReputService(
             self.index,
@@ -77,6 +81,7 @@ class Reput:
             needs_durable=lambda topic_id: self.needs_durable.get(topic_id),
             segment_start=lambda offset: offset // SEGMENT * SEGMENT,
             notify=self._notify,
+            completed=self._completed,
             failed=self._failed,
             commit_interval_s=commit_interval_s,
             tail_entries=2,
@@ -86,6 +91,12 @@ class Reput:
         self.telling(advanced)
         with self._changed:
             self.told.append(advanced)
+            self._changed.notify_all()
+
+    def _completed(self, requests: list[AppendRequest]) -> None:
+        self.completing(requests)
+        with self._changed:
+            self.completed.append(requests)
             self._changed.notify_all()
 
     def _failed(self, error: Exception) -> None:
@@ -247,6 +258,48 @@ def test_what_happens_while_one_is_told_is_told_together(tmp_path: Path) -> None
         go_on.set()
         reput.until(lambda: len(reput.told) == 2)
     assert reput.told == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 11, (DURABLE, 0): 10}]
+
+
+def request() -> AppendRequest:
+    return AppendRequest(WRITTEN, [], durable=False)
+
+
+def test_a_request_is_completed_once_what_it_wrote_was_told(tmp_path: Path) -> None:
+    log = Log()
+    one, two = request(), request()
+    visible: list[tuple[int, int]] = []
+    with running(tmp_path) as reput:
+        reput.completing = lambda requests: visible.append(
+            (reput.max_offset(WRITTEN), reput.max_offset(DURABLE))
+        )
+        reput.service.dispatch([log.write(WRITTEN), log.write(DURABLE)])
+        reput.service.finished([one])
+        reput.until(lambda: reput.completed == [[one]])
+        reput.service.durable_advanced(log.end)
+        reput.service.finished([two])
+        reput.until(lambda: reput.completed == [[one], [two]])
+    assert visible == [(1, 0), (1, 1)]
+
+
+def test_a_busy_thread_tells_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reput_module, "_PASS_SIZE", 4)
+    log = Log()
+    told_first, go_on = threading.Event(), threading.Event()
+
+    def hold(advanced: dict[QueueKey, int]) -> None:
+        told_first.set()
+        assert go_on.wait(_DEADLINE_S)
+
+    requests = [request() for _ in range(10)]
+    with running(tmp_path, commit_interval_s=NEVER_S) as reput:
+        reput.telling = hold
+        reput.service.dispatch([log.write(WRITTEN)])
+        assert told_first.wait(_DEADLINE_S)
+        for each in requests:
+            reput.service.finished([each])
+        go_on.set()
+        reput.until(lambda: len(reput.completed) == 3)
+    assert reput.completed == [requests[:4], requests[4:8], requests[8:]]
 
 
 # -- what reaches the disk -----------------------------------------------------------------
@@ -430,6 +483,30 @@ def test_a_reput_thread_that_fails_says_so(tmp_path: Path) -> None:
         reput.service.dispatch([log.write(WRITTEN)])
         reput.until(lambda: reput.failures)
     assert isinstance(reput.failures[0], ZeroDivisionError)
+
+
+def test_requests_are_completed_also_by_a_thread_that_fails_and_after_it(tmp_path: Path) -> None:
+    log = Log()
+    told, go_on = threading.Event(), threading.Event()
+    requests = [request() for _ in range(4)]
+
+    def hold_then_fail(advanced: dict[QueueKey, int]) -> None:
+        told.set()
+        assert go_on.wait(_DEADLINE_S)
+        raise ZeroDivisionError
+
+    with running(tmp_path) as reput:
+        reput.telling = hold_then_fail
+        reput.service.dispatch([log.write(WRITTEN)])
+        reput.service.finished(requests[:1])
+        assert told.wait(_DEADLINE_S)
+        reput.service.finished(requests[1:2])
+        reput.service.finished(requests[2:3])
+        go_on.set()
+        reput.until(lambda: list(chain(*reput.completed)) == requests[:3])
+        reput.service.finished(requests[3:])
+        reput.until(lambda: list(chain(*reput.completed)) == requests)
+    assert reput.failures
 
 
 def test_an_index_thread_that_fails_says_so(

@@ -231,7 +231,8 @@ async def test_a_deleted_file_is_closed_once_nobody_reads_it(tmp_path: Path) -> 
         await storage.store.delete_topic("t")
         await storage.retention.run_once()
         assert Batch.decode(reading.read(first.slices[0].batch.header.physical_offset, 1 << 17))
-        await until(lambda: _deleted_but_open(tmp_path) == [f"{reading.path} (deleted)"])
+        only = [f"{reading.path} (deleted)"]
+        await until(lambda: _deleted_but_open(tmp_path) == only)
         del reading
         await until(lambda: _deleted_but_open(tmp_path) == [])
 

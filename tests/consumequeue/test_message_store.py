@@ -1,0 +1,868 @@
+"""The store over a real log, index and state: everything that the layers above rely on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.errors import LogClosed, LogOverloaded, ProducerFenced, SequenceGap
+from holdfast.commitlog.message_id import format_message_id
+from holdfast.config import Config
+from holdfast.consumequeue.errors import (
+    InvalidName,
+    InvalidTopicChange,
+    LimitReached,
+    OffsetBeyondEnd,
+    OffsetsChanged,
+    OffsetTrimmed,
+    QueueCorrupt,
+    StateUnavailable,
+    TopicConflict,
+    UnknownGroup,
+    UnknownMessage,
+    UnknownQueue,
+    UnknownTopic,
+)
+from holdfast.consumequeue.message_store import MessageStore, QueueState, Split, StoredOffsets
+from holdfast.consumequeue.state_store import StateStore
+from holdfast.consumequeue.topics import Topic, TopicConfig
+from holdfast.storage import Storage
+from tests.support.stored import (
+    MIB,
+    batch,
+    bodies,
+    fill_segment,
+    open_storage,
+    read_queue,
+    settled,
+    small_config,
+    until,
+)
+
+ALL: dict[str, Any] = {"max_messages": 1000, "max_bytes": MIB}
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+    async with open_storage(small_config(tmp_path)) as storage:
+        yield storage
+
+
+@pytest.fixture
+def store(storage: Storage) -> MessageStore:
+    return storage.store
+
+
+@pytest.fixture
+async def topic(store: MessageStore) -> Topic:
+    topic, _ = await store.create_topic("t", queues=2)
+    return topic
+
+
+class Tagged:
+    """A filter on one tag."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+
+    def may_match(self, tag_summary: int) -> bool:
+        return tag_summary != 0
+
+    def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
+        return [row for row in range(start_row, end_row) if batch.tag(row) == self.tag]
+
+
+# -- topics --------------------------------------------------------------------------------
+
+
+async def test_a_topic_is_created_with_what_is_given_and_defaults_for_the_rest(
+    store: MessageStore,
+) -> None:
+    topic, is_new = await store.create_topic(
+        "orders", queues=8, fields={"durability": "written", "retention_ms": 5}
+    )
+    assert is_new
+    assert (topic.name, topic.queue_count) == ("orders", 8)
+    assert topic.config == TopicConfig("written", 5, None, 4 * MIB)
+    assert store.topic("orders") == store.topic_by_id(topic.topic_id) == topic
+    other, _ = await store.create_topic("bills")
+    assert other.queue_count == 4
+    assert store.topics() == [other, topic]
+
+
+async def test_creating_again_ensures_what_is_given_and_compares_no_more(
+    store: MessageStore,
+) -> None:
+    topic, _ = await store.create_topic("t", queues=2, fields={"retention_ms": 5})
+    for queues, fields in (
+        (None, {}),
+        (2, {}),
+        (None, {"retention_ms": 5}),
+        (2, {"durability": "fsync"}),
+    ):
+        assert await store.create_topic("t", queues=queues, fields=fields) == (topic, False)
+
+
+@pytest.mark.parametrize(
+    ("queues", "fields", "field", "existing"),
+    [
+        (3, {}, "queues", 2),
+        (None, {"durability": "written"}, "durability", "fsync"),
+        (2, {"retention_ms": 1}, "retention_ms", None),
+        (2, {"max_message_bytes": 1}, "max_message_bytes", 4 * MIB),
+    ],
+)
+async def test_a_field_that_differs_is_a_conflict(
+    store: MessageStore,
+    topic: Topic,
+    queues: int | None,
+    fields: Mapping[str, object],
+    field: str,
+    existing: object,
+) -> None:
+    with pytest.raises(TopicConflict) as caught:
+        await store.create_topic("t", queues=queues, fields=fields)
+    assert (caught.value.field, caught.value.existing) == (field, existing)
+    assert store.topic("t") == topic
+
+
+async def test_a_limit_of_zero_means_none(store: MessageStore) -> None:
+    topic, _ = await store.create_topic("t", fields={"retention_ms": 0, "retention_bytes": None})
+    assert (topic.config.retention_ms, topic.config.retention_bytes) == (None, None)
+    assert await store.create_topic("t", fields={"retention_bytes": 0}) == (topic, False)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "__state", "x" * 128, "a\0"])
+async def test_a_bad_name_is_refused_everywhere(store: MessageStore, name: str) -> None:
+    for refused in (
+        store.create_topic(name),
+        store.change_topic(name, fields={}),
+        store.delete_topic(name),
+    ):
+        with pytest.raises(InvalidName):
+            await refused
+    with pytest.raises(InvalidName):
+        store.topic(name)
+
+
+async def test_what_does_not_exist_cannot_be_changed_or_deleted(store: MessageStore) -> None:
+    with pytest.raises(UnknownTopic):
+        await store.change_topic("nobody", fields={})
+    with pytest.raises(UnknownTopic):
+        await store.delete_topic("nobody")
+
+
+async def test_a_topic_is_changed_and_gets_more_queues_but_never_fewer(
+    store: MessageStore, topic: Topic
+) -> None:
+    await store.publish(topic, [batch("a", 1)])
+    changed = await store.change_topic("t", queues=3, fields={"retention_bytes": 7})
+    assert (changed.topic_id, changed.queue_count) == (topic.topic_id, 3)
+    assert changed.config == replace(topic.config, retention_bytes=7)
+    assert store.topic("t") == changed
+    await store.publish(changed, [batch("b", 2)])
+    assert [state.max_offset for state in store.queue_states(changed)] == [0, 1, 1]
+    with pytest.raises(InvalidTopicChange):
+        await store.change_topic("t", queues=2, fields={})
+    assert (await store.change_topic("t", fields={"retention_bytes": None})).config == topic.config
+
+
+@pytest.mark.parametrize("queues", [0, -1])
+async def test_a_topic_has_at_least_one_queue(store: MessageStore, queues: int) -> None:
+    with pytest.raises(InvalidTopicChange):
+        await store.create_topic("t", queues=queues)
+
+
+async def test_there_are_limits_to_topics_queues_and_groups(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    limits = replace(config.topics, max_topics=2, max_queues_per_topic=3, max_groups=1)
+    async with open_storage(replace(config, topics=limits)) as storage:
+        store = storage.store
+        with pytest.raises(LimitReached, match="max_queues_per_topic"):
+            await store.create_topic("a", queues=4)
+        topic, _ = await store.create_topic("a", queues=3)
+        with pytest.raises(LimitReached, match="max_queues_per_topic"):
+            await store.change_topic("a", queues=4, fields={})
+        await store.create_topic("b", queues=1)
+        with pytest.raises(LimitReached, match="max_topics"):
+            await store.create_topic("c", queues=1)
+        await store.create_topic("b")
+        await store.store_offsets("g", topic, {0: 0})
+        with pytest.raises(LimitReached, match="max_groups"):
+            await store.store_offsets("h", topic, {0: 0})
+        await store.store_offsets("g", topic, {0: 0})
+        await store.delete_topic("b")
+        await store.create_topic("c", queues=1)
+
+
+async def test_a_topic_made_again_is_another(storage: Storage, topic: Topic) -> None:
+    store = storage.store
+    told: list[int] = []
+    store.topic_deleted = told.append
+    await store.publish(topic, [batch("old")])
+    await store.store_offsets("g", topic, {0: 1})
+    message_id = format_message_id(topic.topic_id, 0, 0)
+    await store.delete_topic("t")
+    assert told == [topic.topic_id]
+    with pytest.raises(UnknownTopic):
+        store.topic("t")
+    with pytest.raises(UnknownGroup):
+        store.group_topics("g")
+    again, is_new = await store.create_topic("t", queues=2)
+    assert is_new
+    assert again.topic_id > topic.topic_id
+    assert store.queue_state(again, 0) == QueueState(0, 0, 0, 0, None)
+    with pytest.raises(UnknownMessage):
+        await store.message(message_id)
+    await store.publish(again, [batch("new")])
+    assert await read_queue(store, again) == [(0, b"new")]
+
+
+async def test_publishing_to_a_topic_that_is_gone_is_refused(
+    store: MessageStore, topic: Topic
+) -> None:
+    """Whoever had looked it up before must not be told that something was stored."""
+    await store.delete_topic("t")
+    await store.create_topic("t", queues=2)
+    with pytest.raises(UnknownTopic):
+        await store.publish(topic, [batch("lost")])
+    with pytest.raises(UnknownTopic):
+        await store.store_offsets("g", topic, {0: 0})
+
+
+async def test_limits_of_messages_come_from_topic_and_configuration(store: MessageStore) -> None:
+    topic, _ = await store.create_topic("t", fields={"max_message_bytes": 10})
+    limits = store.limits(topic)
+    assert (limits.max_message_bytes, limits.max_key_bytes) == (10, 4096)
+
+
+# -- publishing ----------------------------------------------------------------------------
+
+
+async def test_each_batch_is_answered_in_order_with_its_place(
+    store: MessageStore, topic: Topic
+) -> None:
+    first, second, third = await store.publish(
+        topic, [batch(["a", "b"], 1), batch("c", 0), batch("d", 1)]
+    )
+    assert [(p.queue, p.base_offset, p.count) for p in (first, second, third)] == [
+        (1, 0, 2),
+        (0, 0, 1),
+        (1, 2, 1),
+    ]
+    assert first.durable
+    assert not first.duplicate
+    assert first.store_timestamp_us <= third.store_timestamp_us
+    assert await read_queue(store, topic, 1) == [(0, b"a"), (1, b"b"), (2, b"d")]
+
+
+@pytest.mark.parametrize("of_topic", ["fsync", "written"])
+@pytest.mark.parametrize("asked", [None, "fsync", "written"])
+async def test_durability_is_the_topics_unless_asked(
+    storage: Storage, of_topic: str, asked: str | None
+) -> None:
+    topic, _ = await storage.store.create_topic("t", fields={"durability": of_topic})
+    (published,) = await storage.store.publish(topic, [batch("a")], durability=asked)
+    wanted = (asked or of_topic) == "fsync"
+    assert published.durable is wanted
+    if wanted:
+        assert storage.syncer.durable_offset > 4096
+
+
+@pytest.mark.parametrize("durability", ["fsync", "written"])
+async def test_who_is_told_an_offset_can_read_from_it(
+    store: MessageStore, topic: Topic, durability: str
+) -> None:
+    topic = await store.change_topic("t", fields={"durability": durability})
+    for number in range(50):
+        (published,) = await store.publish(topic, [batch(str(number))])
+        assert published.base_offset == number
+        assert bodies(await store.read(topic, 0, number, **ALL)) == [str(number).encode()]
+        assert bodies(await store.read(topic, 0, number + 1, **ALL)) == []
+
+
+async def test_an_unknown_queue_takes_nothing_of_the_request(
+    store: MessageStore, topic: Topic
+) -> None:
+    for queue in (2, 0xFFFFFFFF):
+        with pytest.raises(UnknownQueue) as caught:
+            await store.publish(topic, [batch("a", 0), batch("b", queue)])
+        assert caught.value.queue_count == 2
+    await store.publish(topic, [batch("c", 0)])
+    assert await read_queue(store, topic) == [(0, b"c")]
+
+
+async def test_publishes_of_many_tasks_are_stored_once_each_in_their_order(
+    store: MessageStore, topic: Topic
+) -> None:
+    async def publisher(name: int) -> None:
+        for number in range(20):
+            await store.publish(topic, [batch(f"{name}/{number}", 0)])
+
+    await asyncio.gather(*(publisher(name) for name in range(10)))
+    found = [body.decode().split("/") for _, body in await read_queue(store, topic)]
+    for name in range(10):
+        assert [int(n) for who, n in found if who == str(name)] == list(range(20))
+
+
+async def test_a_cancelled_publish_harms_nobody(store: MessageStore, topic: Topic) -> None:
+    tasks = [asyncio.create_task(store.publish(topic, [batch(str(n))])) for n in range(20)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in ended[::2])
+    assert all(isinstance(each, list) for each in ended[1::2])
+    await store.publish(topic, [batch("after")])
+    found = dict(await read_queue(store, topic))
+    for number, each in enumerate(ended):
+        if isinstance(each, list):
+            assert found[each[0].base_offset] == str(number).encode()
+
+
+async def test_a_duplicate_is_answered_with_the_place_of_the_original(
+    store: MessageStore, topic: Topic
+) -> None:
+    def attempt(sequence: int, **fields: Any) -> list[Batch]:
+        return [batch(str(sequence), 1, producer_id=7, sequence=sequence, **fields)]
+
+    (first,) = await store.publish(topic, attempt(0))
+    (second,) = await store.publish(topic, attempt(1))
+    (again,) = await store.publish(topic, attempt(0))
+    assert replace(again, duplicate=False) == first
+    assert again.duplicate
+    assert second.base_offset == 1
+    with pytest.raises(SequenceGap) as caught:
+        await store.publish(topic, attempt(3))
+    assert caught.value.expected == 2
+    await store.publish(topic, attempt(0, producer_epoch=1))
+    with pytest.raises(ProducerFenced):
+        await store.publish(topic, attempt(2))
+    assert store.queue_state(topic, 1).max_offset == 3
+
+
+async def test_more_than_may_wait_is_refused_until_there_is_room(tmp_path: Path) -> None:
+    config = small_config(tmp_path, max_waiting_bytes=MIB)
+    async with open_storage(config) as storage:
+        topic, _ = await storage.store.create_topic("t")
+        large = [batch(b"x" * 400_000, 0)]
+        tasks = [asyncio.create_task(storage.store.publish(topic, large)) for _ in range(50)]
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [each for each in ended if isinstance(each, LogOverloaded)]
+        stored = [each for each in ended if isinstance(each, list)]
+        assert refused
+        assert len(stored) + len(refused) == 50
+        await storage.store.publish(topic, large)
+        assert storage.store.queue_state(topic, 0).max_offset == len(stored) + 1
+
+
+async def test_after_closing_nothing_is_published(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)) as storage:
+        topic, _ = await storage.store.create_topic("t")
+    with pytest.raises(LogClosed):
+        await storage.store.publish(topic, [batch("late")])
+
+
+# -- reading -------------------------------------------------------------------------------
+
+
+async def _publish_five(store: MessageStore, topic: Topic) -> None:
+    await store.publish(
+        topic, [batch(["a", "b"], tag="x"), batch("c", tag="y"), batch(["d", "e"], tag="x")]
+    )
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_pull_from_memory_and_from_disk_is_the_same(tmp_path: Path, cold: bool) -> None:
+    config = small_config(tmp_path)
+    async with open_storage(config) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=2)
+        await _publish_five(storage.store, topic)
+        if not cold:
+            await _check_pulls(storage.store, topic)
+    if cold:
+        async with open_storage(config) as storage:
+            assert storage.store.read_hot(topic, 0, 0, **ALL) is None
+            await _check_pulls(storage.store, topic)
+
+
+async def _check_pulls(store: MessageStore, topic: Topic) -> None:
+    fetched = await store.read(topic, 0, 1, **ALL)
+    assert bodies(fetched) == [b"b", b"c", b"d", b"e"]
+    assert (fetched.next_offset, fetched.min_offset, fetched.max_offset) == (5, 0, 5)
+    fetched = await store.read(topic, 0, 1, max_messages=2, max_bytes=MIB)
+    assert (bodies(fetched), fetched.next_offset) == ([b"b", b"c"], 3)
+    fetched = await store.read(topic, 0, 0, max_messages=5, max_bytes=1)
+    assert (bodies(fetched), fetched.next_offset) == ([b"a"], 1)
+    fetched = await store.read(topic, 0, 0, **ALL, filter=Tagged("y"))
+    assert (bodies(fetched), fetched.next_offset) == ([b"c"], 5)
+    fetched = await store.read(topic, 0, 3, **ALL, filter=Tagged("y"))
+    assert (bodies(fetched), fetched.next_offset) == ([], 5)
+    for at_end in (store.read_hot(topic, 0, 5, **ALL), await store.read(topic, 0, 5, **ALL)):
+        assert at_end is not None
+        assert (bodies(at_end), at_end.next_offset, at_end.max_offset) == ([], 5, 5)
+
+
+async def test_offsets_outside_a_queue_are_told_apart(store: MessageStore, topic: Topic) -> None:
+    await _publish_five(store, topic)
+    for read in (store.read, _hot(store)):
+        with pytest.raises(OffsetBeyondEnd) as beyond:
+            await read(topic, 0, 6, **ALL)
+        assert (beyond.value.offset, beyond.value.max_offset) == (6, 5)
+        with pytest.raises(OffsetTrimmed):
+            await read(topic, 0, -1, **ALL)
+        with pytest.raises(OffsetBeyondEnd):
+            await read(topic, 1, 1, **ALL)
+        for queue in (2, -1):
+            with pytest.raises(UnknownQueue):
+                await read(topic, queue, 0, **ALL)
+        assert bodies(await read(topic, 1, 0, **ALL)) == []
+
+
+def _hot(store: MessageStore) -> Any:
+    async def read_hot(*arguments: Any, **bounds: Any) -> Any:
+        return store.read_hot(*arguments, **bounds)
+
+    return read_hot
+
+
+async def test_max_offset_is_none_for_what_does_not_exist(
+    store: MessageStore, topic: Topic
+) -> None:
+    await _publish_five(store, topic)
+    key = topic.topic_id
+    assert [store.max_offset((key, queue)) for queue in (-1, 0, 1, 2)] == [None, 5, 0, None]
+    assert store.max_offset((key + 1, 0)) is None
+    await store.delete_topic("t")
+    assert store.max_offset((key, 0)) is None
+
+
+async def test_a_scan_finds_the_first_match_or_the_end_or_needs_the_disk(
+    tmp_path: Path,
+) -> None:
+    async with open_storage(small_config(tmp_path)) as storage:
+        store = storage.store
+        topic, _ = await store.create_topic("t")
+        await _publish_five(store, topic)
+        key = (topic.topic_id, 0)
+        assert store.scan_hot(key, 0, 5, Tagged("y")) == 2
+        assert store.scan_hot(key, 3, 5, Tagged("y")) == 5
+        assert store.scan_hot(key, 0, 2, Tagged("y")) == 2
+        assert store.scan_hot((99, 0), 0, 2, Tagged("y")) is None
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert storage.store.scan_hot(key, 0, 5, Tagged("y")) is None
+
+
+async def test_a_read_that_retention_overtook_says_trimmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path)
+    async with open_storage(config) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        for _ in range(2):
+            await fill_segment(storage, topic)
+        await settled(storage)
+    async with open_storage(config) as storage:
+        store = storage.store
+        topic = await store.change_topic("t", fields={"retention_bytes": 1})
+        in_thread = store._in_thread
+
+        async def overtaken(function: Any) -> Any:
+            monkeypatch.setattr(store, "_in_thread", in_thread)
+            await storage.retention.run_once()
+            return await in_thread(function)
+
+        monkeypatch.setattr(store, "_in_thread", overtaken)
+        with pytest.raises(OffsetTrimmed) as caught:
+            await store.read(topic, 0, 0, **ALL)
+        assert caught.value.min_offset == store.queue_state(topic, 0).max_offset
+
+
+async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    async with open_storage(config) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        for text in (["one", "two"], ["three", "four"], ["five"]):
+            await storage.store.publish(topic, [batch(text)])
+        await settled(storage)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    image[image.index(b"three")] ^= 1
+    segment.write_bytes(image)
+    for _ in range(2):  # from disk, and then hot
+        async with open_storage(config) as storage:
+            store = storage.store
+            fetched = await store.read(topic, 0, 0, **ALL)
+            assert (bodies(fetched), fetched.next_offset) == ([b"one", b"two"], 2)
+            for offset in (2, 3):
+                with pytest.raises(QueueCorrupt) as caught:
+                    await store.read(topic, 0, offset, **ALL)
+                assert (caught.value.offset, caught.value.next_offset) == (offset, 4)
+                assert caught.value.reason == "payload-crc"
+                with pytest.raises(QueueCorrupt):
+                    await store.message(format_message_id(topic.topic_id, 0, offset))
+            assert bodies(await store.read(topic, 0, 4, **ALL)) == [b"five"]
+        (tmp_path / "consumequeue" / "data.mdb").unlink()
+        (tmp_path / "consumequeue" / "lock.mdb").unlink()
+
+
+async def test_a_block_is_decoded_once_for_all_who_wait_for_it(
+    store: MessageStore, topic: Topic
+) -> None:
+    await _publish_five(store, topic)
+    first = store.read_hot(topic, 0, 4, **ALL)
+    second = store.read_hot(topic, 0, 4, **ALL)
+    assert first is not None
+    assert second is not None
+    assert first.slices[0].batch is second.slices[0].batch
+
+
+# -- looking up ----------------------------------------------------------------------------
+
+
+async def test_offsets_by_time(store: MessageStore, topic: Topic) -> None:
+    times = []
+    for text in (["a", "b"], ["c"]):
+        (published,) = await store.publish(topic, [batch(text)])
+        times.append(published.store_timestamp_us)
+    assert times[0] < times[1]
+    assert await store.offset_by_time(topic, 0, 0) == (0, times[0])
+    assert await store.offset_by_time(topic, 0, times[0]) == (0, times[0])
+    assert await store.offset_by_time(topic, 0, times[0] + 1) == (2, times[1])
+    assert await store.offset_by_time(topic, 0, times[1]) == (2, times[1])
+    assert await store.offset_by_time(topic, 0, times[1] + 1) == (3, None)
+    assert await store.offset_by_time(topic, 1, 0) == (0, None)
+    with pytest.raises(UnknownQueue):
+        await store.offset_by_time(topic, 2, 0)
+
+
+async def test_a_message_is_found_by_its_id(store: MessageStore, topic: Topic) -> None:
+    await _publish_five(store, topic)
+    for offset, body in enumerate(b"abcde"):
+        found = await store.message(format_message_id(topic.topic_id, 0, offset).lower())
+        assert found[0] == topic
+        assert found[1].body(found[2]) == bytes([body])
+    for unknown in (
+        format_message_id(topic.topic_id, 0, 5),
+        format_message_id(topic.topic_id, 7, 0),
+        format_message_id(99, 0, 0),
+        format_message_id(0, 0, 0),  # the broker's own topic
+        "",
+        "x" * 32,
+        "0" * 31,
+    ):
+        with pytest.raises(UnknownMessage):
+            await store.message(unknown)
+
+
+async def test_splits_are_checked_and_cover_what_was_asked(
+    store: MessageStore, topic: Topic
+) -> None:
+    await _publish_five(store, topic)
+    size = store.queue_state(topic, 0).bytes
+    plan = await store.splits(topic, {1: (0, 0), 0: (0, 5)}, max_bytes=None, min_splits=1)
+    assert plan == [Split(0, 0, 5, size)]
+    plan = await store.splits(topic, {0: (1, 5)}, max_bytes=1, min_splits=1)
+    assert [(split.start_offset, split.end_offset) for split in plan] == [(1, 2), (2, 3), (3, 5)]
+    for bad, error in (
+        ({0: (0, 6)}, OffsetBeyondEnd),
+        ({0: (-1, 5)}, OffsetTrimmed),
+        ({2: (0, 0)}, UnknownQueue),
+    ):
+        with pytest.raises(error):
+            await store.splits(topic, bad, max_bytes=None, min_splits=1)
+
+
+# -- stored offsets ------------------------------------------------------------------------
+
+
+async def test_offsets_are_merged_and_their_version_counts_changes(
+    store: MessageStore, topic: Topic
+) -> None:
+    await _publish_five(store, topic)
+    with pytest.raises(UnknownGroup):
+        store.stored_offsets("g", topic)
+    assert await store.store_offsets("g", topic, {0: 3}) == StoredOffsets({0: 3}, 1)
+    assert await store.store_offsets("g", topic, {1: 0}) == StoredOffsets({0: 3, 1: 0}, 2)
+    assert await store.store_offsets("g", topic, {0: 1}) == StoredOffsets({0: 1, 1: 0}, 3)
+    assert store.stored_offsets("g", topic) == StoredOffsets({0: 1, 1: 0}, 3)
+    other, _ = await store.create_topic("other")
+    assert store.stored_offsets("g", other) == StoredOffsets({}, 0)
+    await store.store_offsets("a", other, {0: 0})
+    assert store.groups() == ["a", "g"]
+    assert store.group_topics("g") == {"t": StoredOffsets({0: 1, 1: 0}, 3)}
+
+
+async def test_compare_and_swap(store: MessageStore, topic: Topic) -> None:
+    await _publish_five(store, topic)
+    with pytest.raises(OffsetsChanged) as caught:
+        await store.store_offsets("g", topic, {0: 1}, if_version=1)
+    assert caught.value.version == 0
+    with pytest.raises(UnknownGroup):
+        store.group_topics("g")
+    assert (await store.store_offsets("g", topic, {0: 1}, if_version=0)).version == 1
+    assert (await store.store_offsets("g", topic, {0: 2}, if_version=1)).version == 2
+    for version in (0, 1, 3):
+        with pytest.raises(OffsetsChanged):
+            await store.store_offsets("g", topic, {0: 5}, if_version=version)
+    assert store.stored_offsets("g", topic) == StoredOffsets({0: 2}, 2)
+
+
+async def test_of_many_that_compare_and_swap_at_once_one_wins(
+    store: MessageStore, topic: Topic
+) -> None:
+    await _publish_five(store, topic)
+    ended = await asyncio.gather(
+        *(store.store_offsets("g", topic, {0: n % 6}, if_version=0) for n in range(20)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(each, StoredOffsets) for each in ended) == 1
+    assert sum(isinstance(each, OffsetsChanged) for each in ended) == 19
+    await asyncio.gather(*(store.store_offsets("g", topic, {n % 2: 0}) for n in range(20)))
+    assert store.stored_offsets("g", topic) == StoredOffsets({0: 0, 1: 0}, 21)
+    assert not store._offset_locks
+
+
+async def test_offsets_that_no_queue_has_are_refused(store: MessageStore, topic: Topic) -> None:
+    await _publish_five(store, topic)
+    for offsets, error in (
+        ({0: 6}, OffsetBeyondEnd),
+        ({1: 1}, OffsetBeyondEnd),
+        ({2: 0}, UnknownQueue),
+    ):
+        with pytest.raises(error):
+            await store.store_offsets("g", topic, {0: 5, **offsets})
+    with pytest.raises(InvalidName):
+        await store.store_offsets("a/b", topic, {0: 0})
+    assert store.groups() == []
+
+
+# -- the durable state ---------------------------------------------------------------------
+
+
+async def test_a_change_that_could_not_be_stored_did_not_happen(
+    store: MessageStore, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.store_offsets("g", topic, {0: 0})
+
+    def full(self: StateStore, group: object) -> None:
+        raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StateStore, "_put", full)
+        for change in (
+            store.create_topic("new"),
+            store.change_topic("t", fields={"retention_ms": 1}),
+            store.delete_topic("t"),
+            store.store_offsets("g", topic, {1: 0}),
+            store.store_offsets("new", topic, {1: 0}),
+        ):
+            with pytest.raises(StateUnavailable):
+                await change
+        assert store.topics() == [topic]
+        assert store.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
+        assert store.groups() == ["g"]
+        await store.publish(topic, [batch("goes on")])
+    assert (await store.create_topic("new"))[1]
+
+
+class SlowState:
+    """Lets commits of the state wait, one behind the other."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._go_on = asyncio.Event()
+        self._go_on.set()
+
+    def hold(self) -> None:
+        self._go_on.clear()
+
+    def release(self) -> None:
+        self._go_on.set()
+
+    async def passed(self) -> None:
+        self.waiting += 1
+        await self._go_on.wait()
+        self.waiting -= 1
+
+
+@pytest.fixture
+def slow_state(monkeypatch: pytest.MonkeyPatch) -> SlowState:
+    state = SlowState()
+    commit = MessageStore.commit_state
+
+    async def held(self: MessageStore, changes: Any) -> None:
+        await state.passed()
+        await commit(self, changes)
+
+    monkeypatch.setattr(MessageStore, "commit_state", held)
+    return state
+
+
+async def test_a_change_whose_asker_has_left_still_comes_to_its_end(
+    tmp_path: Path, slow_state: SlowState
+) -> None:
+    """Else memory and disk would part, and two topics could get one id."""
+    config = small_config(tmp_path)
+    async with open_storage(config) as storage:
+        store = storage.store
+        slow_state.hold()
+        left = asyncio.create_task(store.create_topic("left", queues=1))
+        await until(lambda: slow_state.waiting)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        following = asyncio.create_task(store.create_topic("following", queues=1))
+        slow_state.release()
+        topic, _ = await following
+        assert [each.name for each in store.topics()] == ["following", "left"]
+        assert len({each.topic_id for each in store.topics()}) == 2
+        slow_state.hold()
+        storing = asyncio.create_task(store.store_offsets("g", topic, {0: 0}))
+        await until(lambda: slow_state.waiting)
+        storing.cancel()
+        slow_state.release()
+        await store.changes_done()
+        assert storing.cancelled()
+        assert store.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
+        topics = store.topics()
+    async with open_storage(config) as storage:
+        assert storage.store.topics() == topics
+        assert storage.store.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
+
+
+async def test_a_change_that_fails_when_its_asker_has_left_is_logged(
+    store: MessageStore,
+    slow_state: SlowState,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(self: StateStore, group: object) -> None:
+        raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
+
+    monkeypatch.setattr(StateStore, "_put", full)
+    slow_state.hold()
+    left = asyncio.create_task(store.create_topic("left"))
+    await until(lambda: slow_state.waiting)
+    left.cancel()
+    slow_state.release()
+    await store.changes_done()
+    await until(lambda: "a change that nobody waits for failed" in caplog.text)
+
+
+async def test_closing_waits_for_changes_that_were_begun(
+    tmp_path: Path, slow_state: SlowState
+) -> None:
+    config = small_config(tmp_path)
+    async with open_storage(config) as storage:
+        slow_state.hold()
+        creating = asyncio.create_task(storage.store.create_topic("t"))
+        await until(lambda: slow_state.waiting)
+        asyncio.get_running_loop().call_soon(slow_state.release)
+    assert creating.done()
+    async with open_storage(config) as storage:
+        assert [topic.name for topic in storage.store.topics()] == ["t"]
+
+
+@pytest.mark.parametrize("deleted_first", [False, True])
+async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_gone_with_it(
+    tmp_path: Path, slow_state: SlowState, deleted_first: bool
+) -> None:
+    config = small_config(tmp_path)
+    async with open_storage(config) as storage:
+        store = storage.store
+        topic, _ = await store.create_topic("t")
+        slow_state.hold()
+        changes = [
+            lambda: store.store_offsets("g", topic, {0: 0}),
+            lambda: store.delete_topic("t"),
+        ]
+        tasks: list[asyncio.Task[Any]] = []
+        for change in reversed(changes) if deleted_first else changes:
+            tasks.append(asyncio.create_task(change()))
+            await until(lambda: slow_state.waiting == len(tasks))
+        slow_state.release()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(each) for each in ended if isinstance(each, Exception)] == (
+            [UnknownTopic] if deleted_first else []
+        )
+        assert store.groups() == []
+    async with open_storage(config) as storage:
+        assert storage.store.groups() == []
+
+
+# -- all of it, over a restart -------------------------------------------------------------
+
+
+async def _everything(store: MessageStore) -> object:
+    """Return every answer that the store gives about what it has."""
+    answers: dict[str, object] = {"topics": store.topics(), "groups": store.groups()}
+    for topic in store.topics():
+        states = store.queue_states(topic)
+        answers[f"{topic.name} states"] = states
+        answers[f"{topic.name} messages"] = [
+            await read_queue(store, topic, state.queue) for state in states
+        ]
+        ranges = {state.queue: (state.min_offset, state.max_offset) for state in states}
+        answers[f"{topic.name} splits"] = await store.splits(
+            topic, ranges, max_bytes=5000, min_splits=7
+        )
+        answers[f"{topic.name} search"] = [
+            (found.header, row) for found, row in await store.search_key(topic, "k1", 1000)
+        ]
+        times = [state.newest_timestamp_us or 0 for state in states]
+        answers[f"{topic.name} times"] = [
+            await store.offset_by_time(topic, state.queue, time + beside)
+            for state in states
+            for time in times
+            for beside in (-1, 0, 1)
+        ]
+    for group in store.groups():
+        answers[f"group {group}"] = store.group_topics(group)
+    return answers
+
+
+async def _fill(config: Config) -> object:
+    async with open_storage(config) as storage:
+        store = storage.store
+        await store.create_topic("gone")
+        for name in ("a", "b"):
+            topic, _ = await store.create_topic(name, queues=3)
+            for number in range(30):
+                await store.publish(
+                    topic,
+                    [batch([f"{name}{number}", "x"], number % 3, key=f"k{number % 4}")],
+                    durability="written",
+                )
+            await fill_segment(storage, topic, 1)
+            await settled(storage)
+            await store.store_offsets("g", topic, {0: 7, 2: 5})
+            await store.store_offsets(f"only-{name}", topic, {0: 1})
+        await store.delete_topic("gone")
+        await store.change_topic("a", queues=5, fields={"retention_bytes": MIB})
+        await storage.retention.run_once()
+        await settled(storage)
+        return await _everything(store)
+
+
+@pytest.mark.parametrize(
+    "forgotten", [(), ("consumequeue",), ("state",), ("consumequeue", "state")], ids=str
+)
+async def test_every_answer_is_the_same_after_a_restart_whatever_was_deleted(
+    tmp_path: Path, forgotten: tuple[str, ...]
+) -> None:
+    config = small_config(tmp_path)
+    before = await _fill(config)
+    for name in forgotten:
+        for path in (tmp_path / name).iterdir():
+            path.unlink()
+    async with open_storage(config) as storage:
+        assert not storage.degraded
+        assert await _everything(storage.store) == before
+        newest, _ = await storage.store.create_topic("newest")
+        assert newest.topic_id == 4  # 1 was another's, who is gone
