@@ -219,6 +219,20 @@ async def test_send_names_the_mend_when_the_buffer_is_full_and_drain_makes_room(
         assert topic.queues[0][-1] == b"room again"
 
 
+async def test_after_drain_half_of_the_buffer_is_free() -> None:
+    topic = StoredTopic(queue_count=1)
+    async with (
+        publish_server(topic) as server,
+        AsyncClient(server.url) as client,
+        client.producer("orders", batch_bytes=1000, buffer_bytes=20_000) as producer,
+    ):
+        for _ in range(50):
+            await producer.drain()
+            for _ in range(10_000 // 1032):
+                producer.send(b"x" * 1000)
+    assert len(topic.queues[0]) == 450
+
+
 async def test_a_message_over_the_topics_limit_is_refused_alone() -> None:
     topic = StoredTopic(max_message_bytes=10)
     async with (

@@ -88,6 +88,7 @@ async def test_whole_batches_count_even_if_the_brokers_limit_ends_within_one() -
         client.pull("orders", 0, 0) as messages,
     ):
         assert [(await anext(messages)).offset for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+        assert "offset=5&" in server.requests[1]
 
 
 async def test_the_first_pull_does_not_wait_and_the_others_go_on_from_its_offset() -> None:

@@ -153,7 +153,8 @@ async def test_a_reply_of_another_shape_is_a_bad_reply() -> None:
         await transport.close()
 
 
-async def test_closing_ends_a_request_that_waits() -> None:
+@pytest.mark.parametrize("safe", [True, False])
+async def test_closing_ends_a_request_that_waits(safe: bool) -> None:
     asked = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -163,7 +164,7 @@ async def test_closing_ends_a_request_that_waits() -> None:
 
     async with scripted_server(answer) as server:
         transport = transport_to(server.url)
-        waiting = asyncio.create_task(transport.request("GET", "/", wait_s=60))
+        waiting = asyncio.create_task(transport.request("POST", "/", wait_s=60, safe=safe))
         await asked.wait()
         await transport.close()
         await transport.close()
