@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
     """Return an empty directory in memory where there is such a place, so that LMDB's syncs
     cost nothing; they are tested elsewhere."""
-    if not _SHARED_MEMORY.is_dir():
+    if not SHARED_MEMORY.is_dir():
         yield tmp_path
         return
-    made = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_SHARED_MEMORY))
+    made = Path(tempfile.mkdtemp(prefix="holdfast-", dir=SHARED_MEMORY))
     yield made
     shutil.rmtree(made)
 

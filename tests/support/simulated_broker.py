@@ -562,7 +562,7 @@ class SimulatedBroker:
         if not await self.all_written():
             return
         await self.keeper_done()
-        await _until(self._is_idle)
+        await until(self._is_idle)
 
     async def all_written(self) -> bool:
         """Wait until all that was handed to the appender is written; return whether it is."""
@@ -609,7 +609,8 @@ async def _bounded(awaitable: Awaitable[object] | None) -> None:
         await awaitable
 
 
-async def _until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition of the broker's threads holds; raises TimeoutError."""
     async with asyncio.timeout(_DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.001)
