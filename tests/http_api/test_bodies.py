@@ -1,6 +1,7 @@
 """Bodies as they come over the wire: too large, too slow, in chunks, broken off."""
 
 import asyncio
+import tracemalloc
 import zlib
 
 import pytest
@@ -127,5 +128,26 @@ async def test_a_small_bomb_is_not_blown_up() -> None:
     squeezer = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = b"".join(squeezer.compress(bytes(1 << 20)) for _ in range(64)) + squeezer.flush()
     async with running_api(max_request_bytes=1 << 20) as api:
+        tracemalloc.start()
         answer = await api.ask("POST", "/v1/topics/orders/messages", bomb, Content_Encoding="gzip")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
         assert (answer.status, answer.problem) == (413, "request-too-large")
+        assert peak < 8 << 20
+
+
+async def test_a_body_whose_connection_was_stopped_already_is_read_on(api: Api) -> None:
+    """More of it came than a reader takes unasked, before its handler had its first turn."""
+    body = bytes(1_500_000)
+    async with raw_connection(api.server.port) as one:
+        async with asyncio.timeout(10):
+            while not api.server.connection_count:
+                await asyncio.sleep(0)
+        (connection,) = api.server._connections
+        connection.data_received(HEAD + b"Content-Length: %d\r\n\r\n" % len(body))
+        connection.data_received(body[:700_000])
+        assert connection._reading_paused
+        await one.send(body[700_000:])
+        async with asyncio.timeout(10):
+            assert (await one.answer())[0] == 200
+    assert stored(api) == [body]

@@ -99,7 +99,9 @@ async def test_everything_is_there_again_after_a_restart(tmp_path: Path) -> None
     messages = [{"body": name, "key": name, "tag": name[-1]} for name in names]
     async with serving(tmp_path / "data") as session:
         await post(session, "/v1/topics/t/messages", {"messages": messages})
-        await session.put("/v1/groups/g/topics/t/offsets", json={"offsets": {"0": 3}})
+        offsets = {"offsets": {"0": 3}}
+        async with session.put("/v1/groups/g/topics/t/offsets", json=offsets) as response:
+            assert response.status == 200, await response.text()
         paths = [
             "/v1/topics/t",
             "/v1/topics",
@@ -146,7 +148,8 @@ async def test_many_publishers_and_pulls_at_once(session: aiohttp.ClientSession)
     await session.put("/v1/topics/t", json={"queues": 4, "durability": "written"})
 
     async def consume(queue: int) -> list[str]:
-        offset, found = 0, []
+        found: list[str] = []
+        offset = 0
         while len(found) < 50:
             reply = await get(
                 session,

@@ -214,6 +214,20 @@ async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
         await api.server.stop()
 
 
+async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
+    async with running_api(shutdown_timeout_ms=100) as api:
+        await api.store.create_topic("orders")
+        for _ in range(4):
+            await api.publish("orders", {"body": "x" * 4_000_000, "queue": 0})
+        with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
+            stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=16000000&wait"))
+            async with asyncio.timeout(10):
+                while not any(each.writing_paused for each in api.server._connections):
+                    await asyncio.sleep(0)
+                await api.server.stop()
+        assert api.server.connection_count == 0
+
+
 async def test_a_port_in_use_is_told_and_leaves_nothing_running(api: Api) -> None:
     tasks = asyncio.all_tasks()
     context = replace(api.context, registry=CollectorRegistry())
