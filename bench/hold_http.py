@@ -76,10 +76,15 @@ class Client:
         self.host, self.port = parts.hostname, parts.port
 
     async def connect(self, answered: Callable[[Connection, float], None]) -> Connection:
+        """Return a connection that the broker has accepted and answered on once."""
         loop = asyncio.get_running_loop()
+        accepted = loop.create_future()
         _, protocol = await loop.create_connection(
-            lambda: Connection(answered), self.host, self.port
+            lambda: Connection(lambda _, now: accepted.set_result(now)), self.host, self.port
         )
+        protocol.send(self.get("/healthz"))
+        await accepted
+        protocol.answered = answered
         return protocol
 
     def get(self, path: str) -> bytes:

@@ -32,9 +32,9 @@ SLICE_S = 0.002
 #: Pulls that are answered for their deadline in one turn of the loop.
 EXPIRY_SLICE = 64
 #: When many pulls end together, the first are answered this much before their deadline for each
-#: of them, and MAX_LEAD_MS at most: half of what answering takes, so that the last are not late.
-CROWD_LEAD_US = 25
-MAX_LEAD_MS = 20
+#: of them, and MAX_LEAD_MS at most: about what answering takes, so that the last are not late.
+CROWD_LEAD_US = 50
+MAX_LEAD_MS = 30
 #: Queues that the scan compares before it lets the loop do other work.
 SCAN_CHUNK = 1000
 #: A message is readable a moment before its arrival is told. What the scan sees is missed only
