@@ -24,6 +24,8 @@ class CrashRun:
     trace: list[str] = field(default_factory=list)
     operations: "Operations" = field(default_factory=lambda: OPERATIONS)
     sizes: list[tuple[int, int]] = field(init=False)
+    restarts_when_full: int = -1
+    """How many restarts there had been when the disk was full last."""
 
     def __post_init__(self) -> None:
         # Few sizes, so that a new block often ends where an old one did.
@@ -108,6 +110,7 @@ class CrashRun:
     async def fill_disk(self) -> None:
         """Publish on a full disk, then find room again."""
         self.broker.disk.full = True
+        self.restarts_when_full = self._restarts
         await self.publish_on()
         await self.publish()
         self.broker.disk.full = False
@@ -128,10 +131,15 @@ class CrashRun:
     async def close(self) -> None:
         """Restart in order, now and then without the index or without the state."""
         await self.broker.quiesce()
-        if self.broker.is_dead:
-            return  # the log may not have all of the state yet
-        forget = self.rng.choice(([], [], ["consumequeue"], ["state"], ["consumequeue", "state"]))
-        await self.broker.restart("close", forget=forget)
+        may_forget = [[], [], ["consumequeue"]]
+        if not self.broker.is_dead and self.restarts_when_full < self._restarts:
+            # The log has all of the state: no fault was in the way since the last start.
+            may_forget += [["state"], ["consumequeue", "state"]]
+        await self.broker.restart("close", forget=self.rng.choice(may_forget))
+
+    @property
+    def _restarts(self) -> int:
+        return sum(self.broker.restarts.values())
 
     async def kill(self) -> None:
         await self.broker.restart("kill")

@@ -22,7 +22,7 @@ from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.errors import DiskFull, LogPoisoned, ProducerFenced, SequenceGap
 from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
-from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
+from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt, UnknownTopic
 from holdfast.consumequeue.message_store import MessageStore, Published
 from holdfast.consumequeue.topics import Topic
 from holdfast.storage import Storage, StorageEvents
@@ -299,7 +299,10 @@ class SimulatedBroker:
 
     def topic(self, plan: Plan) -> Topic:
         """Return the topic as the store has it."""
-        return self.store.topic(plan.name)
+        try:
+            return self.store.topic(plan.name)
+        except UnknownTopic as error:
+            raise BrokerViolation(f"{plan} is gone") from error
 
     async def trim(self, retention_bytes: int) -> None:
         """Trim every topic to so many bytes, and delete the segments that nobody needs."""
@@ -349,8 +352,8 @@ class SimulatedBroker:
         producer are under way."""
         if repeated := self._repeat(producer):
             return repeated[-1]
-        if len(producer.unanswered) >= PIPELINE:
-            return None
+        if len(producer.unanswered) >= (PIPELINE if producer.queue is not None else 1):
+            return None  # who counts requests over several queues waits for each answer
         attempt = producer.attempt(self.rng, messages, body_bytes)
         for sends in attempt.sends:
             for send in sends:
@@ -457,6 +460,8 @@ class SimulatedBroker:
     async def search(self) -> None:
         """Find one acknowledged message by its key."""
         await self.quiesce()
+        if self.is_dead:
+            return
         promised = [
             (send, place)
             for send in self.history.sends
