@@ -65,6 +65,7 @@ def lying_offsets() -> Iterator[tuple[str, int, Wrong]]:
             (last + 1, third),
             (-1, third),
             (2**31 - 1, -(2**31)),
+            (2**31 - 1, -2),  # no step is negative when they wrap round in 32 bits
             (2**31 - 1, third),
         ):
             yield name, at, (first, *middle, last)

@@ -231,6 +231,12 @@ def test_recording_twice_is_recording_once() -> None:
     )
 
 
+def test_recording_a_group_again_ends_where_it_ended_before() -> None:
+    # The index notes a group of batches again when LMDB could not commit it at first.
+    group = [header(5), header(0, epoch=1), header(1, epoch=1)]
+    assert recorded(*group, *group).state((PRODUCER, 1)) == recorded(*group).state((PRODUCER, 1))
+
+
 def test_a_producer_that_started_over_after_its_expiry_does_so_when_rebuilt() -> None:
     # A job that publishes two batches a day under one name, longer apart than the expiry.
     known = recorded(

@@ -325,7 +325,8 @@ def test_a_hole_over_the_durable_offset_is_cut_where_it_may_be_torn(small: Small
     places = _synced_blocks(small, 2)
     places += _blocks(small, 3)  # all say: durable up to places[2]
     path = small.log.segments[0].path
-    for place in places[1:4]:
+    flip_bit(path, places[1])
+    for place in places[2:4]:
         flip_bit(path, place + 140)
     whole = path.read_bytes()
     reopened = small.reopened()

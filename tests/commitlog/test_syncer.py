@@ -1,5 +1,6 @@
 import errno
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -90,7 +91,10 @@ def test_what_nobody_waits_for_is_synced_within_the_flush_interval() -> None:
 
 def test_a_waiter_does_not_wait_for_the_flush_interval(publishing: Publishing) -> None:
     publishing.small.append(raw_batch())
-    _syncer(publishing).written([])  # begins the interval, an hour
+    _syncer(publishing).written([])
+    deadline = time.monotonic() + DEADLINE_S
+    while not _syncer(publishing)._timing:  # the interval has begun, an hour
+        assert time.monotonic() < deadline
     request = _written(publishing)
     assert publishing.events.next_completed() is request
 
