@@ -2,9 +2,11 @@
 
 LMDB reads its file through a mapping, and trusts every page: one that the file no longer has
 would end the process with SIGBUS, one that is damaged may end it by an assertion. So the file is
-verified before LMDB reads a page.
+verified before LMDB reads a page. Its lock file it writes through a mapping, which on a full disk
+is a SIGBUS as well: that file's room is allocated before.
 """
 
+import os
 from pathlib import Path
 
 import lmdb
@@ -28,6 +30,11 @@ CORRUPT = (
 VERIFIED_BYTES = 64 * 1024 * 1024
 
 
+_MAX_READERS = 512
+#: What LMDB 0.9 makes the lock file of so many readers: 64 bytes each, and two lines of its own.
+_LOCK_BYTES = (_MAX_READERS + 2) * 64
+
+
 def open_env(
     directory: Path, map_size_bytes: int, *, max_dbs: int = 0, readonly: bool = False
 ) -> lmdb.Environment:
@@ -35,18 +42,19 @@ def open_env(
     any size is verified, and nothing is written, not even LMDB's lock file.
 
     Raises one of CORRUPT for a file that is no sound environment; other lmdb.Errors and
-    OSError pass through.
+    OSError (ENOSPC: there is no room for it) pass through.
     """
     data = directory / "data.mdb"
     if not readonly:
         directory.mkdir(parents=True, exist_ok=True)
+        _allocate(directory / "lock.mdb", _LOCK_BYTES)
 
     def opened() -> lmdb.Environment:
         return lmdb.open(
             str(directory),
             map_size=map_size_bytes,
             max_dbs=max_dbs,
-            max_readers=512,
+            max_readers=_MAX_READERS,
             readonly=readonly,
             lock=not readonly,
         )
@@ -61,6 +69,14 @@ def open_env(
         _verify(data)
         env = opened()
     return env
+
+
+def _allocate(path: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
 
 
 def _verify(data: Path) -> None:

@@ -6,12 +6,15 @@ an index that is damaged, or not of this log, is made anew.
 """
 
 import copy
+import errno
 import logging
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+
+import lmdb
 
 from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.batch_header import BatchHeader
@@ -106,8 +109,17 @@ class StorageOpening:
         self._progress = progress
 
     def open(self) -> Opened:
-        """Open and recover. UnknownFormatVersion, lmdb.Error and OSError pass through, with
-        everything closed."""
+        """Open and recover; on a full disk with the help of the reserve. UnknownFormatVersion,
+        lmdb.Error and OSError pass through, with everything closed."""
+        try:
+            return self._open_with_sound_index()
+        except (OSError, lmdb.DiskError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._data_dir.release_reserve()
+            return self._open_with_sound_index()
+
+    def _open_with_sound_index(self) -> Opened:
         try:
             return self._open()
         except IndexCorrupt as error:

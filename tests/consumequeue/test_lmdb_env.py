@@ -1,5 +1,6 @@
 """LMDB's file is looked at before LMDB maps it: no damage in it ends the process."""
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -129,3 +130,22 @@ def test_lmdb_is_not_handed_a_file_that_verification_refuses(
     monkeypatch.setattr(lmdb, "open", never)
     with pytest.raises(lmdb.CorruptedError):
         open_env(filled, MAP)
+
+
+def test_the_lock_file_has_its_room_before_lmdb_maps_it(tmp_path: Path) -> None:
+    open_env(tmp_path, MAP).close()
+    lock = (tmp_path / "lock.mdb").stat()
+    assert lock.st_size == lmdb_env._LOCK_BYTES  # else LMDB would make it larger, with holes
+    assert lock.st_blocks * 512 >= lock.st_size
+
+
+def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        open_env(tmp_path, MAP)
+    assert not (tmp_path / "data.mdb").exists()

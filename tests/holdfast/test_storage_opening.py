@@ -1,0 +1,416 @@
+"""Opening a data directory: what is missing or damaged is mended from the log, or said."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from holdfast import storage_opening
+from holdfast.check import check_data_dir
+from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
+from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.consumequeue.errors import OffsetTrimmed
+from holdfast.consumequeue.index import Index, IndexCorrupt
+from holdfast.consumequeue.message_store import StoredOffsets
+from holdfast.consumequeue.state_store import StateStore
+from holdfast.storage import Storage, StorageEvents
+from tests.support.stored import (
+    MIB,
+    batch,
+    fill_segment,
+    open_storage,
+    read_queue,
+    settled,
+    small_config,
+)
+
+EVENTS = StorageEvents(arrived=lambda advanced: None, failed=lambda error: None)
+WANTED = [(n, str(n).encode()) for n in range(10)]
+
+
+async def fill(data_dir: Path) -> None:
+    """Make a data directory with one topic of ten messages, and an offset stored for it."""
+    async with open_storage(small_config(data_dir)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        for offset, _ in WANTED:
+            await storage.store.publish(topic, [batch(str(offset), key=f"k{offset}")])
+        await storage.store.store_offsets("g", topic, {0: 7})
+        await settled(storage)
+
+
+async def check_filled(data_dir: Path, *, degraded: int = 0) -> None:
+    """Open it and expect what `fill` put there."""
+    async with open_storage(small_config(data_dir)) as storage:
+        assert len(storage.degraded) == degraded, storage.degraded
+        topic = storage.store.topic("t")
+        assert await read_queue(storage.store, topic) == WANTED
+        assert storage.store.stored_offsets("g", topic) == StoredOffsets({0: 7}, 1)
+
+
+def open_files(directory: Path) -> list[str]:
+    """Return what this process has open in a directory."""
+    targets = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            targets.append(str(descriptor.readlink()))
+        except FileNotFoundError:
+            continue
+    return [target for target in targets if target.startswith(str(directory))]
+
+
+# -- whether to open at all ----------------------------------------------------------------
+
+
+async def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    async with open_storage(config):
+        second = Storage(config, EVENTS)
+        with pytest.raises(DataDirInUse) as caught:
+            second.lock()
+        assert str(os.getpid()) in str(caught.value)
+        await second.close()
+    async with open_storage(config):
+        pass
+
+
+async def test_a_directory_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "VERSION").write_text("2\n")
+    with pytest.raises(UnknownFormatVersion):
+        Storage(small_config(tmp_path), EVENTS).lock()
+    assert {path.name for path in tmp_path.iterdir()} <= {"VERSION", "lock"}
+
+
+async def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("private")
+    with pytest.raises(NotADataDir):
+        Storage(small_config(tmp_path), EVENTS).lock()
+
+
+async def test_an_opening_that_fails_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("for a test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage_opening, "recover", fail)
+        storage = Storage(small_config(tmp_path), EVENTS)
+        storage.lock()
+        with pytest.raises(OSError, match="for a test"):
+            await storage.open()
+        assert open_files(tmp_path) == [str(tmp_path / "lock")]
+        await storage.close()
+    assert open_files(tmp_path) == []
+    await check_filled(tmp_path)
+
+
+async def test_closing_twice_or_unopened_is_harmless(tmp_path: Path) -> None:
+    storage = Storage(small_config(tmp_path), EVENTS)
+    await storage.close()
+    storage = Storage(small_config(tmp_path), EVENTS)
+    storage.lock()
+    await storage.open()
+    await storage.close()
+    await storage.close()
+    assert open_files(tmp_path) == []
+
+
+# -- the state -----------------------------------------------------------------------------
+
+
+def _overwrite(directory: Path, key: bytes, value: bytes | None) -> None:
+    env = lmdb.open(str(directory))
+    with env.begin(write=True) as txn:
+        if value is None:
+            txn.delete(key)
+        else:
+            txn.put(key, value)
+    env.close()
+
+
+async def test_a_crash_while_a_new_state_is_read_from_the_log_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+
+    class Crash(Exception):
+        pass
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage_opening, "state_in_log", crash)
+        storage = Storage(small_config(tmp_path), EVENTS)
+        storage.lock()
+        with pytest.raises(Crash):
+            await storage.open()
+        await storage.close()
+    assert (tmp_path / "state" / "data.mdb").exists()
+    await check_filled(tmp_path)
+
+
+async def test_a_state_that_is_none_is_put_aside_and_read_from_the_log(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    (tmp_path / "state" / "data.mdb").write_bytes(b"not an environment" * 1000)
+    await check_filled(tmp_path)
+    (aside,) = tmp_path.glob("state.corrupt-*")
+    assert (aside / "data.mdb").read_bytes().startswith(b"not an environment")
+
+
+@pytest.mark.parametrize("value", [b"", b"?????????", None])
+async def test_a_damaged_record_comes_back_from_the_log(
+    tmp_path: Path, value: bytes | None
+) -> None:
+    await fill(tmp_path)
+    if value is None:
+        # A flipped bit in a key: one record is damaged, another is not there at all.
+        env = lmdb.open(str(tmp_path / "state"))
+        with env.begin(write=True) as txn:
+            moved = txn.get(b"topic/t")
+            assert moved is not None
+            txn.put(b"topic/u", bytes(moved))
+            txn.delete(b"topic/t")
+        env.close()
+        await check_filled(tmp_path, degraded=1)
+    else:
+        _overwrite(tmp_path / "state", b"topic/t", value)
+        await check_filled(tmp_path)
+        await check_filled(tmp_path)
+
+
+async def test_a_record_that_is_newer_than_the_logs_copy_stays(tmp_path: Path) -> None:
+    """The copy in the log may lag; only what the state lacks is taken from it."""
+    await fill(tmp_path)
+    async with open_storage(small_config(tmp_path)) as storage:
+        storage.store.journal = lambda changes: None  # type: ignore[method-assign]
+        await storage.store.store_offsets("g", storage.store.topic("t"), {0: 9})
+    _overwrite(tmp_path / "state", b"topic/t", b"?????????")
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert storage.store.stored_offsets("g", storage.store.topic("t")).offsets == {0: 9}
+
+
+async def test_a_record_that_neither_has_degrades_and_its_messages_stay(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)) as storage:
+        storage.store.journal = lambda changes: None  # type: ignore[method-assign]
+        topic, _ = await storage.store.create_topic("lost", queues=1)
+        await fill_segment(storage, topic)
+        await settled(storage)
+        # The snapshot at the segment's begin has it as well.
+        log = storage.log.segments[-1].path
+    image = log.read_bytes()
+    log.write_bytes(image.replace(b"topic/lost", b"topic/l?st"))
+    _overwrite(tmp_path / "state", b"topic/lost", b"?????????")
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            assert any("topic/lost" in each for each in storage.degraded)
+            other, _ = await storage.store.create_topic("other", queues=1)
+            await fill_segment(storage, other)
+            await settled(storage)
+            before = len(storage.log.segments)
+            await storage.store.delete_topic("other")
+            assert await storage.retention.run_once() == 0
+            assert len(storage.log.segments) == before
+    assert not check_data_dir(tmp_path).is_sound
+
+
+async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    image[image.index(b"topic/t")] ^= 1
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "state")
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            assert any("topics may be missing" in each for each in storage.degraded)
+            assert storage.retention._keep_unknown_topics
+
+
+# -- the index -----------------------------------------------------------------------------
+
+
+def _damage_nothing(data_dir: Path) -> None:
+    return
+
+
+def _delete(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "consumequeue")
+
+
+def _garbage(data_dir: Path) -> None:
+    (data_dir / "consumequeue" / "data.mdb").write_bytes(b"not an environment" * 1000)
+
+
+def _empty(data_dir: Path) -> None:
+    os.truncate(data_dir / "consumequeue" / "data.mdb", 0)
+
+
+def _cut(data_dir: Path) -> None:
+    os.truncate(data_dir / "consumequeue" / "data.mdb", 4 * 4096)
+
+
+def _other_format(data_dir: Path) -> None:
+    env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"meta")) as txn:
+        txn.put(b"format", b"holdfast-index-9")
+    env.close()
+
+
+def _spoil(db: bytes, which: int) -> Callable[[Path], None]:
+    def spoil(data_dir: Path) -> None:
+        env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
+        with env.begin(write=True, db=env.open_db(db)) as txn:
+            key = [bytes(raw) for raw, _ in txn.cursor() if raw != b"format"][which]
+            txn.put(key, b"?" * 44)
+        env.close()
+
+    return spoil
+
+
+def _of_a_longer_log(data_dir: Path) -> None:
+    """Let the index be of a log that goes on where this one ends."""
+    index = Index(data_dir / "consumequeue", MIB * 64)
+    position = index.position()
+    index.commit([], position.__class__(100 * MIB, 99 * MIB, 1, 1))
+    index.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _damage_nothing,
+        _delete,
+        _garbage,
+        _empty,
+        _cut,
+        _other_format,
+        _spoil(b"meta", -1),
+        _spoil(b"entries", -1),
+        _spoil(b"entries", 0),
+        _of_a_longer_log,
+    ],
+    ids=lambda damage: damage.__qualname__.split(".")[0],
+)
+async def test_an_index_that_is_not_sound_is_rebuilt(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    await fill(tmp_path)
+    damage(tmp_path)
+    await check_filled(tmp_path)
+    report = check_data_dir(tmp_path)
+    assert report.is_sound, report.findings
+    assert report.index_entries >= len(WANTED)
+
+
+async def test_an_index_that_shows_damage_in_use_is_rebuilt_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    await fill(tmp_path)
+    env = lmdb.open(str(tmp_path / "consumequeue"), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"entries")) as txn:
+        txn.put(bytes.fromhex("00000001000000000000000000000005"), b"?" * 44)
+    env.close()
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert not storage.degraded
+        topic = storage.store.topic("t")
+        with pytest.raises(IndexCorrupt):
+            await storage.store.read(topic, 0, 5, max_messages=1, max_bytes=1)
+        assert len(storage.degraded) == 1
+        await storage.store.publish(topic, [batch("goes on")])
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert not storage.degraded
+        found = await read_queue(storage.store, storage.store.topic("t"))
+        assert found == [*WANTED, (10, b"goes on")]
+
+
+# -- the log -------------------------------------------------------------------------------
+
+
+async def test_a_damaged_log_degrades_and_serves_the_rest(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    image[image.index(b"k4")] ^= 1
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "consumequeue")
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert len(storage.degraded) == 1
+        assert "payload-crc" in storage.degraded[0]
+        store, topic = storage.store, storage.store.topic("t")
+        fetched = await store.read(topic, 0, 5, max_messages=100, max_bytes=MIB)
+        assert fetched.message_count == 5
+        (published,) = await store.publish(topic, [batch("goes on")])
+        assert published.base_offset == 10
+
+
+async def test_a_damaged_segment_header_costs_no_message_but_is_said(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    image[9] ^= 1
+    segment.write_bytes(image)
+    await check_filled(tmp_path, degraded=1)
+
+
+async def test_offsets_never_come_again_when_the_log_lost_its_end_after_a_trim(
+    tmp_path: Path,
+) -> None:
+    """What was written, never synced, read, and trimmed by age, is lost with the power. The
+    index is gone as well: only the stored begin says how far the queue was."""
+    config = small_config(tmp_path)
+    async with open_storage(config) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1, fields={"durability": "written"})
+        for number in range(10):
+            await storage.store.publish(topic, [batch(f"message {number}")])
+        await settled(storage)
+        await storage.store.change_topic("t", fields={"retention_bytes": 1})
+        await storage.retention.run_once()
+        assert storage.store.queue_state(topic, 0).min_offset == 10
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    lost = image.index(b"message 6") - 200
+    image[lost:] = bytes(len(image) - lost)
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "consumequeue")
+    async with open_storage(config) as storage:
+        store, topic = storage.store, storage.store.topic("t")
+        state = store.queue_state(topic, 0)
+        assert (state.min_offset, state.max_offset) == (10, 10)
+        with pytest.raises(OffsetTrimmed):
+            await store.read(topic, 0, 5, max_messages=1, max_bytes=1)
+        (published,) = await store.publish(topic, [batch("next")])
+        assert published.base_offset == 10
+        assert await read_queue(store, topic) == [(10, b"next")]
+    report = check_data_dir(tmp_path)
+    assert report.is_sound, report.findings
+
+
+async def test_store_timestamps_do_not_go_back_when_the_clock_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    monkeypatch.setattr("holdfast.storage.now_us", lambda: 1_000_000)
+    async with open_storage(small_config(tmp_path)) as storage:
+        store, topic = storage.store, storage.store.topic("t")
+        before = store.queue_state(topic, 0).newest_timestamp_us
+        assert before is not None
+        (published,) = await store.publish(topic, [batch("10")])
+        assert published.store_timestamp_us >= before
+        assert await store.offset_by_time(topic, 0, before) == (9, before)
+    report = check_data_dir(tmp_path)
+    assert report.is_sound, report.findings
+
+
+async def test_a_new_state_store_is_whole_from_its_first_start(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)):
+        pass
+    state = StateStore(tmp_path / "state", 64 * MIB, readonly=True)
+    assert not state.is_new
+    state.stop()
