@@ -1,10 +1,27 @@
-"""The API over a store in memory, with a topic "orders" of two queues."""
+"""The API over a store in memory, with a topic "orders" of two queues, on the broker's own loop."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import pytest
+import uvloop
 
 from tests.support.api_server import Api, running_api
+
+#: What is close to the transport must hold on both kinds.
+ON_BOTH_LOOPS = {"test_server", "test_bodies"}
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run on uvloop, as the broker does."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+        "uvloop": uvloop.new_event_loop
+    }
+    if item.path.stem in ON_BOTH_LOOPS:
+        factories["asyncio"] = asyncio.new_event_loop
+    return factories
 
 
 @pytest.fixture
