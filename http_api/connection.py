@@ -131,10 +131,17 @@ class Connection(RequestHandler):
         message: str | None = None,
     ) -> Reply:
         """Answer what could not be parsed as a request, and close."""
-        if status == 400:
-            slug = "header-too-large" if isinstance(exc, LineTooLong) else "malformed-request"
+        if isinstance(exc, LineTooLong):
+            problem = Problem(
+                "header-too-large",
+                f"the request line is longer than {MAX_LINE_BYTES} bytes, or a header than "
+                f"{self.max_field_size}; send less in it",
+            )
+        elif status == 400:
             reason = (message or "").partition("\n")[0][:200]
-            problem = Problem(slug, f"this is not HTTP as it should be: {reason}; mend the client")
+            problem = Problem(
+                "malformed-request", f"this is not HTTP as it should be ({reason}); mend the client"
+            )
         else:
             problem = problem_for(exc if isinstance(exc, Exception) else RuntimeError(message))
         _logger.debug("refused %s: %s", request.remote, problem)

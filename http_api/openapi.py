@@ -36,7 +36,13 @@ _HEADERS_OF = {
     "put_offsets": tuple(_REQUEST_HEADERS)[3:],
 }
 
-_OF_EVERY_ROUTE = ("invalid-parameter", "missing-parameter", "internal-error")
+_OF_EVERY_ROUTE = (
+    "malformed-request",
+    "header-too-large",
+    "invalid-parameter",
+    "missing-parameter",
+    "internal-error",
+)
 _NOT_OPEN = ("recovering", "draining")
 
 #: What a body in a media type is, where that is not told by a type.

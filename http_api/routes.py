@@ -69,7 +69,6 @@ _NO_QUEUE = (*_NO_TOPIC, "unknown-queue")
 _NO_GROUP = (*_NO_TOPIC, "unknown-group")
 _NO_OFFSET = ("offset-trimmed", "offset-beyond-end", "corrupt-record")
 _BAD_BODY = (
-    "malformed-request",
     "malformed-json",
     "malformed-msgpack",
     "malformed-encoding",
