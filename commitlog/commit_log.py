@@ -19,7 +19,7 @@ import numpy as np
 from holdfast.commitlog.batch import Batch, UInt32s
 from holdfast.commitlog.batch_header import BatchHeader, Buffer
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.disk import Disk
+from holdfast.commitlog.disk import Disk, make_directory
 from holdfast.commitlog.errors import BatchTooLarge, CorruptBatch, CorruptRecord, DiskFull
 from holdfast.commitlog.log_scan import Damage, scan_segment
 from holdfast.commitlog.segment import (
@@ -88,7 +88,7 @@ class CommitLog:
         """Open every segment. Raises UnknownFormatVersion for a newer format; a damaged
         header is noted in `damaged_headers` and the file's name and size are used instead. A
         file that lies over the one before it is noted too, and left alone."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         segments: list[Segment] = []
         for name in self._disk.names(self.directory):
             path = self.directory / name

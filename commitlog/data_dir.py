@@ -15,7 +15,7 @@ import logging
 import os
 from pathlib import Path
 
-from holdfast.commitlog.disk import sync_directory
+from holdfast.commitlog.disk import make_directory, sync_directory
 from holdfast.commitlog.errors import LogError, UnknownFormatVersion
 
 _logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class DataDir:
         self.path = path
         self._reserve_bytes = reserve_bytes
         self._is_given_up = False
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
         _refuse_foreign(path)
         self._lock = _lock(path)
         try:

@@ -165,6 +165,15 @@ class LinuxDisk:
         sync_directory(path.parent)
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory whose name is durable, and its parents; one that exists is left alone."""
+    if directory.is_dir():
+        return
+    make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    sync_directory(directory.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Make the directory's entries durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

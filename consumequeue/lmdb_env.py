@@ -12,6 +12,8 @@ from pathlib import Path
 import lmdb
 from lmdb.verify import VerifyError, verify
 
+from holdfast.commitlog.disk import make_directory, sync_directory
+
 #: What LMDB raises when its file is not as it was written.
 CORRUPT = (
     lmdb.BadValsizeError,
@@ -46,7 +48,7 @@ def open_env(
     """
     data = directory / "data.mdb"
     if not readonly:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         _allocate(directory / "lock.mdb", _LOCK_BYTES)
 
     def opened() -> lmdb.Environment:
@@ -62,7 +64,10 @@ def open_env(
     if readonly or (data.exists() and data.stat().st_size <= VERIFIED_BYTES):
         _verify(data)
         return opened()
+    is_new = not data.exists()
     env = opened()
+    if is_new:
+        sync_directory(directory)  # LMDB syncs its file, but not the file's name
     # Free pages at the end may be promised without ever having been written: that is sound.
     if data.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"]:
         env.close()
