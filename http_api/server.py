@@ -53,7 +53,7 @@ class Server:
         await self._app.stop()
         for connection in list(self._connections):
             connection.abort()
-        while self._connections:  # an abort needs a turn or two of the loop
+        while self._connections:  # noqa: ASYNC110 - an abort needs a turn or two of the loop
             await asyncio.sleep(0)
         await listener.wait_closed()
 
