@@ -90,7 +90,7 @@ def keyed_messages(header: BatchHeader) -> int:
 def largest_batch(segment_bytes: int) -> int:
     """Return the size of the largest batch that an empty segment of this size takes.
 
-    A keyed message takes at least 9 bytes of its batch and 8 of the footer, so that half of
+    A keyed message takes at least 12 bytes of its batch and 8 of the footer, so that half of
     the room is enough for any batch.
     """
     return (segment_bytes - SEGMENT_HEADER_SIZE - END_MARK_SIZE - footer_size(1, 0)) // 2
