@@ -2,7 +2,6 @@
 
 import re
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from tests.commitlog.test_batch_header import PLACES
 
 PAGE = (Path(__file__).parents[2] / "FORMAT.md").read_text("utf-8")
 KINDS = {"u16": "<H", "u32": "<I", "u64": "<Q", "i32": "<i", "i64": "<q"}
-BYTES = {**KINDS, "bytes": ""}
 
 
 def table(section: str, number: int = 0) -> list[list[str]]:
@@ -52,7 +50,7 @@ def test_every_table_covers_all_its_bytes(section: str, number: int, size: int) 
     end = 0
     for at, length, kind, *_ in table(section, number):
         assert int(at) == end
-        assert kind == "bytes" or int(length) == struct.calcsize(BYTES[kind])
+        assert kind == "bytes" or int(length) == struct.calcsize(KINDS[kind])
         end += int(length)
     assert end == size
 
@@ -69,8 +67,8 @@ def test_the_sections_are_drawn_in_their_order() -> None:
 
 @pytest.mark.parametrize(("number", "dtype"), [(0, BLOCK_DTYPE), (1, KEY_DTYPE)])
 def test_the_footers_rows_are_drawn_as_they_are(number: int, dtype: np.dtype[np.void]) -> None:
-    drawn = [(field, f"<{kind[0]}{int(kind[1:]) // 8}") for _, _, kind, field in
-             table("### 2.3 ", number)]  # fmt: skip
+    rows = table("### 2.3 ", number)
+    drawn = [(field, f"<{kind[0]}{int(kind[1:]) // 8}") for _, _, kind, field in rows]
     assert drawn == list(dtype.descr)
 
 
@@ -104,11 +102,10 @@ def test_the_drawn_example_is_the_golden_one() -> None:
     assert data == golden("batch_stored.bin")
 
 
-def _example_sections() -> Sequence[tuple[str, int]]:
-    return [("body offsets 0 3 3 11", 128), ("key offsets 0 2 2 10", 176), ("expires", 336)]
-
-
-@pytest.mark.parametrize(("words", "at"), _example_sections())
+@pytest.mark.parametrize(
+    ("words", "at"),
+    [("body offsets 0 3 3 11", 128), ("key offsets 0 2 2 10", 176), ("expires", 336)],
+)
 def test_the_example_says_where_its_sections_are(words: str, at: int) -> None:
     assert re.search(rf"^ +{at}  .*{words}$", PAGE, re.MULTILINE)
 
