@@ -113,6 +113,7 @@ class _Check:
         self._disk = _ReadOnly(disk)
         self._progress = progress
         self._report = CheckReport()
+        self._table = TopicTable({})
         self._ends: dict[QueueKey, int] = {}
         self._timestamps: dict[QueueKey, int] = {}
         self._damaged: list[Damage] = []
@@ -123,7 +124,7 @@ class _Check:
         for entry in sorted(self._path.iterdir()):
             if entry.name not in _KNOWN:
                 report.note(entry.name, "unknown file, left alone")
-        table = self._check_state()
+        self._table = self._check_state()
         if not (self._path / "commitlog").exists():
             report.damage("commitlog", "missing: the log is all that messages are in")
             return report
@@ -138,12 +139,12 @@ class _Check:
             for segment_path, reason in log.damaged_headers:
                 report.note(f"commitlog/{segment_path.name}", f"{reason}; costs no message")
             reput_offset = index.position().physical_offset if index is not None else 0
-            torn = self._check_log(log, index, table, reput_offset)
+            torn = self._check_log(log, index, reput_offset)
             for segment in log.segments:
                 if torn is None or segment.end_offset <= torn:
                     self._check_footer(log, segment)
             if index is not None:
-                self._check_index(index, log, table)
+                self._check_index(index, log)
         except IndexCorrupt as error:
             report.damage("consumequeue", f"{error}; {_REBUILD}")
         finally:
@@ -190,9 +191,7 @@ class _Check:
             self._report.note("consumequeue", f"{error}; it is rebuilt at the next start")
             return None
 
-    def _check_log(
-        self, log: CommitLog, index: Index | None, table: TopicTable, reput_offset: int
-    ) -> int | None:
+    def _check_log(self, log: CommitLog, index: Index | None, reput_offset: int) -> int | None:
         """Check every block; return where the next start will cut, None where nothing is cut."""
         report = self._report
         start = log.min_offset
@@ -207,7 +206,7 @@ class _Check:
                 durable = max(durable, found.header.durable_offset)
                 self._progress(found.header.physical_offset - start, total)
             while unproven and _is_certain(unproven[0][1], durable):
-                self._check_found(*unproven.popleft(), index, table, reput_offset)
+                self._check_found(*unproven.popleft(), index, reput_offset)
         for segment, found in unproven:
             if isinstance(found, Damage) and found.reason != "unwritten":
                 report.note(
@@ -217,12 +216,7 @@ class _Check:
         return torn.start if isinstance(torn, Damage) else None
 
     def _check_found(
-        self,
-        segment: Segment,
-        found: Batch | Damage,
-        index: Index | None,
-        table: TopicTable,
-        reput_offset: int,
+        self, segment: Segment, found: Batch | Damage, index: Index | None, reput_offset: int
     ) -> None:
         if isinstance(found, Damage):
             self._damaged.append(found)
@@ -230,11 +224,11 @@ class _Check:
                 f"commitlog/{segment.path.name}", f"{found} below the durable offset"
             )
             return
-        self._check_block(found, table)
+        self._check_block(found)
         if index is not None and found.header.physical_offset < reput_offset:
-            self._check_entry(index, found.header, table)
+            self._check_entry(index, found.header)
 
-    def _check_block(self, batch: Batch, table: TopicTable) -> None:
+    def _check_block(self, batch: Batch) -> None:
         report, header = self._report, batch.header
         report.blocks += 1
         report.messages += header.message_count
@@ -247,22 +241,24 @@ class _Check:
                 report.damage(where, error)
         key = (header.topic_id, header.queue_id)
         end = self._ends.get(key)
-        begin = table.kept.get(key[0], {}).get(key[1], 0)
+        begin = self._begin(key)
         if end is None:
-            if header.base_offset > begin and table.by_id(key[0]) is not None:
-                report.damage(where, f"queue {key} begins at {header.base_offset}, not {begin}")
+            if header.base_offset > begin and self._table.by_id(key[0]) is not None:
+                report.damage(
+                    where, f"{self._name(key)} begins at {header.base_offset}, not {begin}"
+                )
         elif header.base_offset != end and header.base_offset > begin:
-            report.damage(where, f"queue {key} goes on at {header.base_offset}, not {end}")
+            report.damage(where, f"{self._name(key)} goes on at {header.base_offset}, not {end}")
         if header.store_timestamp_us < self._timestamps.get(key, 0):
-            report.damage(where, f"queue {key} goes back in time")
+            report.damage(where, f"{self._name(key)} goes back in time")
         self._timestamps[key] = header.store_timestamp_us
         self._ends[key] = header.end_offset
 
-    def _check_entry(self, index: Index, header: BatchHeader, table: TopicTable) -> None:
+    def _check_entry(self, index: Index, header: BatchHeader) -> None:
         key = (header.topic_id, header.queue_id)
-        if table.by_id(key[0]) is None:
+        if self._table.by_id(key[0]) is None:
             return  # it is gone, or the broker's own: nobody reads that through the index
-        if header.end_offset <= table.kept.get(key[0], {}).get(key[1], 0):
+        if header.end_offset <= self._begin(key):
             return
         unit = next(index.units(key, header.base_offset), None)
         if unit is None or unit.base_offset > header.base_offset:
@@ -272,7 +268,7 @@ class _Check:
         else:
             return
         self._report.damage(
-            "consumequeue", f"{what}, offset {header.base_offset} of {key}; {_REBUILD}"
+            "consumequeue", f"{what}, offset {header.base_offset} of {self._name(key)}; {_REBUILD}"
         )
 
     def _check_footer(self, log: CommitLog, segment: Segment) -> None:
@@ -287,14 +283,19 @@ class _Check:
         if tables is None:
             self._report.note(where, "its footer is damaged; costs no message")
             return
+        is_damaged = any(
+            segment.start_offset <= damage.start < segment.end_offset for damage in self._damaged
+        )
+        if is_damaged or not self._deep:
+            return  # what it should describe is not known
         blocks, keys = block_tables(segment)
         if not (np.array_equal(blocks, tables[0]) and np.array_equal(keys, tables[1])):
             self._report.damage(where, "its footer does not describe its blocks")
 
-    def _check_index(self, index: Index, log: CommitLog, table: TopicTable) -> None:
+    def _check_index(self, index: Index, log: CommitLog) -> None:
         """Name what the index has and the log has not: what readers will miss."""
         for key in index.queues():
-            kept = table.kept.get(key[0], {}).get(key[1], 0)
+            kept = self._begin(key)
             count = gone = 0
             low = high = 0
             for unit in index.units(key, 0):
@@ -304,12 +305,19 @@ class _Check:
                     high = unit.end_offset
                     gone += 1
             self._report.index_entries += count
-            if gone and table.by_id(key[0]) is not None:
+            if gone and self._table.by_id(key[0]) is not None:
                 self._report.damage(
-                    f"queue {key}",
+                    self._name(key),
                     f"{gone} of its batches are not in the log any more, or damaged there: "
                     f"between offsets {low} and {high}",
                 )
+
+    def _begin(self, key: QueueKey) -> int:
+        return self._table.kept.get(key[0], {}).get(key[1], 0)
+
+    def _name(self, key: QueueKey) -> str:
+        topic = self._table.by_id(key[0])
+        return f"queue {key[1]} of {repr(topic.name) if topic else f'topic id {key[0]}'}"
 
     def _is_there(self, unit: CqUnit, log: CommitLog) -> bool:
         if log.segment_at(unit.physical_offset) is None:

@@ -1,0 +1,380 @@
+"""`check` finds each kind of damage, names it, and changes nothing."""
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from holdfast.check import CheckReport, check_data_dir
+from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
+from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.commitlog.segment_format import segment_name
+from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.index import _decode_unit, _encode_unit
+from tests.support.stored import (
+    MIB,
+    batch,
+    fill_segment,
+    open_storage,
+    settled,
+    small_config,
+    until,
+)
+
+FIRST, SECOND, LAST = (segment_name(number * MIB) for number in range(3))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data_dir = tmp_path_factory.mktemp("sound") / "data"
+    asyncio.run(_fill(data_dir))
+    return data_dir
+
+
+async def _fill(data_dir: Path) -> None:
+    """Make a data directory of two sealed segments and one that is not full."""
+    async with open_storage(small_config(data_dir)) as storage:
+        store = storage.store
+        topic, _ = await store.create_topic("t", queues=2)
+        for number in range(20):
+            await store.publish(
+                topic, [batch([f"body {number}", "x"], number % 2, key=f"k{number}")]
+            )
+        for queue in (0, 1):
+            await fill_segment(storage, topic, queue)
+            await store.publish(topic, [batch(f"in segment {queue + 2}", queue, key="late")])
+        await store.store_offsets("g", topic, {0: 3})
+        await settled(storage)
+        await store.publish(topic, [batch("the very last", 0)])
+        await settled(storage)
+        await until(lambda: all(segment.sealed for segment in storage.log.segments[:-1]))
+
+
+@pytest.fixture
+def data_dir(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "data"))
+
+
+def fingerprints(data_dir: Path) -> dict[str, tuple[str, int]]:
+    """Return every file's hash and time of change."""
+    return {
+        str(path.relative_to(data_dir)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mtime_ns,
+        )
+        for path in data_dir.rglob("*")
+        if path.is_file()
+    }
+
+
+def checked(data_dir: Path, *, deep: bool = True) -> CheckReport:
+    """Check, and see that nothing was changed by it."""
+    before = fingerprints(data_dir)
+    report = check_data_dir(data_dir, deep=deep)
+    assert fingerprints(data_dir) == before
+    return report
+
+
+def findings(report: CheckReport, *, damage: bool) -> list[str]:
+    return [f"{f.where}: {f.what}" for f in report.findings if f.damage == damage]
+
+
+def change(path: Path, what: bytes, *, at: int = 0, to: bytes | None = None) -> None:
+    """Flip a bit in what follows `what` in a file, `at` bytes on; or write `to` there."""
+    image = bytearray(path.read_bytes())
+    position = (image.index(what) if what else 0) + at
+    image[position : position + (len(to) if to else 1)] = to or bytes([image[position] ^ 1])
+    path.write_bytes(image)
+
+
+# -- what is sound -------------------------------------------------------------------------
+
+
+def test_a_sound_directory_is_counted_and_nothing_is_found(data_dir: Path) -> None:
+    for deep in (True, False):
+        report = checked(data_dir, deep=deep)
+        assert report.is_sound
+        assert report.findings == []
+        assert report.segments == 3 + 1  # one is prepared ahead
+        assert (report.topics, report.groups) == (1, 1)
+        assert report.messages > 43
+        assert report.blocks == report.index_entries
+        assert report.queues == 3  # the broker's own topic has one
+        assert report.bytes > 2 * MIB - 200_000
+
+
+def test_progress_comes_to_its_end(data_dir: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    check_data_dir(data_dir, progress=lambda done, total: steps.append((done, total)))
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+    assert all(0 <= done <= total == 4 * MIB for done, total in steps)
+    assert steps[-1][0] > 2 * MIB
+
+
+def test_an_empty_new_directory_is_sound(tmp_path: Path) -> None:
+    (tmp_path / "VERSION").write_text("1\n")
+    for name in ("commitlog", "consumequeue", "state"):
+        (tmp_path / name).mkdir()
+    report = checked_but_for_lock(tmp_path)
+    assert report.is_sound
+    assert len(findings(report, damage=False)) == 2  # no state and no index yet
+
+
+def checked_but_for_lock(data_dir: Path) -> CheckReport:
+    (data_dir / "lock").touch()
+    return checked(data_dir)
+
+
+async def test_a_directory_in_use_is_not_looked_at(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)):
+        with pytest.raises(DataDirInUse):
+            check_data_dir(tmp_path)
+
+
+def test_what_is_no_data_directory_or_a_newer_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotADataDir):
+        check_data_dir(tmp_path)
+    (tmp_path / "letters.txt").touch()
+    with pytest.raises(NotADataDir, match=r"letters\.txt"):
+        check_data_dir(tmp_path)
+    (tmp_path / "VERSION").write_text("2\n")
+    with pytest.raises(UnknownFormatVersion):
+        check_data_dir(tmp_path)
+    assert not (tmp_path / "lock").exists()
+
+
+# -- damage in the log ---------------------------------------------------------------------
+
+
+def test_a_flipped_bit_in_a_body_names_the_block_and_the_offsets(data_dir: Path) -> None:
+    change(data_dir / "commitlog" / FIRST, b"body 4")
+    found = findings(checked(data_dir), damage=True)
+    assert any(FIRST in each and "payload-crc" in each for each in found)
+    assert any("queue 0 of 't'" in each and "between offsets 4 and 6" in each for each in found)
+
+
+def test_without_reading_payloads_a_body_is_not_compared(data_dir: Path) -> None:
+    change(data_dir / "commitlog" / FIRST, b"body 4")
+    assert findings(checked(data_dir, deep=False), damage=True) == []
+
+
+@pytest.mark.parametrize("field", range(0, 128, 5))
+def test_a_flipped_bit_in_a_header_is_found(data_dir: Path, field: int) -> None:
+    segment = data_dir / "commitlog" / FIRST
+    image = segment.read_bytes()
+    block = image.rindex(b"HFBT", 0, image.index(b"body 4"))
+    change(segment, b"", at=block + field)
+    found = findings(checked(data_dir, deep=False), damage=True)
+    assert any(FIRST in each for each in found)
+    assert any("between offsets 4 and 6" in each for each in found)
+
+
+def test_a_torn_tail_is_a_note_since_nobody_was_promised_it(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "consumequeue")  # its position would prove that it was durable
+    segment = data_dir / "commitlog" / LAST
+    change(segment, b"the very last")
+    report = checked(data_dir)
+    assert report.is_sound
+    assert any("torn tail" in each for each in findings(report, damage=False))
+
+
+@pytest.mark.parametrize("name", [FIRST, SECOND, LAST])
+def test_a_missing_segment_is_damage(data_dir: Path, name: str) -> None:
+    (data_dir / "commitlog" / name).unlink()
+    report = checked(data_dir)
+    assert not report.is_sound
+    assert any("not in the log any more" in each for each in findings(report, damage=True))
+
+
+def test_a_missing_segment_is_found_without_an_index_too(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "consumequeue")
+    (data_dir / "commitlog" / SECOND).unlink()
+    found = findings(checked(data_dir), damage=True)
+    assert any("missing-segment" in each for each in found)
+    assert any("goes on at" in each for each in found)
+
+
+def test_a_missing_first_segment_is_found_without_an_index_too(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "consumequeue")
+    (data_dir / "commitlog" / FIRST).unlink()
+    assert any("begins at" in each for each in findings(checked(data_dir), damage=True))
+
+
+def test_a_segment_cut_short_is_damage(data_dir: Path) -> None:
+    os.truncate(data_dir / "commitlog" / FIRST, MIB // 2)
+    report = checked(data_dir)
+    assert not report.is_sound
+    assert any(FIRST in each for each in findings(report, damage=True))
+
+
+def test_a_missing_log_is_damage(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "commitlog")
+    report = checked(data_dir)
+    assert any("commitlog: missing" in each for each in findings(report, damage=True))
+    assert not (data_dir / "commitlog").exists()
+
+
+# -- what costs no message -----------------------------------------------------------------
+
+
+def test_a_damaged_segment_header_is_a_note(data_dir: Path) -> None:
+    change(data_dir / "commitlog" / SECOND, b"", at=9)
+    report = checked(data_dir)
+    assert report.is_sound
+    assert any(
+        SECOND in each and "costs no message" in each for each in findings(report, damage=False)
+    )
+
+
+@pytest.mark.parametrize("from_end", [1, 30, 40, 64, 70, 100, 200])
+def test_a_damaged_footer_is_a_note(data_dir: Path, from_end: int) -> None:
+    segment = data_dir / "commitlog" / FIRST
+    change(segment, b"", at=MIB - from_end)
+    report = checked(data_dir)
+    assert report.is_sound
+    # The trailer's last 24 bytes say nothing.
+    assert len(findings(report, damage=False)) == (0 if from_end < 24 else 1)
+
+
+def test_a_footer_of_another_segment_is_damage(data_dir: Path) -> None:
+    """It is intact, and would lead a search astray."""
+    first, second = (data_dir / "commitlog" / name for name in (FIRST, SECOND))
+    other = second.read_bytes()
+    size = _footer_size(other)
+    image = bytearray(first.read_bytes())
+    image[MIB - size :] = other[MIB - size :]
+    first.write_bytes(image)
+    report = checked(data_dir)
+    assert [each for each in report.findings if FIRST in each.where]
+
+
+def _footer_size(image: bytes) -> int:
+    blocks = int.from_bytes(image[-64 + 16 : -64 + 24], "little")
+    keys = int.from_bytes(image[-64 + 24 : -64 + 32], "little")
+    return blocks * 56 + keys * 8 + 64
+
+
+def test_files_that_nobody_knows_and_unfinished_ones_are_notes(data_dir: Path) -> None:
+    (data_dir / "notes.txt").touch()
+    (data_dir / "commitlog" / "00000000000009437184.new").touch()
+    report = checked(data_dir)
+    assert report.is_sound
+    assert len(findings(report, damage=False)) == 2
+    assert (data_dir / "commitlog" / "00000000000009437184.new").exists()
+
+
+# -- the index -----------------------------------------------------------------------------
+
+
+def _in_index(data_dir: Path, db: bytes, change_db: Callable[[Any], object]) -> None:
+    env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(db)) as txn:
+        change_db(txn)
+    env.close()
+
+
+KEY = bytes.fromhex("00000001000000000000000000000004")
+
+
+def test_a_missing_entry_is_damage_and_names_block_and_offset(data_dir: Path) -> None:
+    _in_index(data_dir, b"entries", lambda txn: txn.delete(KEY))
+    (found,) = findings(checked(data_dir), damage=True)
+    assert "no entry for block" in found
+    assert "offset 4 of queue 0 of 't'" in found
+
+
+def test_an_entry_that_describes_another_block_is_damage(data_dir: Path) -> None:
+    def spoil(txn: Any) -> None:
+        value = txn.get(KEY)
+        assert value is not None
+        unit = _decode_unit(KEY, value)._replace(tag_summary=7)
+        txn.put(*_encode_unit((1, 0), unit))
+
+    _in_index(data_dir, b"entries", spoil)
+    (found,) = findings(checked(data_dir), damage=True)
+    assert "does not describe it" in found
+
+
+def test_a_damaged_entry_is_damage_and_says_how_it_is_mended(data_dir: Path) -> None:
+    _in_index(data_dir, b"entries", lambda txn: txn.put(KEY, b"?" * 44))
+    (found,) = findings(checked(data_dir), damage=True)
+    assert "delete the folder" in found
+    assert not (data_dir / "consumequeue" / "condemned").exists()
+
+
+def test_entries_beyond_the_log_are_damage(data_dir: Path) -> None:
+    def add(txn: Any) -> None:
+        txn.put(*_encode_unit((1, 1), CqUnit(5000, 90 * MIB, 128, 5, 0, 0, 0)))
+
+    _in_index(data_dir, b"entries", add)
+    (found,) = findings(checked(data_dir), damage=True)
+    assert found.startswith("queue 1 of 't': 1 of its batches")
+    assert "between offsets 5000 and 5005" in found
+
+
+@pytest.mark.parametrize("image", [b"", b"no environment" * 1000])
+def test_an_index_that_is_none_is_a_note(data_dir: Path, image: bytes) -> None:
+    (data_dir / "consumequeue" / "data.mdb").write_bytes(image)
+    report = checked(data_dir)
+    assert report.is_sound
+    assert any("rebuilt" in each for each in findings(report, damage=False))
+
+
+def test_an_index_that_is_condemned_is_a_note(data_dir: Path) -> None:
+    (data_dir / "consumequeue" / "condemned").touch()
+    assert any("rebuilt" in each for each in findings(checked(data_dir), damage=False))
+
+
+def test_a_missing_index_is_a_note(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "consumequeue")
+    report = checked(data_dir)
+    assert report.is_sound
+    assert findings(report, damage=False) == [
+        "consumequeue: missing; it is rebuilt at the next start"
+    ]
+
+
+# -- the state -----------------------------------------------------------------------------
+
+
+def _in_state(data_dir: Path, key: bytes, value: bytes) -> None:
+    env = lmdb.open(str(data_dir / "state"))
+    with env.begin(write=True) as txn:
+        txn.put(key, value)
+    env.close()
+
+
+def test_a_damaged_record_is_damage_and_named(data_dir: Path) -> None:
+    _in_state(data_dir, b"offsets/g/1", b"?????????")
+    (found,) = findings(checked(data_dir), damage=True)
+    assert "offsets/g/1" in found
+
+
+def test_a_state_that_is_none_is_damage(data_dir: Path) -> None:
+    (data_dir / "state" / "data.mdb").write_bytes(b"no environment" * 1000)
+    found = findings(checked(data_dir), damage=True)
+    assert any("read from the log" in each for each in found)
+
+
+def test_a_missing_or_unfinished_state_is_a_note(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "state")
+    assert any("missing" in each for each in findings(checked(data_dir), damage=False))
+    lmdb.open(str(data_dir / "state"), lock=False).close()
+    assert any("unfinished" in each for each in findings(checked(data_dir), damage=False))
+
+
+# -- after mending -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forgotten", ["consumequeue", "state"])
+async def test_a_broker_mends_what_is_only_a_note(data_dir: Path, forgotten: str) -> None:
+    shutil.rmtree(data_dir / forgotten)
+    async with open_storage(small_config(data_dir)) as storage:
+        await settled(storage)
+    assert checked(data_dir).findings == []
