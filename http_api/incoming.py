@@ -6,10 +6,8 @@ anything is stored. Names of values in problems are those of the request: `messa
 
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 from msgspec import UNSET
 
 from holdfast.commitlog.batch_check import MessageLimits
@@ -24,9 +22,8 @@ from holdfast.http_api.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """One message on its way in."""
+class Incoming(NamedTuple):
+    """One message on its way in. A tuple: a request may bring a hundred thousand."""
 
     body: bytes
     key: str | None = None
@@ -43,7 +40,7 @@ def from_json(body: bytes, limit: int) -> list[Incoming]:
     """Return the messages of a JSON body. Raises Problem."""
     messages = decode_json(body, PublishRequest).messages
     _check_count(len(messages), limit)
-    return [_from_text(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_from_text(message, "messages[{}]", i) for i, message in enumerate(messages)]
 
 
 def from_lines(body: bytes, limit: int) -> list[Incoming]:
@@ -53,8 +50,10 @@ def from_lines(body: bytes, limit: int) -> list[Incoming]:
     """
     lines = [(i, line) for i, line in enumerate(body.split(b"\n"), 1) if line.strip()]
     _check_count(len(lines), limit)
-    return [_from_text(decode_json(line, NewMessage, where=f"line {i}"), f"line {i}")
-            for i, line in lines]  # fmt: skip
+    return [
+        _from_text(decode_json(line, NewMessage, where=f"line {i}"), "line {}", i)
+        for i, line in lines
+    ]
 
 
 def from_msgpack(body: bytes, limit: int) -> list[Incoming]:
@@ -85,32 +84,35 @@ def _from_packed(message: NewPackedMessage) -> Incoming:
     )
 
 
-def _from_text(message: NewMessage, where: str) -> Incoming:
+def _from_text(message: NewMessage, where: str, number: int) -> Incoming:
+    """Return a message of a text format; `where` and its number name it in problems."""
     text, base64 = message.body, message.body_base64
-    if text is UNSET and base64 is UNSET:
-        raise Problem(
+    if text is not UNSET and base64 is UNSET:
+        body = text.encode()
+    elif text is UNSET and base64 is not UNSET:
+        body = _from_base64(base64, where.format(number))
+    else:
+        raise _not_one_body(where.format(number), none=text is UNSET)
+    return Incoming(
+        body, message.key, message.tag, message.properties, message.queue, message.ttl_ms
+    )
+
+
+def _not_one_body(where: str, *, none: bool) -> Problem:
+    if none:
+        return Problem(
             "missing-parameter",
             f"{where} has no body; give it body (a text) or body_base64",
             parameter=f"{where}.body",
         )
-    if text is not UNSET and base64 is not UNSET:
-        raise Problem(
-            "invalid-parameter",
-            f"{where} has both body and body_base64; give it one of them",
-            parameter=f"{where}.body_base64",
-        )
-    return Incoming(
-        text.encode() if text is not UNSET else _from_base64(base64, where),
-        message.key,
-        message.tag,
-        message.properties,
-        message.queue,
-        message.ttl_ms,
+    return Problem(
+        "invalid-parameter",
+        f"{where} has both body and body_base64; give it one of them",
+        parameter=f"{where}.body_base64",
     )
 
 
-def _from_base64(given: "str | msgspec.UnsetType", where: str) -> bytes:
-    assert given is not UNSET
+def _from_base64(given: str, where: str) -> bytes:
     try:
         return binascii.a2b_base64(given, strict_mode=True)
     except ValueError as error:

@@ -163,10 +163,7 @@ _SUCCESS = {200: "Done.", 201: "Created."}
 
 
 def _headers(route: Route) -> _Json:
-    return {
-        name: {"schema": {"type": "string" if name == "ETag" else "integer"}}
-        for name in route.headers
-    }
+    return {name: {"schema": {"type": type_}} for name, type_ in route.headers.items()}
 
 
 def _problems(route: Route) -> _Json:

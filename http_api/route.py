@@ -28,8 +28,8 @@ class Route:
     """Media types that the reply may have, the preferred one first; none: it has its own."""
     problems: Sequence[str] = ()
     """Problems that it may answer with, beside those of every route."""
-    headers: Sequence[str] = ()
-    """Headers that its successful replies carry."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of its successful replies -> their JSON types."""
     is_open: bool = False
     """Answers in every phase of the broker, also while the store is not to be touched."""
 

@@ -80,7 +80,8 @@ _BAD_BODY = (
 )
 _NOT_STORED = ("disk-full", "read-only")
 _OFFSETS = ("Holdfast-Next-Offset", "Holdfast-Min-Offset", "Holdfast-Max-Offset")
-_READ = (*_OFFSETS, "Holdfast-Topic-Id")
+_TOPIC_ID = {"Holdfast-Topic-Id": "integer"}
+_ETAG = {"ETag": "string"}
 
 _TOPIC = "/v1/topics/{topic}"
 _QUEUE = _TOPIC + "/queues/{queue}"
@@ -110,14 +111,14 @@ ROUTES: Sequence[Route] = (
         offers=PULL_TYPES,
         replies=_read_as(PullReply[Message]),
         problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
-        headers=_READ,
+        headers={**dict.fromkeys(_OFFSETS, "integer"), **_TOPIC_ID},
     ),
     Route(
         "GET", _TOPIC + "/messages", poll, PollParams,
         offers=PULL_TYPES,
         replies=_read_as(PollReply[Message]),
         problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
-        headers=_READ,
+        headers={**dict.fromkeys(_OFFSETS, "string"), **_TOPIC_ID},
     ),
     # Topics
     Route(
@@ -154,7 +155,7 @@ ROUTES: Sequence[Route] = (
         "GET", _QUEUE + "/offset", get_offset, OffsetParams,
         replies={200: structured(OffsetReply)},
         problems=_NO_QUEUE,
-        headers=_OFFSETS[:1],
+        headers={"Holdfast-Next-Offset": "integer"},
     ),
     Route(
         "GET", _TOPIC + "/splits", get_splits, SplitsParams,
@@ -185,7 +186,7 @@ ROUTES: Sequence[Route] = (
         "GET", _GROUP_OFFSETS, get_offsets,
         replies={200: structured(OffsetsReply)},
         problems=_NO_GROUP,
-        headers=("ETag",),
+        headers=_ETAG,
     ),
     Route(
         "PUT", _GROUP_OFFSETS, put_offsets,
@@ -195,7 +196,7 @@ ROUTES: Sequence[Route] = (
             *_NO_QUEUE, "offset-beyond-end", "offsets-changed", "limit-reached",
             *_BAD_BODY, *_NOT_STORED,
         ),
-        headers=("ETag",),
+        headers=_ETAG,
     ),
     Route(
         "POST", _GROUP_OFFSETS + "/reset", reset_offsets,
