@@ -1,6 +1,6 @@
 """The log against a list of the blocks that were appended to it, under random operations.
 
-HOLDFAST_EXAMPLES=1000 runs it for longer; what fails is shrunk and printed by hypothesis.
+TEST_EXAMPLES=1000 runs it for longer; what fails is shrunk and printed by hypothesis.
 """
 
 import os
@@ -24,7 +24,7 @@ from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import SmallLog, raw_batch, walk
 
 LOG = Path("/log")
-EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "40"))
 
 
 class LogMachine(RuleBasedStateMachine):
