@@ -20,6 +20,7 @@ PARTS = ("commitlog", "consumequeue", "holdservice", "http_api", "spark")
 #: What both ends of the wire share: importable by everyone, and without any file or thread.
 FORMAT = (
     "commitlog.batch",
+    "commitlog.batch_check",
     "commitlog.batch_header",
     "commitlog.checksum",
     "commitlog.errors",

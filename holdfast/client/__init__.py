@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.client import errors
     from holdfast.client.async_client import AsyncClient
+    from holdfast.client.async_producer import AsyncProducer, SendHandle
     from holdfast.client.consumer import AsyncConsumer, Consumer
     from holdfast.client.errors import HoldfastError
     from holdfast.client.message import (
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
         PullResult,
         StoredOffsets,
     )
-    from holdfast.client.producer import AsyncProducer, Producer
     from holdfast.client.reader import AsyncReader, Reader
     from holdfast.client.sync_client import Client
+    from holdfast.client.sync_producer import BlockingSendHandle, Producer
 
 __all__ = [
     "AsyncClient",
@@ -30,6 +31,8 @@ __all__ = [
     "StoredOffsets",
     "AsyncProducer",
     "Producer",
+    "SendHandle",
+    "BlockingSendHandle",
     "AsyncReader",
     "Reader",
     "AsyncConsumer",
@@ -46,8 +49,10 @@ _MODULES = {
     "PublishResult": "message",
     "PullResult": "message",
     "StoredOffsets": "message",
-    "AsyncProducer": "producer",
-    "Producer": "producer",
+    "AsyncProducer": "async_producer",
+    "Producer": "sync_producer",
+    "SendHandle": "async_producer",
+    "BlockingSendHandle": "sync_producer",
     "AsyncReader": "reader",
     "Reader": "reader",
     "AsyncConsumer": "consumer",

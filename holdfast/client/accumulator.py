@@ -8,13 +8,19 @@ one handed in, no loop, no locks: who shares an Accumulator between threads lock
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from holdfast.client.errors import MessageTooLarge, UnknownQueue
-from holdfast.commitlog.batch import encode_batch, queue_for_key
-
-Body = bytes | bytearray | memoryview | str
+from holdfast.client.errors import UnknownQueue
+from holdfast.client.message_checks import (
+    Body,
+    as_bytes,
+    check_text,
+    properties_size,
+    too_large,
+)
+from holdfast.client.pending_batch import PendingBatch, Stored
+from holdfast.commitlog.batch import queue_for_key
+from holdfast.commitlog.batch_check import MessageLimits
 
 #: What a message weighs beside its texts: about what Python spends on it, and enough that a
 #: batch of empty messages ends.
@@ -29,80 +35,6 @@ MAX_REQUEST_MESSAGES = 50_000
 
 _MAX_CACHED_TEXTS = 100_000
 _MAX_FAILURES_KEPT = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class MessageLimits:
-    """The most that one message may have, in bytes, as the broker will check it again."""
-
-    max_message_bytes: int = 4 * 1024 * 1024
-    max_key_bytes: int = 4096
-    max_tag_bytes: int = 1024
-    max_properties_bytes: int = 32 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """How a batch was stored: message i of it has the offset base_offset + i."""
-
-    topic_id: int
-    base_offset: int
-    durable: bool
-
-
-class PendingBatch:
-    """Messages of one queue on their way.
-
-    A column other than `bodies` is None, or short, as long as no later message has such a thing.
-    """
-
-    __slots__ = (
-        "bodies",
-        "born_timestamp_us",
-        "is_looked_at",
-        "is_open",
-        "keys",
-        "message_count",
-        "outcome",
-        "owner",
-        "properties",
-        "queue",
-        "size_bytes",
-        "tags",
-        "waiter",
-    )
-
-    def __init__(self, queue: int, born_timestamp_us: int, owner: Any) -> None:
-        self.queue = queue
-        self.born_timestamp_us = born_timestamp_us
-        self.bodies: list[bytes] = []
-        self.keys: list[str | None] | None = None
-        self.tags: list[str | None] | None = None
-        self.properties: list[Mapping[str, str] | None] | None = None
-        self.size_bytes = 0
-        self.is_open = True
-        #: Set when it is closed; the messages themselves go when it is settled.
-        self.message_count = 0
-        #: None until it is settled.
-        self.outcome: Stored | Exception | None = None
-        #: Whether anybody was told of its failure.
-        self.is_looked_at = False
-        #: What the producer's handles wait by; theirs alone.
-        self.owner = owner
-        self.waiter: Any = None
-
-    def encode(self, *, producer_id: int, sequence: int) -> bytes:
-        """Return the batch as it goes to the broker."""
-        return encode_batch(
-            self.bodies,
-            keys=_filled(self.keys, len(self.bodies)),
-            tags=_filled(self.tags, len(self.bodies)),
-            properties=_filled(self.properties, len(self.bodies)),
-            born_timestamp_us=self.born_timestamp_us,
-            queue_id=self.queue,
-            producer_id=producer_id,
-            sequence=sequence,
-        )
 
 
 class Accumulator:
@@ -238,22 +170,22 @@ class Accumulator:
         size = 0
         if key is not None:
             if key not in self._queue_by_key:
-                _check_text("key", key, self._limits.max_key_bytes)
+                check_text("key", key, self._limits.max_key_bytes)
                 if len(self._queue_by_key) >= _MAX_CACHED_TEXTS:
                     self._queue_by_key.clear()
                 self._queue_by_key[key] = queue_for_key(key, self._queue_count)
             size += len(key)
         if tag is not None:
             if tag not in self._known_tags:
-                _check_text("tag", tag, self._limits.max_tag_bytes)
+                check_text("tag", tag, self._limits.max_tag_bytes)
                 if len(self._known_tags) >= _MAX_CACHED_TEXTS:
                     self._known_tags.clear()
                 self._known_tags.add(tag)
             size += len(tag)
         if properties:
-            properties_bytes = _properties_size(properties)
+            properties_bytes = properties_size(properties)
             if properties_bytes > self._limits.max_properties_bytes:
-                raise _too_large("properties", properties_bytes, self._limits.max_properties_bytes)
+                raise too_large("properties", properties_bytes, self._limits.max_properties_bytes)
             size += properties_bytes
         return size
 
@@ -268,7 +200,7 @@ class Accumulator:
             )
 
     def _refuse_size(self, size: int) -> None:
-        raise _too_large("message", size - MESSAGE_OVERHEAD_BYTES, self._limits.max_message_bytes)
+        raise too_large("message", size - MESSAGE_OVERHEAD_BYTES, self._limits.max_message_bytes)
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -339,46 +271,6 @@ class Accumulator:
         return unseen
 
 
-def as_bytes(body: Body) -> bytes:
-    """Return a message's body as bytes: text as UTF-8. Raises TypeError for anything else."""
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)
-    raise TypeError(f"a body is bytes or text, not {type(body).__name__}")
-
-
-def _check_text(what: str, text: str, limit: int) -> None:
-    if not isinstance(text, str):
-        raise TypeError(f"a {what} is text, not {type(text).__name__}")
-    if not text:
-        raise ValueError(f"an empty {what}: leave it out instead")
-    size = len(text.encode())
-    if size > limit:
-        raise _too_large(what, size, limit)
-
-
-def _properties_size(properties: Mapping[str, str]) -> int:
-    size = 0
-    for name, value in properties.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError("properties are texts by name")
-        if not name:
-            raise ValueError("an empty property name")
-        size += len(name.encode()) + len(value.encode())
-    return size
-
-
-def _too_large(what: str, size: int, limit: int) -> MessageTooLarge:
-    return MessageTooLarge(
-        413,
-        "message-too-large",
-        "Message too large",
-        f"a {what} of {size} bytes; at most {limit} are taken",
-        {"limit": limit},
-    )
-
-
 def _put(column: list[Any] | None, row: int, value: Any) -> list[Any]:
     """Return the column with `value` at `row`, the rows between filled with None."""
     if column is None:
@@ -386,7 +278,3 @@ def _put(column: list[Any] | None, row: int, value: Any) -> list[Any]:
     column.extend([None] * (row - len(column)))
     column.append(value)
     return column
-
-
-def _filled(column: list[Any] | None, count: int) -> list[Any] | None:
-    return None if column is None else column + [None] * (count - len(column))

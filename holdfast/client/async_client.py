@@ -6,13 +6,14 @@ are made from these.
 
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
 from itertools import chain
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
 import msgspec
 
-from holdfast.client.accumulator import Body, as_bytes
+from holdfast.client.async_producer import AsyncProducer
 from holdfast.client.consumer import AsyncConsumer, ConsumeOptions
 from holdfast.client.errors import UnknownTopic
 from holdfast.client.group_offsets import read_offsets, write_offsets
@@ -24,7 +25,8 @@ from holdfast.client.message import (
     PullResult,
     StoredOffsets,
 )
-from holdfast.client.producer import AsyncProducer, ProducerOptions, ProducerTarget
+from holdfast.client.message_checks import Body, as_bytes
+from holdfast.client.producing import ProducerOptions, ProducerTarget
 from holdfast.client.pulling import (
     PullOptions,
     Start,
@@ -84,11 +86,10 @@ class AsyncClient:
 
         Readers that wait end with ClientClosed. May be called twice.
         """
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._transport.close)
             for producer in list(self._producers):
-                await producer.close()
-        finally:
-            await self._transport.close()
+                stack.push_async_callback(producer.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -19,11 +19,13 @@ HoldfastError
     ProducerBufferFull  send() in asyncio while the buffer is full: await drain()
     ProducerClosed      send() after close
     PublishFailed       messages were not stored and nobody had looked at their handles
-CorruptBatch            (holdfast.commitlog.errors) bytes that fail their checksum
+CorruptBatch            bytes that fail their checksum (holdfast.commitlog.errors)
 """
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from holdfast.commitlog.errors import CorruptBatch as CorruptBatch
 
 
 class HoldfastError(Exception):

@@ -29,6 +29,7 @@ class AsyncReader(Generic[T]):
         self._under_way: asyncio.Task[Range | None] | None = None
         self._current: Iterator[T] = iter(())
         self._is_closed = False
+        self._failure: Exception | None = None
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self._iterate()
@@ -57,8 +58,10 @@ class AsyncReader(Generic[T]):
     async def next_range(self) -> Range | None:
         """Return the next range, while the one after it is asked for already.
 
-        None at the end, and once closed.
+        None at the end, and once closed. An error is raised again each time.
         """
+        if self._failure is not None:
+            raise self._failure
         if self._is_closed:
             return None
         if self._under_way is None:
@@ -66,7 +69,11 @@ class AsyncReader(Generic[T]):
         await asyncio.wait([self._under_way])
         if self._under_way.cancelled():
             return None
-        fetched = self._under_way.result()
+        try:
+            fetched = self._under_way.result()
+        except Exception as error:
+            self._failure = error
+            raise
         if fetched is not None and not self._is_closed:
             self._under_way = asyncio.create_task(self._source.fetch())
             # The next request is written before the reader goes to work on this range.

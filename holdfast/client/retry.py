@@ -35,15 +35,17 @@ class RetryPolicy:
     ) -> float | None:
         """Return how long to wait before the next try, None to give up.
 
-        `tries` counts those already made, `safe` says that running twice does no harm. The
-        broker's Retry-After is the least that is waited; half of a pause is jitter.
+        `tries` counts those already made, `safe` says that running twice does no harm. Half of
+        a pause is jitter. Where the broker says Retry-After, it is that and up to a quarter more.
         """
         if not _may_pass(error, safe=safe):
             return None
-        pause_s: float = min(self.longest_pause_s, self.first_pause_s * 2 ** min(tries - 1, 20))
-        pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        pause_s: float
         if isinstance(error, ApiError) and error.retry_after_s is not None:
-            pause_s += error.retry_after_s
+            pause_s = error.retry_after_s * random.uniform(1.0, 1.25)  # noqa: S311 - no secret
+        else:
+            pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** min(tries - 1, 20))
+            pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
         if self.give_up_after_s is not None and elapsed_s + pause_s > self.give_up_after_s:
             return None
         return pause_s

@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from holdfast.client.accumulator import Accumulator, PendingBatch, Stored
+from holdfast.client.accumulator import Accumulator
 from holdfast.client.errors import BadReply, ClientClosed
+from holdfast.client.pending_batch import PendingBatch, Stored
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.transport import Transport
 from holdfast.commitlog.message_id import parse_message_id

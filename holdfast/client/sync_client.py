@@ -7,13 +7,15 @@ once a range, not once a message.
 import functools
 import weakref
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from holdfast.client.async_client import DEFAULT_URL, AsyncClient
+from holdfast.client.async_producer import AsyncProducer
 from holdfast.client.consumer import AsyncConsumer, Consumer
 from holdfast.client.loop_thread import LoopThread
-from holdfast.client.producer import AsyncProducer, Producer
 from holdfast.client.reader import AsyncReader, Reader
+from holdfast.client.sync_producer import Producer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,11 +117,10 @@ class Client:
 
         Readers that wait end with ClientClosed. May be called twice.
         """
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._loop_thread.stop, self._client.close)
             for producer in list(self._producers):
-                producer.close()
-        finally:
-            self._loop_thread.stop(self._client.close)
+                stack.callback(producer.close)
 
     def __enter__(self) -> Self:
         return self

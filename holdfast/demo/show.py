@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from holdfast.client import Client
+from holdfast.client import BlockingSendHandle, Client
 from holdfast.client.errors import ClientClosed
-from holdfast.client.producer import BlockingSendHandle
 from holdfast.demo.aggregate import aggregate_with_spark, missing_for_spark
 from holdfast.demo.source import Reading, file_lines, machine_readings
 from holdfast.running_broker import RunningBroker

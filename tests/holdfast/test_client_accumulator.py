@@ -11,12 +11,11 @@ from holdfast.client.accumulator import (
     MAX_REQUEST_BYTES,
     MESSAGE_OVERHEAD_BYTES,
     Accumulator,
-    MessageLimits,
-    PendingBatch,
-    Stored,
 )
 from holdfast.client.errors import ClientClosed, MessageTooLarge, UnknownQueue
+from holdfast.client.pending_batch import PendingBatch, Stored
 from holdfast.commitlog.batch import Batch, queue_for_key
+from holdfast.commitlog.batch_check import MessageLimits
 from holdfast.commitlog.producer_sequences import REMEMBERED_BATCHES
 
 STORED = Stored(topic_id=1, base_offset=0, durable=True)

@@ -79,6 +79,8 @@ async def test_a_reader_waits_for_the_next_message(client: AsyncClient, topic: s
     await client.create_topic(topic, queues=2)
     async with asyncio.timeout(20):
         for queue in (0, None):
+            while await parked(client):
+                await asyncio.sleep(0.005)
             async with client.pull(topic, queue, start="latest") as messages:
                 waiting = asyncio.ensure_future(anext(messages))
                 await held(client)
@@ -283,6 +285,8 @@ async def test_a_reader_goes_on_by_itself_when_the_broker_was_killed(
     async with asyncio.timeout(60), holdfast_broker.async_client() as client:
         await client.create_topic("orders", queues=2)
         for queue in (0, None):
+            while await parked(client):
+                await asyncio.sleep(0.005)
             async with client.pull("orders", queue, start="latest") as messages:
                 waiting = asyncio.ensure_future(anext(messages))
                 await held(client)

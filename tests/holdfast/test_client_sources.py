@@ -175,6 +175,9 @@ async def test_a_range_that_cannot_be_read_ends_the_reading_and_says_where_to_go
             with pytest.raises(error) as caught:
                 await anext(messages)
             assert getattr(caught.value, attribute) == 9
+            with pytest.raises(error):
+                async for _ in messages:
+                    pass
         assert len(server.requests) == 1
 
 

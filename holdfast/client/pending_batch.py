@@ -1,0 +1,75 @@
+"""A producer's batch from its first message to its outcome. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.commitlog.batch import encode_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a batch was stored: message i of it has the offset base_offset + i."""
+
+    topic_id: int
+    base_offset: int
+    durable: bool
+
+
+class PendingBatch:
+    """Messages of one queue on their way.
+
+    A column other than `bodies` is None, or short, as long as no later message has such a thing.
+    """
+
+    __slots__ = (
+        "bodies",
+        "born_timestamp_us",
+        "is_looked_at",
+        "is_open",
+        "keys",
+        "message_count",
+        "outcome",
+        "owner",
+        "properties",
+        "queue",
+        "size_bytes",
+        "tags",
+        "waiter",
+    )
+
+    def __init__(self, queue: int, born_timestamp_us: int, owner: Any) -> None:
+        self.queue = queue
+        self.born_timestamp_us = born_timestamp_us
+        self.bodies: list[bytes] = []
+        self.keys: list[str | None] | None = None
+        self.tags: list[str | None] | None = None
+        self.properties: list[Mapping[str, str] | None] | None = None
+        self.size_bytes = 0
+        self.is_open = True
+        #: Set when it is closed; the messages themselves go when it is settled.
+        self.message_count = 0
+        #: None until it is settled.
+        self.outcome: Stored | Exception | None = None
+        #: Whether anybody was told of its failure.
+        self.is_looked_at = False
+        #: What the producer's handles wait by; theirs alone.
+        self.owner = owner
+        self.waiter: Any = None
+
+    def encode(self, *, producer_id: int, sequence: int) -> bytes:
+        """Return the batch as it goes to the broker."""
+        return encode_batch(
+            self.bodies,
+            keys=_filled(self.keys, len(self.bodies)),
+            tags=_filled(self.tags, len(self.bodies)),
+            properties=_filled(self.properties, len(self.bodies)),
+            born_timestamp_us=self.born_timestamp_us,
+            queue_id=self.queue,
+            producer_id=producer_id,
+            sequence=sequence,
+        )
+
+
+def _filled(column: list[Any] | None, count: int) -> list[Any] | None:
+    return None if column is None else column + [None] * (count - len(column))
