@@ -87,7 +87,8 @@ class CommitLog:
     def open(self) -> None:
         """Open every segment. Raises UnknownFormatVersion for a newer format; a damaged
         header is noted in `damaged_headers` and the file's name and size are used instead. A
-        file that lies over the one before it is noted too, and left alone."""
+        file that lies over the one before it, or has no room for a header, is noted too, and
+        left alone."""
         make_directory(self.directory)
         segments: list[Segment] = []
         for name in self._disk.names(self.directory):
@@ -101,12 +102,18 @@ class CommitLog:
             if segments and start < segments[-1].end_offset:
                 self.damaged_headers.append((path, f"lies over {segments[-1].path.name}"))
                 continue
-            segments.append(self._open_segment(path, start))
+            segment = self._open_segment(path, start)
+            if segment is not None:
+                segments.append(segment)
         self._segments = tuple(segments)
 
-    def _open_segment(self, path: Path, start: int) -> Segment:
+    def _open_segment(self, path: Path, start: int) -> Segment | None:
         file = self._disk.open(path)
         size = file.size()
+        if size < SEGMENT_HEADER_SIZE:
+            file.close()
+            self.damaged_headers.append((path, f"{size} bytes: too short for a segment"))
+            return None
         try:
             header = SegmentHeader.decode(file.read(SEGMENT_HEADER_SIZE, 0))
             if header.start_offset != start:

@@ -136,8 +136,10 @@ class _Check:
         try:
             log.open()
             report.segments = len(log.segments)
+            opened = {segment.path for segment in log.segments}
             for segment_path, reason in log.damaged_headers:
-                report.note(f"commitlog/{segment_path.name}", f"{reason}; costs no message")
+                mend = "costs no message" if segment_path in opened else "left alone"
+                report.note(f"commitlog/{segment_path.name}", f"{reason}; {mend}")
             reput_offset = index.position().physical_offset if index is not None else 0
             torn = self._check_log(log, index, reput_offset)
             for segment in log.segments:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 
 import lmdb
 
@@ -141,10 +142,16 @@ class StorageOpening:
             self._progress.step = "opening the index"
             index = Index(self._data_dir.consumequeue, self._config.consumequeue.map_size_bytes)
             closing.callback(index.close)
+            indexed_ends: dict[QueueKey, int] = {}
             if not _belongs(index.position(), log):
-                _logger.warning("the index does not belong to this log: it is rebuilt")
+                _logger.warning("the index reaches beyond the end of the log: it is rebuilt")
+                indexed_ends = _indexed_ends(index)
                 index.clear()
-            return self._recover(log, state, index, degraded, closing)
+            opened = self._recover(log, state, index, degraded, closing)
+            _keep_ends(opened, indexed_ends)
+            for fault in opened.degraded:
+                _logger.error("the data directory is damaged: %s", fault)
+            return opened
 
     def _open_log(self) -> CommitLog:
         log = CommitLog(
@@ -213,7 +220,16 @@ class StorageOpening:
             on_block=on_block,
             progress=self._set_progress,
         )
-        degraded += [f"the log is damaged: {damage}" for damage in recovered.damage]
+        degraded += [
+            f"the log lacks {before.end_offset} to {after.start_offset}"
+            for before, after in pairwise(log.segments)
+            if before.end_offset < after.start_offset
+        ]
+        degraded += [
+            f"the log is damaged: {damage}"
+            for damage in recovered.damage
+            if damage.reason != "missing-segment"
+        ]
         _set_begins(index, queues, table)
         return Opened(
             log,
@@ -261,6 +277,23 @@ def _belongs(position: ReputPosition, log: CommitLog) -> bool:
         return True
     end = log.segments[-1].end_offset if log.segments else 0
     return position.physical_offset <= end
+
+
+def _indexed_ends(index: Index) -> dict[QueueKey, int]:
+    """Return the queue offset after the last message that each queue has in the index."""
+    last = {key: index.last(key) for key in index.queues()}
+    return {key: unit.end_offset for key, unit in last.items() if unit is not None}
+
+
+def _keep_ends(opened: Opened, ends: dict[QueueKey, int]) -> None:
+    """Let queues go on where they had ended, though the log lost their last messages: an offset
+    that stood for one message never stands for another."""
+    for key, end in ends.items():
+        if key[0] == STATE_TOPIC_ID or opened.table.by_id(key[0]) is not None:
+            cq = opened.queues.setdefault(key, ConsumeQueue(None, 0, 0))
+            if cq.max_offset < end:
+                opened.degraded.append(f"the log lacks queue {key} from {cq.max_offset} to {end}")
+                cq.max_offset = end
 
 
 def _durability_of(table: TopicTable) -> Callable[[int], bool | None]:

@@ -122,6 +122,22 @@ def test_a_header_that_does_not_fit_its_file_is_noted(small: SmallLog, what: str
     reopened.close()
 
 
+@pytest.mark.parametrize("size", [0, 1, 4095])
+def test_a_file_too_short_for_its_header_is_noted_and_left_alone(
+    small: SmallLog, size: int
+) -> None:
+    _fill_segments(small, 3)
+    path = segment_path(small.log, 1)
+    with path.open("r+b") as file:
+        file.truncate(size)
+    reopened = small.reopened()
+    reopened.log.open()
+    assert reopened.log.damaged_headers == [(path, f"{size} bytes: too short for a segment")]
+    assert [s.start_offset for s in reopened.log.segments] == [0, 2 * SEGMENT_BYTES]
+    reopened.close()
+    assert path.stat().st_size == size
+
+
 def test_a_newer_segment_is_refused(small: SmallLog) -> None:
     _fill_segments(small, 1)
     page = bytearray(SegmentHeader(0, SEGMENT_BYTES, NOW_US).encode())

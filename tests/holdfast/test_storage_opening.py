@@ -12,7 +12,7 @@ from holdfast import storage_opening
 from holdfast.check import check_data_dir
 from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
 from holdfast.commitlog.errors import UnknownFormatVersion
-from holdfast.consumequeue.errors import OffsetTrimmed
+from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
 from holdfast.consumequeue.index import Index, IndexCorrupt
 from holdfast.consumequeue.message_store import StoredOffsets
 from holdfast.consumequeue.state_store import StateStore
@@ -231,6 +231,67 @@ async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_pa
         async with open_storage(small_config(tmp_path)) as storage:
             assert any("topics may be missing" in each for each in storage.degraded)
             assert storage.retention._keep_unknown_topics
+
+
+# -- missing segments ----------------------------------------------------------------------
+
+
+async def fill_segments(data_dir: Path, *, count: int) -> list[Path]:
+    """Fill so many segments with the messages of one queue; return the log's files."""
+    async with open_storage(small_config(data_dir)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        for _ in range(count):
+            await fill_segment(storage, topic)
+        await settled(storage)
+    return sorted((data_dir / "commitlog").iterdir())
+
+
+@pytest.mark.parametrize("left", [None, 0, 100])
+async def test_a_segment_that_is_gone_is_said_and_a_pull_in_it_is_told(
+    tmp_path: Path, left: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = (await fill_segments(tmp_path, count=4))[1]
+    if left is None:
+        gone.unlink()
+    else:
+        os.truncate(gone, left)
+    report = check_data_dir(tmp_path)
+    assert any("missing-segment" in finding.what for finding in report.findings)
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert f"the log lacks {MIB} to {2 * MIB}" in storage.degraded
+        assert f"the log lacks {MIB} to {2 * MIB}" in caplog.text
+        topic = storage.store.topic("t")
+        first = await storage.store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+        with pytest.raises(QueueCorrupt):
+            await storage.store.read(topic, 0, first.next_offset, max_messages=1, max_bytes=MIB)
+
+
+async def test_offsets_of_messages_whose_segment_is_gone_are_not_given_again(
+    tmp_path: Path,
+) -> None:
+    *_, last = [path for path in await fill_segments(tmp_path, count=2) if has_blocks(path)]
+    async with open_storage(small_config(tmp_path)) as storage:
+        end = storage.store.queue_state(storage.store.topic("t"), 0).max_offset
+    for path in (tmp_path / "commitlog").iterdir():
+        if path.name >= last.name:
+            path.unlink()
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert any(f"to {end}" in each for each in storage.degraded)
+        topic = storage.store.topic("t")
+        [published] = await storage.store.publish(topic, [batch("after")])
+        assert published.base_offset == end
+        await settled(storage)
+        begin = await storage.store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+        with pytest.raises(QueueCorrupt) as caught:
+            await storage.store.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
+        assert caught.value.next_offset == end
+
+
+def has_blocks(path: Path) -> bool:
+    """Return whether a segment holds more than its header."""
+    with path.open("rb") as file:
+        file.seek(4096)
+        return any(file.read(4096))
 
 
 # -- the index -----------------------------------------------------------------------------
