@@ -3,8 +3,8 @@
     python -m bench.consume [--json] [--messages 3000000]
 
 Reads a queue that was published in written mode, in batches of 1,000 messages: message by
-message, looking at every body, by the asyncio client and by the one for threads; and batch by
-batch. Broker and client share this machine's cores.
+message, looking at every body, by AsyncClient and by Client; and batch by batch. Broker and
+client share this machine's cores.
 """
 
 import asyncio
@@ -17,17 +17,15 @@ from bench.harness import Figure, arguments, broker, measure, report
 from bench.publish import DURABILITY, publish_async
 from holdfast.running_broker import RunningBroker
 
-BATCH_MESSAGES = 1000
-
 
 def main() -> None:
     """Measure and print."""
     options = arguments("How fast one Python process consumes.", messages=3_000_000)
     figures: list[Figure] = []
     works: tuple[tuple[str, Callable[[RunningBroker, str, int], None]], ...] = (
-        ("pull(), asyncio", pull_async),
-        ("pull(), threads", pull_sync),
-        ("pull_batches(), threads", pull_batches),
+        ("pull(), async", pull_async),
+        ("pull(), sync", pull_sync),
+        ("pull_batches(), sync", pull_batches),
     )
     with broker() as running:
         for topic, body_bytes, messages in (
@@ -36,7 +34,7 @@ def main() -> None:
         ):
             with running.client() as client:
                 client.create_topic(topic, queues=1, durability=DURABILITY)
-            publish_async(running, topic, messages, body_bytes, BATCH_MESSAGES)
+            publish_async(running, topic, messages, body_bytes)
             for name, work in works:
                 figures.append(
                     measure(

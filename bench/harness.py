@@ -103,7 +103,11 @@ def report(figures: Sequence[Figure], *, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [asdict(figure) for figure in figures]
     if as_json:
         for row in rows:
-            print(json.dumps({**row, "plain_loop_s": round(loop_s, 3)}))
+            rounded = {
+                name: round(value, 3) if isinstance(value, float) else value
+                for name, value in {**row, "plain_loop_s": loop_s}.items()
+            }
+            print(json.dumps(rounded))
         return
     table = Table(box=None, header_style="bold")
     for column, justify in (

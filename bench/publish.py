@@ -2,9 +2,9 @@
 
     python -m bench.publish [--json] [--messages 3000000]
 
-One producer to one queue, in written mode, in batches of 1,000 messages of 100 bytes and in
-batches of 1 MB of messages of 1 KiB: by the asyncio client and by the one for threads. Then
-JSON messages one by one, each in its own POST, on one connection of Python's http.client.
+One producer to one queue, in written mode and batches of 1,000, messages of 100 bytes and of
+1 KiB: by AsyncClient and by Client. Then messages one by one as JSON, each in its own POST, on
+one connection of Python's http.client.
 Broker and client share this machine's cores.
 """
 
@@ -21,6 +21,7 @@ from holdfast.client.accumulator import MESSAGE_OVERHEAD_BYTES
 from holdfast.running_broker import RunningBroker
 
 DURABILITY = "written"
+BATCH_MESSAGES = 1000
 SENDS_BETWEEN_DRAINS = 1000
 
 
@@ -36,14 +37,12 @@ def main() -> None:
             (100, "100", options.messages),
             (1024, "1k", options.messages // 8),
         ):
-            batch_messages = 1000
-            for name, work in (("asyncio", publish_async), ("threads", publish_sync)):
-                topic = ("async" if work is publish_async else "sync") + suffix
+            for name, work in (("async", publish_async), ("sync", publish_sync)):
                 figures.append(
                     measure(
-                        f"send(), {name}, batches of {batch_messages:,}",
+                        f"send(), {name}",
                         running,
-                        partial(work, running, topic, messages, body_bytes, batch_messages),
+                        partial(work, running, name + suffix, messages, body_bytes),
                         durability=DURABILITY,
                         messages=messages,
                         body_bytes=body_bytes,
@@ -51,7 +50,7 @@ def main() -> None:
                 )
         figures.append(
             measure(
-                "JSON, one a POST, one connection",
+                "POST of one, JSON",
                 running,
                 partial(post_json, running, "posts", options.posts, 100),
                 durability=DURABILITY,
@@ -62,14 +61,12 @@ def main() -> None:
     report(figures, as_json=options.json)
 
 
-def publish_async(
-    running: RunningBroker, topic: str, messages: int, body_bytes: int, batch_messages: int
-) -> None:
+def publish_async(running: RunningBroker, topic: str, messages: int, body_bytes: int) -> None:
     """Send by an AsyncProducer."""
 
     async def publish() -> None:
         body = b"x" * body_bytes
-        batch_bytes = batch_messages * (body_bytes + MESSAGE_OVERHEAD_BYTES)
+        batch_bytes = BATCH_MESSAGES * (body_bytes + MESSAGE_OVERHEAD_BYTES)
         async with (
             running.async_client() as client,
             client.producer(topic, batch_bytes=batch_bytes) as producer,
@@ -84,12 +81,10 @@ def publish_async(
         runner.run(publish())
 
 
-def publish_sync(
-    running: RunningBroker, topic: str, messages: int, body_bytes: int, batch_messages: int
-) -> None:
+def publish_sync(running: RunningBroker, topic: str, messages: int, body_bytes: int) -> None:
     """Send by a Producer."""
     body = b"x" * body_bytes
-    batch_bytes = batch_messages * (body_bytes + MESSAGE_OVERHEAD_BYTES)
+    batch_bytes = BATCH_MESSAGES * (body_bytes + MESSAGE_OVERHEAD_BYTES)
     with (
         running.client() as client,
         client.producer(topic, batch_bytes=batch_bytes) as producer,
