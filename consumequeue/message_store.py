@@ -586,15 +586,14 @@ class MessageStore:
     ) -> StoredOffsets:
         """Merge offsets into a group's, durably; the group is created when new.
 
-        `if_version`: only if this is still the stored version (0: none stored). Raises
-        InvalidName, UnknownTopic, UnknownQueue, OffsetBeyondEnd, LimitReached, OffsetsChanged,
+        Offsets are the group's own business, as in Kafka: one that the queue does not have yet
+        is stored as it is. `if_version`: only if this is still the stored version (0: none
+        stored). Raises InvalidName, UnknownTopic, UnknownQueue, LimitReached, OffsetsChanged,
         StateUnavailable. Cancelling is safe; the offsets may still be stored.
         """
         check_name("group", group)
-        for queue, offset in offsets.items():
-            state = self.queue_state(topic, queue)
-            if offset > state.max_offset:
-                raise OffsetBeyondEnd(topic.name, queue, offset, state.min_offset, state.max_offset)
+        for queue in offsets:
+            self._check_queue(topic, queue)
         return await self._to_its_end(self._store_offsets(group, topic, offsets, if_version))
 
     async def _store_offsets(

@@ -55,11 +55,13 @@ async def test_only_one_creates(filled: Api) -> None:
     assert sorted(answer.status for answer in answers) == [200, 412, 412]
 
 
-async def test_the_end_may_be_stored_and_what_is_trimmed_too(filled: Api) -> None:
+async def test_any_offset_may_be_stored_trimmed_or_not_there_yet(filled: Api) -> None:
     filled.store.trim("orders", 0, 2)
-    for offset in (1, 2, 3, 4):
-        assert (await store(filled, {"0": offset})).status == 200
-    assert (await store(filled, {"0": 5})).problem == "offset-beyond-end"
+    for offset in (1, 2, 4, 5, 123):
+        assert (await store(filled, {"0": offset})).json()["offsets"] == {"0": offset}
+    lag = (await filled.get("/v1/groups/billing")).json()
+    assert lag["topics"][0]["queues"][0]["offset"] == 123
+    assert lag["topics"][0]["queues"][0]["lag_messages"] == 0
 
 
 @pytest.mark.parametrize(

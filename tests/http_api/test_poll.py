@@ -66,6 +66,20 @@ async def test_what_one_queue_leaves_over_goes_to_the_next(api: Api) -> None:
     assert found(answer) == [(0, "a0"), (1, "b0"), (1, "b1"), (1, "b2")]
 
 
+@pytest.mark.parametrize("bound", ["max_messages=1", "max_bytes=50"])
+async def test_full_queues_take_turns_when_not_all_can_deliver(api: Api, bound: str) -> None:
+    await publish(api, 0, *("a" * 100 for _ in range(4)))
+    await publish(api, 1, *("b" * 100 for _ in range(4)))
+    offsets, delivered = {0: 0, 1: 0}, []
+    for _ in range(4):
+        places = ",".join(f"{queue}:{offset}" for queue, offset in offsets.items())
+        answer = await api.get(f"{POLL}?offsets={places}&{bound}")
+        delivered += [queue for queue, _ in found(answer)]
+        offsets = {queue: next_offset for queue, next_offset, _, _ in queues(answer)}
+        assert list(offsets) == [0, 1]
+    assert delivered == [0, 1, 0, 1]
+
+
 async def test_one_message_comes_however_small_the_bound(api: Api) -> None:
     await publish(api, 0, "x" * 100)
     await publish(api, 1, "y" * 100)

@@ -373,10 +373,8 @@ class FakeStore:
         *,
         if_version: int | None = None,
     ) -> StoredOffsets:
-        for queue, offset in offsets.items():
-            state = self.queue_state(topic, queue)
-            if offset > state.max_offset:
-                raise OffsetBeyondEnd(topic.name, queue, offset, state.min_offset, state.max_offset)
+        for queue in offsets:
+            self.queue_state(topic, queue)
         before = self._offsets.get(group, {}).get(topic.topic_id, StoredOffsets())
         if if_version is not None and if_version != before.version:
             raise OffsetsChanged(group, topic.name, before.version)
