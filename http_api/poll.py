@@ -1,7 +1,8 @@
 """One poll over several queues of a topic: as a pull, with a place in each of them.
 
 What a poll may deliver is shared out queue by queue, so that a full queue leaves room for
-those after it; what a queue leaves over goes to the next ones.
+those after it; what a queue leaves over goes to the next ones. Which queue is first follows from
+where the poll starts: a reader that goes on from each answer meets every queue in turn.
 """
 
 import asyncio
@@ -99,12 +100,14 @@ async def _read_queues(
     params: PullBounds,
     message_filter: MessageFilter | None,
 ) -> list[QueueRead]:
-    reads = []
+    queues = list(offsets)
+    first = sum(offsets.values()) % len(queues)
+    reads: dict[int, QueueRead] = {}
     messages_left, bytes_left = params.max_messages, params.max_bytes
-    for done, (queue, offset) in enumerate(offsets.items()):
-        queues_left = len(offsets) - done
+    for done, queue in enumerate(queues[first:] + queues[:first]):
+        offset, queues_left = offsets[queue], len(queues) - done
         if messages_left <= 0 or bytes_left <= 0:
-            reads.append(QueueRead(queue, nothing_at(context, topic, queue, offset)))
+            reads[queue] = QueueRead(queue, nothing_at(context, topic, queue, offset))
             continue
         try:
             fetched = await context.store.read(
@@ -117,12 +120,12 @@ async def _read_queues(
             )
         except (OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt) as error:
             fetched = Fetched([], offset, error.min_offset, error.max_offset, 0)
-            reads.append(QueueRead(queue, fetched, problem_for(error)))
+            reads[queue] = QueueRead(queue, fetched, problem_for(error))
             continue
-        reads.append(QueueRead(queue, fetched))
+        reads[queue] = QueueRead(queue, fetched)
         messages_left -= fetched.message_count
         bytes_left -= _text_bytes(fetched)
-    return reads
+    return [reads[queue] for queue in queues]
 
 
 def _text_bytes(fetched: Fetched) -> int:
