@@ -86,11 +86,10 @@ async def reset_offsets(call: Call[NoParams]) -> Reply:
 
 async def _reset_offset(context: ApiContext, topic: Topic, queue: int, reset: ResetRequest) -> int:
     state = context.store.queue_state(topic, queue)
-    if reset.to == "earliest":
-        return state.min_offset
-    if reset.to == "latest":
-        return state.max_offset
-    offset, _ = await context.store.offset_by_time(topic, queue, reset.to.timestamp_ms * 1000)
+    if isinstance(reset.to, str):
+        return state.min_offset if reset.to == "earliest" else state.max_offset
+    timestamp_ms = reset.to if isinstance(reset.to, int) else reset.to.timestamp_ms
+    offset, _ = await context.store.offset_by_time(topic, queue, timestamp_ms * 1000)
     return offset
 
 

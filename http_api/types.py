@@ -280,9 +280,14 @@ class ResetTimestamp(Request):
 
 
 class ResetRequest(Request):
-    """Where to set a group's offsets. `queues`: only these, else all. `dry_run`: only tell."""
+    """Where to set a group's offsets; a bare number is a timestamp_ms. `queues`: only these,
+    else all. `dry_run`: only tell."""
 
-    to: Literal["earliest", "latest"] | ResetTimestamp
+    to: (
+        Literal["earliest", "latest"]
+        | Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)]
+        | ResetTimestamp
+    )
     dry_run: bool = False
     queues: list[QueueId] | None = None
 

@@ -70,6 +70,7 @@ async def test_any_offset_may_be_stored_trimmed_or_not_there_yet(filled: Api) ->
         ("earliest", {"0": 1, "1": 0}),
         ("latest", {"0": 4, "1": 0}),
         ({"timestamp_ms": 0}, {"0": 1, "1": 0}),
+        (0, {"0": 1, "1": 0}),
         ({"timestamp_ms": 9_000_000_000_000}, {"0": 4, "1": 0}),
     ],
 )
