@@ -161,4 +161,7 @@ class Broker:
             self.failed.set_result(error)
 
     def _info(self) -> Mapping[str, object]:
-        return {"data_dir": str(self._config.data_dir.resolve())}
+        return {
+            "data_dir": str(self._config.data_dir.resolve()),
+            "auto_create_topics": self._config.topics.auto_create_topics,
+        }

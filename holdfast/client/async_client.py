@@ -205,8 +205,8 @@ class AsyncClient:
         is waited for. `max_in_flight` requests may be under way, one for each queue: order in a
         queue is the order of the sends. `buffer_bytes` bounds what waits, `delivery_timeout_ms`
         how long a batch is tried. A retry is not stored twice. With `queue` all messages go
-        there. A topic that does not exist is created with the broker's defaults. Queues that
-        are added to the topic are used by producers made afterwards.
+        there. A topic that does not exist is created with the broker's defaults, if the broker
+        creates topics by itself. Queues that are added later are used by producers made then.
         """
         producer = AsyncProducer(
             self._producer_target(topic),
@@ -228,6 +228,8 @@ class AsyncClient:
             try:
                 return await describe_topic(self._transport, checked_name("topic", topic))
             except UnknownTopic:
+                if not (await self.info()).get("auto_create_topics", True):
+                    raise
                 await self.create_topic(topic)
                 return await describe_topic(self._transport, topic)
 

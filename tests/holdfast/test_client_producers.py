@@ -246,13 +246,18 @@ async def test_a_message_over_the_topics_limit_is_refused_alone() -> None:
     assert topic.queues == {0: [b"x" * 10]}
 
 
-async def test_a_topic_that_is_not_there_is_created() -> None:
+async def test_a_topic_that_is_not_there_is_created_if_the_broker_does_so() -> None:
+    topic = StoredTopic(exists=False, auto_create_topics=False)
+    async with publish_server(topic) as server, AsyncClient(server.url) as client:
+        with pytest.raises(UnknownTopic):
+            await client.producer("orders").start()
     topic = StoredTopic(exists=False)
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
         async with client.producer("orders") as producer:
             await producer.send(b"x")
-        assert server.requests[:3] == [
+        assert server.requests[:4] == [
             "GET /v1/topics/orders",
+            "GET /v1/info",
             "PUT /v1/topics/orders",
             "GET /v1/topics/orders",
         ]

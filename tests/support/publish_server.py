@@ -33,12 +33,15 @@ class StoredTopic:
     #: Publishes wait for it before they are answered.
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     exists: bool = True
+    auto_create_topics: bool = True
 
     def __post_init__(self) -> None:
         self.may_answer.set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a description, a creation or a publish."""
+        if request.path == "/v1/info":
+            return web.json_response({"auto_create_topics": self.auto_create_topics})
         if request.method == "PUT":
             self.exists = True
         if request.method in ("GET", "PUT"):
