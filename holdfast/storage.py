@@ -141,7 +141,8 @@ class Storage:
             await self.store.changes_done()
             await asyncio.get_running_loop().run_in_executor(None, self._stop_threads, opened)
             self._opened = None
-        self._executor.shutdown()
+        self.progress.is_unwanted = True
+        await asyncio.to_thread(self._executor.shutdown)
         if self._data_dir is not None:
             self._data_dir.close()
             self._data_dir = None

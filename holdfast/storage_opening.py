@@ -43,6 +43,10 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+class OpeningUnwanted(Exception):
+    """The broker is told to stop before it has recovered; what was found is found again."""
+
+
 @dataclass(slots=True)
 class RecoveryProgress:
     """How far opening has come; read by other threads while it goes on."""
@@ -50,6 +54,8 @@ class RecoveryProgress:
     step: str = "opening"
     done_bytes: int = 0
     total_bytes: int = 0
+    is_unwanted: bool = False
+    """Set by whoever no longer waits for it: opening then ends with OpeningUnwanted."""
 
 
 @dataclass(slots=True)
@@ -251,6 +257,8 @@ class StorageOpening:
         )
 
     def _set_progress(self, done: int, total: int) -> None:
+        if self._progress.is_unwanted:
+            raise OpeningUnwanted
         self._progress.done_bytes = done
         self._progress.total_bytes = total
 

@@ -22,7 +22,7 @@ from tests.faults.conftest import SHARED_MEMORY
 from tests.support.crash_run import SIZES
 from tests.support.simulated_broker import Ending, Plan, Producer, SimulatedBroker
 
-_EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "10"))
+_EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "10"))
 _STEPS = 25
 
 _numbers = st.integers(0, 7)

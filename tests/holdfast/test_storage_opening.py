@@ -17,6 +17,7 @@ from holdfast.consumequeue.index import Index, IndexCorrupt
 from holdfast.consumequeue.message_store import StoredOffsets
 from holdfast.consumequeue.state_store import StateStore
 from holdfast.storage import Storage, StorageEvents
+from holdfast.storage_opening import OpeningUnwanted
 from tests.support.stored import (
     MIB,
     batch,
@@ -62,6 +63,19 @@ def open_files(directory: Path) -> list[str]:
 
 
 # -- whether to open at all ----------------------------------------------------------------
+
+
+async def test_opening_ends_early_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue")
+    storage = Storage(small_config(tmp_path), EVENTS)
+    storage.lock()
+    storage.progress.is_unwanted = True
+    with pytest.raises(OpeningUnwanted):
+        await storage.open()
+    await storage.close()
+    assert open_files(tmp_path) == []
+    await check_filled(tmp_path)
 
 
 async def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
