@@ -35,15 +35,20 @@ class QueueRead:
     problem: Problem | None = None
 
 
+def offset_headers(next_offset: int, min_offset: int, max_offset: int) -> list[tuple[str, str]]:
+    """Return the headers that say where a reader of one queue is."""
+    return [
+        ("Holdfast-Next-Offset", str(next_offset)),
+        ("Holdfast-Min-Offset", str(min_offset)),
+        ("Holdfast-Max-Offset", str(max_offset)),
+    ]
+
+
 async def deliver_pull(
     context: ApiContext, topic: Topic, fetched: Fetched, media: str, held_s: float
 ) -> Reply:
     """Return the reply to a pull from one queue."""
-    headers = [
-        ("Holdfast-Next-Offset", str(fetched.next_offset)),
-        ("Holdfast-Min-Offset", str(fetched.min_offset)),
-        ("Holdfast-Max-Offset", str(fetched.max_offset)),
-    ]
+    headers = offset_headers(fetched.next_offset, fetched.min_offset, fetched.max_offset)
 
     def envelope(messages: list[Any]) -> PullReply[Any]:
         return PullReply(messages, fetched.next_offset, fetched.min_offset, fetched.max_offset)

@@ -9,6 +9,7 @@ from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.codecs import MSGPACK
 from holdfast.http_api.context import ApiContext
+from holdfast.http_api.delivery import offset_headers
 from holdfast.http_api.messages import messages_of, packed_messages_of
 from holdfast.http_api.pairs import parse_pairs
 from holdfast.http_api.params import (
@@ -81,7 +82,8 @@ async def get_offset(call: Call[OffsetParams]) -> Reply:
         topic, queue, params.timestamp_ms * 1000
     )
     reply = OffsetReply(offset, None if found_us is None else found_us // 1000)
-    return call.reply(reply, headers=[("Holdfast-Next-Offset", str(offset))])
+    state = call.context.store.queue_state(topic, queue)
+    return call.reply(reply, headers=offset_headers(offset, state.min_offset, state.max_offset))
 
 
 async def get_message(call: Call[NoParams]) -> Reply:

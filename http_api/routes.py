@@ -155,7 +155,7 @@ ROUTES: Sequence[Route] = (
         "GET", _QUEUE + "/offset", get_offset, OffsetParams,
         replies={200: structured(OffsetReply)},
         problems=_NO_QUEUE,
-        headers={"Holdfast-Next-Offset": "integer"},
+        headers=dict.fromkeys(_OFFSETS, "integer"),
     ),
     Route(
         "GET", _TOPIC + "/splits", get_splits, SplitsParams,

@@ -22,6 +22,9 @@ async def test_an_offset_is_found_by_its_time(api: Api) -> None:
     assert first["store_timestamp_ms"] <= stored // 1000
     later = (await api.get(f"{path}{stored // 1000 + 1}")).json()
     assert later == {"offset": 5, "store_timestamp_ms": None}
+    headers = (await api.get(f"{path}0")).headers
+    named = [headers[f"Holdfast-{name}-Offset"] for name in ("Next", "Min", "Max")]
+    assert named == ["0", "0", "5"]
     empty = (await api.get("/v1/topics/orders/queues/1/offset?timestamp_ms=0")).json()
     assert empty == {"offset": 0, "store_timestamp_ms": None}
 
