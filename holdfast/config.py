@@ -26,8 +26,8 @@ ENVIRONMENT_PREFIX = "HOLDFAST_"
 
 #: Names under the prefix that are not the broker's: the command line's own options.
 _COMMAND_LINE_VARIABLES = {"HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_CONFIG"}
-#: Kubernetes sets these in every pod beside a service that is called "holdfast".
-_SERVICE_LINK = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT.*)|PORT(_.*)?)")
+#: Kubernetes sets these in every pod beside a service that is called "holdfast": name=value.
+_SERVICE_LINK = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT.*)=.*|PORT_.*|PORT=\w+://.*)")
 
 _SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB|TiB)", re.IGNORECASE | re.ASCII)
 _UNITS = {"kib": KIB, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
@@ -308,7 +308,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Given:
         key = by_variable.get(variable)
         if key is not None:
             given.append((key.name, value, f"environment variable {variable}"))
-        elif not _SERVICE_LINK.fullmatch(variable):
+        elif not _SERVICE_LINK.fullmatch(f"{variable}={value}"):
             raise UnknownKey(variable, "environment", _nearest(variable, by_variable))
     return given
 
@@ -326,7 +326,8 @@ def _whole_number(found: object) -> int | None:
 
 def _nearest(name: str, known: Mapping[str, object]) -> str | None:
     """Return the known name most like this one; without its section, if that is what misses."""
+    without_section = f"_{name.removeprefix(ENVIRONMENT_PREFIX)}"
     for candidate in known:
-        if candidate.endswith(f".{name}"):
+        if candidate.endswith((f".{name}", without_section)):
             return candidate
     return next(iter(get_close_matches(name, known, n=1)), None)

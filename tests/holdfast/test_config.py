@@ -140,6 +140,10 @@ def test_unknown_keys_name_the_nearest(tmp_path: Path) -> None:
         load(environ={"HOLDFAST_DATADIR": "/d"})
     with pytest.raises(UnknownKey, match="holdfast config show"):
         load("[zzz]\nqqq = 1\n", folder=tmp_path)
+    with pytest.raises(UnknownKey, match=r"did you mean HOLDFAST_HTTP_API_PORT\?"):
+        load(environ={"HOLDFAST_PORT": "9000"})
+    with pytest.raises(UnknownKey, match=r"did you mean HOLDFAST_HTTP_API_HOST\?"):
+        load(environ={"HOLDFAST_HOST": "0.0.0.0"})
 
 
 def test_other_variables_are_left_alone() -> None:
