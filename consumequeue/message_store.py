@@ -689,9 +689,11 @@ def _unreadable(
     if offset < cq.min_offset:
         return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
     following = error.next_offset if error.next_offset is not None else offset + 1
-    return QueueCorrupt(
+    damaged = QueueCorrupt(
         topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
     )
+    _logger.error("%s", damaged)
+    return damaged
 
 
 def _normal(fields: Mapping[str, object]) -> dict[str, Any]:

@@ -483,7 +483,9 @@ async def test_a_read_that_retention_overtook_says_trimmed(
         assert caught.value.min_offset == store.queue_state(topic, 0).max_offset
 
 
-async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(tmp_path: Path) -> None:
+async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         topic, _ = await storage.store.create_topic("t", queues=1)
@@ -504,6 +506,7 @@ async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(tmp_path: Pa
                     await store.read(topic, 0, offset, **ALL)
                 assert (caught.value.offset, caught.value.next_offset) == (offset, 4)
                 assert caught.value.reason == "payload-crc"
+                assert str(caught.value) in caplog.text
                 with pytest.raises(QueueCorrupt):
                     await store.message(format_message_id(topic.topic_id, 0, offset))
             assert bodies(await store.read(topic, 0, 4, **ALL)) == [b"five"]
