@@ -1,7 +1,9 @@
 """The state's copy in the log: messages of the broker's own topic, key = record key, body = value.
 
 Each change is noted, each segment begins with all records, so the newest message of a key has
-its value (tag `deleted`: it is gone) and old segments may go.
+its value (tag `deleted`: it is gone) and old segments may go. Such a snapshot ends in a message
+without a key (tag `all`, body = number of records in digits): a record that it does not have was
+deleted, also where a crash kept that from being noted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,6 +15,7 @@ from holdfast.consumequeue.state_store import Changes
 from holdfast.consumequeue.topics import STATE_TOPIC_ID
 
 _DELETED = "deleted"
+_ALL = "all"
 _SNAPSHOT_BATCH_BYTES = 256 * 1024
 
 
@@ -29,8 +32,11 @@ def encode_changes(changes: Changes) -> Batch:
 
 
 def encode_snapshot(records: Mapping[bytes, bytes]) -> list[Batch]:
-    """Return batches of moderate size that repeat all `records`."""
-    return [encode_changes(part) for part in _parts(records.items())]
+    """Return batches of moderate size that repeat all `records`; to be appended together."""
+    if not records:
+        return []
+    end = encode_batch([b"%d" % len(records)], tags=[_ALL], queue_id=0)
+    return [*map(encode_changes, _parts(records.items())), Batch.decode(end)]
 
 
 def _parts(records: Iterable[tuple[bytes, bytes]]) -> Iterable[dict[bytes, bytes]]:
@@ -49,7 +55,7 @@ def _parts(records: Iterable[tuple[bytes, bytes]]) -> Iterable[dict[bytes, bytes
 def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
     """Return the records as the opened log has them, and whether nothing before the log's
     durable mark is damaged, so that they are all that there were."""
-    records: dict[bytes, bytes] = {}
+    replay = _Replay()
     durable, damaged = 0, None
     for _, found in scan_log(log.segments, 0):
         if isinstance(found, Damage):
@@ -57,14 +63,34 @@ def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
             continue
         durable = max(durable, found.header.durable_offset)
         if found.header.topic_id == STATE_TOPIC_ID:
-            _apply(found, records)
-    return records, damaged is None or damaged >= durable
+            replay.apply(found)
+    return replay.records, damaged is None or damaged >= durable
 
 
-def _apply(batch: Batch, records: dict[bytes, bytes]) -> None:
-    for row in range(len(batch)):
-        key = (batch.key(row) or "").encode()
-        if batch.tag(row) == _DELETED:
-            records.pop(key, None)
-        else:
-            records[key] = batch.body(row)
+class _Replay:
+    """The records as they were after what was applied."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, bytes] = {}
+        self._put: list[tuple[int, bytes]] = []
+        """Offset and key of each record put since the last snapshot ended."""
+
+    def apply(self, batch: Batch) -> None:
+        for row in range(len(batch)):
+            offset, tag = batch.header.base_offset + row, batch.tag(row)
+            key = (batch.key(row) or "").encode()
+            if tag == _ALL:
+                self._end_snapshot(offset, int(batch.body(row)))
+            elif tag == _DELETED:
+                self.records.pop(key, None)
+            else:
+                self.records[key] = batch.body(row)
+                self._put.append((offset, key))
+
+    def _end_snapshot(self, offset: int, count: int) -> None:
+        """Forget what the snapshot before `offset` does not have. One of which a part is
+        damaged says nothing of what it lacks."""
+        kept = {key for at, key in self._put if at >= offset - count}
+        if len(kept) == count:
+            self.records = {key: self.records[key] for key in kept}
+        self._put.clear()

@@ -1,5 +1,8 @@
 """The state's copy in the log: what is noted there is what is read back."""
 
+import asyncio
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,8 +34,9 @@ def test_changes_are_messages_of_key_and_value(changes: dict[bytes, bytes | None
 def test_a_snapshot_is_cut_into_batches_of_moderate_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_journal, "_SNAPSHOT_BATCH_BYTES", 100)
     records = {b"k%d" % number: b"x" * 40 for number in range(5)} | {b"large": b"y" * 500}
-    batches = encode_snapshot(records)
+    *batches, end = encode_snapshot(records)
     assert [len(each) for each in batches] == [2, 2, 1, 1]
+    assert (end.key(0), end.tag(0), end.body(0)) == (None, "all", b"6")
     found = {
         (each.key(row) or "").encode(): each.body(row)
         for each in batches
@@ -94,3 +98,38 @@ async def test_damage_above_the_durable_mark_hides_no_record(
     segment.write_bytes(image)
     async with open_storage(small_config(tmp_path)) as storage:
         assert state_in_log(storage.log)[1] == is_whole
+
+
+async def test_a_deletion_that_was_never_noted_shows_in_the_next_snapshot(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)) as storage:
+        await storage.store.create_topic("kept", queues=1)
+        await storage.store.create_topic("gone", queues=1)
+        await settled(storage)
+        assert storage._opened is not None
+        # A crash right after the deletion was stored: nothing about it is in the log.
+        done = threading.Event()
+        storage._opened.state.commit({topic_key("gone"): None}, lambda error: done.set())
+        await asyncio.to_thread(done.wait)
+        assert topic_key("gone") in state_in_log(storage.log)[0]
+    async with open_storage(small_config(tmp_path)) as storage:
+        topic = storage.store.topic("kept")
+        await storage.store.publish(topic, [batch("after the snapshot")])
+        records, _ = state_in_log(storage.log)
+        assert records.keys() == {topic_key("kept"), NEXT_TOPIC_ID}
+
+
+def test_a_snapshot_of_which_a_part_is_missing_deletes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_journal, "_SNAPSHOT_BATCH_BYTES", 1)
+    batches = [
+        encode_changes({b"old": b"1"}),
+        *encode_snapshot({b"a": b"2", b"b": b"3", b"c": b"4"}),
+    ]
+    for missing in (None, 1, 2, 3):
+        replay = state_journal._Replay()
+        for offset, each in enumerate(batches):
+            if offset != missing:
+                replay.apply(replace(each, header=replace(each.header, base_offset=offset)))
+        assert (b"old" in replay.records) == (missing is not None)
+        assert len(replay.records) == 3
