@@ -55,7 +55,7 @@ class CrashRun:
 
     async def _mend(self) -> None:
         while self.broker.is_dead:
-            ending: Ending = self.rng.choice(("kill", "crash", "crash"))
+            ending: Ending = self.broker.rng.choice(("kill", "crash", "crash"))
             self.trace.append(f"({ending})")
             await self.broker.restart(ending)
 
@@ -98,7 +98,12 @@ class CrashRun:
 
     async def trim(self) -> None:
         """Let retention take what is old; the disk may die in it."""
+        if self.rng.random() < 0.5:
+            await self.broker.quiesce()
         await self.broker.trim(self.rng.choice((1, 200_000, 1_000_000)))
+
+    async def churn_topic(self) -> None:
+        await self.broker.churn_topic()
 
     async def quiesce(self) -> None:
         await self.broker.quiesce()
@@ -196,6 +201,7 @@ OPERATIONS: Operations = {
     CrashRun.fail_sync: 1,
     CrashRun.fail_write: 1,
     CrashRun.add_topic: 1,
+    CrashRun.churn_topic: 1,
 }
 
 
@@ -203,8 +209,9 @@ async def run_seed(
     seed: int, directory: Path, *, steps: int = 60, operations: Operations = OPERATIONS
 ) -> SimulatedBroker:
     """Make one run; a failure says the seed and what was done up to it."""
-    rng = random.Random(seed)
-    run = CrashRun(SimulatedBroker(directory, rng), rng, operations=operations)
+    # Two sources: how often a broker has to be restarted must not change what is done to it.
+    broker = SimulatedBroker(directory, random.Random(f"broker {seed}"))
+    run = CrashRun(broker, random.Random(f"run {seed}"), operations=operations)
     try:
         await run.run(steps)
     except BaseException as error:

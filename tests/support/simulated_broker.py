@@ -9,6 +9,7 @@ Queues of all topics are numbered in one row, so that one History sees the whole
 """
 
 import asyncio
+import contextlib
 import random
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
@@ -97,12 +98,12 @@ class Producer:
     sent: int = 0
     unanswered: list[Attempt] = field(default_factory=list)
 
-    def attempt(self, rng: random.Random, messages: int, body_bytes: int) -> Attempt:
+    def attempt(self, messages: int, body_bytes: int) -> Attempt:
         """Make the next publish."""
         queues = [self.queue] if self.queue is not None else list(range(self.plan.queue_count))
         attempt = Attempt([], [], self.durability, self.epoch)
         for queue in queues:
-            sends = [self._send(rng, queue, body_bytes) for _ in range(messages)]
+            sends = [self._send(queue, body_bytes) for _ in range(messages)]
             encoded = encode_batch(
                 [send.body for send in sends],
                 keys=[send.key for send in sends],
@@ -117,10 +118,11 @@ class Producer:
         self.sequence += 1
         return attempt
 
-    def _send(self, rng: random.Random, queue: int, body_bytes: int) -> Send:
+    def _send(self, queue: int, body_bytes: int) -> Send:
         self.sent += 1
         # The body names its send; keys are of one length, so that batches are of few sizes.
         start = f"{self.name} {self.sent:06d} ".encode()
+        rng = random.Random(start)
         body = start + rng.randbytes(max(body_bytes - len(start), 0))
         return Send(self.name, self.sent, f"key-{queue}-{rng.randrange(3)}", body)
 
@@ -137,6 +139,7 @@ class SimulatedBroker:
         self.plans: list[Plan] = []
         self.producers: list[Producer] = []
         self.restarts: dict[str, int] = {"close": 0, "kill": 0, "crash": 0}
+        self.power_losses = 0
         self.lost = 0
         """Messages acknowledged in written mode that power losses took."""
         self.flush_interval_ms: int | None = None
@@ -147,6 +150,7 @@ class SimulatedBroker:
         self._consumed: dict[int, int] = {}
         self._min_offsets: dict[int, int] = {}
         self._trimming = False
+        self._deleted_ids: set[int] = set()
 
     # -- the process -----------------------------------------------------------------------
 
@@ -173,15 +177,15 @@ class SimulatedBroker:
             await self.storage.close()
             if self.disk.frozen:
                 ending = "crash"
-                self.disk = self.disk.crash(self.rng)
+                self.disk = self.disk.crash(self._fork())
         else:
             await self._end_process()
-            self.disk = self.disk.kill() if ending == "kill" else self.disk.crash(self.rng)
+            self.disk = self.disk.kill() if ending == "kill" else self.disk.crash(self._fork())
         self.restarts[ending] += 1
         self.disk.mend()
+        self._check_data_dir()
         for name in forget:
             shutil.rmtree(self._data_dir / name)
-        self._check_data_dir()
         # Now and then the power goes while recovering, or soon after it.
         again = self.rng.random() < recovery_crashes
         self.disk.freeze_after(self.rng.randint(0, 6) if again else None)
@@ -233,7 +237,7 @@ class SimulatedBroker:
                 if not self.disk.frozen:
                     raise
                 power_lost = True
-                self.disk = self.disk.crash(self.rng)
+                self.disk = self.disk.crash(self._fork())
                 continue
             break
         if self.storage.degraded or self.storage.read_only:
@@ -266,6 +270,7 @@ class SimulatedBroker:
                 reserve_bytes=0,
                 flush_interval_ms=self.flush_interval_ms or self.rng.choice((1, 10, 50)),
                 retention_interval_ms=3_600_000,
+                max_total_bytes=self.rng.choice((0, 4 * MIB)),
             ),
             consumequeue=ConsumeQueueConfig(
                 commit_interval_ms=self.commit_interval_ms or self.rng.choice((1, 10, 10_000)),
@@ -297,6 +302,19 @@ class SimulatedBroker:
         self.plans.append(plan)
         return plan
 
+    async def churn_topic(self) -> None:
+        """Create a topic, publish to it, delete it. It must not come back, nor what it held."""
+        self.disk.release_syncs()
+        topic, is_new = await self.store.create_topic("short-lived", queues=1)
+        state = self.store.queue_state(topic, 0)
+        if not is_new or topic.topic_id in self._deleted_ids or state.max_offset:
+            raise BrokerViolation(f"{topic} came back with {state}")
+        batch = Batch.decode(encode_batch([b"forget me"], queue_id=0))
+        with contextlib.suppress(LogPoisoned, DiskFull):
+            await _bounded(self.store.publish(topic, [batch]))
+        await self.store.delete_topic(topic.name)
+        self._deleted_ids.add(topic.topic_id)
+
     def topic(self, plan: Plan) -> Topic:
         """Return the topic as the store has it."""
         try:
@@ -305,8 +323,8 @@ class SimulatedBroker:
             raise BrokerViolation(f"{plan} is gone") from error
 
     async def trim(self, retention_bytes: int) -> None:
-        """Trim every topic to so many bytes, and delete the segments that nobody needs."""
-        await self.quiesce()
+        """Trim every topic to so many bytes, and delete the segments that nobody needs or that
+        are too many; publishes may be under way."""
         if self.is_dead:
             return
         self._trimming = True
@@ -354,7 +372,7 @@ class SimulatedBroker:
             return repeated[-1]
         if len(producer.unanswered) >= (PIPELINE if producer.queue is not None else 1):
             return None  # who counts requests over several queues waits for each answer
-        attempt = producer.attempt(self.rng, messages, body_bytes)
+        attempt = producer.attempt(messages, body_bytes)
         for sends in attempt.sends:
             for send in sends:
                 self.history.sent(send)
@@ -412,7 +430,7 @@ class SimulatedBroker:
             return True
         if producer.unanswered[0] is not attempt:
             return False
-        if producer.durability == "fsync" or not self.lost:
+        if producer.durability == "fsync" or not self.power_losses:
             raise BrokerViolation(f"{producer.name} is refused, but nothing of it was lost")
         # What is lost was acknowledged and will not come again: begin anew.
         producer.epoch += 1
@@ -470,7 +488,7 @@ class SimulatedBroker:
         ]
         if not promised or self._trimming:
             return
-        send, (number, offset) = self.rng.choice(promised)
+        send, (number, offset) = self._fork().choice(promised)
         plan = self.plans[number // _QUEUES_PER_TOPIC]
         assert send.key is not None
         found = await self.store.search_key(self.topic(plan), send.key, 1_000_000)
@@ -530,9 +548,12 @@ class SimulatedBroker:
         self._min_offsets = begins
         found = await self._read_all()
         if power_lost:
+            self.power_losses += 1
             self.lost += settle_power_loss(self.history, found, min_offsets=begins)
         check_history(self.history, found, min_offsets=begins)
         self.history.written.clear()
+        if {topic.name for topic in self.store.topics()} != {plan.name for plan in self.plans}:
+            raise BrokerViolation(f"there are the topics {self.store.topics()}")
         for plan in self.plans:
             self._verify_topic(plan)
 
@@ -554,6 +575,11 @@ class SimulatedBroker:
                         f"{self._consumed[number]}"
                     )
                 self._consumed[number] = end
+
+    def _fork(self) -> random.Random:
+        """Return a source of as many draws as it takes, for one draw of `rng`: what is drawn
+        later must not depend on what the threads had done by now."""
+        return random.Random(self.rng.getrandbits(64))
 
     # -- waiting ---------------------------------------------------------------------------
 
