@@ -100,4 +100,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    # A client that is forgotten may be collected in any thread.
+    if thread is not threading.current_thread():
+        thread.join()

@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import msgspec
 
@@ -100,7 +101,7 @@ class Sender:
         self._lock = lock
         self._settled = settled
         self._identities: dict[int, ProducerIdentity] = {}
-        self._requests: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[list[Stored]]] = set()
 
     def linger(self, batch: PendingBatch) -> None:
         """Send an open batch after the linger time, however full it is by then."""
@@ -121,46 +122,13 @@ class Sender:
 
     def pump(self) -> None:
         """Start requests as long as something is ready and another one may be under way."""
-        while len(self._requests) < self._max_in_flight:
-            with self._lock:
-                batches = self._accumulator.take()
-            if not batches:
-                return
-            task = asyncio.get_running_loop().create_task(self._send(batches))
+        while len(self._requests) < self._max_in_flight and (batches := self._take()):
+            task = asyncio.get_running_loop().create_task(self._publish(batches))
             self._requests.add(task)
-            task.add_done_callback(self._request_ended)
+            task.add_done_callback(partial(self._request_ended, batches))
 
-    def _request_ended(self, task: asyncio.Task[None]) -> None:
-        self._requests.discard(task)
-        self.pump()
-
-    async def stop(self) -> None:
-        """Give up the requests under way; their batches fail."""
-        for task in self._requests:
-            task.cancel()
-        await asyncio.gather(*self._requests, return_exceptions=True)
-
-    async def _send(self, batches: list[PendingBatch]) -> None:
-        """Publish the batches and settle them, whatever happens: somebody waits for each."""
-        outcomes: Sequence[Stored | Exception] = [ClientClosed()] * len(batches)
-        try:
-            outcomes = await self._publish([self._encode(batch) for batch in batches])
-        except Exception as error:
-            outcomes = [error] * len(batches)
-            for batch in batches:
-                self._identities.pop(batch.queue, None)
-            _log.warning(
-                "%d messages to %s failed: %s",
-                sum(batch.message_count for batch in batches),
-                self._path,
-                error,
-            )
-        finally:
-            with self._lock:
-                self._accumulator.settle(batches, outcomes)
-                self._settled(batches)
-
-    async def _publish(self, blocks: list[bytes]) -> list[Stored]:
+    async def _publish(self, batches: list[PendingBatch]) -> list[Stored]:
+        blocks = [self._encode(batch) for batch in batches]
         reply = await self._transport.request(
             "POST", self._path, params=self._params, body=blocks, retry=self._retry
         )
@@ -171,6 +139,40 @@ class Sender:
             Stored(parse_message_id(entry.message_id)[0], entry.offset, published.durable)
             for entry in published.results
         ]
+
+    def _request_ended(
+        self, batches: list[PendingBatch], request: asyncio.Task[list[Stored]]
+    ) -> None:
+        """Settle a request's batches, however it ended: somebody waits for each."""
+        self._requests.discard(request)
+        try:
+            self._settle(batches, request.result())
+        except asyncio.CancelledError:
+            # The loop is ending: what waits for its turn fails with them.
+            while batches:
+                self._fail(batches, ClientClosed())
+                batches = self._take()
+        except Exception as error:
+            self._fail(batches, error)
+        self.pump()
+
+    def _fail(self, batches: Sequence[PendingBatch], error: Exception) -> None:
+        for batch in batches:
+            self._identities.pop(batch.queue, None)
+        message_count = sum(batch.message_count for batch in batches)
+        _log.warning("%d messages to %s failed: %s", message_count, self._path, error)
+        self._settle(batches, [error] * len(batches))
+
+    def _take(self) -> list[PendingBatch]:
+        with self._lock:
+            return self._accumulator.take()
+
+    def _settle(
+        self, batches: Sequence[PendingBatch], outcomes: Sequence[Stored | Exception]
+    ) -> None:
+        with self._lock:
+            self._accumulator.settle(batches, outcomes)
+            self._settled(batches)
 
     def _encode(self, batch: PendingBatch) -> bytes:
         identity = self._identities.get(batch.queue)

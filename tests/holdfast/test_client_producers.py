@@ -305,6 +305,23 @@ async def test_a_client_closed_by_force_fails_what_is_under_way() -> None:
         await client.close()
 
 
+async def test_requests_that_are_cancelled_from_outside_fail_what_waits_behind_them() -> None:
+    topic = StoredTopic(queue_count=1)
+    topic.may_answer.clear()
+    async with publish_server(topic) as server, AsyncClient(server.url) as client:
+        producer = client.producer("orders", batch_bytes=1)
+        await producer.start()
+        others = asyncio.all_tasks()
+        handles = [producer.send(b"%d" % number) for number in range(100)]
+        for task in asyncio.all_tasks() - others:
+            task.cancel()  # as asyncio.run does at its end; before the request has even begun
+        async with asyncio.timeout(10):
+            for handle in handles:
+                with pytest.raises(ClientClosed):
+                    await handle
+        await producer.close()
+
+
 # -- the producer for threads ----------------------------------------------------------------
 
 
