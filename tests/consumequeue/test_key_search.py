@@ -89,6 +89,12 @@ async def test_what_retention_took_is_not_found(tmp_path: Path) -> None:
         topic = await store.change_topic("t", fields={"retention_bytes": size // 2})
         await storage.retention.run_once()
         assert await places(storage, topic, "k") == ["0:1=new"]
+        await fill_segment(storage, topic)
+        await settled(storage)
+        await sealed(storage)
+        topic = await store.change_topic("t", fields={"retention_bytes": MIB // 2})
+        assert await storage.retention.run_once() == 0  # the segment's end is still needed
+        assert await places(storage, topic, "k") == []
 
 
 async def test_a_damaged_batch_is_passed_over_with_a_warning(
