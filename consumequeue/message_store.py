@@ -367,7 +367,7 @@ class MessageStore:
             return None
         key = (topic.topic_id, queue)
         try:
-            return collect(
+            fetched = collect(
                 units,
                 self._hot_reader(filter),
                 key,
@@ -378,6 +378,8 @@ class MessageStore:
                 max_bytes=max_bytes,
                 message_filter=filter,
             )
+            _check_advance(fetched, offset)
+            return fetched
         except NeedsDisk:
             return None
         except CorruptRecord as error:
@@ -426,9 +428,7 @@ class MessageStore:
 
         try:
             fetched = await self._in_thread(read_cold)
-            if fetched.next_offset == offset < max_offset:
-                # Nothing is indexed up to the end: the log lost its tail.
-                raise CorruptRecord(0, "missing-block", "no intact block", max_offset)
+            _check_advance(fetched, offset)
         except CorruptRecord as error:
             raise _unreadable(topic, queue, offset, cq, error) from error
         return fetched
@@ -680,6 +680,13 @@ def _pass_over(task: "asyncio.Task[Any]") -> None:
     """Take a failure that nobody is left to be told of."""
     if not task.cancelled() and task.exception() is not None:
         _logger.warning("a change that nobody waits for failed: %s", task.exception())
+
+
+def _check_advance(fetched: Fetched, offset: int) -> None:
+    """Raise CorruptRecord when nothing is indexed from `offset` up to the end: the log lost its
+    tail."""
+    if fetched.next_offset == offset < fetched.max_offset:
+        raise CorruptRecord(0, "missing-block", "no intact block", fetched.max_offset)
 
 
 def _unreadable(

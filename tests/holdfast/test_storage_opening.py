@@ -289,16 +289,22 @@ async def test_offsets_of_messages_whose_segment_is_gone_are_not_given_again(
     for path in (tmp_path / "commitlog").iterdir():
         if path.name >= last.name:
             path.unlink()
+
     async with open_storage(small_config(tmp_path)) as storage:
         assert any(f"to {end}" in each for each in storage.degraded)
-        topic = storage.store.topic("t")
-        [published] = await storage.store.publish(topic, [batch("after")])
+        store, topic = storage.store, storage.store.topic("t")
+
+        async def expect_gap() -> None:
+            begin = await store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+            with pytest.raises(QueueCorrupt) as caught:
+                await store.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
+            assert caught.value.next_offset == end
+
+        await expect_gap()
+        [published] = await store.publish(topic, [batch("after")])
         assert published.base_offset == end
         await settled(storage)
-        begin = await storage.store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
-        with pytest.raises(QueueCorrupt) as caught:
-            await storage.store.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
-        assert caught.value.next_offset == end
+        await expect_gap()
 
 
 def has_blocks(path: Path) -> bool:
