@@ -12,7 +12,7 @@ from holdfast.http_api.context import ApiContext, BrokerStatus
 from holdfast.http_api.metrics import StateCollector
 from holdfast.http_api.openapi import openapi_document
 from holdfast.http_api.operations import not_ready
-from holdfast.http_api.params import read_params
+from holdfast.http_api.params import check_encoding, read_params
 from holdfast.http_api.problems import problem_for
 from holdfast.http_api.reply import Reply, problem_reply
 from holdfast.http_api.router import Router
@@ -57,6 +57,7 @@ class App:
             path = route.path
             if not route.is_open and (phase := context.status().phase) != "ready":
                 raise not_ready(phase)
+            check_encoding(request.rel_url.raw_query_string)
             params: Any = read_params(route.params, request.query, context.config)
             media = (
                 negotiate(request.headers.get(hdrs.ACCEPT, ""), route.offers)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar, cast
+from urllib.parse import unquote_to_bytes
 
 from multidict import MultiMapping
 
@@ -110,6 +111,17 @@ def read_params(params: type[P], query: MultiMapping[str], config: HttpConfig) -
         if param.default is not None and field_name not in values:
             values[field_name] = getattr(config, param.default)
     return params(**values)
+
+
+def check_encoding(raw_query: str) -> None:
+    """Raise Problem (invalid-parameter) for a query string that is not percent-encoded UTF-8: its
+    decoder would put U+FFFD in place of what it cannot read, and one key in place of another."""
+    if "%" not in raw_query:
+        return
+    try:
+        unquote_to_bytes(raw_query).decode()
+    except UnicodeDecodeError:
+        raise invalid("query", raw_query, "percent-encoded UTF-8") from None
 
 
 def _parse(name: str, param: Param, given: str, config: HttpConfig) -> Any:
