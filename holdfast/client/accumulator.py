@@ -151,7 +151,7 @@ class Accumulator:
             queue = self._queue_by_key[key]
         else:
             return self._keyless if self._keyless.is_open else self._open_keyless()
-        return self._open_batch(queue)
+        return self._open.get(queue) or self._open_batch(queue)
 
     def _open_batch(self, queue: int) -> PendingBatch:
         batch = self._open.get(queue)

@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.commitlog.checksum import crc32c
+from holdfast.commitlog.checksum import crc32c, crc32c_each
 
 
 # The vectors of RFC 3720, appendix B.4, and the check value of the CRC catalogue.
@@ -34,3 +34,10 @@ def test_a_buffer_can_be_changed_afterwards() -> None:
     crc32c(data)
     data.append(1)  # BufferError while anything still looks at it
     assert len(data) == 10_001
+
+
+def test_many_texts_have_the_checksums_that_each_has_alone() -> None:
+    texts = [b"", b"a", "schlüssel".encode(), b"x" * 10_000]
+    assert crc32c_each(texts) == [crc32c(text) for text in texts]
+    assert crc32c_each([]) == []
+    assert crc32c_each([b""]) == [0]
