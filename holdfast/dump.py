@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_header import BatchFlag
 from holdfast.commitlog.disk import LinuxFile
-from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.errors import CorruptBatch, LogError
 from holdfast.commitlog.log_scan import Damage, scan_segment
 from holdfast.commitlog.message_id import format_message_id
 from holdfast.commitlog.segment import Segment
@@ -25,11 +25,22 @@ from holdfast.commitlog.segment_format import (
 Row = dict[str, Any]
 
 
+class NotASegment(LogError):
+    """Neither the header nor the name of the file makes it a segment."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} is no segment; name a file of commitlog/ of a data directory"
+
+
 def dump_segment(path: Path, *, messages: bool = False) -> Iterator[Row]:
     """Yield a row for each block of the file, its damage and its unwritten end, by `kind`.
 
     With `messages` each block is followed by a row for each of its messages. Raises
-    CorruptBatch for a file that neither its header nor its name makes a segment, and
+    NotASegment for a file that neither its header nor its name makes a segment, and
     UnknownFormatVersion for one that a newer Holdfast wrote; OSError passes through.
     """
     file = LinuxFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -50,10 +61,10 @@ def _segment(file: LinuxFile, path: Path) -> Segment:
     size = file.size()
     try:
         start = SegmentHeader.decode(file.read(SEGMENT_HEADER_SIZE, 0)).start_offset
-    except CorruptBatch:
+    except CorruptBatch as error:
         named = parse_segment_name(path.name)
         if named is None:
-            raise
+            raise NotASegment(path) from error
         start = named
     return Segment(file, path, start, size, start + size)
 

@@ -7,9 +7,8 @@ import pytest
 from holdfast.commitlog.batch import Batch, encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.commitlog.disk import LinuxDisk
-from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.segment import Segment, create_segment
-from holdfast.dump import dump_segment
+from holdfast.dump import NotASegment, dump_segment
 
 SIZE = 1024 * 1024
 
@@ -90,12 +89,12 @@ def test_a_damaged_file_header_costs_nothing_under_its_own_name(segment: Segment
     segment.path.write_bytes(content)
     assert [row["kind"] for row in dump_segment(segment.path)] == ["block", "block", "unwritten"]
     renamed = segment.path.rename(segment.path.with_name("copy"))
-    with pytest.raises(CorruptBatch, match="segment-header"):
+    with pytest.raises(NotASegment, match="commitlog/ of a data directory"):
         list(dump_segment(renamed))
 
 
 def test_a_file_that_is_no_segment_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"hello")
-    with pytest.raises(CorruptBatch, match="segment-header"):
+    with pytest.raises(NotASegment, match="commitlog/ of a data directory"):
         list(dump_segment(file))
