@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.batch import Batch, encode_batch
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.message_store import Fetched, MessageStore
-from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey, Topic
 from holdfast.storage import Storage, StorageEvents
 
 MIB = 1024 * 1024
@@ -109,7 +110,11 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def settled(storage: Storage) -> None:
-    """Wait until all that was written is synced, visible and in the index on disk."""
+    """Wait until all that was handed over is written, synced, visible and in the index on disk."""
+    # The appender takes its work in turn: this comes after all that it was given before.
+    passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    storage.appender.submit(AppendRequest(STATE_TOPIC_ID, [], durable=False, context=passed))
+    await passed
     await until(
         lambda: (
             storage.syncer.durable_offset == storage.log.written_offset
