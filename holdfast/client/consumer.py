@@ -190,6 +190,14 @@ class Consumer(Reader[Message]):
         """
         self._loop_thread.run(self._consumer.commit())
 
+    def close(self) -> None:
+        """Stop, and store how far the reader came: without the message in hand. May be repeated.
+
+        Raises ClientClosed when the client was closed before, so that nothing could be stored.
+        """
+        self._current = iter(())
+        self._loop_thread.run(self._consumer.close())
+
 
 def _singles(fetched: Range) -> Iterator[Range]:
     """Yield a range's messages, each as a range; then one for what lies behind the last."""

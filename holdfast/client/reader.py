@@ -6,8 +6,10 @@ await, or a thread to cross to.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
+from holdfast.client.errors import ClientClosed
 from holdfast.client.loop_thread import LoopThread
 from holdfast.client.sources import Range, Source
 
@@ -133,7 +135,8 @@ class Reader(Generic[T]):
     def close(self) -> None:
         """End the reading, and the request that waits for more. May be called twice."""
         self._current = iter(())
-        self._loop_thread.run(self._reader.close())
+        with suppress(ClientClosed):  # which has ended the reading as well
+            self._loop_thread.run(self._reader.close())
 
     def __enter__(self) -> Self:
         return self

@@ -230,6 +230,16 @@ def test_closing_the_client_ends_a_reader_that_waits(
         client.topics()
 
 
+def test_a_reader_may_be_left_behind_by_its_client(
+    shared_broker: RunningBroker, topic: str
+) -> None:
+    with shared_broker.client() as client:
+        client.publish(topic, b"x")
+        messages = iter(client.pull(topic))
+        next(messages)
+    del messages  # an exception here would be reported by pytest as unraisable
+
+
 def test_an_unreachable_broker_is_told_after_the_timeout() -> None:
     with (
         Client("http://127.0.0.1:1", timeout_ms=200) as client,
