@@ -2,9 +2,9 @@
 
     python -m bench.consume [--json] [--messages 3000000]
 
-Reads a queue that was published in written mode, in batches of 1,000 messages: message by
-message, looking at every body, by AsyncClient and by Client; and batch by batch. Broker and
-client share this machine's cores.
+Reads a queue that was published as bench.publish does it, in written mode: message by message,
+looking at every body, by AsyncClient and by Client; and batch by batch. Broker and client share
+this machine's cores.
 """
 
 import asyncio

@@ -2,10 +2,10 @@
 
     python -m bench.publish [--json] [--messages 3000000]
 
-One producer to one queue, in written mode and batches of 1,000, messages of 100 bytes and of
-1 KiB: by AsyncClient and by Client. Then messages one by one as JSON, each in its own POST, on
-one connection of Python's http.client.
-Broker and client share this machine's cores.
+One producer to one queue, in written mode, by AsyncClient and by Client: messages of 100 bytes
+in batches of 1,000, messages of 1 KiB in batches of the default size. Then messages one by one as
+JSON, each in its own POST, on one connection of Python's http.client. Broker and client share this
+machine's cores.
 """
 
 import asyncio
@@ -18,10 +18,12 @@ import uvloop
 
 from bench.harness import Figure, arguments, broker, measure, report
 from holdfast.client.accumulator import MESSAGE_OVERHEAD_BYTES
+from holdfast.client.producing import ProducerOptions
 from holdfast.running_broker import RunningBroker
 
 DURABILITY = "written"
-BATCH_MESSAGES = 1000
+#: Of 1,000 messages of 100 bytes; larger messages fill a batch of the default size.
+BATCH_BYTES_OF_100 = 1000 * (100 + MESSAGE_OVERHEAD_BYTES)
 SENDS_BETWEEN_DRAINS = 1000
 
 
@@ -66,10 +68,9 @@ def publish_async(running: RunningBroker, topic: str, messages: int, body_bytes:
 
     async def publish() -> None:
         body = b"x" * body_bytes
-        batch_bytes = BATCH_MESSAGES * (body_bytes + MESSAGE_OVERHEAD_BYTES)
         async with (
             running.async_client() as client,
-            client.producer(topic, batch_bytes=batch_bytes) as producer,
+            client.producer(topic, batch_bytes=_batch_bytes(body_bytes)) as producer,
         ):
             send = producer.send
             for _ in range(messages // SENDS_BETWEEN_DRAINS):
@@ -84,14 +85,17 @@ def publish_async(running: RunningBroker, topic: str, messages: int, body_bytes:
 def publish_sync(running: RunningBroker, topic: str, messages: int, body_bytes: int) -> None:
     """Send by a Producer."""
     body = b"x" * body_bytes
-    batch_bytes = BATCH_MESSAGES * (body_bytes + MESSAGE_OVERHEAD_BYTES)
     with (
         running.client() as client,
-        client.producer(topic, batch_bytes=batch_bytes) as producer,
+        client.producer(topic, batch_bytes=_batch_bytes(body_bytes)) as producer,
     ):
         send = producer.send
         for _ in range(messages):
             send(body)
+
+
+def _batch_bytes(body_bytes: int) -> int:
+    return BATCH_BYTES_OF_100 if body_bytes == 100 else ProducerOptions.batch_bytes
 
 
 def post_json(running: RunningBroker, topic: str, messages: int, body_bytes: int) -> None:

@@ -102,6 +102,7 @@ class Sender:
         self._settled = settled
         self._identities: dict[int, ProducerIdentity] = {}
         self._requests: set[asyncio.Task[list[Stored]]] = set()
+        self._has_warned = False
 
     def linger(self, batch: PendingBatch) -> None:
         """Send an open batch after the linger time, however full it is by then."""
@@ -160,7 +161,10 @@ class Sender:
         for batch in batches:
             self._identities.pop(batch.queue, None)
         message_count = sum(batch.message_count for batch in batches)
-        _log.warning("%d messages to %s failed: %s", message_count, self._path, error)
+        # Once aloud: a broker that refuses one batch mostly refuses all that follow.
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
+        _log.log(level, "%d messages to %s failed: %s", message_count, self._path, error)
         self._settle(batches, [error] * len(batches))
 
     def _take(self) -> list[PendingBatch]:
