@@ -21,6 +21,8 @@ from holdfast.http_api.types import PollReply, PullReply, QueueReply
 #: In the order of preference.
 PULL_TYPES = (JSON, NDJSON, MSGPACK, BATCH)
 WITHOUT_ENVELOPE = (NDJSON, BATCH)
+#: Three headers of "queue:offset" pairs: this many fit what clients take as one header (8 KiB).
+MAX_QUEUES_IN_HEADERS = 128
 
 #: More messages than this are encoded in a thread: they would keep the loop for milliseconds.
 APART_MESSAGES = 500
@@ -61,13 +63,15 @@ async def deliver_pull(
 async def deliver_poll(
     context: ApiContext, topic: Topic, reads: Sequence[QueueRead], media: str, held_s: float
 ) -> Reply:
-    """Return the reply to a poll over several queues; in headers, offsets stand as
-    "queue:offset" pairs, and a queue's problem is that of the whole."""
-    headers: list[tuple[str, str]] = []
+    """Return the reply to a poll over several queues. In headers offsets stand as
+    "queue:offset" pairs, for as many queues as a client's limit on headers allows; without an
+    envelope a queue's problem is that of the whole."""
     if media in WITHOUT_ENVELOPE:
         for read in reads:
             if read.problem is not None:
                 raise read.problem
+    headers: list[tuple[str, str]] = []
+    if len(reads) <= MAX_QUEUES_IN_HEADERS:
         headers = [
             ("Holdfast-Next-Offset", _pairs(reads, lambda fetched: fetched.next_offset)),
             ("Holdfast-Min-Offset", _pairs(reads, lambda fetched: fetched.min_offset)),

@@ -16,15 +16,17 @@ from holdfast.consumequeue.topics import Topic
 from holdfast.holdservice.filters import parse_filter
 from holdfast.http_api.call import Call
 from holdfast.http_api.context import ApiContext
-from holdfast.http_api.delivery import WITHOUT_ENVELOPE, QueueRead, deliver_poll
+from holdfast.http_api.delivery import (
+    MAX_QUEUES_IN_HEADERS,
+    WITHOUT_ENVELOPE,
+    QueueRead,
+    deliver_poll,
+)
 from holdfast.http_api.pairs import parse_pairs
 from holdfast.http_api.params import text
 from holdfast.http_api.problems import Problem, problem_for
 from holdfast.http_api.pull import PullBounds, Waiting, nothing_at
 from holdfast.http_api.reply import Reply
-
-#: Three headers of "queue:offset" pairs: this many fit what clients take as one header (8 KiB).
-MAX_QUEUES_WITHOUT_ENVELOPE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ async def poll(call: Call[PollParams]) -> Reply:
     context, params, topic = call.context, call.params, call.topic()
     limit = context.config.max_queues_per_poll
     if call.media in WITHOUT_ENVELOPE:
-        limit = min(limit, MAX_QUEUES_WITHOUT_ENVELOPE)
+        limit = min(limit, MAX_QUEUES_IN_HEADERS)
     offsets = _parse_offsets(params.offsets, topic, limit)
     message_filter = parse_filter(params.tag, params.filter)
     waiting = Waiting(params.wait_ms, call.received_at)

@@ -119,6 +119,8 @@ async def test_without_envelope_offsets_stand_in_headers(api: Api) -> None:
     assert [b.header.queue_id for b in iter_batches(answer.body)] == [0, 1]
     assert answer.headers["Holdfast-Next-Offset"] == "0:2,1:1"
     assert answer.headers["Holdfast-Max-Offset"] == "0:2,1:1"
+    as_json = await api.get(f"{POLL}?offsets=0:1,1:0")
+    assert as_json.headers["Holdfast-Next-Offset"] == "0:2,1:1"
     lines = await api.get(f"{POLL}?offsets=0:1,1:0", Accept="application/x-ndjson")
     assert [msgspec.json.decode(line)["body"] for line in lines.body.splitlines()] == ["b", "c"]
 
