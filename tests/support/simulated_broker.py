@@ -97,6 +97,14 @@ class Producer:
     sequence: int = 0
     sent: int = 0
     unanswered: list[Attempt] = field(default_factory=list)
+    is_known: bool = False
+    """It was answered once."""
+
+    @property
+    def may_pipeline(self) -> bool:
+        """Whether it may send before it was answered. An unknown producer may start at any
+        sequence, and one that counts requests leaves none half stored behind the next."""
+        return self.is_known and self.queue is not None
 
     def attempt(self, messages: int, body_bytes: int) -> Attempt:
         """Make the next publish."""
@@ -327,6 +335,7 @@ class SimulatedBroker:
         are too many; publishes may be under way."""
         if self.is_dead:
             return
+        self.disk.release_syncs()  # a segment that is being prepared waits for one
         self._trimming = True
         for plan in self.plans:
             await self.store.change_topic(plan.name, fields={"retention_bytes": retention_bytes})
@@ -370,8 +379,8 @@ class SimulatedBroker:
         producer are under way."""
         if repeated := self._repeat(producer):
             return repeated[-1]
-        if len(producer.unanswered) >= (PIPELINE if producer.queue is not None else 1):
-            return None  # who counts requests over several queues waits for each answer
+        if len(producer.unanswered) >= (PIPELINE if producer.may_pipeline else 1):
+            return None
         attempt = producer.attempt(messages, body_bytes)
         for sends in attempt.sends:
             for send in sends:
@@ -407,7 +416,7 @@ class SimulatedBroker:
             is_over = self._judge_refusal(producer, attempt)
         else:
             self._note(producer.plan, attempt, results)
-            is_over = True
+            is_over = producer.is_known = True
         if is_over:
             producer.unanswered.remove(attempt)
 
