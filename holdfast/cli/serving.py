@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
 from typing import Any
 
@@ -23,10 +22,6 @@ _logger = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 5.0
 
-#: How long a busy thread may keep the interpreter from the others. Python's 5 ms would be paid at
-#: each handover between the event loop and the log's threads, several times a publish.
-SWITCH_INTERVAL_S = 0.0005
-
 _CANNOT_LISTEN = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
@@ -36,7 +31,6 @@ def run(config: Config) -> ExitCode:
     Raises Failure, or an error that `exits` knows, when it cannot start.
     """
     start_logging(config.log_format, config.log_level)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _allow_connections(config.http_api.max_connections)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
