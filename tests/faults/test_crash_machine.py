@@ -20,7 +20,9 @@ from hypothesis.stateful import (
 
 from tests.faults.conftest import SHARED_MEMORY
 from tests.support.crash_run import SIZES
-from tests.support.simulated_broker import Ending, Plan, Producer, SimulatedBroker
+from tests.support.simulated_broker import SimulatedBroker
+from tests.support.simulated_clients import Plan, Producer
+from tests.support.simulated_process import Ending
 
 _EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "10"))
 _STEPS = 25
@@ -43,7 +45,7 @@ class CrashMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32 - 1))
     def start(self, seed: int) -> None:
         self.broker = SimulatedBroker(self._directory, random.Random(seed))
-        self._run(self.broker.start())
+        self._run(self.broker.open())
         for durability in ("fsync", "written"):
             plan = self._runner.run(self.broker.create_topic(2, durability))
             for queue in (0, 1, None):

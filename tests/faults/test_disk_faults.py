@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.simulated_broker import Attempt, Plan, Producer, SimulatedBroker, until
+from tests.support.simulated_broker import SimulatedBroker
+from tests.support.simulated_clients import Attempt, Plan, Producer
+from tests.support.simulated_process import until
 
 _NEVER_MS = 3_600_000
 _LARGE = 400_000
@@ -20,7 +22,7 @@ async def broker(memory_path: Path) -> AsyncIterator[SimulatedBroker]:
     """Return a broker that commits its index only when it is closed."""
     made = SimulatedBroker(memory_path, random.Random(1))
     made.commit_interval_ms = _NEVER_MS
-    await made.start()
+    await made.open()
     yield made
     await made.abandon()
 
@@ -173,7 +175,7 @@ async def test_the_power_may_go_at_any_change_of_a_roll_and_of_a_trim(memory_pat
     while True:
         broker = SimulatedBroker(memory_path / str(change), random.Random(change))
         broker.commit_interval_ms = 1
-        await broker.start()
+        await broker.open()
         try:
             plan, producer = await _producer(broker)
             other = broker.add_producer(plan, 0, idempotent=True, durability="written")

@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.simulated_broker import Attempt, Ending, Plan, Producer, SimulatedBroker
+from tests.support.simulated_broker import SimulatedBroker
+from tests.support.simulated_clients import Attempt, Plan, Producer
+from tests.support.simulated_process import Ending
 
 #: (messages, bytes of a body). The larger ones fill a segment of 1 MiB in a few publishes.
 SIZES = [(1, 60), (3, 200), (20, 400), (2, 50_000), (1, 300_000), (4, 100_000)]
@@ -33,7 +35,7 @@ class CrashRun:
 
     async def run(self, steps: int) -> None:
         """Start, make so many operations, end in order; all of it judged."""
-        await self.broker.start()
+        await self.broker.open()
         try:
             for durability in ("fsync", "written"):
                 await self.add_topic(durability)
@@ -115,7 +117,7 @@ class CrashRun:
     async def fill_disk(self) -> None:
         """Publish on a full disk, then find room again."""
         self.broker.disk.full = True
-        self.restarts_when_full = self._restarts
+        self.restarts_when_full = self.broker.restart_count
         await self.publish_on()
         await self.publish()
         self.broker.disk.full = False
@@ -137,14 +139,10 @@ class CrashRun:
         """Restart in order, now and then without the index or without the state."""
         await self.broker.quiesce()
         may_forget = [[], [], ["consumequeue"]]
-        if not self.broker.is_dead and self.restarts_when_full < self._restarts:
+        if not self.broker.is_dead and self.restarts_when_full < self.broker.restart_count:
             # The log has all of the state: no fault was in the way since the last start.
             may_forget += [["state"], ["consumequeue", "state"]]
         await self.broker.restart("close", forget=self.rng.choice(may_forget))
-
-    @property
-    def _restarts(self) -> int:
-        return sum(self.broker.restarts.values())
 
     async def kill(self) -> None:
         await self.broker.restart("kill")

@@ -1,170 +1,54 @@
-"""A broker's storage on a simulated disk, beside clients that write down what they are told.
+"""A simulated process beside clients that write down what they are told, and its judge.
 
-The storage and its threads are the real ones, and so is LMDB (synced on commit, so a crash
-leaves it as it was committed last); the log's files are on a SimulatedDisk. `restart` ends the
-process in one of three ways and opens what is left; after each opening, and at the end,
-everything is read back and judged by the history checker.
-
-Queues of all topics are numbered in one row, so that one History sees the whole log.
+`restart` ends the process in one of three ways and opens what is left; then everything is read
+back and judged by the history checker. Queues of all topics are numbered in one row, so that
+one History sees the whole log.
 """
 
 import asyncio
 import contextlib
 import random
-import shutil
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-from holdfast.check import check_data_dir
 from holdfast.commitlog.batch import Batch, encode_batch
-from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.errors import DiskFull, LogPoisoned, ProducerFenced, SequenceGap
-from holdfast.config import Config
-from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt, UnknownTopic
-from holdfast.consumequeue.message_store import MessageStore, Published
+from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
-from holdfast.storage import Storage, StorageEvents
-from tests.support.history import Found, History, Send, check_history, settle_power_loss
-from tests.support.simulated_disk import SimulatedDisk
+from tests.support.history import Found, History, check_history, settle_power_loss
+from tests.support.simulated_clients import Attempt, Plan, Producer
+from tests.support.simulated_process import (
+    BrokerViolation,
+    Ending,
+    SimulatedProcess,
+    bounded,
+    until,
+)
 
-MIB = 1024 * 1024
-#: Batches that a producer has under way at most: as many as the broker can answer twice.
-PIPELINE = 5
-_QUEUES_PER_TOPIC = 10
-_DEADLINE_S = 30.0
-
-Ending = Literal["close", "kill", "crash"]
-"""Closed in order; killed (the page cache stays); or the power is cut."""
-
-
-class BrokerViolation(AssertionError):
-    """The broker did what no right one does, whatever the history says."""
+_PULL_BYTES = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A topic as it was asked for."""
-
-    number: int
-    name: str
-    queue_count: int
-    durability: str
-
-    @property
-    def is_durable(self) -> bool:
-        return self.durability == "fsync"
-
-    @property
-    def queues(self) -> range:
-        """Its queues' numbers in the row of all queues."""
-        first = self.number * _QUEUES_PER_TOPIC
-        return range(first, first + self.queue_count)
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One publish, tried until it is answered."""
-
-    batches: list[Batch]
-    sends: list[list[Send]]
-    """Per batch, its messages."""
-    durability: str
-    epoch: int
-    task: "asyncio.Task[None] | None" = None
-
-    @property
-    def is_under_way(self) -> bool:
-        return self.task is not None and not self.task.done()
-
-
-@dataclass(slots=True, eq=False)
-class Producer:
-    """Publishes to one queue of a topic, or (`queue` None) with each request to all of them.
-
-    An idempotent one (`producer_id` above 0) repeats what was not answered; another one gives
-    it up, since it would store it twice.
-    """
-
-    name: str
-    plan: Plan
-    queue: int | None
-    producer_id: int
-    durability: str
-    epoch: int = 0
-    sequence: int = 0
-    sent: int = 0
-    unanswered: list[Attempt] = field(default_factory=list)
-    is_known: bool = False
-    """It was answered once."""
-
-    @property
-    def may_pipeline(self) -> bool:
-        """Whether it may send before it was answered. An unknown producer may start at any
-        sequence, and one that counts requests leaves none half stored behind the next."""
-        return self.is_known and self.queue is not None
-
-    def attempt(self, messages: int, body_bytes: int) -> Attempt:
-        """Make the next publish."""
-        queues = [self.queue] if self.queue is not None else list(range(self.plan.queue_count))
-        attempt = Attempt([], [], self.durability, self.epoch)
-        for queue in queues:
-            sends = [self._send(queue, body_bytes) for _ in range(messages)]
-            encoded = encode_batch(
-                [send.body for send in sends],
-                keys=[send.key for send in sends],
-                queue_id=queue,
-                producer_id=self.producer_id,
-                producer_epoch=self.epoch,
-                sequence=self.sequence,
-                request_sequence=self.queue is None,
-            )
-            attempt.batches.append(Batch.decode(encoded))
-            attempt.sends.append(sends)
-        self.sequence += 1
-        return attempt
-
-    def _send(self, queue: int, body_bytes: int) -> Send:
-        self.sent += 1
-        # The body names its send; keys are of one length, so that batches are of few sizes.
-        start = f"{self.name} {self.sent:06d} ".encode()
-        rng = random.Random(start)
-        body = start + rng.randbytes(max(body_bytes - len(start), 0))
-        return Send(self.name, self.sent, f"key-{queue}-{rng.randrange(3)}", body)
-
-
-class SimulatedBroker:
-    """Storage, disk and clients. Everything happens on one event loop; `rng` decides what a
-    crash leaves, and how far the threads lag where the two intervals, read at each start, do
-    not say. Anything that a right broker cannot do raises an AssertionError."""
+class SimulatedBroker(SimulatedProcess):
+    """Storage, disk and clients, all on one event loop. Anything that a right broker cannot do
+    raises an AssertionError: HistoryViolation or BrokerViolation."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
-        self.rng = rng
-        self.disk = SimulatedDisk()
+        super().__init__(directory, rng)
         self.history = History()
         self.plans: list[Plan] = []
         self.producers: list[Producer] = []
-        self.restarts: dict[str, int] = {"close": 0, "kill": 0, "crash": 0}
+        self.restart_count = 0
         self.power_losses = 0
-        self.lost = 0
-        """Messages acknowledged in written mode that power losses took."""
-        self.flush_interval_ms: int | None = None
-        self.commit_interval_ms: int | None = None
-        self._data_dir = directory / "data"
-        self._kept_lmdb = directory / "lmdb"
         self._stored_offsets: dict[str, dict[int, int]] = {}
         self._consumed: dict[int, int] = {}
+        """Per queue, the offset that its consumer pulls next."""
         self._min_offsets: dict[int, int] = {}
         self._trimming = False
+        """Whether queues may begin later than they did: retention was at work last."""
         self._deleted_ids: set[int] = set()
 
     # -- the process -----------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Open the storage for the first time."""
-        await self._open()
 
     async def restart(
         self,
@@ -182,22 +66,16 @@ class SimulatedBroker:
         """
         if ending == "close":
             await self.quiesce()
-            await self.storage.close()
-            if self.disk.frozen:
-                ending = "crash"
-                self.disk = self.disk.crash(self._fork())
-        else:
-            await self._end_process()
-            self.disk = self.disk.kill() if ending == "kill" else self.disk.crash(self._fork())
-        self.restarts[ending] += 1
+        ending = await self.end(ending)
+        self.restart_count += 1
         self.disk.mend()
-        self._check_data_dir()
+        self.check()
         for name in forget:
-            shutil.rmtree(self._data_dir / name)
+            self.forget(name)
         # Now and then the power goes while recovering, or soon after it.
         again = self.rng.random() < recovery_crashes
         self.disk.freeze_after(self.rng.randint(0, 6) if again else None)
-        power_lost = await self._open() or ending == "crash"
+        power_lost = await self.open() or ending == "crash"
         if hold_syncs:
             self.disk.hold_syncs()
         await self._verify(power_lost=power_lost)
@@ -208,95 +86,18 @@ class SimulatedBroker:
         await self.restart("close", recovery_crashes=0)
         await self.restart("close", forget=["consumequeue"], recovery_crashes=0)
         await self.quiesce()
-        await self.storage.close()
-        self._check_data_dir()
+        await self.close()
+        self.check()
+
+    async def close(self) -> None:
+        """Close the storage once every publish under way was answered or failed."""
+        await self._settle()
+        await super().close()
 
     async def abandon(self) -> None:
         """End the threads, whatever state they are in."""
         self.disk.freeze()
-        await self._settle()
-        await self.storage.close()
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether only a restart helps: the power is gone, or a write or sync failed."""
-        return (
-            self.disk.frozen
-            or self.storage.read_only is not None
-            or self.storage.appender.poisoned is not None
-        )
-
-    @property
-    def recovered_blocks(self) -> int:
-        """How many blocks the last opening found that the index did not have."""
-        assert self.storage._opened is not None
-        return self.storage._opened.recovered.blocks
-
-    async def _open(self) -> bool:
-        """Open the storage; return whether the power went once more in between."""
-        power_lost = False
-        while True:
-            self.storage = Storage(self._config(), self._events(), disk=self.disk)
-            self.storage.lock()
-            try:
-                self.store: MessageStore = await self.storage.open()
-            except OSError:
-                await self.storage.close()
-                if not self.disk.frozen:
-                    raise
-                power_lost = True
-                self.disk = self.disk.crash(self._fork())
-                continue
-            break
-        if self.storage.degraded or self.storage.read_only:
-            raise BrokerViolation(
-                f"a crash was taken for damage: {self.storage.degraded} {self.storage.read_only}"
-            )
-        return power_lost
-
-    async def _end_process(self) -> None:
-        """Freeze the disk, keep LMDB as it is committed now, end the threads."""
-        self.disk.freeze()
-        opened = self.storage._opened
-        assert opened is not None
-        shutil.rmtree(self._kept_lmdb, ignore_errors=True)
-        for name, env in (("consumequeue", opened.index._env), ("state", opened.state._env)):
-            (self._kept_lmdb / name).mkdir(parents=True)
-            env.copy(str(self._kept_lmdb / name))
-        await self._settle()
-        await self.storage.close()
-        for name in ("consumequeue", "state"):
-            shutil.rmtree(self._data_dir / name)
-            (self._kept_lmdb / name).rename(self._data_dir / name)
-
-    def _config(self) -> Config:
-        """Small segments, and threads that are now ahead, now far behind."""
-        return Config(
-            data_dir=self._data_dir,
-            commitlog=CommitLogConfig(
-                segment_bytes=MIB,
-                reserve_bytes=0,
-                flush_interval_ms=self.flush_interval_ms or self.rng.choice((1, 10, 50)),
-                retention_interval_ms=3_600_000,
-                max_total_bytes=self.rng.choice((0, 4 * MIB)),
-            ),
-            consumequeue=ConsumeQueueConfig(
-                commit_interval_ms=self.commit_interval_ms or self.rng.choice((1, 10, 10_000)),
-                map_size_bytes=64 * MIB,
-                state_map_size_bytes=64 * MIB,
-                tail_entries=2,
-                hot_cache_bytes=self.rng.choice((0, MIB)),
-            ),
-            topics=TopicsConfig(default_retention_ms=0),
-        )
-
-    def _events(self) -> StorageEvents:
-        return StorageEvents(arrived=lambda advanced: None, failed=lambda error: None)
-
-    def _check_data_dir(self) -> None:
-        report = check_data_dir(self._data_dir, disk=self.disk)
-        if not report.is_sound:
-            raise BrokerViolation(f"check found {report.findings}")
+        await self.close()
 
     # -- topics ----------------------------------------------------------------------------
 
@@ -319,7 +120,7 @@ class SimulatedBroker:
             raise BrokerViolation(f"{topic} came back with {state}")
         batch = Batch.decode(encode_batch([b"forget me"], queue_id=0))
         with contextlib.suppress(LogPoisoned, DiskFull):
-            await _bounded(self.store.publish(topic, [batch]))
+            await bounded(self.store.publish(topic, [batch]))
         await self.store.delete_topic(topic.name)
         self._deleted_ids.add(topic.topic_id)
 
@@ -379,7 +180,7 @@ class SimulatedBroker:
         producer are under way."""
         if repeated := self._repeat(producer):
             return repeated[-1]
-        if len(producer.unanswered) >= (PIPELINE if producer.may_pipeline else 1):
+        if not producer.can_send:
             return None
         attempt = producer.attempt(messages, body_bytes)
         for sends in attempt.sends:
@@ -393,6 +194,8 @@ class SimulatedBroker:
         """What a client does after a failure: send again what was not answered, in order."""
         repeated = [attempt for attempt in producer.unanswered if not attempt.is_under_way]
         for attempt in repeated:
+            if attempt.task is not None:
+                attempt.task.result()  # raises what it found
             self._send_off(producer, attempt)
         return repeated
 
@@ -400,7 +203,7 @@ class SimulatedBroker:
         """Wait until a publish is answered or failed; syncs that are held are let go."""
         if attempt is not None and attempt.task is not None:
             self.disk.release_syncs()
-            await _bounded(attempt.task)
+            await bounded(attempt.task)
 
     def _send_off(self, producer: Producer, attempt: Attempt) -> None:
         attempt.task = asyncio.create_task(self._answer(producer, attempt))
@@ -424,13 +227,17 @@ class SimulatedBroker:
         for result, sends in zip(results, attempt.sends, strict=True):
             if result.count != len(sends):
                 raise BrokerViolation(f"{result} answers {len(sends)} messages")
+            self._must_be_readable(plan, result)
             for row, send in enumerate(sends):
-                self.history.acknowledged(
-                    send,
-                    plan.queues[result.queue],
-                    result.base_offset + row,
-                    durable=result.durable,
-                )
+                place = plan.queues[result.queue], result.base_offset + row
+                self.history.acknowledged(send, *place, durable=result.durable)
+
+    def _must_be_readable(self, plan: Plan, result: Published) -> None:
+        """Who is told an offset can read from it, unless the topic demands more than was asked."""
+        end = self.store.queue_state(self.topic(plan), result.queue).max_offset
+        is_shown = result.durable or not plan.is_durable
+        if is_shown and end < result.base_offset + result.count:
+            raise BrokerViolation(f"{result} was answered, but {plan.name} ends at {end}")
 
     def _judge_refusal(self, producer: Producer, attempt: Attempt) -> bool:
         """Return whether a refused publish is given up. A gap follows from a publish before
@@ -452,7 +259,7 @@ class SimulatedBroker:
         await self._settle()
         for producer in self.producers:
             for attempt in self._repeat(producer):
-                await _bounded(attempt.task)
+                await bounded(attempt.task)
 
     # -- consuming -------------------------------------------------------------------------
 
@@ -497,13 +304,13 @@ class SimulatedBroker:
         ]
         if not promised or self._trimming:
             return
-        send, (number, offset) = self._fork().choice(promised)
-        plan = self.plans[number // _QUEUES_PER_TOPIC]
+        send, (number, offset) = self.fork().choice(promised)
+        plan = next(plan for plan in self.plans if number in plan.queues)
         assert send.key is not None
-        found = await self.store.search_key(self.topic(plan), send.key, 1_000_000)
+        matches = await self.store.search_key(self.topic(plan), send.key, 1_000_000)
         places = {
             (plan.queues[batch.header.queue_id], batch.header.base_offset + row): batch.body(row)
-            for batch, row in found
+            for batch, row in matches
         }
         if places.get((number, offset)) != send.body:
             raise BrokerViolation(f"{send.producer} {send.number} is not found by its key")
@@ -513,7 +320,7 @@ class SimulatedBroker:
     ) -> tuple[list[Found], int]:
         try:
             fetched = await self.store.read(
-                self.topic(plan), queue, offset, max_messages=max_messages, max_bytes=MIB
+                self.topic(plan), queue, offset, max_messages=max_messages, max_bytes=_PULL_BYTES
             )
         except QueueCorrupt as error:
             raise BrokerViolation(f"a crash left damage: {error}") from error
@@ -558,7 +365,7 @@ class SimulatedBroker:
         found = await self._read_all()
         if power_lost:
             self.power_losses += 1
-            self.lost += settle_power_loss(self.history, found, min_offsets=begins)
+            settle_power_loss(self.history, found, min_offsets=begins)
         check_history(self.history, found, min_offsets=begins)
         self.history.written.clear()
         if {topic.name for topic in self.store.topics()} != {plan.name for plan in self.plans}:
@@ -585,11 +392,6 @@ class SimulatedBroker:
                     )
                 self._consumed[number] = end
 
-    def _fork(self) -> random.Random:
-        """Return a source of as many draws as it takes, for one draw of `rng`: what is drawn
-        later must not depend on what the threads had done by now."""
-        return random.Random(self.rng.getrandbits(64))
-
     # -- waiting ---------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
@@ -602,55 +404,11 @@ class SimulatedBroker:
         if not await self.all_written():
             return
         await self.keeper_done()
-        await until(self._is_idle)
-
-    async def all_written(self) -> bool:
-        """Wait until all that was handed to the appender is written; return whether it is."""
-        try:
-            # The appender takes its work in turn: this comes after all that.
-            await _bounded(self.store.publish(self.topic(self.plans[0]), [], durability="written"))
-        except LogPoisoned:
-            return False
-        return True
-
-    async def keeper_done(self) -> None:
-        """Wait until the segment thread has done what it was told so far."""
-        done = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self.storage.keeper.submit(lambda: loop.call_soon_threadsafe(done.set))
-        await _bounded(done.wait())
-
-    def _is_idle(self) -> bool:
-        return self.is_dead or (
-            self.storage.syncer.durable_offset == self.storage.log.written_offset
-            and self.storage.reput.reput_offset >= self._end_of_blocks()
-            and all(cq.pending == 0 for cq in self.storage.reput.queues.values())
-        )
-
-    def _end_of_blocks(self) -> int:
-        """Where the last block ends; the segment that takes the next one may be empty yet."""
-        for segment in self.storage.log.segments[:-3:-1]:
-            if segment.written > segment.first_offset:
-                return segment.written
-        return 0
+        await until(self.is_idle)
 
     async def _settle(self) -> None:
         """Wait until every publish under way is answered or failed."""
         for producer in self.producers:
             for attempt in list(producer.unanswered):
                 if attempt.task is not None:
-                    await _bounded(attempt.task)
-
-
-async def _bounded(awaitable: Awaitable[object] | None) -> None:
-    """Await something that must not take long, whatever the disk does."""
-    assert awaitable is not None
-    async with asyncio.timeout(_DEADLINE_S):
-        await awaitable
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition of the broker's threads holds; raises TimeoutError."""
-    async with asyncio.timeout(_DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
+                    await bounded(attempt.task)

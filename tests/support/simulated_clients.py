@@ -1,0 +1,106 @@
+"""The clients of a simulated broker, as data: the topics that were asked for, the producers and
+their publishes. Bodies name their sends, so that the history checker can tell them apart."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from holdfast.commitlog.batch import Batch, encode_batch
+from tests.support.history import Send
+
+#: Batches that a producer has under way at most: as many as the broker can answer twice.
+PIPELINE = 5
+_QUEUES_PER_TOPIC = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A topic as it was asked for."""
+
+    number: int
+    name: str
+    queue_count: int
+    durability: str
+
+    @property
+    def is_durable(self) -> bool:
+        return self.durability == "fsync"
+
+    @property
+    def queues(self) -> range:
+        """Its queues' numbers in the row of the queues of all topics."""
+        first = self.number * _QUEUES_PER_TOPIC
+        return range(first, first + self.queue_count)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One publish, tried until it is answered."""
+
+    batches: list[Batch]
+    sends: list[list[Send]]
+    """Per batch, its messages."""
+    durability: str
+    epoch: int
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+
+@dataclass(slots=True, eq=False)
+class Producer:
+    """Publishes to one queue of a topic, or (`queue` None) with each request to all of them.
+
+    An idempotent one (`producer_id` above 0) repeats what was not answered; another one gives
+    it up, since it would store it twice.
+    """
+
+    name: str
+    plan: Plan
+    queue: int | None
+    producer_id: int
+    durability: str
+    epoch: int = 0
+    sequence: int = 0
+    sent: int = 0
+    unanswered: list[Attempt] = field(default_factory=list)
+    is_known: bool = False
+    """It was answered once."""
+
+    @property
+    def can_send(self) -> bool:
+        """Whether one more publish may be under way. It waits for each answer while the broker
+        does not know it, since it might start at any sequence; and always where it counts
+        requests, lest one stays half stored behind the next."""
+        may_pipeline = self.is_known and self.queue is not None
+        return len(self.unanswered) < (PIPELINE if may_pipeline else 1)
+
+    def attempt(self, messages: int, body_bytes: int) -> Attempt:
+        """Make the next publish."""
+        queues = [self.queue] if self.queue is not None else list(range(self.plan.queue_count))
+        attempt = Attempt([], [], self.durability, self.epoch)
+        for queue in queues:
+            sends = [self._send(queue, body_bytes) for _ in range(messages)]
+            encoded = encode_batch(
+                [send.body for send in sends],
+                keys=[send.key for send in sends],
+                queue_id=queue,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                sequence=self.sequence,
+                request_sequence=self.queue is None,
+            )
+            attempt.batches.append(Batch.decode(encoded))
+            attempt.sends.append(sends)
+        self.sequence += 1
+        return attempt
+
+    def _send(self, queue: int, body_bytes: int) -> Send:
+        self.sent += 1
+        # The body names its send; keys are of one length, so that batches are of few sizes.
+        start = f"{self.name} {self.sent:06d} ".encode()
+        rng = random.Random(start)
+        body = start + rng.randbytes(max(body_bytes - len(start), 0))
+        return Send(self.name, self.sent, f"key-{queue}-{rng.randrange(3)}", body)
