@@ -78,6 +78,7 @@ DEFECTS: dict[str, tuple[Plant, Operations]] = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("defect", DEFECTS)
 async def test_a_planted_defect_is_refused(
     defect: str,
