@@ -18,6 +18,7 @@ import pytest
 
 from holdfast.check import check_data_dir
 from holdfast.client import Client
+from holdfast.client.errors import ClientClosed
 from holdfast.running_broker import RunningBroker
 from tests.support.history import Found, History, Send, check_history
 
@@ -151,7 +152,9 @@ def test_sigkills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path) 
                 publisher.join(30)
                 assert publisher.error is None, publisher.error
             final = list(_everything(client))
+            _wait_until_seen(history, watcher, len(final))
         watcher.join(10)
+        assert isinstance(watcher.error, ClientClosed), watcher.error
         check_history(history, final)
         assert {found.body for found in final} >= set(history.acks)
         replies = _replies(broker.url)
@@ -173,6 +176,15 @@ def _wait_for_more(history: History, before: int, publishers: list[Publisher]) -
             if publisher.error is not None:
                 raise publisher.error
         assert time.monotonic() < deadline, "nothing is acknowledged after the restart"
+        time.sleep(0.01)
+
+
+def _wait_until_seen(history: History, watcher: Watcher, count: int) -> None:
+    """The consumer goes on by itself, after pauses of up to 5 s while there was no broker."""
+    deadline = time.monotonic() + 30
+    while len(history.seen) < count:
+        assert watcher.error is None, watcher.error
+        assert time.monotonic() < deadline, f"the consumer has {len(history.seen)} of {count}"
         time.sleep(0.01)
 
 
