@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 #: A power of two: a tick's time in seconds is exact, never a hair before the deadline.
 TICKS_PER_S = 128
+#: Some 60 ms: what falls due within it is a crowd, and takes about that long to be answered.
+CROWD_TICKS = 8
 
 T = TypeVar("T", bound=Hashable)
 
@@ -58,8 +60,11 @@ class Deadlines(Generic[T]):
         return None
 
     def crowd(self) -> int:
-        """Return how many are due within the tick that `next` ends: at once, in effect."""
-        return len(self._buckets[self._ticks[0]]) if self.next() is not None else 0
+        """Return how many are due together next: within CROWD_TICKS of the first."""
+        if self.next() is None:
+            return 0
+        first = self._ticks[0]
+        return sum(len(self._buckets.get(first + n, ())) for n in range(CROWD_TICKS))
 
     def due(self, now: float, most: int = maxsize) -> list[T]:
         """Remove and return up to `most` of what is due, by deadline; equal ones in the order

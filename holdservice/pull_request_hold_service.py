@@ -33,7 +33,7 @@ SLICE_S = 0.002
 EXPIRY_SLICE = 64
 #: When many pulls end together, the first are answered this much before their deadline for each
 #: of them, and MAX_LEAD_MS at most: about what answering takes, so that the last are not late.
-CROWD_LEAD_US = 80
+CROWD_LEAD_US = 40
 MAX_LEAD_MS = 40
 #: Queues that the scan compares before it lets the loop do other work.
 SCAN_CHUNK = 1000
