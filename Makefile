@@ -8,7 +8,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format format-check lint types bench docs lock clean
+.PHONY: help venv demo test test-faults check format format-check lint types bench docs lock clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -24,6 +24,11 @@ demo: $(READY)  ## real input from publisher to consumer to Spark; FILE=... publ
 
 test: $(READY)  ## every test; PYTEST_ARGS="tests/cli -k pull" picks some
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+# The second tier: what is slow, or needs root, loop devices, strace. What a test lacks, it names
+# and skips; `.ci/install-fault-tools` installs it all on Debian.
+test-faults: $(READY)  ## real faults: power loss, full disks, failing syncs, storms, hostile input
+	$(BIN)/pytest -m fault $(PYTEST_ARGS)
 
 check: format-check lint types test  ## what must pass before a commit
 
