@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from holdfast.consumequeue.errors import InvalidName
+from holdfast.consumequeue.errors import InvalidName, UnknownQueue
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
 
@@ -44,3 +44,9 @@ def check_name(kind: str, name: str, *, own: bool = False) -> str:
     if not _NAME.fullmatch(name) or name in {".", ".."} or (name.startswith("__") and not own):
         raise InvalidName(kind, name)
     return name
+
+
+def check_queue(topic: Topic, queue: int) -> None:
+    """Raise UnknownQueue unless the topic has this queue."""
+    if not 0 <= queue < topic.queue_count:
+        raise UnknownQueue(topic.name, queue, topic.queue_count)

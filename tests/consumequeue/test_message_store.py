@@ -28,7 +28,10 @@ from holdfast.consumequeue.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from holdfast.consumequeue.group_offsets import GroupOffsets
 from holdfast.consumequeue.message_store import MessageStore, QueueState, Split, StoredOffsets
+from holdfast.consumequeue.queue_reading import QueueReading
+from holdfast.consumequeue.state_changes import StateChanges
 from holdfast.consumequeue.state_store import StateStore
 from holdfast.consumequeue.topics import Topic, TopicConfig
 from holdfast.storage import Storage
@@ -470,14 +473,14 @@ async def test_a_read_that_retention_overtook_says_trimmed(
     async with open_storage(config) as storage:
         store = storage.store
         topic = await store.change_topic("t", fields={"retention_bytes": 1})
-        in_thread = store._in_thread
+        in_thread = QueueReading.in_thread
 
-        async def overtaken(function: Any) -> Any:
-            monkeypatch.setattr(store, "_in_thread", in_thread)
+        async def overtaken(self: QueueReading, function: Any) -> Any:
+            monkeypatch.setattr(QueueReading, "in_thread", in_thread)
             await storage.retention.run_once()
-            return await in_thread(function)
+            return await in_thread(self, function)
 
-        monkeypatch.setattr(store, "_in_thread", overtaken)
+        monkeypatch.setattr(QueueReading, "in_thread", overtaken)
         with pytest.raises(OffsetTrimmed) as caught:
             await store.read(topic, 0, 0, **ALL)
         assert caught.value.min_offset == store.queue_state(topic, 0).max_offset
@@ -628,7 +631,8 @@ async def test_of_many_that_compare_and_swap_at_once_one_wins(
     assert sum(isinstance(each, OffsetsChanged) for each in ended) == 19
     await asyncio.gather(*(store.store_offsets("g", topic, {n % 2: 0}) for n in range(20)))
     assert store.stored_offsets("g", topic) == StoredOffsets({0: 0, 1: 0}, 21)
-    assert not store._offset_locks
+    groups: GroupOffsets = getattr(store.store_offsets, "__self__")  # noqa: B009 - for mypy
+    assert not groups._locks
 
 
 async def test_offsets_of_no_queue_are_refused(store: MessageStore, topic: Topic) -> None:
@@ -698,13 +702,13 @@ class SlowState:
 @pytest.fixture
 def slow_state(monkeypatch: pytest.MonkeyPatch) -> SlowState:
     state = SlowState()
-    commit = MessageStore.commit_state
+    commit = StateChanges.commit
 
-    async def held(self: MessageStore, changes: Any) -> None:
+    async def held(self: StateChanges, changes: Any) -> None:
         await state.passed()
         await commit(self, changes)
 
-    monkeypatch.setattr(MessageStore, "commit_state", held)
+    monkeypatch.setattr(StateChanges, "commit", held)
     return state
 
 

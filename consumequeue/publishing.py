@@ -1,0 +1,80 @@
+"""Publishing: hand batches to the appender, and answer once they are stored as asked."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.commitlog.appender import Appender, AppendRequest
+from holdfast.commitlog.batch import Batch
+from holdfast.consumequeue.errors import UnknownTopic
+from holdfast.consumequeue.state_changes import settle
+from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.topics import Topic, check_queue
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where one batch of a publish is. `durable`: it was acknowledged after a sync."""
+
+    queue: int
+    base_offset: int
+    count: int
+    durable: bool
+    duplicate: bool
+    store_timestamp_us: int
+
+
+class Publishing:
+    """The way into the log. `publish` is the event loop's, `completed` the reput thread's."""
+
+    def __init__(self, table: TopicTable, appender: Appender) -> None:
+        self._table = table
+        self._appender = appender
+        self._loop = asyncio.get_running_loop()
+
+    async def publish(
+        self, topic: Topic, batches: Sequence[Batch], *, durability: str | None = None
+    ) -> list[Published]:
+        """Append checked batches, whose queue ids are set; return where each one is, in order,
+        once it can be read from there (unless it asks for less than its topic's durability).
+
+        Acknowledged as `durability` says ("fsync" or "written"), else as the topic does. Raises
+        UnknownTopic when it was deleted meanwhile, UnknownQueue, and the log's errors.
+        Cancelling is safe: the batches may still be stored.
+        """
+        if self._table.by_id(topic.topic_id) is None:
+            raise UnknownTopic(topic.name)
+        for batch in batches:
+            check_queue(topic, batch.header.queue_id)
+        durable = (durability or topic.config.durability) == "fsync"
+        future: asyncio.Future[None] = self._loop.create_future()
+        request = AppendRequest(topic.topic_id, batches, durable, context=future)
+        self._appender.submit(request)
+        await future
+        return [
+            Published(
+                result.queue_id,
+                result.base_offset,
+                result.message_count,
+                durable,
+                result.duplicate,
+                result.store_timestamp_us,
+            )
+            for result in request.results
+        ]
+
+    def completed(self, requests: list[AppendRequest]) -> None:
+        """Hand finished requests to the loop (called in the reput thread)."""
+        try:
+            self._loop.call_soon_threadsafe(_finish, requests)
+        except RuntimeError:
+            _logger.warning("%d publishes ended after the event loop", len(requests))
+
+
+def _finish(requests: list[AppendRequest]) -> None:
+    for request in requests:
+        if isinstance(request.context, asyncio.Future):
+            settle(request.context, request.error)

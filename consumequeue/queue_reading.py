@@ -1,0 +1,264 @@
+"""Reading a queue by offset: from memory on the event loop where that is possible, else from the
+disk in a reader thread."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.errors import CorruptRecord
+from holdfast.consumequeue.block_cache import BlockCache
+from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
+from holdfast.consumequeue.errors import (
+    OffsetBeyondEnd,
+    OffsetTrimmed,
+    QueueCorrupt,
+    StoreError,
+)
+from holdfast.consumequeue.index import Index
+from holdfast.consumequeue.queue_lookup import units_from
+from holdfast.consumequeue.reader import (
+    Fetched,
+    MessageFilter,
+    NeedsDisk,
+    ReadBlock,
+    collect,
+    first_match,
+)
+from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
+
+_logger = logging.getLogger(__name__)
+
+#: Blocks that a filtered read may look through on the event loop: a few milliseconds' work.
+MAX_HOT_SCAN_BYTES = 64 * 1024
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Where a queue begins and ends. `bytes` are stored bytes from min to max offset."""
+
+    queue: int
+    min_offset: int
+    max_offset: int
+    bytes: int
+    newest_timestamp_us: int | None
+
+
+class QueueReading:
+    """Reads queues. Every method is the event loop's."""
+
+    def __init__(
+        self,
+        *,
+        log: CommitLog,
+        index: Index,
+        queues: Mapping[QueueKey, ConsumeQueue],
+        table: TopicTable,
+        executor: ThreadPoolExecutor,
+        cache_bytes: int,
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._queues = queues
+        self._table = table
+        self._executor = executor
+        self._cache = BlockCache(cache_bytes)
+        self._loop = asyncio.get_running_loop()
+
+    def max_offset(self, key: QueueKey) -> int | None:
+        """Return the next offset of a queue, None when there is no such topic or queue."""
+        topic = self._table.by_id(key[0])
+        if topic is None or not 0 <= key[1] < topic.queue_count:
+            return None
+        cq = self._queues.get(key)
+        return 0 if cq is None else cq.max_offset
+
+    def queue_state(self, topic: Topic, queue: int) -> QueueState:
+        """Return where a queue begins and ends. Raises UnknownQueue."""
+        check_queue(topic, queue)
+        cq = self._queues.get((topic.topic_id, queue))
+        if cq is None:
+            return QueueState(queue, 0, 0, 0, None)
+        newest = cq.newest
+        return QueueState(
+            queue,
+            cq.min_offset,
+            cq.max_offset,
+            cq.bytes,
+            None if newest is None else newest.store_timestamp_us,
+        )
+
+    def queue_states(self, topic: Topic) -> list[QueueState]:
+        """Return where each queue of a topic begins and ends."""
+        return [self.queue_state(topic, queue) for queue in range(topic.queue_count)]
+
+    def read_hot(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+    ) -> Fetched | None:
+        """As `read`, but None when the answer would have to wait for the disk."""
+        cq = self.readable(topic, queue, offset)
+        if cq is None or offset == cq.max_offset:
+            end = 0 if cq is None else cq.max_offset
+            return Fetched([], offset, 0 if cq is None else cq.min_offset, end, 0)
+        max_offset = cq.max_offset
+        units = cq.from_tail(offset)
+        if units is None:
+            return None
+        key = (topic.topic_id, queue)
+        try:
+            fetched = collect(
+                units,
+                self._hot_reader(filter),
+                key,
+                offset,
+                min_offset=cq.min_offset,
+                max_offset=max_offset,
+                max_messages=max_messages,
+                max_bytes=max_bytes,
+                message_filter=filter,
+            )
+            _check_advance(fetched, offset)
+            return fetched
+        except NeedsDisk:
+            return None
+        except CorruptRecord as error:
+            raise _unreadable(topic, queue, offset, cq, error) from error
+
+    async def read(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+    ) -> Fetched:
+        """Deliver messages of a queue from `offset` on.
+
+        At most `max_messages` that match, and after the first one not beyond `max_bytes` of
+        message texts. `next_offset` is past all that was scanned. At the end of the queue the
+        answer is empty, with `next_offset` equal to `offset`; a filter may also answer empty
+        before the end, having scanned its share. Raises UnknownQueue, OffsetTrimmed,
+        OffsetBeyondEnd, QueueCorrupt.
+        """
+        hot = self.read_hot(
+            topic, queue, offset, max_messages=max_messages, max_bytes=max_bytes, filter=filter
+        )
+        if hot is not None:
+            return hot
+        cq = self.readable(topic, queue, offset)
+        assert cq is not None
+        key = (topic.topic_id, queue)
+        max_offset = cq.max_offset
+
+        def read_cold() -> Fetched:
+            return collect(
+                units_from(self._index, key, cq, offset),
+                self._read_block,
+                key,
+                offset,
+                min_offset=cq.min_offset,
+                max_offset=max_offset,
+                max_messages=max_messages,
+                max_bytes=max_bytes,
+                message_filter=filter,
+            )
+
+        try:
+            fetched = await self.in_thread(read_cold)
+            _check_advance(fetched, offset)
+        except CorruptRecord as error:
+            raise _unreadable(topic, queue, offset, cq, error) from error
+        return fetched
+
+    def scan_hot(
+        self, key: QueueKey, start: int, end: int, message_filter: MessageFilter
+    ) -> int | None:
+        """Return the first matching offset from `start` to before `end`, `end` if none does;
+        None when that would have to wait for the disk."""
+        cq = self._queues.get(key)
+        units = cq.from_tail(start) if cq is not None else None
+        if units is None:
+            return None
+        try:
+            return first_match(units, self._read_block_hot, key, start, end, message_filter)
+        except NeedsDisk:
+            return None
+
+    def readable(self, topic: Topic, queue: int, offset: int) -> ConsumeQueue | None:
+        """Return the queue if it may be read from `offset`; None when it never had a message."""
+        check_queue(topic, queue)
+        cq = self._queues.get((topic.topic_id, queue))
+        low, high = (0, 0) if cq is None else (cq.min_offset, cq.max_offset)
+        if offset < low:
+            raise OffsetTrimmed(topic.name, queue, offset, low, high)
+        if offset > high:
+            raise OffsetBeyondEnd(topic.name, queue, offset, low, high)
+        return cq
+
+    def in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
+        """Run what may wait for the disk in a reader thread."""
+        return self._loop.run_in_executor(self._executor, function)
+
+    def _hot_reader(self, message_filter: MessageFilter | None) -> ReadBlock:
+        """Return what reads blocks on the loop: with a filter only a few, the rest is a
+        reader thread's work."""
+        if message_filter is None:
+            return self._read_block_hot
+        left = MAX_HOT_SCAN_BYTES
+
+        def read_block(unit: CqUnit) -> Batch:
+            nonlocal left
+            left -= unit.size
+            if left < 0:
+                raise NeedsDisk
+            return self._read_block_hot(unit)
+
+        return read_block
+
+    def _read_block_hot(self, unit: CqUnit) -> Batch:
+        batch = self._cache.get(unit.physical_offset)
+        if batch is None:
+            batch = self._log.read_batch_nowait(unit.physical_offset, unit.size)
+            if batch is None:
+                raise NeedsDisk
+            self._cache.put(batch)
+        return batch
+
+    def _read_block(self, unit: CqUnit) -> Batch:
+        return self._log.read_batch(unit.physical_offset, unit.size)
+
+
+def _check_advance(fetched: Fetched, offset: int) -> None:
+    """Raise CorruptRecord when nothing is indexed from `offset` up to the end: the log lost its
+    tail."""
+    if fetched.next_offset == offset < fetched.max_offset:
+        raise CorruptRecord(0, "missing-block", "no intact block", fetched.max_offset)
+
+
+def _unreadable(
+    topic: Topic, queue: int, offset: int, cq: ConsumeQueue, error: CorruptRecord
+) -> StoreError:
+    """Return why nothing is there: the queue's begin has moved past it, or it is damaged."""
+    if offset < cq.min_offset:
+        return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
+    following = error.next_offset if error.next_offset is not None else offset + 1
+    damaged = QueueCorrupt(
+        topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
+    )
+    _logger.error("%s", damaged)
+    return damaged

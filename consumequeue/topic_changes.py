@@ -1,0 +1,171 @@
+"""Topics as the layers above see them: look one up, create, change, delete. On the event loop."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from holdfast.commitlog.batch_check import MessageLimits
+from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.errors import InvalidTopicChange, LimitReached, TopicConflict
+from holdfast.consumequeue.state_changes import StateChanges
+from holdfast.consumequeue.state_records import (
+    NEXT_TOPIC_ID,
+    encode_number,
+    encode_topic,
+    kept_key,
+    offsets_key,
+    topic_key,
+)
+from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
+
+
+class TopicChanges:
+    """Changes one topic at a time; each is durable before it is seen. `deleted` is called with
+    the id of a topic that is gone."""
+
+    def __init__(
+        self,
+        table: TopicTable,
+        config: TopicsConfig,
+        state: StateChanges,
+        *,
+        now_ms: Callable[[], int],
+        deleted: Callable[[int], None],
+    ) -> None:
+        self._table = table
+        self._config = config
+        self._state = state
+        self._now_ms = now_ms
+        self._deleted = deleted
+        self._lock = asyncio.Lock()
+
+    def limits(self, topic: Topic) -> MessageLimits:
+        """Return what a message of this topic may have at most."""
+        return MessageLimits(
+            topic.config.max_message_bytes,
+            self._config.max_key_bytes,
+            self._config.max_tag_bytes,
+            self._config.max_properties_bytes,
+        )
+
+    async def create(
+        self, name: str, *, queues: int | None = None, fields: Mapping[str, object] | None = None
+    ) -> tuple[Topic, bool]:
+        """Create a topic, or ensure that it is as given; return it and whether it is new.
+
+        Fields not given get the configured defaults, and are not compared. Raises InvalidName,
+        InvalidTopicChange, LimitReached, TopicConflict, StateUnavailable.
+        """
+        check_name("topic", name)
+        return await self._state.to_its_end(self._create(name, queues, fields or {}))
+
+    async def _create(
+        self, name: str, queues: int | None, given: Mapping[str, object]
+    ) -> tuple[Topic, bool]:
+        async with self._lock:
+            existing = self._table.find(name)
+            if existing is not None:
+                _compare(existing, queues, given)
+                return existing, False
+            if len(self._table) >= self._config.max_topics:
+                raise LimitReached("max_topics", self._config.max_topics)
+            topic = Topic(
+                name,
+                self._table.next_topic_id,
+                self._checked_queues(
+                    name, self._config.default_queues if queues is None else queues
+                ),
+                replace(self._default_config(), **_normal(given)),
+                self._now_ms(),
+            )
+            await self._state.commit(
+                {
+                    topic_key(name): encode_topic(topic),
+                    NEXT_TOPIC_ID: encode_number(topic.topic_id + 1),
+                }
+            )
+            self._table.next_topic_id = topic.topic_id + 1
+            self._table.put(topic)
+            return topic, True
+
+    async def change(
+        self, name: str, *, queues: int | None = None, fields: Mapping[str, object]
+    ) -> Topic:
+        """Change a topic's settings and return it; queues may only be added.
+
+        Raises UnknownTopic, InvalidTopicChange, LimitReached, StateUnavailable.
+        """
+        return await self._state.to_its_end(self._change(name, queues, fields))
+
+    async def _change(self, name: str, queues: int | None, fields: Mapping[str, object]) -> Topic:
+        async with self._lock:
+            topic = self._table.get(name)
+            count = topic.queue_count
+            if queues is not None:
+                if queues < count:
+                    raise InvalidTopicChange(
+                        name, f"it has {count} queues; queues can be added, never removed"
+                    )
+                count = self._checked_queues(name, queues)
+            changed = replace(
+                topic, queue_count=count, config=replace(topic.config, **_normal(fields))
+            )
+            if changed != topic:
+                await self._state.commit({topic_key(name): encode_topic(changed)})
+                self._table.put(changed)
+            return changed
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic, its messages and what groups stored for it. Raises UnknownTopic,
+        StateUnavailable."""
+        await self._state.to_its_end(self._delete(name))
+
+    async def _delete(self, name: str) -> None:
+        async with self._lock:
+            topic = self._table.get(name)
+            changes: dict[bytes, bytes | None] = {
+                topic_key(name): None,
+                kept_key(topic.topic_id): None,
+            }
+            for group in self._table.groups():
+                if topic.topic_id in self._table.group_offsets(group):
+                    changes[offsets_key(group, topic.topic_id)] = None
+            await self._state.commit(changes)
+            self._table.remove(topic)
+            self._deleted(topic.topic_id)
+
+    def _checked_queues(self, name: str, queues: int) -> int:
+        if queues < 1:
+            raise InvalidTopicChange(name, "it needs at least one queue")
+        if queues > self._config.max_queues_per_topic:
+            raise LimitReached("max_queues_per_topic", self._config.max_queues_per_topic)
+        return queues
+
+    def _default_config(self) -> TopicConfig:
+        config = self._config
+        return TopicConfig(
+            config.default_durability,
+            config.default_retention_ms or None,
+            config.default_retention_bytes or None,
+            config.default_max_message_bytes,
+        )
+
+
+def _normal(fields: Mapping[str, object]) -> dict[str, Any]:
+    """Return topic fields with "no limit" as None."""
+    return {
+        name: None if name.startswith("retention") and not value else value
+        for name, value in fields.items()
+    }
+
+
+def _compare(topic: Topic, queues: int | None, given: Mapping[str, object]) -> None:
+    """Raise TopicConflict for the first field given that differs."""
+    if queues is not None and queues != topic.queue_count:
+        raise TopicConflict(topic.name, "queues", queues, topic.queue_count)
+    for name, value in _normal(given).items():
+        existing = getattr(topic.config, name)
+        if value != existing:
+            raise TopicConflict(topic.name, name, value, existing)
