@@ -33,7 +33,8 @@ class BrokerDidNotStart(Exception):
 class RunningBroker:
     """A broker on `data_dir`, which is made if it is not there. Use it in `with`.
 
-    `arguments` are more arguments of `holdfast serve`. The port is free at the first start and
+    `arguments` are more arguments of `holdfast serve`; `program` is what stands for `holdfast`,
+    for tests that put something before it. The port is free at the first start and
     stays the same after that, so that clients find the broker again. Its log is the file
     `log_path`, beside the data directory.
     """
@@ -45,10 +46,12 @@ class RunningBroker:
         *,
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 15.0,
+        program: Sequence[str] = (sys.executable, "-m", "holdfast"),
     ) -> None:
         self.data_dir = Path(data_dir)
         self.log_path = self.data_dir.parent / f"{self.data_dir.name}.log"
         self._arguments = tuple(arguments)
+        self._program = tuple(program)
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,13 +75,24 @@ class RunningBroker:
         """Start the broker and return once it is ready. Raises BrokerDidNotStart."""
         if self._process is not None:
             return
+        process = self.launch()
+        try:
+            self._url = self._await_ready(process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def launch(self) -> "subprocess.Popen[bytes]":
+        """Start the broker's process and return it at once, ready or not: for whoever wants to
+        see it end before that. `stop` and `kill` end it as ever."""
+        assert self._process is None, "it runs"
         port = 0 if self._url is None else int(self._url.rpartition(":")[2])
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    sys.executable,
-                    *("-m", "holdfast", "serve"),
+                    *self._program,
+                    "serve",
                     *("--data-dir", str(self.data_dir)),
                     *("--port", str(port)),
                     *self._arguments,
@@ -88,11 +102,7 @@ class RunningBroker:
                 stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-        try:
-            self._url = self._await_ready(self._process)
-        except BaseException:
-            self.kill()
-            raise
+        return self._process
 
     def stop(self) -> int:
         """Stop the broker as an operator does (SIGTERM) and return its exit status.
