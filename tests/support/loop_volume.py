@@ -1,0 +1,127 @@
+"""A file system of its own for a test, in a file, which can lose its power.
+
+Root and a loop device are needed: `why_not` says what is missing. Losing power is the ioctl by
+which ext4 and XFS shut down without writing their journal: what was not synced is gone after the
+next mount, and until then every write fails. Image and mount point are in one folder, whose name
+has the test process's id, so that whoever comes later can clear away what a killed one left.
+"""
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+FILE_SYSTEMS = ("ext4", "xfs")
+
+_SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
+_NO_LOG_FLUSH = struct.pack("I", 2)
+_PREFIX = "holdfast-volume-"
+_IMAGE_MIB = 320  # the smallest that mkfs.xfs takes is 300
+_DEADLINE_S = 20.0
+
+
+def why_not(file_system: str) -> str | None:
+    """Return what is missing here for such a volume, None if nothing is."""
+    if os.geteuid() != 0:
+        return "not root: nothing can be mounted"
+    if not Path("/dev/loop-control").exists():
+        return "no loop devices here"
+    if shutil.which(f"mkfs.{file_system}") is None:
+        package = {"ext4": "e2fsprogs", "xfs": "xfsprogs"}[file_system]
+        return f"mkfs.{file_system} is missing (package {package})"
+    return None
+
+
+class CannotMount(Exception):
+    """The system refuses to mount, as containers do. The text is its own."""
+
+
+class LoopVolume:
+    """A mounted file system; `path` is where. `remove` it, whatever happens."""
+
+    def __init__(self, file_system: str, options: str = "") -> None:
+        """Make and mount it, with mount `options` if given. Raises CannotMount."""
+        shared_memory = Path("/dev/shm")
+        parent = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
+        _remove_abandoned(parent)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+        self._image = self._folder / "image"
+        self._options = ",".join(filter(None, ("loop", options)))
+        self.path = self._folder / "volume"
+        self.path.mkdir()
+        try:
+            with self._image.open("wb") as image:
+                image.truncate(_IMAGE_MIB * 1024 * 1024)
+            _run(f"mkfs.{file_system}", "-q", self._image)
+            self._mount()
+        except BaseException:
+            self.remove()
+            raise
+
+    def cut_power(self) -> None:
+        """Lose all that is not on the disk; every write fails from now on."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.ioctl(descriptor, _SHUTDOWN, _NO_LOG_FLUSH)
+        finally:
+            os.close(descriptor)
+
+    def restore_power(self) -> None:
+        """Mount what is on the disk. Nobody may have a file open there."""
+        _unmount(self.path)
+        self._mount()
+
+    @property
+    def device(self) -> str:
+        """The name of its block device, such as loop0."""
+        return Path(os.path.realpath(f"/dev/block/{self._device_number()}")).name
+
+    def remove(self) -> None:
+        """Unmount and delete it; may be called twice."""
+        _remove(self._folder)
+
+    def _device_number(self) -> str:
+        number = self.path.stat().st_dev
+        return f"{os.major(number)}:{os.minor(number)}"
+
+    def _mount(self) -> None:
+        _run("mount", "-o", self._options, self._image, self.path)
+
+
+def _remove(folder: Path) -> None:
+    if (folder / "volume").is_mount():
+        _unmount(folder / "volume", lazily=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unmount(path: Path, *, lazily: bool = False) -> None:
+    """Unmount; a process that was just killed may keep it busy for a moment."""
+    deadline = time.monotonic() + (2.0 if lazily else _DEADLINE_S)
+    while True:
+        done = subprocess.run(["umount", path], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    if not lazily:
+        raise AssertionError(f"{path} stays busy: {done.stderr}")
+    subprocess.run(["umount", "--lazy", path], capture_output=True, check=False)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Clear away the volumes of test processes that are gone."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            _remove(folder)
+
+
+def _run(*command: object) -> None:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CannotMount(f"{command[0]}: {done.stderr.strip()}")
