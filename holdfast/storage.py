@@ -45,10 +45,19 @@ class Storage:
     """An open data directory with its threads. `open` and `close` are the event loop's to
     await; `store` is there in between."""
 
-    def __init__(self, config: Config, events: StorageEvents, *, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        events: StorageEvents,
+        *,
+        disk: Disk | None = None,
+        now_us: Callable[[], int] = now_us,
+    ) -> None:
+        """`disk` and `now_us`, the wall clock, are the machine's own if not given."""
         self._config = config
         self._events = events
         self._disk = disk if disk is not None else LinuxDisk()
+        self._now_us = now_us
         self._executor = ThreadPoolExecutor(_READER_THREADS, "holdfast-reader")
         self.progress = RecoveryProgress()
         self.read_only: str | None = None
@@ -72,6 +81,7 @@ class Storage:
             self._events,
             self._completed,
             self.progress,
+            now_us=self._now_us,
         )
         opened = self._opened = await self._in_thread(opening.open)
         config = self._config
@@ -93,7 +103,7 @@ class Storage:
             next_offsets={key: cq.max_offset for key, cq in opened.queues.items()},
             last_timestamp_us=opened.last_timestamp_us,
             max_waiting_bytes=config.commitlog.max_waiting_bytes,
-            now_us=now_us,
+            now_us=self._now_us,
             dispatch=opened.reput.dispatch,
             completed=opened.reput.finished,
             rolled=self._rolled,
@@ -109,7 +119,7 @@ class Storage:
             config=config.topics,
             executor=self._executor,
             cache_bytes=config.consumequeue.hot_cache_bytes,
-            now_ms=lambda: now_us() // 1000,
+            now_ms=lambda: self._now_us() // 1000,
         )
         self.retention = RetentionService(
             log=opened.log,
@@ -121,7 +131,7 @@ class Storage:
             in_thread=self._in_thread,
             max_total_bytes=config.commitlog.max_total_bytes,
             interval_s=config.commitlog.retention_interval_ms / 1000,
-            now_us=now_us,
+            now_us=self._now_us,
         )
         opened.state.start()
         opened.reput.start(opened.recovered.written_offset)

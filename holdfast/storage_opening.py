@@ -107,7 +107,10 @@ class StorageOpening:
         events: StorageEvents,
         completed: Callable[[list[AppendRequest]], None],
         progress: RecoveryProgress,
+        *,
+        now_us: Callable[[], int],
     ) -> None:
+        self._now_us = now_us
         self._data_dir = data_dir
         self._config = config
         self._disk = disk
@@ -164,7 +167,7 @@ class StorageOpening:
             self._data_dir.commitlog,
             self._config.commitlog,
             self._disk,
-            now_us=now_us,
+            now_us=self._now_us,
             disk_full=self._data_dir.release_reserve,
             has_reserve=self._data_dir.has_reserve,
         )
@@ -179,7 +182,7 @@ class StorageOpening:
         try:
             return StateStore(directory, map_size_bytes, disk_full=disk_full)
         except StateCorrupt as error:
-            aside = directory.with_name(f"{directory.name}.corrupt-{now_us()}")
+            aside = directory.with_name(f"{directory.name}.corrupt-{self._now_us()}")
             directory.rename(aside)
             _logger.error("the state is damaged (%s), it is kept as %s", error, aside.name)
             return StateStore(directory, map_size_bytes, disk_full=disk_full)
