@@ -1,0 +1,137 @@
+"""What lets a test's threads work, pause and end together."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+
+class Gate:
+    """Threads ask it before each turn. Open at first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._is_over = False
+        self._members = 0
+        self._waiting = 0
+
+    def enter(self) -> None:
+        """Be one of those whom `pause` waits for."""
+        with self._changed:
+            self._members += 1
+
+    def leave(self) -> None:
+        """No longer be one of them."""
+        with self._changed:
+            self._members -= 1
+            self._changed.notify_all()
+
+    def passes(self) -> bool:
+        """Return True for another turn, False for the end; wait while there is a pause."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_open or self._is_over)
+            self._waiting -= 1
+            return not self._is_over
+
+    def wait(self, seconds: float) -> None:
+        """Let some time pass, less if there is a pause or the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or not self._is_open, seconds)
+
+    def pause(self, timeout_s: float = 60.0) -> None:
+        """Return once every thread has ended its turn and waits."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+            paused = self._changed.wait_for(lambda: self._waiting == self._members, timeout_s)
+            assert paused, f"{self._members - self._waiting} threads do not pause"
+
+    def resume(self) -> None:
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+class Answer(NamedTuple):
+    """What a broker answered."""
+
+    status: int
+    raw: bytes
+    json: Any
+    """The body as JSON, None where it is something else."""
+
+
+class GateClient(threading.Thread):
+    """A thread that talks HTTP with a broker and makes a turn after the other. It keeps the
+    first error, which ends it."""
+
+    def __init__(self, name: str, url: str, gate: Gate) -> None:
+        super().__init__(name=name, daemon=True)
+        parts = urlsplit(url)
+        assert parts.hostname
+        self._address = (parts.hostname, parts.port)
+        self._gate = gate
+        self._connection: HTTPConnection | None = None
+        self.timeout_s = 20.0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        self._gate.enter()
+        try:
+            while self._gate.passes():
+                self.turn()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._gate.leave()
+            self._disconnect()
+
+    def turn(self) -> None:
+        """Do one thing, once."""
+        raise NotImplementedError
+
+    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer | None:
+        """Send one request; None where there is no whole answer, or one that says to come back
+        (429, 503), after a short pause then."""
+        try:
+            if self._connection is None:
+                self._connection = HTTPConnection(*self._address, timeout=self.timeout_s)
+            fields = {name.replace("_", "-"): value for name, value in headers.items()}
+            if body is not None:
+                fields.setdefault("Content-Type", "application/json")
+            self._connection.request(method, path, body, fields)
+            response = self._connection.getresponse()
+            raw = response.read()
+        except (OSError, HTTPException):
+            self._disconnect()
+            self._gate.wait(0.02)
+            return None
+        if response.status in (429, 503):
+            self._gate.wait(0.02)
+            return None
+        is_json = "json" in (response.getheader("Content-Type") or "")
+        return Answer(response.status, raw, json.loads(raw) if is_json else None)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Poll until `condition` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.01)

@@ -1,0 +1,257 @@
+"""The clients of a Workload: threads that publish, consume, store offsets, and make and delete
+topics over plain HTTP, through every restart of the broker, and judge what they see of it."""
+
+import itertools
+import json
+import threading
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from holdfast.client import Client
+from holdfast.client.errors import HoldfastError
+from tests.support.gate import Answer, Gate, GateClient
+from tests.support.history import Found, History, Send
+
+
+@dataclass(slots=True)
+class LoadTopic:
+    """A topic under load and what happened to it."""
+
+    name: str
+    queues: int
+    retention_bytes: int | None = None
+    is_durable: bool = True
+    is_idempotent: bool = True
+    history: History = field(default_factory=History)
+
+
+class Publisher(GateClient):
+    """Publishes one message at a time with no help from the client library; a request without
+    an answer is sent again until there is one, also by a producer that is not idempotent."""
+
+    def __init__(
+        self, name: str, url: str, gate: Gate, topic: LoadTopic, body_bytes: int = 600
+    ) -> None:
+        super().__init__(name, url, gate)
+        self._topic = topic
+        self._body_bytes = body_bytes
+        self._numbers = itertools.count()
+        self._epoch = 0
+        self._sequence = 0
+        self._send: Send | None = None
+
+    def turn(self) -> None:
+        send = self._send
+        if send is None:
+            send = self._send = self._next()
+            self._topic.history.sent(send)
+        request = json.dumps({"messages": [{"body": send.body.decode(), "key": send.key}]})
+        path = f"/v1/topics/{self._topic.name}/messages"
+        answer = self.ask("POST", path, request, **self._headers())
+        if answer is None:
+            return
+        if answer.status == HTTPStatus.CONFLICT and not self._topic.is_durable:
+            # The broker lost what came before with its power: this one begins anew.
+            assert answer.json["type"].endswith("/sequence-gap"), answer.raw
+            self._epoch, self._sequence = self._epoch + 1, 0
+            return
+        assert answer.status == HTTPStatus.OK, answer.raw
+        assert answer.json["durable"] is self._topic.is_durable
+        result = answer.json["results"][0]
+        self._topic.history.acknowledged(
+            send, result["queue"], result["offset"], durable=self._topic.is_durable
+        )
+        self._sequence += 1
+        self._send = None
+
+    def _next(self) -> Send:
+        number = next(self._numbers)
+        body = f"{self.name}:{number}:".encode() + b"x" * (number * 37 % self._body_bytes)
+        return Send(self.name, number, f"key-{self.name}-{number % 3}", body)
+
+    def _headers(self) -> dict[str, str]:
+        if not self._topic.is_idempotent:
+            return {}
+        return {
+            "Holdfast_Producer_Id": self.name,
+            "Holdfast_Producer_Epoch": str(self._epoch),
+            "Holdfast_Producer_Sequence": str(self._sequence),
+        }
+
+
+class Puller(GateClient):
+    """Long-polls one queue from its start on, and notes what it was given."""
+
+    def __init__(self, name: str, url: str, gate: Gate, topic: LoadTopic, queue: int) -> None:
+        super().__init__(name, url, gate)
+        self._topic = topic
+        self._queue = queue
+        self._offset = 0
+
+    def turn(self) -> None:
+        answer = self.ask(
+            "GET",
+            f"/v1/topics/{self._topic.name}/queues/{self._queue}/messages"
+            f"?offset={self._offset}&max_messages=200&wait_ms=300",
+        )
+        if answer is None:
+            return
+        if answer.status == HTTPStatus.GONE:
+            self._offset = answer.json["min_offset"]
+            return
+        if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            # Only what was never promised can be taken back.
+            assert not self._topic.is_durable, f"queue {self._queue} went back: {answer.raw!r}"
+            self._offset = answer.json["max_offset"]
+            return
+        assert answer.status == HTTPStatus.OK, answer.raw
+        for message in answer.json["messages"]:
+            self._topic.history.consumed(
+                Found(self._queue, message["offset"], message["key"], message["body"].encode())
+            )
+        self._offset = answer.json["next_offset"]
+
+
+class OffsetKeeper(GateClient):
+    """Stores ever higher offsets for a group; what was acknowledged is never taken back."""
+
+    def __init__(self, name: str, url: str, gate: Gate, topic: LoadTopic) -> None:
+        super().__init__(name, url, gate)
+        self._path = f"/v1/groups/{name}/topics/{topic.name}/offsets"
+        self._tried = 0
+        self.acknowledged = 0
+
+    def turn(self) -> None:
+        self.verify()
+        self._tried += 1
+        body = json.dumps({"offsets": {"0": self._tried}})
+        answer = self.ask("PUT", self._path, body)
+        if answer is not None:
+            assert answer.status == HTTPStatus.OK, answer.raw
+            self.acknowledged = self._tried
+
+    def verify(self) -> bool:
+        """Compare what is stored with what was acknowledged; False without an answer."""
+        answer = self.ask("GET", self._path)
+        if answer is None:
+            return False
+        stored = 0
+        if answer.status != HTTPStatus.NOT_FOUND:
+            assert answer.status == HTTPStatus.OK, answer.raw
+            stored = answer.json["offsets"].get("0", 0)
+        assert self.acknowledged <= stored <= self._tried, (
+            f"offset {self.acknowledged} was stored, {self._tried} tried, {stored} is there"
+        )
+        return True
+
+
+class TopicChurner(GateClient):
+    """Makes a topic, publishes to it, stores an offset, deletes it, and begins again. After
+    each restart what was acknowledged must still be so."""
+
+    def __init__(self, name: str, url: str, gate: Gate) -> None:
+        super().__init__(name, url, gate)
+        self._number = 0
+        self._step = 0
+        self._was_tried = False
+        self.deleted = 0
+
+    @property
+    def topic(self) -> str:
+        return f"churn-{self._number}"
+
+    def turn(self) -> None:
+        path = f"/v1/topics/{self.topic}"
+        steps = (
+            ("PUT", path, json.dumps({"queues": 2})),
+            ("GET", path, None),
+            ("POST", f"{path}/messages", json.dumps({"messages": [{"body": "x" * 2000}]})),
+            ("PUT", f"/v1/groups/churners/topics/{self.topic}/offsets", '{"offsets": {"0": 1}}'),
+            ("GET", path, None),
+            ("DELETE", f"{path}?confirm={self.topic}", None),
+            ("GET", path, None),
+        )
+        method, where, body = steps[self._step]
+        answer = self.ask(method, where, body)
+        if answer is None:
+            self._was_tried = True
+            return
+        self._judge(method, answer)
+        self._was_tried = False
+        self._step += 1
+        if self._step == len(steps):
+            self._step = 0
+            self._number += 1
+            self.deleted += 1
+
+    def _judge(self, method: str, answer: Answer) -> None:
+        expected = {HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT}
+        if method == "DELETE" and self._was_tried:
+            expected.add(HTTPStatus.NOT_FOUND)  # the try before was carried out
+        if method == "GET" and self._step > 4:
+            expected = {HTTPStatus.NOT_FOUND}
+        assert answer.status in expected, f"{method} {self.topic} was answered {answer}"
+
+
+class BatchPublisher(threading.Thread):
+    """Publishes with the client library's producer, some hundred messages at once."""
+
+    def __init__(self, name: str, client: Client, gate: Gate, topic: LoadTopic) -> None:
+        super().__init__(name=name, daemon=True)
+        self._client = client
+        self._gate = gate
+        self._topic = topic
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        numbers = itertools.count()
+        self._gate.enter()
+        try:
+            with self._client.producer(self._topic.name) as producer:
+                while self._gate.passes():
+                    sends = [self._send(next(numbers)) for _ in range(100)]
+                    handles = [producer.send(send.body, key=send.key) for send in sends]
+                    for send, handle in zip(sends, handles, strict=True):
+                        result = handle.result()
+                        self._topic.history.acknowledged(send, result.queue, result.offset)
+                        assert result.durable
+                    self._gate.wait(0.05)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._gate.leave()
+
+    def _send(self, number: int) -> Send:
+        body = f"{self.name}:{number}:".encode() + b"y" * (number * 53 % 500)
+        send = Send(self.name, number, f"key-{self.name}-{number % 3}", body)
+        self._topic.history.sent(send)
+        return send
+
+
+class GroupConsumer(threading.Thread):
+    """Consumes with the client library for a group, which stores its offsets. At least once."""
+
+    def __init__(self, name: str, client: Client, topic: LoadTopic) -> None:
+        super().__init__(name=name, daemon=True)
+        self._client = client
+        self._topic = topic
+        self._is_over = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for message in self._client.consume(
+                self._topic.name, group=self.name, start="earliest", commit_interval_ms=50
+            ):
+                self._topic.history.consumed(
+                    Found(message.queue, message.offset, message.key, bytes(message.body))
+                )
+        except HoldfastError as error:
+            if not self._is_over.is_set():
+                self.error = error
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Say that the client may be closed now."""
+        self._is_over.set()
