@@ -145,8 +145,9 @@ def _write_again(log: CommitLog, durable: int) -> None:
     for segment in log.segments:
         at = max(durable, segment.first_offset)
         end = segment.written + (END_MARK_SIZE if segment.ended else 0)
-        while at < end:
-            chunk = segment.read(at, min(len(_ZEROS), end - at))
+        # Of a segment whose tail is damaged all is kept, and there is no end mark; a file that
+        # was cut short has less than its header says.
+        while at < end and (chunk := segment.read(at, min(len(_ZEROS), end - at))):
             segment.file.write([chunk], at - segment.start_offset)
             at += len(chunk)
 

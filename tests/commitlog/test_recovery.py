@@ -369,6 +369,22 @@ def test_a_lost_end_mark_below_the_durable_offset_is_damage(small: SmallLog) -> 
     reopened.close()
 
 
+@pytest.mark.timeout(20)
+def test_damage_to_the_very_end_of_a_segment_that_is_only_partly_proven_ends(
+    small: SmallLog,
+) -> None:
+    first, damaged = _synced_blocks(small, 2)
+    ended = small.log.roll()
+    assert ended is not None
+    second = _blocks(small, 1)[0]  # says that the log is durable up to the end mark, no further
+    overwrite(ended.path, damaged, b"\xff" * (BLOCK + END_MARK_SIZE))
+    small = small.reopened()
+    recovered = small.open()
+    assert recovered.damage == [Damage(damaged, SEGMENT_BYTES, "bad-magic")]
+    assert _places(small) == [first, second]
+    small.close()
+
+
 @pytest.mark.parametrize("where", ["header page", "footer"])
 def test_a_damaged_header_page_or_footer_costs_no_message(small: SmallLog, where: str) -> None:
     places = _synced_blocks(small, 2)
