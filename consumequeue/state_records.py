@@ -3,21 +3,59 @@
     topic/NAME             the topic
     next_topic_id          the id that the next new topic gets
     kept/TOPIC_ID          per queue: the first offset kept
+    lost/TOPIC_ID          per queue: ranges of offsets whose messages are damaged or gone
+    damage                 places of the log that are damaged, where no queue is known
     offsets/GROUP/TOPIC_ID stored offsets with their version
     incomplete             it was read from a damaged log: records may be missing
 
 Values are msgpack maps; unknown fields are kept out of the way of older readers by being
-ignored.
+ignored. Whoever reads them has compared their checksums; what is no record all the same raises
+MalformedRecord.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import msgpack
 
+from holdfast.consumequeue.lost_ranges import LostRange, LostRanges
 from holdfast.consumequeue.topics import Topic, TopicConfig
 
 NEXT_TOPIC_ID = b"next_topic_id"
 INCOMPLETE = b"incomplete"
+DAMAGE = b"damage"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class MalformedRecord(Exception):
+    """Bytes that are no record of this kind, though their checksum fits. `kind` says which."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(kind, reason)
+        self.kind = kind
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"a record of the state is not {self.kind} ({self.reason})"
+
+
+def _reads(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    def decorate(decode: Callable[P, T]) -> Callable[P, T]:
+        @wraps(decode)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return decode(*args, **kwargs)
+            except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+                raise MalformedRecord(kind, f"{type(error).__name__}: {error}") from error
+
+        return checked
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +76,17 @@ def kept_key(topic_id: int) -> bytes:
     return f"kept/{topic_id}".encode()
 
 
+def lost_key(topic_id: int) -> bytes:
+    """Return the key of what a topic has lost."""
+    return f"lost/{topic_id}".encode()
+
+
 def offsets_key(group: str, topic_id: int) -> bytes:
     """Return the key of a group's offsets on a topic."""
     return f"offsets/{group}/{topic_id}".encode()
 
 
+@_reads("a key")
 def parse_key(key: bytes) -> tuple[str, ...]:
     """Return a key's parts, the first being the kind of record."""
     return tuple(key.decode().split("/"))
@@ -64,6 +108,7 @@ def encode_topic(topic: Topic) -> bytes:
     )
 
 
+@_reads("a topic")
 def decode_topic(name: str, value: bytes) -> Topic:
     """Return the topic that a record describes."""
     fields = msgpack.unpackb(value)
@@ -86,9 +131,38 @@ def encode_kept(min_offsets: dict[int, int]) -> bytes:
     return _pack(min_offsets)
 
 
+@_reads("kept ranges")
 def decode_kept(value: bytes) -> dict[int, int]:
     """Return where a topic's queues begin; a queue not named begins at 0."""
     return dict(msgpack.unpackb(value, strict_map_key=False))
+
+
+def encode_lost(lost: Mapping[int, LostRanges]) -> bytes:
+    """Return the record of what a topic's queues have lost."""
+    return _pack(
+        {
+            queue: [
+                [each.start_offset, each.end_offset, each.reason, each.accepted] for each in ranges
+            ]
+            for queue, ranges in lost.items()
+        }
+    )
+
+
+def decode_lost(value: bytes) -> dict[int, LostRanges]:
+    """Return what a topic's queues have lost."""
+    fields = msgpack.unpackb(value, strict_map_key=False)
+    return {queue: tuple(LostRange(*each) for each in ranges) for queue, ranges in fields.items()}
+
+
+def encode_damage(damage: Mapping[int, tuple[int, str]]) -> bytes:
+    """Return the record of damaged places: physical offset -> (its end, reason)."""
+    return _pack([[start, end, reason] for start, (end, reason) in damage.items()])
+
+
+def decode_damage(value: bytes) -> dict[int, tuple[int, str]]:
+    """Return the damaged places: physical offset -> (its end, reason)."""
+    return {start: (end, reason) for start, end, reason in msgpack.unpackb(value)}
 
 
 def encode_offsets(stored: StoredOffsets) -> bytes:
@@ -96,6 +170,7 @@ def encode_offsets(stored: StoredOffsets) -> bytes:
     return _pack({"version": stored.version, "offsets": stored.offsets})
 
 
+@_reads("stored offsets")
 def decode_offsets(value: bytes) -> StoredOffsets:
     """Return a group's offsets."""
     fields = msgpack.unpackb(value, strict_map_key=False)
@@ -107,6 +182,7 @@ def encode_number(number: int) -> bytes:
     return _pack(number)
 
 
+@_reads("a number")
 def decode_number(value: bytes) -> int:
     """Return the number of a record."""
     return int(msgpack.unpackb(value))

@@ -14,6 +14,7 @@ from holdfast.consumequeue.state_records import (
     encode_number,
     encode_topic,
     kept_key,
+    lost_key,
     offsets_key,
     topic_key,
 )
@@ -128,6 +129,7 @@ class TopicChanges:
             changes: dict[bytes, bytes | None] = {
                 topic_key(name): None,
                 kept_key(topic.topic_id): None,
+                lost_key(topic.topic_id): None,
             }
             for group in self._table.groups():
                 if topic.topic_id in self._table.group_offsets(group):

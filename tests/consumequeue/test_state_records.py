@@ -5,19 +5,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.state_records import (
     INCOMPLETE,
     NEXT_TOPIC_ID,
     StoredOffsets,
+    decode_damage,
     decode_kept,
+    decode_lost,
     decode_number,
     decode_offsets,
     decode_topic,
+    encode_damage,
     encode_kept,
+    encode_lost,
     encode_number,
     encode_offsets,
     encode_topic,
     kept_key,
+    lost_key,
     offsets_key,
     parse_key,
     topic_key,
@@ -51,6 +57,7 @@ def test_the_bytes_of_every_record_are_pinned() -> None:
     [
         (topic_key("orders"), b"topic/orders", ("topic", "orders")),
         (kept_key(7), b"kept/7", ("kept", "7")),
+        (lost_key(7), b"lost/7", ("lost", "7")),
         (offsets_key("billing", 7), b"offsets/billing/7", ("offsets", "billing", "7")),
         (NEXT_TOPIC_ID, b"next_topic_id", ("next_topic_id",)),
         (INCOMPLETE, b"incomplete", ("incomplete",)),
@@ -97,3 +104,12 @@ def test_fields_that_a_newer_holdfast_added_are_passed_over() -> None:
     fields = msgpack.unpackb(encode_offsets(StoredOffsets({1: 9}, 3)), strict_map_key=False)
     newer = msgpack.packb({**fields, "by": "someone"})
     assert decode_offsets(newer) == StoredOffsets({1: 9}, 3)
+
+
+def test_what_is_lost_survives_its_record() -> None:
+    lost = {0: (LostRange(3, 5, "crc"),), 9: (LostRange(0, 1, "x", True), LostRange(7, 8, "y"))}
+    assert decode_lost(encode_lost(lost)) == lost
+    assert encode_lost({0: (LostRange(3, 5, "crc"),)}) == b"\x81\x00\x91\x94\x03\x05\xa3crc\xc2"
+    damage = {4096: (8192, "bad-magic")}
+    assert decode_damage(encode_damage(damage)) == damage
+    assert encode_damage(damage) == b"\x91\x93\xcd\x10\x00\xcd\x20\x00\xa9bad-magic"
