@@ -13,8 +13,7 @@ ignored. Whoever reads them has compared their checksums; what is no record all 
 MalformedRecord.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -149,10 +148,17 @@ def encode_lost(lost: Mapping[int, LostRanges]) -> bytes:
     )
 
 
+@_reads("what a topic has lost")
 def decode_lost(value: bytes) -> dict[int, LostRanges]:
     """Return what a topic's queues have lost."""
     fields = msgpack.unpackb(value, strict_map_key=False)
-    return {queue: tuple(LostRange(*each) for each in ranges) for queue, ranges in fields.items()}
+    return {
+        int(queue): tuple(
+            LostRange(int(start), int(end), str(reason), bool(accepted))
+            for start, end, reason, accepted in ranges
+        )
+        for queue, ranges in dict(fields).items()
+    }
 
 
 def encode_damage(damage: Mapping[int, tuple[int, str]]) -> bytes:
@@ -160,9 +166,11 @@ def encode_damage(damage: Mapping[int, tuple[int, str]]) -> bytes:
     return _pack([[start, end, reason] for start, (end, reason) in damage.items()])
 
 
+@_reads("damaged places")
 def decode_damage(value: bytes) -> dict[int, tuple[int, str]]:
     """Return the damaged places: physical offset -> (its end, reason)."""
-    return {start: (end, reason) for start, end, reason in msgpack.unpackb(value)}
+    found = msgpack.unpackb(value)
+    return {int(start): (int(end), str(reason)) for start, end, reason in found}
 
 
 def encode_offsets(stored: StoredOffsets) -> bytes:
