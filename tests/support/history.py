@@ -5,11 +5,14 @@ Bodies are unique, so a body names its send. The rules, each with its own violat
     lost            an acknowledged message is not there
     moved           it is there, but not at the queue and offset that the acknowledgement named
     altered         a message is at its offset with other bytes (or another key)
-    duplicated      a body is there twice
+    duplicated      a body is there twice, or two messages are at one offset
     invented        a body that nobody sent
     gap             offsets of a queue are not dense
-    reordered       two messages of one producer with one key are in the wrong order
+    reordered       two messages of one producer are in the wrong order in a queue, or one is before
+                    another that had been acknowledged when it was sent
     taken-back      a consumer saw a message that is no longer at its offset
+    skipped         a read is no prefix of what lies from its offset on
+    regressed       a number that may only grow, an end or a stored offset, went back
     hole            a power loss took a message, and left one that came after it
 
 Messages below a queue's min offset were trimmed and are not asked for. A message that was
@@ -57,9 +60,14 @@ class History:
     sends: list[Send] = field(default_factory=list)
     acks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     seen: list[Found] = field(default_factory=list)
+    seen_written: list[Found] = field(default_factory=list)
+    """What consumers of topics in written mode were given: a power loss may take it."""
+    marks: dict[str, int] = field(default_factory=dict)
+    """Numbers that may only grow, by name, as far as anybody was told."""
     written: dict[bytes, int] = field(default_factory=dict)
     """Bodies that a power loss may take: acknowledged in written mode, by when that was."""
     sent_at: dict[bytes, int] = field(default_factory=dict)
+    acked_at: dict[bytes, int] = field(default_factory=dict)
     _clock: int = 0
     _lock: Lock = field(default_factory=Lock)
 
@@ -73,13 +81,19 @@ class History:
         """The broker said that it is stored there."""
         with self._lock:
             self.acks[send.body] = (queue, offset)
+            self.acked_at[send.body] = self._tick()
             if not durable:
-                self.written[send.body] = self._tick()
+                self.written[send.body] = self.acked_at[send.body]
 
-    def consumed(self, found: Found) -> None:
-        """A consumer was given this."""
+    def consumed(self, found: Found, *, durable: bool = True) -> None:
+        """A consumer was given this; not `durable`: a power loss may take it back."""
         with self._lock:
-            self.seen.append(found)
+            (self.seen if durable else self.seen_written).append(found)
+
+    def reached(self, mark: str, value: int) -> None:
+        """Somebody was told that this mark is as far as that."""
+        with self._lock:
+            self.marks[mark] = max(value, self.marks.get(mark, value))
 
     def _tick(self) -> int:
         self._clock += 1
@@ -102,18 +116,39 @@ def check_history(
     by_place: dict[tuple[int, int], Found] = {}
     by_body: dict[bytes, list[Found]] = defaultdict(list)
     for found in final:
-        by_place[found.queue, found.offset] = found
+        other = by_place.setdefault((found.queue, found.offset), found)
+        if other is not found:
+            raise HistoryViolation("duplicated", f"{other} and {found} are at one offset")
         by_body[found.body].append(found)
     sends = {send.body: send for send in history.sends}
-    _check_known(sends, by_body, allow_duplicates)
+    _check_known(history, sends, by_body, allow_duplicates)
     _check_acks(history, sends, by_place, by_body, kept)
     _check_dense(by_place, kept)
     _check_order(sends, by_body)
-    for found in history.seen:
+    _check_real_time(history, by_place)
+    for found in (*history.seen, *history.seen_written):
         if found.offset < kept.get(found.queue, 0):
             continue
         if by_place.get((found.queue, found.offset)) != found:
             raise HistoryViolation("taken-back", f"{found} was delivered, now it is not there")
+
+
+def check_read(queue: int, offset: int, found: Collection[Found], next_offset: int) -> None:
+    """Raise HistoryViolation unless a read without a filter, from `offset` on, gave what lies
+    there one after another, as far as it says."""
+    offsets = [message.offset for message in found]
+    if {message.queue for message in found} - {queue} or offsets != [*range(offset, next_offset)]:
+        raise HistoryViolation(
+            "skipped", f"from {offset} to {next_offset} of queue {queue}: {offsets}"
+        )
+
+
+def check_marks(history: History, observed: Mapping[str, int]) -> None:
+    """Raise HistoryViolation when a mark is not as far now as somebody was told before."""
+    for mark, value in observed.items():
+        told = history.marks.get(mark, value)
+        if value < told:
+            raise HistoryViolation("regressed", f"{mark} was {told}, now it is {value}")
 
 
 def settle_power_loss(
@@ -147,15 +182,36 @@ def settle_power_loss(
     for body in gone:
         del history.acks[body]
     history.written.clear()
+    _settle_seen(history, final, kept)
     return len(gone)
 
 
+def _settle_seen(history: History, final: Collection[Found], kept: Mapping[int, int]) -> None:
+    """Strike what consumers of written topics saw and a power loss took: the end, if anything."""
+    ends: dict[int, int] = defaultdict(int)
+    for found in final:
+        ends[found.queue] = max(ends[found.queue], found.offset + 1)
+    there = set(final)
+    for found in history.seen_written:
+        is_kept = found.offset >= kept.get(found.queue, 0)
+        if is_kept and found not in there and found.offset < ends[found.queue]:
+            raise HistoryViolation("hole", f"{found} is not there, what came after it is")
+    history.seen += [found for found in history.seen_written if found in there]
+    history.seen_written.clear()
+
+
 def _check_known(
-    sends: dict[bytes, Send], by_body: dict[bytes, list[Found]], allow_duplicates: bool
+    history: History,
+    sends: dict[bytes, Send],
+    by_body: dict[bytes, list[Found]],
+    allow_duplicates: bool,
 ) -> None:
+    promised = set(history.acks.values())
     for body, places in by_body.items():
         send = sends.get(body)
         if send is None:
+            if (places[0].queue, places[0].offset) in promised:
+                raise HistoryViolation("altered", f"{places[0]} is not what was acknowledged")
             raise HistoryViolation("invented", f"{places[0]} was never sent")
         if places[0].key != send.key:
             raise HistoryViolation("altered", f"{places[0]} was sent with key {send.key!r}")
@@ -188,22 +244,32 @@ def _check_dense(by_place: dict[tuple[int, int], Found], kept: Mapping[int, int]
     for queue, offset in by_place:
         offsets[queue].append(offset)
     for queue, found in offsets.items():
-        start = kept.get(queue, min(found))
-        if sorted(found) != list(range(start, start + len(found))):
+        start = kept.get(queue, 0)
+        if sorted(found) != [*range(start, start + len(found))]:
             raise HistoryViolation("gap", f"queue {queue} has holes")
 
 
 def _check_order(sends: dict[bytes, Send], by_body: dict[bytes, list[Found]]) -> None:
-    last: dict[tuple[str, str, int], int] = {}
-    ordered = [(sends[body], places[0]) for body, places in by_body.items()]
+    """Each producer's messages are in the order in which it sent them, in each queue."""
+    last: dict[tuple[str, int], int] = {}
+    ordered = [(sends[body], place) for body, places in by_body.items() for place in places[:1]]
     ordered.sort(key=lambda pair: (pair[0].producer, pair[0].number))
     for send, found in ordered:
-        if send.key is None:
-            continue
-        track = (send.producer, send.key, found.queue)
+        track = (send.producer, found.queue)
         before = last.get(track)
         if before is not None and before > found.offset:
             raise HistoryViolation(
                 "reordered", f"{send} is at {found.offset}, an earlier one at {before}"
             )
         last[track] = found.offset
+
+
+def _check_real_time(history: History, by_place: dict[tuple[int, int], Found]) -> None:
+    """Nothing lies before what had been acknowledged when it was sent, whoever sent it."""
+    earliest: dict[int, int] = {}
+    for (queue, _), found in sorted(by_place.items(), reverse=True):
+        acked_at = earliest.get(queue)
+        if acked_at is not None and history.sent_at.get(found.body, 0) > acked_at:
+            raise HistoryViolation("reordered", f"{found} was sent after what lies behind it")
+        if found.body in history.acks and (acked := history.acked_at.get(found.body)):
+            earliest[queue] = min(acked, earliest.get(queue, acked))
