@@ -62,7 +62,7 @@ KEY_DTYPE = np.dtype([("key_hash", "<u4"), ("block", "<u4")])
 Blocks = npt.NDArray[np.void]
 Keys = npt.NDArray[np.void]
 
-_SEGMENT_NAME = re.compile(r"\d{20}")
+_SEGMENT_NAME = re.compile(r"[0-9]{20}")
 
 
 def segment_name(start_offset: int) -> str:
