@@ -120,7 +120,7 @@ def check_encoding(raw_query: str) -> None:
         return
     try:
         unquote_to_bytes(raw_query).decode()
-    except UnicodeDecodeError:
+    except UnicodeError:
         raise invalid("query", raw_query, "percent-encoded UTF-8") from None
 
 
