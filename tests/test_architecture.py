@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "holdfast.config_reference": ("holdfast.config",),
     "holdfast.check": ("commitlog", "consumequeue"),
+    "holdfast.backup": ("commitlog", "consumequeue"),
     "holdfast.dump": ("commitlog",),
     "holdfast.storage_opening": ("commitlog", "consumequeue", "holdfast.config"),
     "holdfast.storage": (
@@ -74,6 +75,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "commitlog.data_dir",
         "commitlog.errors",
         "holdfast",
+        "holdfast.backup",
         "holdfast.broker",
         "holdfast.check",
         "holdfast.client",

@@ -65,6 +65,8 @@ class Failure(Exception):
 
 def failure_of(error: Exception) -> Failure | None:
     """Return how a command ends that met `error`; None for an exception that is a bug."""
+    from holdfast.backup.create import BackupRefused
+    from holdfast.backup.restore import RestoreRefused
     from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
     from holdfast.commitlog.errors import LogError, UnknownFormatVersion
     from holdfast.config import ConfigError
@@ -73,7 +75,8 @@ def failure_of(error: Exception) -> Failure | None:
         return error
     if isinstance(error, ConfigError):
         return Failure(str(error), ExitCode.USAGE)
-    if isinstance(error, DataDirInUse | NotADataDir | UnknownFormatVersion):
+    refused = DataDirInUse | NotADataDir | UnknownFormatVersion | BackupRefused | RestoreRefused
+    if isinstance(error, refused):
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, LogError):
         return Failure(str(error))

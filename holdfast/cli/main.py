@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from holdfast import __version__
+from holdfast.cli.backup import backup, restore
 from holdfast.cli.bench import bench
 from holdfast.cli.check import check, dump
 from holdfast.cli.config import config
@@ -78,6 +79,20 @@ def main() -> None:
     """
 
 
-COMMANDS = (serve, topic, publish, pull, group, message, check, dump, config, bench, demo)
+COMMANDS = (
+    serve,
+    topic,
+    publish,
+    pull,
+    group,
+    message,
+    check,
+    dump,
+    backup,
+    restore,
+    config,
+    bench,
+    demo,
+)
 for command in COMMANDS:
     main.add_command(command)

@@ -1,0 +1,1 @@
+"""Backups: taking one beside a running broker, verifying it, putting it back."""

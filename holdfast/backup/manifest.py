@@ -1,0 +1,104 @@
+"""What a backup says that it holds. Pure: bytes in, bytes out.
+
+    holdfast-backup-1 <SHA-256 of all that follows, in hex>\n
+    { ... }   JSON
+
+The manifest is written last, so a folder without one is no backup. Every byte of it is covered by
+its first line, and every byte of every other file by the manifest.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+from holdfast.commitlog.errors import LogError
+
+MANIFEST_NAME = "MANIFEST"
+FORMAT = "holdfast-backup-1"
+
+_PART = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
+_STORED_AS = re.compile(rf"{_PART}/{_PART}")
+_NAMES = re.compile(rf"commitlog/\d{{20}}|state/data\.mdb|access/{_PART}")
+
+
+class NotABackup(LogError):
+    """A folder that is no whole backup, or one that is damaged. `reason` says which."""
+
+    def __init__(self, where: object, reason: str) -> None:
+        super().__init__(where, reason)
+        self.where = where
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.where} is no sound backup: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class BackupFile:
+    """One file of a backup.
+
+    `name` is its path in a data directory, `stored_as` its path in the backup. `size` is what it
+    has in a data directory: a segment that was being written is stored up to its last block, and
+    the rest is zeros. `identity` is there for what never changes again, a sealed segment.
+    """
+
+    role: str
+    name: str
+    stored_as: str
+    size: int
+    stored_bytes: int
+    sha256: str
+    identity: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All of a backup. Offsets are physical; the log is whole from `min_offset` to `end_offset`,
+    but for what `damage` lists, which was damaged before."""
+
+    backup_id: str
+    created_timestamp_us: int
+    holdfast_version: str
+    layout_version: str
+    min_offset: int
+    end_offset: int
+    files: tuple[BackupFile, ...]
+    damage: tuple[str, ...] = field(default=())
+
+    def of_role(self, *roles: str) -> Iterable[BackupFile]:
+        """Yield the files of these roles: "segment", "tail", "state", "access"."""
+        return (file for file in self.files if file.role in roles)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest's bytes."""
+    text = json.dumps(asdict(manifest), indent=1).encode() + b"\n"
+    return f"{FORMAT} {hashlib.sha256(text).hexdigest()}\n".encode() + text
+
+
+def decode_manifest(raw: bytes, where: object) -> Manifest:
+    """Return the manifest. Raises NotABackup for anything but one that is intact."""
+    first, newline, text = raw.partition(b"\n")
+    found, _, checksum = first.decode("ascii", "replace").partition(" ")
+    if found != FORMAT:
+        raise NotABackup(
+            where,
+            f"its {MANIFEST_NAME} is of the format {found[:40]!r}, this Holdfast reads {FORMAT!r}; "
+            "it is damaged, or of a newer Holdfast",
+        )
+    if not newline or hashlib.sha256(text).hexdigest() != checksum:
+        raise NotABackup(where, f"its {MANIFEST_NAME} is damaged; take another backup")
+    try:
+        fields = json.loads(text)
+        files = tuple(BackupFile(**file) for file in fields.pop("files"))
+        manifest = Manifest(**{**fields, "files": files, "damage": tuple(fields["damage"])})
+        are_within = all(
+            _NAMES.fullmatch(file.name) and _STORED_AS.fullmatch(file.stored_as) for file in files
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise NotABackup(where, f"its {MANIFEST_NAME} is none: {error}") from error
+    if not are_within:
+        raise NotABackup(where, f"its {MANIFEST_NAME} names files that no backup has")
+    return manifest

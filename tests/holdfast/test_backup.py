@@ -1,0 +1,398 @@
+"""A backup holds what was there, is refused when a byte of it is not, and goes back whole."""
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.backup.create import UNFINISHED, BackupRefused, make_backup
+from holdfast.backup.manifest import (
+    MANIFEST_NAME,
+    BackupFile,
+    Manifest,
+    NotABackup,
+    decode_manifest,
+    encode_manifest,
+)
+from holdfast.backup.restore import RestoreRefused, restore_backup
+from holdfast.backup.stored import read_manifest, verify_files
+from holdfast.check import check_data_dir
+from holdfast.commitlog.data_dir import DataDir, NotADataDir
+from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.commitlog.segment_format import segment_name
+from tests.support.stored import (
+    MIB,
+    batch,
+    fill_segment,
+    open_storage,
+    read_queue,
+    settled,
+    small_config,
+    until,
+)
+
+Contents = dict[int, list[tuple[int, bytes]]]
+
+
+async def _fill(data_dir: Path) -> Contents:
+    """Make two sealed segments and one that is not full; return each queue's messages."""
+    async with open_storage(small_config(data_dir)) as storage:
+        store = storage.store
+        topic, _ = await store.create_topic("t", queues=2, fields={"retention_bytes": 10 * MIB})
+        for number in range(10):
+            await store.publish(topic, [batch([f"body {number}", "x"], number % 2, key="k")])
+        for queue in (0, 1):
+            await fill_segment(storage, topic, queue)
+            await store.publish(topic, [batch(f"in segment {queue + 2}", queue)])
+        await store.store_offsets("g", topic, {0: 3, 1: 2})
+        await settled(storage)
+        await until(lambda: all(segment.sealed for segment in storage.log.segments[:-1]))
+        return {queue: await read_queue(store, topic, queue) for queue in (0, 1)}
+
+
+async def _publish(data_dir: Path, *texts: str) -> None:
+    async with open_storage(small_config(data_dir)) as storage:
+        for text in texts:
+            await storage.store.publish(storage.store.topic("t"), [batch(text, 0)])
+
+
+async def _contents(data_dir: Path) -> Contents:
+    async with open_storage(small_config(data_dir)) as storage:
+        topic = storage.store.topic("t")
+        assert topic.config.retention_bytes == 10 * MIB
+        assert storage.store.stored_offsets("g", topic).offsets == {0: 3, 1: 2}
+        assert storage.degraded == []
+        return {queue: await read_queue(storage.store, topic, queue) for queue in (0, 1)}
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Contents]:
+    data_dir = tmp_path_factory.mktemp("filled") / "data"
+    return data_dir, asyncio.run(_fill(data_dir))
+
+
+@pytest.fixture(scope="module")
+def backed_up(
+    filled: tuple[Path, Contents], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Contents]:
+    target = tmp_path_factory.mktemp("backup") / "b"
+    make_backup(filled[0], target)
+    return target, filled[1]
+
+
+@pytest.fixture
+def data_dir(filled: tuple[Path, Contents], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filled[0], tmp_path / "data"))
+
+
+@pytest.fixture
+def stored(backed_up: tuple[Path, Contents], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(backed_up[0], tmp_path / "stored"))
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock.mdb"
+    }
+
+
+# -- there and back ------------------------------------------------------------------------
+
+
+def test_what_is_restored_is_what_was_there(
+    backed_up: tuple[Path, Contents], tmp_path: Path
+) -> None:
+    target, contents = backed_up
+    restore_backup(target, tmp_path / "new")
+    report = check_data_dir(tmp_path / "new")
+    assert report.is_sound, report.findings
+    assert asyncio.run(_contents(tmp_path / "new")) == contents
+
+
+def test_taking_a_backup_changes_nothing_at_its_source(data_dir: Path, tmp_path: Path) -> None:
+    before = fingerprints(data_dir)
+    make_backup(data_dir, tmp_path / "b")
+    assert fingerprints(data_dir) == before
+
+
+def test_a_restored_queue_goes_on_after_its_last_message(
+    backed_up: tuple[Path, Contents], tmp_path: Path
+) -> None:
+    target, contents = backed_up
+    restore_backup(target, tmp_path / "new")
+    asyncio.run(_publish(tmp_path / "new", "one more"))
+    found = asyncio.run(_contents(tmp_path / "new"))
+    assert found[0] == [*contents[0], (len(contents[0]), b"one more")]
+
+
+def test_a_directory_without_its_state_is_backed_up_with_what_the_log_has(
+    data_dir: Path, filled: tuple[Path, Contents], tmp_path: Path
+) -> None:
+    shutil.rmtree(data_dir / "state")
+    report = make_backup(data_dir, tmp_path / "b")
+    assert report.manifest.damage == ()
+    assert any("taken from the log" in note for note in report.notes)
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    assert asyncio.run(_contents(tmp_path / "new")) == filled[1]
+
+
+def test_tokens_are_backed_up_and_stay_their_owners_alone(data_dir: Path, tmp_path: Path) -> None:
+    (data_dir / "access").mkdir()
+    (data_dir / "access" / "tokens").write_bytes(b"whatever tokens are")
+    make_backup(data_dir, tmp_path / "b")
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    restored = tmp_path / "new" / "access" / "tokens"
+    assert restored.read_bytes() == b"whatever tokens are"
+    assert restored.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_tail_is_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
+    before = make_backup(data_dir, tmp_path / "before").manifest.end_offset
+    asyncio.run(_publish(data_dir, "the very last"))
+    segment = data_dir / "commitlog" / segment_name(2 * MIB)
+    image = bytearray(segment.read_bytes())
+    image[image.index(b"the very last")] ^= 1
+    # The rest of the log is zero, so that nothing proves that it was whole once.
+    at = image.rindex(b"HFBT", 0, image.index(b"e very last"))
+    end = at + int.from_bytes(image[at + 8 : at + 12], "little")
+    segment.write_bytes(image[:end] + bytes(MIB - end))
+    report = make_backup(data_dir, tmp_path / "b")
+    assert before < report.manifest.end_offset <= 2 * MIB + at
+    assert report.manifest.damage == ()
+
+
+# -- bringing one up to date ---------------------------------------------------------------
+
+
+def test_sealed_segments_are_not_copied_twice(data_dir: Path, tmp_path: Path) -> None:
+    first = make_backup(data_dir, tmp_path / "b")
+    times = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "b" / "commitlog").glob("?" * 20)
+    }
+    asyncio.run(_publish(data_dir, "one more"))
+    second = make_backup(data_dir, tmp_path / "b", incremental=True)
+    assert (first.reused_bytes, second.reused_bytes) == (0, 2 * MIB)
+    assert len(times) == 2
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    assert second.copied_bytes < first.copied_bytes
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    assert asyncio.run(_contents(tmp_path / "new"))[0][-1][1] == b"one more"
+    # What only the earlier one needed is gone.
+    assert len(list((tmp_path / "b").iterdir())) == 3
+
+
+def test_a_segment_that_rotted_in_the_backup_is_copied_again(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    make_backup(data_dir, tmp_path / "b")
+    flip(tmp_path / "b" / "commitlog" / segment_name(0), 9000)
+    report = make_backup(data_dir, tmp_path / "b", incremental=True)
+    assert any("copied again" in note for note in report.notes)
+    assert verify_files(tmp_path / "b", report.manifest) == []
+
+
+def test_a_segment_that_rotted_at_its_source_does_not_replace_the_good_copy(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    make_backup(data_dir, tmp_path / "b")
+    flip(data_dir / "commitlog" / segment_name(0), 9000)
+    report = make_backup(data_dir, tmp_path / "b", incremental=True)
+    assert report.reused_bytes == 2 * MIB
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    assert check_data_dir(tmp_path / "new").is_sound
+
+
+def test_damage_at_the_source_is_copied_and_said(data_dir: Path, tmp_path: Path) -> None:
+    flip(data_dir / "commitlog" / segment_name(0), 9000)
+    report = make_backup(data_dir, tmp_path / "b")
+    assert any("damaged at its source" in each for each in report.manifest.damage)
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    assert not check_data_dir(tmp_path / "new").is_sound
+
+
+def test_of_another_history_nothing_is_used_again(data_dir: Path, tmp_path: Path) -> None:
+    make_backup(data_dir, tmp_path / "b")
+    shutil.rmtree(data_dir)
+    contents = asyncio.run(_fill(data_dir))
+    report = make_backup(data_dir, tmp_path / "b", incremental=True)
+    assert report.reused_bytes == 0
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    assert asyncio.run(_contents(tmp_path / "new")) == contents
+
+
+# -- where none is put ---------------------------------------------------------------------
+
+
+def test_a_backup_is_not_put_over_another_or_over_anything_else(
+    data_dir: Path, stored: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BackupRefused, match="--incremental"):
+        make_backup(data_dir, stored)
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "to-her.txt").touch()
+    with pytest.raises(BackupRefused, match=r"to-her\.txt"):
+        make_backup(data_dir, tmp_path / "letters", incremental=True)
+    with pytest.raises(BackupRefused, match="data directory itself"):
+        make_backup(data_dir, data_dir / "commitlog" / "b")
+    flip(stored / MANIFEST_NAME, 200)
+    with pytest.raises(BackupRefused, match="damaged"):
+        make_backup(data_dir, stored, incremental=True)
+
+
+def test_what_is_no_data_directory_or_a_newer_one_is_not_backed_up(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotADataDir):
+        make_backup(tmp_path / "empty", tmp_path / "b")
+    (data_dir / "VERSION").write_text("2\n")
+    with pytest.raises(UnknownFormatVersion):
+        make_backup(data_dir, tmp_path / "b")
+
+
+def test_a_backup_that_fails_leaves_the_earlier_one_whole_and_its_room_free(
+    data_dir: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprints(stored)
+    asyncio.run(_publish(data_dir, "one more"))
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("holdfast.backup.create.sync_tree", fail)
+    with pytest.raises(OSError, match="No space"):
+        make_backup(data_dir, stored, incremental=True)
+    after = fingerprints(stored)
+    assert after.pop(UNFINISHED) is not None
+    assert after == before
+    monkeypatch.undo()
+    make_backup(data_dir, stored, incremental=True)
+    assert verify_files(stored, read_manifest(stored)) == []
+    assert not (stored / UNFINISHED).exists()
+
+
+def test_what_a_cut_short_backup_left_is_no_backup_and_in_nobodys_way(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    make_backup(data_dir, tmp_path / "b")
+    (tmp_path / "b" / MANIFEST_NAME).rename(tmp_path / "b" / "MANIFEST.new")
+    (tmp_path / "b" / UNFINISHED).touch()
+    with pytest.raises(NotABackup, match="not finished"):
+        restore_backup(tmp_path / "b", tmp_path / "new")
+    make_backup(data_dir, tmp_path / "b")
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    assert len(list((tmp_path / "b" / "commitlog").iterdir())) == 3
+
+
+# -- restoring -----------------------------------------------------------------------------
+
+
+def flip(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        old = file.read(1)
+        file.seek(position)
+        file.write(bytes([old[0] ^ 0x10]))
+
+
+def _drop_last_byte(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _add_a_byte(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+@pytest.mark.parametrize("role", ["segment", "tail", "state"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: flip(path, 0),
+        lambda path: flip(path, path.stat().st_size // 2),
+        lambda path: flip(path, path.stat().st_size - 1),
+        _drop_last_byte,
+        _add_a_byte,
+        Path.unlink,
+        lambda path: path.write_bytes(b""),
+    ],
+    ids=["first", "middle", "last", "short", "long", "missing", "empty"],
+)
+def test_a_damaged_backup_is_refused_and_nothing_is_put_in_place(
+    stored: Path, tmp_path: Path, role: str, spoil: Callable[[Path], object]
+) -> None:
+    manifest = read_manifest(stored)
+    file = next(iter(manifest.of_role(role)))
+    spoil(stored / file.stored_as)
+    (wrong,) = verify_files(stored, manifest)
+    assert wrong.startswith(file.stored_as)
+    with pytest.raises(NotABackup, match=file.stored_as):
+        restore_backup(stored, tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stored"]
+
+
+def test_every_flipped_bit_of_the_manifest_is_noticed(stored: Path) -> None:
+    image = (stored / MANIFEST_NAME).read_bytes()
+    for position in range(len(image)):
+        for bit in range(8):
+            changed = bytearray(image)
+            changed[position] ^= 1 << bit
+            with pytest.raises(NotABackup):
+                decode_manifest(bytes(changed), stored)
+    for size in range(len(image)):
+        with pytest.raises(NotABackup):
+            decode_manifest(image[:size], stored)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored_as"),
+    [
+        ("../../etc/passwd", "commitlog/x"),
+        ("commitlog/00000000000000000000", "../secret"),
+        ("commitlog/00000000000000000000", "/etc/shadow"),
+        ("VERSION", "commitlog/x"),
+        ("access/../../x", "commitlog/x"),
+    ],
+)
+def test_a_manifest_cannot_name_what_lies_elsewhere(name: str, stored_as: str) -> None:
+    file = BackupFile("segment", name, stored_as, 1, 1, "0")
+    with pytest.raises(NotABackup, match="names files"):
+        decode_manifest(encode_manifest(Manifest("1", 1, "", "1", 0, 1, (file,))), "b")
+
+
+def test_nothing_is_restored_over_anything(stored: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "x").touch()
+    with pytest.raises(RestoreRefused, match="not empty"):
+        restore_backup(stored, tmp_path / "taken")
+    with pytest.raises(RestoreRefused, match="no folder"):
+        restore_backup(stored, tmp_path / "taken" / "x")
+    (tmp_path / "empty").mkdir()
+    restore_backup(stored, tmp_path / "empty")
+    assert (tmp_path / "empty" / "VERSION").exists()
+
+
+def test_a_backup_of_a_newer_layout_is_refused(stored: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(stored)
+    newer = Manifest("1", 1, "9.0", "2", manifest.min_offset, manifest.end_offset, manifest.files)
+    (stored / MANIFEST_NAME).write_bytes(encode_manifest(newer))
+    with pytest.raises(UnknownFormatVersion):
+        restore_backup(stored, tmp_path / "new")
+
+
+def test_a_restore_whose_result_is_not_wanted_leaves_nothing(stored: Path, tmp_path: Path) -> None:
+    def refuse(built: Path) -> None:
+        raise ValueError(built.name)
+
+    with pytest.raises(ValueError, match="restoring"):
+        restore_backup(stored, tmp_path / "new", finish=refuse)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stored"]
+
+
+def test_a_broker_does_not_start_on_a_backup(stored: Path) -> None:
+    with pytest.raises(NotADataDir):
+        DataDir(stored, 0)
