@@ -3,12 +3,14 @@
 
 PYTEST_ARGS ?=
 BENCH ?=
+SECONDS ?= 60
+TARGETS ?= batches filters recovery requests records
 READY := .venv/ready
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-faults check format format-check lint types bench docs lock clean
+.PHONY: help venv demo test test-faults fuzz check format format-check lint types bench docs lock clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -29,6 +31,11 @@ test: $(READY)  ## every test; PYTEST_ARGS="tests/cli -k pull" picks some
 # and skips; `.ci/install-fault-tools` installs it all on Debian.
 test-faults: $(READY)  ## real faults: power loss, full disks, failing syncs, storms, hostile input
 	$(BIN)/pytest -m fault $(PYTEST_ARGS)
+
+fuzz: $(READY)  ## fuzz every decoder, SECONDS=60 each; TARGETS="batches filters" picks some
+	for target in $(TARGETS); do \
+	  $(BIN)/python -m tests.fuzz $$target --seconds $(SECONDS) || exit; \
+	done
 
 check: format-check lint types test  ## what must pass before a commit
 

@@ -1,0 +1,70 @@
+"""Fuzz one target with atheris: `python -m tests.fuzz TARGET [--seconds N] [FILE...]`.
+
+The code under test is instrumented, so that the fuzzer finds its way into it by itself. Inputs
+that are new to it are kept in the corpus folder; one that fails is written to the folder
+`findings`, and named in the output. With files, these are tried and nothing else.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+TARGETS = ("batches", "filters", "recovery", "requests", "records")
+
+#: One input that takes longer is a hang.
+TIMEOUT_S = 10
+MEMORY_MB = 2048
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--max-bytes", type=int, default=4096)
+    parser.add_argument("--corpus", type=Path, help="kept from run to run; else made anew")
+    parser.add_argument("--findings", type=Path, default=Path("findings"))
+    parser.add_argument("files", nargs="*", type=Path)
+    options = parser.parse_args()
+    if options.files:
+        target = importlib.import_module(f"tests.fuzz.{options.target}")
+        for file in options.files:
+            target.check(file.read_bytes())
+        return
+
+    import atheris
+
+    with atheris.instrument_imports(include=["holdfast", "lark", "tests.fuzz"]):
+        target = importlib.import_module(f"tests.fuzz.{options.target}")
+    with tempfile.TemporaryDirectory(prefix="holdfast-fuzz-") as folder:
+        here = Path(folder)
+        seeds = here / "seeds"
+        seeds.mkdir()
+        for number, seed in enumerate(target.seeds()):
+            (seeds / f"{number:03}").write_bytes(seed)
+        words = here / "words"
+        # A libFuzzer dictionary quotes as JSON does.
+        words.write_text("\n".join(map(json.dumps, getattr(target, "DICTIONARY", ()))) + "\n")
+        corpus = options.corpus or here / "corpus"
+        corpus.mkdir(parents=True, exist_ok=True)
+        options.findings.mkdir(parents=True, exist_ok=True)
+        arguments = [
+            sys.argv[0],
+            str(corpus),
+            str(seeds),
+            f"-dict={words}",
+            f"-max_total_time={options.seconds}",
+            f"-timeout={TIMEOUT_S}",
+            f"-rss_limit_mb={MEMORY_MB}",
+            f"-max_len={options.max_bytes}",
+            f"-artifact_prefix={options.findings}/{options.target}-",
+            "-print_final_stats=1",
+        ]
+        atheris.Setup(arguments, target.check)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Fuzzing what decodes batches: the broker's door, the client's, Spark's.
+
+What the broker accepts must be readable to the last row, by every reader alike, and is the same
+when it is encoded anew. The first byte of the input says how much of the rest is put right: its
+checksums, so that the checks behind them are reached, and its size as well.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+from holdfast.client.message import MessageBatch
+from holdfast.commitlog.batch import Batch, encode_batch, iter_batches, layout_of, payload_crc
+from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.checksum import crc32c
+from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
+from holdfast.consumequeue.errors import UnknownQueue
+from holdfast.consumequeue.reader import BatchSlice, message_sizes
+from holdfast.holdservice.filters import parse_filter
+from holdfast.http_api.binary import check_batches, decode_batches
+from holdfast.http_api.messages import messages_of, packed_messages_of
+from holdfast.http_api.problems import Problem
+from holdfast.http_api.types import PackedMessage
+from holdfast.spark.blocks import Blocks
+
+LIMITS = MessageLimits(4096, 64, 32, 256)
+MAX_BYTES = 64 * 1024
+
+AS_IT_IS, WITH_CHECKSUMS, WITH_SIZES = range(3)
+
+_FILTERS = (parse_filter("red,blue", None), parse_filter(None, "a = 'x' OR TAGS IS NULL"))
+
+
+def seeds() -> list[bytes]:
+    """Return batches of every shape, each for every way of putting it right."""
+    raw = [
+        encode_batch([b"one"]),
+        encode_batch([b"", b"two", b"\xff"], keys=["k", None, "é"], queue_id=1),
+        encode_batch([b"x"] * 3, tags=["red", "blue", None], born_timestamps_us=[1, 2, 3]),
+        encode_batch(
+            [b"x"] * 2,
+            properties=[{"a": "x", "b": ""}, None],
+            expires_timestamps_us=[0, 7],
+            producer_id=5,
+            queue_id=0,
+            sequence=9,
+        ),
+    ]
+    raw.append(raw[0] + raw[3])
+    return [bytes([mode]) + each for each in raw for mode in range(3)]
+
+
+def check(data: bytes) -> None:
+    """Raise for anything that a reader of batches should not do."""
+    if not data:
+        return
+    mode, body = data[0] % 3, data[1:]
+    if mode != AS_IT_IS:
+        body = _put_right(body, with_sizes=mode == WITH_SIZES)
+    try:
+        batches = list(iter_batches(body))
+    except (CorruptBatch, UnknownFormatVersion) as error:
+        _refused_alike(body, error)
+        return
+    if body:
+        Blocks(body)
+    accepted = [batch for batch in batches if _is_accepted(batch)]
+    try:
+        check_batches(decode_batches(body, 1000), "t", None, 4, LIMITS)
+        assert len(accepted) == len(batches)
+    except (Problem, UnknownQueue):
+        pass
+    for batch in accepted:
+        _read(batch)
+
+
+def _put_right(body: bytes, *, with_sizes: bool) -> bytes:
+    """Return the batches in `body` with checksums that fit, as a hostile client would."""
+    done = bytearray()
+    at = 0
+    while len(body) - at >= HEADER_SIZE and len(done) < MAX_BYTES:
+        head = bytearray(body[at : at + HEADER_SIZE])
+        head[:6] = b"HFBT\1\0"
+        size = int.from_bytes(head[8:12], "little")
+        if with_sizes:
+            head[12:16] = bytes(4)
+            head[12:16] = crc32c(head).to_bytes(4, "little")
+            try:
+                size = layout_of(BatchHeader.decode(head)).total_size
+            except (CorruptBatch, UnknownFormatVersion):
+                size = 0
+            if size > MAX_BYTES:
+                size = HEADER_SIZE
+            head[8:12] = size.to_bytes(4, "little")
+        size = max(size, HEADER_SIZE)
+        payload = body[at + HEADER_SIZE : at + size]
+        if with_sizes:
+            payload = payload.ljust(size - HEADER_SIZE, b"\0")
+        head[12:20] = bytes(4) + crc32c(payload).to_bytes(4, "little")
+        head[12:16] = crc32c(head).to_bytes(4, "little")
+        done += head + payload
+        at += size
+    return bytes(done) + body[at:]
+
+
+def _refused_alike(body: bytes, error: Exception) -> None:
+    try:
+        Blocks(body)
+    except (CorruptBatch, UnknownFormatVersion):
+        pass
+    else:
+        raise AssertionError(f"Spark takes what the log refuses: {error}")
+    try:
+        decode_batches(body, 1000)
+    except Problem as problem:
+        assert problem.encode()
+    else:
+        raise AssertionError(f"the API takes what the log refuses: {error}")
+
+
+def _is_accepted(batch: Batch) -> bool:
+    try:
+        check_batch(batch, LIMITS)
+    except (CorruptBatch, LimitExceeded):
+        return False
+    return True
+
+
+def _read(batch: Batch) -> None:
+    """Read an accepted batch in every way there is, and compare."""
+    rows = range(len(batch))
+    batch = _stored(batch)
+    packed = packed_messages_of("t", [BatchSlice(batch, rows)])
+    assert [_fields(each) for each in packed] == [_row(batch, row) for row in rows]
+    assert len(messages_of("t", [BatchSlice(batch, rows)])) == len(rows)
+    every_other = list(rows)[::2]
+    assert packed_messages_of("t", [BatchSlice(batch, every_other)]) == packed[::2]
+    client = [
+        (each.body, each.key, each.tag, each.properties)
+        for each in MessageBatch("t", batch, 0, len(batch))
+    ]
+    assert client == [(each.body, each.key, each.tag, each.properties) for each in packed]
+    assert message_sizes(batch).tolist() == [_size(each) for each in packed]
+    for message_filter in _FILTERS:
+        assert message_filter is not None
+        found = list(message_filter.matching_rows(batch, 0, len(batch)))
+        assert all(a < b for a, b in pairwise(found))
+        assert found == [r for r in rows if message_filter.matching_rows(batch, r, r + 1)]
+    _read_again(batch, packed)
+
+
+def _read_again(batch: Batch, packed: list[PackedMessage]) -> None:
+    again = Batch.decode(
+        encode_batch(
+            [each.body for each in packed],
+            keys=[each.key for each in packed],
+            tags=[each.tag for each in packed],
+            properties=[each.properties for each in packed],
+        )
+    )
+    check_batch(again, LIMITS)
+    for one, other in zip(range(len(batch)), range(len(again)), strict=True):
+        assert _row(batch, one)[:4] == _row(again, other)[:4]
+
+
+def _stored(batch: Batch) -> Batch:
+    header = batch.header
+    stamped = replace(header, physical_offset=4096, base_offset=7, topic_id=3, queue_id=1)
+    stored = Batch.decode(bytes(stamped.encode()) + bytes(batch.block[HEADER_SIZE:]))
+    assert payload_crc(stored.block) == header.payload_crc
+    return stored
+
+
+def _row(batch: Batch, row: int) -> tuple[object, ...]:
+    return (
+        batch.body(row),
+        batch.key(row),
+        batch.tag(row),
+        batch.properties(row),
+        batch.born_timestamp_us(row) // 1000,
+        batch.header.base_offset + row,
+    )
+
+
+def _fields(message: PackedMessage) -> tuple[object, ...]:
+    return (
+        message.body,
+        message.key,
+        message.tag,
+        message.properties,
+        message.born_timestamp_ms,
+        message.offset,
+    )
+
+
+def _size(message: PackedMessage) -> int:
+    texts = [
+        message.key or "",
+        message.tag or "",
+        *message.properties,
+        *message.properties.values(),
+    ]
+    return len(message.body) + sum(len(text.encode()) for text in texts)

@@ -1,0 +1,180 @@
+"""Fuzzing recovery and the walk over the log, on images of segments that were tampered with.
+
+The input is a list of edits to a log of three small segments: bytes overwritten, bits flipped,
+ranges zeroed or copied to elsewhere, files cut, gone, or under another's name. Nothing is
+forged: a checksum never fits by more than chance. Then, whatever was done:
+
+- opening and recovering end, with a result or one of the documented errors;
+- what is served is, byte for byte, what was written, each at its own place;
+- no block that lies below the durable mark is lost that the edits left whole;
+- a second start finds what the first one left.
+"""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.commit_log import CommitLog, block_tables
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormatVersion
+from holdfast.commitlog.log_scan import Damage, scan_log
+from holdfast.commitlog.recovery import recover
+from tests.support.simulated_disk import SimulatedDisk
+from tests.support.small_log import SmallLog, raw_batch
+
+SEGMENT_BYTES = 8 * 1024
+#: One edit: what to do, in which file, where, how long, from where or to what.
+EDIT_BYTES = 8
+MAX_EDITS = 16
+
+_HOME = Path(tempfile.gettempdir()) / "holdfast-fuzz"
+
+
+@cache
+def _image() -> tuple[dict[str, bytes], dict[int, bytes], int]:
+    """Return the files of a log, its blocks by their physical offsets, its durable mark."""
+    disk = SimulatedDisk()
+    log = SmallLog(_HOME, disk, SEGMENT_BYTES)
+    log.open()
+    log.log.roll()
+    blocks = {}
+    for number in range(14):
+        raw = raw_batch(keys=3) if number % 5 == 0 else raw_batch(200 + 71 * number)
+        batch = log.append(raw, queue_id=number % 3)
+        blocks[batch.header.physical_offset] = bytes(batch.block)
+        if number % 3 == 2:
+            log.sync()
+    for segment in log.log.segments:
+        log.log.seal(segment)
+    durable = max(Batch.decode(block).header.durable_offset for block in blocks.values())
+    files = {
+        name: bytes(disk.open(_HOME / name).read(SEGMENT_BYTES, 0)) for name in disk.names(_HOME)
+    }
+    assert len(files) >= 3
+    log.close()
+    return files, blocks, durable
+
+
+def seeds() -> list[bytes]:
+    """Return one of each edit, and a few together."""
+    one = [bytes([kind, 1, 0x10, 0x40, 0, 64, 0x20, 3]) for kind in range(9)]
+    return [b"", *one, b"".join(one[:3]), b"".join(one[4:])]
+
+
+def check(data: bytes) -> None:
+    """Raise for anything that recovery should not do."""
+    _HOME.mkdir(exist_ok=True)
+    files, blocks, _ = _image()
+    edited = {name: bytearray(content) for name, content in files.items()}
+    for at in range(0, min(len(data), MAX_EDITS * EDIT_BYTES), EDIT_BYTES):
+        edit = data[at : at + EDIT_BYTES]
+        if len(edit) == EDIT_BYTES and edited:
+            _apply(edit, edited)
+    disk = SimulatedDisk()
+    for name, content in edited.items():
+        disk.create(_HOME / name, len(content)).write([bytes(content)], 0)
+    whole = _whole_blocks(edited, blocks)
+    try:
+        _walk(disk, blocks)
+        first = _start(disk, blocks)
+        second = _start(disk, blocks)
+    except UnknownFormatVersion:
+        return
+    assert second == first, "a second start finds something else"
+    proven = max((Batch.decode(blocks[at]).header.durable_offset for at in first), default=0)
+    lost = [at for at in whole if at < proven and at not in first]
+    assert not lost, f"whole blocks below the durable mark {proven} are gone: {lost}"
+
+
+def _apply(edit: bytes, files: dict[str, bytearray]) -> None:
+    kind, which, at_low, at_high, size_high, size, low, high = edit
+    names = sorted(files)
+    name = names[which % len(names)]
+    content = files[name]
+    at = (at_low | at_high << 8) % max(len(content), 1)
+    length = 1 + (size | size_high << 8) % 4096
+    other = (low | high << 8) % max(len(content), 1)
+    match kind % 9:
+        case 0:
+            content[at : at + 2] = bytes([low, high])[: len(content) - at]
+        case 1:
+            if content:
+                content[at] ^= 1 << low % 8
+        case 2:
+            content[at : at + length] = bytes(min(length, len(content) - at))
+        case 3:
+            piece = content[other : other + length][: len(content) - at]
+            content[at : at + len(piece)] = piece
+        case 4:
+            del content[at:]
+        case 5:
+            content += bytes([low]) * length
+        case 6:
+            del files[name]
+        case 7:
+            files[names[high % len(names)]] = content[:]
+        case 8:
+            start = SEGMENT_BYTES * (low % 8) + (high & 8)
+            files[f"{start:020d}"] = content[:]
+
+
+def _whole_blocks(files: dict[str, bytearray], blocks: dict[int, bytes]) -> list[int]:
+    """Return the blocks that lie untouched in the segment where they belong. A file that is too
+    long may lie over the next one, which is then left alone as a whole."""
+    whole = []
+    if any(int(name) % SEGMENT_BYTES or len(files[name]) > SEGMENT_BYTES for name in files):
+        return []
+    for at, block in blocks.items():
+        name = f"{at - at % SEGMENT_BYTES:020d}"
+        content = files.get(name, b"")
+        position = at % SEGMENT_BYTES
+        if len(content) == SEGMENT_BYTES and content[position : position + len(block)] == block:
+            whole.append(at)
+    return whole
+
+
+def _start(disk: SimulatedDisk, blocks: dict[int, bytes]) -> list[int]:
+    """Recover as a start does; return where the blocks are that are served."""
+    log = CommitLog(_HOME, CommitLogConfig(segment_bytes=SEGMENT_BYTES), disk, now_us=lambda: 1)
+    log.open()
+    try:
+        headers: list[BatchHeader] = []
+        recovered = recover(
+            log, from_offset=log.min_offset, from_counts=(0, 0, 0), on_block=headers.append
+        )
+        assert recovered.written_offset <= max((s.end_offset for s in log.segments), default=0)
+        served = []
+        for header in headers:
+            at = header.physical_offset
+            try:
+                block = log.read_batch(at, header.total_size).block
+            except CorruptRecord:
+                continue
+            assert bytes(block) == blocks.get(at), f"wrong bytes are served at {at}"
+            served.append(at)
+        return served
+    finally:
+        log.close()
+
+
+def _walk(disk: SimulatedDisk, blocks: dict[int, bytes]) -> None:
+    """Walk the log as `check` does, and as sealing and look-ups by key do."""
+    log = CommitLog(_HOME, CommitLogConfig(segment_bytes=SEGMENT_BYTES), disk, now_us=lambda: 1)
+    log.open()
+    end = 0
+    for _, found in scan_log(log.segments, 0):
+        if isinstance(found, Damage):
+            assert found.start < found.end
+            assert found.start >= end
+            end = found.end
+        else:
+            assert bytes(found.block) == blocks.get(found.header.physical_offset)
+            end = found.header.end_physical_offset
+    for segment in log.segments:
+        try:
+            block_tables(segment)
+        except CorruptBatch as error:
+            raise AssertionError("a walk says damage, it does not raise it") from error
+        log.footer(segment)

@@ -1,0 +1,192 @@
+"""Fuzzing what the API reads of a request: bodies in every text format, queries, headers, paths.
+
+Whatever comes is refused as a Problem that can be sent, or is understood; and what is understood
+can be stored, and reads back as it was sent. The first byte of the input says what the rest is.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgpack
+import msgspec
+from multidict import MultiDict
+from yarl import URL
+
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_check import MessageLimits, check_batch
+from holdfast.consumequeue.errors import StoreError
+from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
+from holdfast.http_api.codecs import decode, encode, media_type, negotiate
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.incoming import (
+    Incoming,
+    check_messages,
+    from_json,
+    from_lines,
+    from_msgpack,
+)
+from holdfast.http_api.pairs import parse_pairs
+from holdfast.http_api.params import check_encoding, read_params
+from holdfast.http_api.problems import Problem, problem_for
+from holdfast.http_api.producer import request_producer
+from holdfast.http_api.publish import _batch
+from holdfast.http_api.router import Router
+from holdfast.http_api.routes import ROUTES
+from holdfast.http_api.types import OffsetsRequest, ResetRequest, TopicSettings
+
+LIMITS = MessageLimits(4096, 64, 32, 256)
+MAX_MESSAGES = 50
+DICTIONARY = [
+    *('{"messages":[', '"body"', '"body_base64"', '"key"', '"tag"', '"properties"', '"queue"'),
+    *('"ttl_ms"', "null", "true", "1e999", "-1", "18446744073709551616", "\\ud800", "{}", "[]"),
+    *("offset=", "from=earliest", "tag=", "filter=", "%00", "%FF", "%2f", "wait_ms=", "0:12,1:4"),
+    *("charset=utf-8", ";q=0.5", "/v1/topics/", "/queues/", "application/json", "*/*"),
+]
+
+_CONFIG = HttpConfig()
+_TOPIC = Topic("t", 1, 4, TopicConfig("fsync", None, None, 4096), 0)
+_ROUTER = Router(ROUTES)
+_OFFERS = ("application/json", "application/msgpack")
+
+
+def seeds() -> list[bytes]:
+    """Return one request part of each kind that is understood, and some that are not."""
+    message = {"key": "k", "tag": "t", "properties": {"a": "b"}, "queue": 1, "ttl_ms": 5}
+    text = msgspec.json.encode({"messages": [{"body": "x", **message}, {"body_base64": "/w=="}]})
+    line = msgspec.json.encode({"body": "x", **message})
+    packed = msgpack.packb({"messages": [{"body": b"\xff", **message}, {"body": "x"}]})
+    return [
+        b"\0" + text,
+        b"\1" + line + b"\n\n" + line,
+        b"\2" + packed,
+        b"\2\x81\xa8messages\xdd\xff\xff\xff\xff",
+        b"\3application/json\n" + b'{"queues":3,"retention_ms":null,"durability":"written"}',
+        b"\3application/msgpack\n" + msgpack.packb({"offsets": {"0": 7}}),
+        b'\3\n{"to":{"timestamp_ms":5},"queues":[0],"dry_run":true}',
+        b"\4offset=5&wait_ms=10&tag=a%2Cb&filter=a%3D1",
+        b"\4from=earliest&from=latest&max_bytes=99999999999999999999999",
+        b"\4offsets=0:1,1:2&key=%C3%A9&x=%FF",
+        b"\5p\n1\n2",
+        b"\5\xb2\n\n" + b"9" * 40,
+        b"\6/v1/topics/a%2fb/queues/0/messages",
+        b"\6/v1/groups/..%2f/topics/%00/offsets",
+        b"\7application/json;q=0.5, */*;q=2\napplication/json; charset=latin-1",
+        b"\x080:12,1:40",
+    ]
+
+
+def check(data: bytes) -> None:
+    """Raise for anything that the API should not do."""
+    if not data:
+        return
+    try:
+        _CHECKS[data[0] % len(_CHECKS)](data[1:])
+    except Problem as problem:
+        _can_be_sent(problem)
+    except StoreError as error:
+        _can_be_sent(problem_for(error))
+
+
+def _can_be_sent(problem: Problem) -> None:
+    assert problem.slug != "internal-error", problem.__context__
+    sent = msgspec.json.decode(problem.encode())
+    assert sent["detail"]
+    assert sent["status"] == problem.kind.status < 500
+    for name, value in problem.all_headers():
+        assert name.isascii()
+        assert value.isprintable()
+        value.encode("latin-1")
+
+
+def _messages(decode_body: Callable[[bytes, int], list[Incoming]]) -> Callable[[bytes], None]:
+    def check_body(data: bytes) -> None:
+        messages = decode_body(data, MAX_MESSAGES)
+        assert 1 <= len(messages) <= MAX_MESSAGES
+        check_messages(messages, LIMITS)
+        batch = _batch(messages, 0, 1_700_000_000_000_000, None)
+        check_batch(Batch.decode(batch.block), LIMITS)
+        for row, message in enumerate(messages):
+            assert batch.body(row) == message.body
+            assert batch.key(row) == message.key
+            assert batch.tag(row) == message.tag
+            assert batch.properties(row) == (message.properties or {})
+
+    return check_body
+
+
+def _typed(data: bytes) -> None:
+    content_type, _, body = data.partition(b"\n")
+    problems = []
+    for type_ in (TopicSettings, OffsetsRequest, ResetRequest):
+        try:
+            value = decode(_header(content_type), body, type_)
+        except Problem as problem:
+            problems.append(problem)
+            continue
+        for media in _OFFERS:
+            assert decode(media, encode(media, value), type_) == value
+    for each in problems:
+        _can_be_sent(each)
+
+
+def _query(data: bytes) -> None:
+    raw = data.decode("ascii", errors="ignore")  # the parser refuses anything else
+    url = URL.build(path="/", query_string=raw, encoded=True)
+    problems = []
+    for route in ROUTES:
+        try:
+            check_encoding(url.raw_query_string)
+            read_params(route.params, url.query, _CONFIG)
+        except Problem as problem:
+            problems.append(problem)
+    for each in problems:
+        _can_be_sent(each)
+
+
+def _producer(data: bytes) -> None:
+    names = ("Holdfast-Producer-Id", "Holdfast-Producer-Epoch", "Holdfast-Producer-Sequence")
+    parts = [_header(part) for part in data.split(b"\n")]
+    headers: Mapping[str, str] = MultiDict(zip(names, parts, strict=False))
+    producer = request_producer(headers)
+    if producer is not None:
+        assert 1 <= producer.producer_id < 2**63
+        assert 0 <= producer.epoch < 2**32
+        assert 0 <= producer.sequence < 2**63
+
+
+def _path(data: bytes) -> None:
+    _, values = _ROUTER.find("GET", _header(data))
+    for name, value in values.items():
+        if name in ("topic", "group"):
+            assert check_name(name, value) == value
+            assert value.isascii()
+            assert "/" not in value
+
+
+def _media(data: bytes) -> None:
+    accept, _, content_type = data.partition(b"\n")
+    assert negotiate(_header(accept), _OFFERS) in _OFFERS
+    media_type(_header(content_type))
+
+
+def _pairs(data: bytes) -> None:
+    offsets = parse_pairs("offsets", _header(data), _TOPIC)
+    assert offsets
+    assert all(0 <= queue < 4 for queue in offsets)
+
+
+def _header(data: bytes) -> str:
+    """Return bytes of a request's head as aiohttp hands them on."""
+    return data.decode(errors="surrogateescape")
+
+
+_CHECKS: tuple[Callable[[bytes], None], ...] = (
+    _messages(from_json),
+    _messages(from_lines),
+    _messages(from_msgpack),
+    _typed,
+    _query,
+    _producer,
+    _path,
+    _media,
+    _pairs,
+)

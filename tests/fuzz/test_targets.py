@@ -1,0 +1,54 @@
+"""The fuzzers' targets hold on their seeds, on small changes of these, and on all that was found.
+
+The fuzzing itself is `make fuzz`, and for a while each in the second tier (`test_fuzz.py`).
+"""
+
+import base64
+import importlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fuzz.__main__ import TARGETS, main
+
+#: What failed once: target, what it was, the input.
+FOUND = [
+    ("records", "other digits named a segment", "BTAwMDAwMDAwMDAwMDAwMDDfhzA5Ng=="),
+    ("requests", "a query of no characters", "BG8AAAAAZmZzZXRzPTDGzCwxOjImYT0lRkY="),
+]
+
+
+def target(name: str) -> Any:
+    return importlib.import_module(f"tests.fuzz.{name}")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_seeds_and_small_changes_of_them_hold(name: str) -> None:
+    check: Callable[[bytes], None] = target(name).check
+    draw = random.Random(1)
+    for seed in target(name).seeds():
+        check(seed)
+        for _ in range(20):
+            changed = bytearray(seed)
+            for _ in range(draw.randint(1, 3)):
+                if changed:
+                    changed[draw.randrange(len(changed))] = draw.randrange(256)
+            check(bytes(changed))
+
+
+@pytest.mark.parametrize(("name", "what", "data"), FOUND, ids=lambda value: str(value)[:40])
+def test_what_was_found_once_holds(name: str, what: str, data: str) -> None:
+    target(name).check(base64.b64decode(data))
+
+
+def test_a_finding_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = tmp_path / "finding"
+    finding.write_bytes(b"\0" * 20)
+    tried: list[bytes] = []
+    monkeypatch.setattr(target("records"), "check", tried.append)
+    monkeypatch.setattr("sys.argv", ["fuzz", "records", str(finding)])
+    main()
+    assert tried == [b"\0" * 20]
