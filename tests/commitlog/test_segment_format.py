@@ -58,7 +58,17 @@ def test_a_segment_is_named_by_its_start() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "0", "0" * 19, "0" * 21, "0" * 20 + ".new", "x" * 20, "-" + "0" * 19, "\u0660" * 20, "lock"],
+    [
+        "",
+        "0",
+        "0" * 19,
+        "0" * 21,
+        "0" * 20 + ".new",
+        "x" * 20,
+        "-" + "0" * 19,
+        "\u0660" * 20,
+        "lock",
+    ],
 )
 def test_other_names_name_no_segment(name: str) -> None:
     assert parse_segment_name(name) is None
