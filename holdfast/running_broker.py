@@ -115,6 +115,14 @@ class RunningBroker:
         """End the broker at once (SIGKILL), as a crash does."""
         self._end(signal.SIGKILL)
 
+    def wait(self, timeout_s: float) -> int:
+        """Wait until the broker ends by itself, and return its exit status. Raises
+        subprocess.TimeoutExpired; it is as it was then."""
+        assert self._process is not None, "it does not run"
+        status = self._process.wait(timeout_s)
+        self.kill()
+        return status
+
     def restart(self) -> None:
         """Start the broker again on the same port, stopping it first if it runs."""
         self.stop()

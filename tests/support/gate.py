@@ -18,6 +18,8 @@ class Gate:
         self._is_over = False
         self._members = 0
         self._waiting = 0
+        self.disk_fails = False
+        """Whether the broker's disk does, so that it may answer 5xx to anything."""
 
     def enter(self) -> None:
         """Be one of those whom `pause` waits for."""
@@ -44,11 +46,16 @@ class Gate:
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or not self._is_open, seconds)
 
-    def pause(self, timeout_s: float = 60.0) -> None:
-        """Return once every thread has ended its turn and waits."""
+    def close(self) -> None:
+        """Let nobody begin another turn."""
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
+
+    def pause(self, timeout_s: float = 60.0) -> None:
+        """Return once every thread has ended its turn and waits."""
+        self.close()
+        with self._changed:
             paused = self._changed.wait_for(lambda: self._waiting == self._members, timeout_s)
             assert paused, f"{self._members - self._waiting} threads do not pause"
 
@@ -103,7 +110,7 @@ class GateClient(threading.Thread):
 
     def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer | None:
         """Send one request; None where there is no whole answer, or one that says to come back
-        (429, 503), after a short pause then."""
+        (429, 503; on a disk that fails 5xx), after a short pause then."""
         try:
             if self._connection is None:
                 self._connection = HTTPConnection(*self._address, timeout=self.timeout_s)
@@ -117,7 +124,7 @@ class GateClient(threading.Thread):
             self._disconnect()
             self._gate.wait(0.02)
             return None
-        if response.status in (429, 503):
+        if response.status in (429, 503) or (self._gate.disk_fails and response.status >= 500):
             self._gate.wait(0.02)
             return None
         is_json = "json" in (response.getheader("Content-Type") or "")
@@ -127,6 +134,20 @@ class GateClient(threading.Thread):
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+
+def fetch(url: str, timeout_s: float = 10.0) -> Answer:
+    """GET `url` once, whatever the status."""
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", f"{parts.path}?{parts.query}")
+        response = connection.getresponse()
+        raw = response.read()
+        is_json = "json" in (response.getheader("Content-Type") or "")
+        return Answer(response.status, raw, json.loads(raw) if is_json else None)
+    finally:
+        connection.close()
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

@@ -1,14 +1,15 @@
 """Everything that clients do to a broker, at once, and the judgement of it afterwards.
 
 Five topics: durable with idempotent producers, durable with plain ones (which may store twice),
-one in written mode, one whose retention trims it all the time, one that is made and deleted.
+one in written mode, one whose retention trims it all the time, one that is made and deleted. Or,
+`written_only`, the third alone: beside the others its messages are soon synced with theirs.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.client import Client
-from holdfast.client.errors import ApiError
+from holdfast.client.errors import ApiError, HoldfastError
 from tests.support.gate import Gate, GateClient, wait_until
 from tests.support.history import Found, check_history, settle_power_loss
 from tests.support.workload_clients import (
@@ -48,40 +49,39 @@ class Judged:
 class Workload:
     """Clients of the broker at `url`; they go on through its restarts. Use it in `with`."""
 
-    def __init__(self, url: str, publishers: int = 2) -> None:
+    def __init__(self, url: str, publishers: int = 2, *, written_only: bool = False) -> None:
         gate = self._gate = Gate()
         client = self._client = Client(url, timeout_ms=120_000)
         self.durable = LoadTopic("durable", 4)
         self.plain = LoadTopic("plain", 2, is_idempotent=False)
         self.written = LoadTopic("written", 2, is_durable=False)
         self.trimmed = LoadTopic("trimmed", 1, retention_bytes=2_000_000)
-        self.topics = (self.durable, self.plain, self.written, self.trimmed)
-        self._offsets = [OffsetKeeper(f"keeper-{n}", url, gate, self.durable) for n in range(2)]
-        self._churner = TopicChurner("churner", url, gate)
-        self._consumer = GroupConsumer("consumers", client, self.durable)
-        self._threads: list[GateClient | BatchPublisher | GroupConsumer] = [
-            *(
-                Publisher(f"{topic.name}-{n}", url, gate, topic)
-                for topic in (self.durable, self.plain, self.written)
-                for n in range(publishers)
-            ),
-            Publisher("trimmed-0", url, gate, self.trimmed, 60_000),
-            *(
-                Puller(f"pull-{topic.name}-{queue}", url, gate, topic, queue)
-                for topic, queue in (
-                    (self.durable, 0),
-                    (self.durable, 1),
-                    (self.plain, 0),
-                    (self.written, 0),
-                    (self.written, 1),
-                    (self.trimmed, 0),
-                )
-            ),
-            *self._offsets,
-            self._churner,
-            BatchPublisher("batches", client, gate, self.durable),
-            self._consumer,
-        ]
+        self._consumer = GroupConsumer("consumers", client, gate, self.durable)
+        self._offsets: list[OffsetKeeper] = []
+        writers = [Publisher(f"written-{n}", url, gate, self.written) for n in range(publishers)]
+        pullers = [Puller(f"pull-written-{n}", url, gate, self.written, n) for n in range(2)]
+        self._threads: list[GateClient | BatchPublisher | GroupConsumer] = [*writers, *pullers]
+        self.topics: tuple[LoadTopic, ...] = (self.written,)
+        if not written_only:
+            self.topics = (self.durable, self.plain, self.written, self.trimmed)
+            self._offsets = [OffsetKeeper(f"keeper-{n}", url, gate, self.durable) for n in (0, 1)]
+            self._threads += [*self._durable_clients(url, publishers), *self._offsets]
+
+    def _durable_clients(
+        self, url: str, publishers: int
+    ) -> Iterator[GateClient | BatchPublisher | GroupConsumer]:
+        gate = self._gate
+        for topic in (self.durable, self.plain):
+            for n in range(publishers):
+                yield Publisher(f"{topic.name}-{n}", url, gate, topic)
+        yield Publisher("trimmed-0", url, gate, self.trimmed, 60_000)
+        yield Puller("pull-durable-0", url, gate, self.durable, 0)
+        yield Puller("pull-durable-1", url, gate, self.durable, 1)
+        yield Puller("pull-plain", url, gate, self.plain, 0)
+        yield Puller("pull-trimmed", url, gate, self.trimmed, 0)
+        yield TopicChurner("churner", url, gate)
+        yield BatchPublisher("batches", self._client, gate, self.durable)
+        yield self._consumer
 
     def __enter__(self) -> "Workload":
         for topic in self.topics:
@@ -95,10 +95,14 @@ class Workload:
             thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._gate.end()
         self._consumer.end()
-        self._client.close()
+        try:
+            self._client.close()
+        except HoldfastError:
+            if kind is None:  # else it only follows from what went wrong
+                raise
         for thread in self._threads:
             thread.join(30)
 
@@ -123,12 +127,23 @@ class Workload:
 
         wait_until(has_more, "more is acknowledged")
 
+    def close_gate(self) -> None:
+        """Let no client begin another request; those under way may last until the broker is
+        back."""
+        self._gate.close()
+
     def pause(self) -> None:
         """Return once no client has a request under way; they go on where they were."""
         self._gate.pause()
 
     def resume(self) -> None:
+        """Let them go on; the broker's disk is whole."""
+        self._gate.disk_fails = False
         self._gate.resume()
+
+    def disk_fails(self) -> None:
+        """Let the clients put up with 5xx until they are resumed."""
+        self._gate.disk_fails = True
 
     def judge(self, *, power_was_lost: bool = False) -> Judged:
         """Read everything back and compare. The clients are paused, the broker runs.

@@ -4,11 +4,13 @@ topics over plain HTTP, through every restart of the broker, and judge what they
 import itertools
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from holdfast.client import Client
 from holdfast.client.errors import HoldfastError
+from holdfast.client.sync_producer import Producer
 from tests.support.gate import Answer, Gate, GateClient
 from tests.support.history import Found, History, Send
 
@@ -207,19 +209,28 @@ class BatchPublisher(threading.Thread):
         numbers = itertools.count()
         self._gate.enter()
         try:
-            with self._client.producer(self._topic.name) as producer:
-                while self._gate.passes():
-                    sends = [self._send(next(numbers)) for _ in range(100)]
-                    handles = [producer.send(send.body, key=send.key) for send in sends]
-                    for send, handle in zip(sends, handles, strict=True):
-                        result = handle.result()
-                        self._topic.history.acknowledged(send, result.queue, result.offset)
-                        assert result.durable
-                    self._gate.wait(0.05)
+            while self._gate.passes():
+                try:
+                    with self._client.producer(self._topic.name) as producer:
+                        self._publish(producer, numbers)
+                except HoldfastError:
+                    # It gave up, as it should when the broker turns read-only.
+                    if not self._gate.disk_fails:
+                        raise
         except BaseException as error:
             self.error = error
         finally:
             self._gate.leave()
+
+    def _publish(self, producer: Producer, numbers: Iterator[int]) -> None:
+        while self._gate.passes():
+            sends = [self._send(next(numbers)) for _ in range(100)]
+            handles = [producer.send(send.body, key=send.key) for send in sends]
+            for send, handle in zip(sends, handles, strict=True):
+                result = handle.result()
+                self._topic.history.acknowledged(send, result.queue, result.offset)
+                assert result.durable
+            self._gate.wait(0.05)
 
     def _send(self, number: int) -> Send:
         body = f"{self.name}:{number}:".encode() + b"y" * (number * 53 % 500)
@@ -231,26 +242,33 @@ class BatchPublisher(threading.Thread):
 class GroupConsumer(threading.Thread):
     """Consumes with the client library for a group, which stores its offsets. At least once."""
 
-    def __init__(self, name: str, client: Client, topic: LoadTopic) -> None:
+    def __init__(self, name: str, client: Client, gate: Gate, topic: LoadTopic) -> None:
         super().__init__(name=name, daemon=True)
         self._client = client
+        self._gate = gate
         self._topic = topic
         self._is_over = threading.Event()
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            for message in self._client.consume(
-                self._topic.name, group=self.name, start="earliest", commit_interval_ms=50
-            ):
+            while not self._is_over.is_set():
+                try:
+                    self._consume()
+                except HoldfastError:
+                    if not self._is_over.wait(0.1) and not self._gate.disk_fails:
+                        raise
+        except BaseException as error:
+            self.error = error
+
+    def _consume(self) -> None:
+        with self._client.consume(
+            self._topic.name, group=self.name, start="earliest", commit_interval_ms=50
+        ) as messages:
+            for message in messages:
                 self._topic.history.consumed(
                     Found(message.queue, message.offset, message.key, bytes(message.body))
                 )
-        except HoldfastError as error:
-            if not self._is_over.is_set():
-                self.error = error
-        except BaseException as error:
-            self.error = error
 
     def end(self) -> None:
         """Say that the client may be closed now."""

@@ -1,0 +1,111 @@
+"""The power goes, in the middle of everything, on real file systems: what was acknowledged as
+durable is there afterwards, once, in order, with its bytes, and so is what a consumer saw of a
+durable topic. In written mode the end of the log may be gone, and nothing but the end.
+
+How many times on each file system: TEST_POWER_LOSSES (3 unless told), from TEST_SEED.
+"""
+
+import os
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from holdfast.check import check_data_dir
+from holdfast.running_broker import RunningBroker
+from tests.support.gate import fetch, wait_until
+from tests.support.loop_volume import LoopVolume
+from tests.support.workload import ARGUMENTS, Judged, Workload
+
+pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(1800)]
+
+LOSSES = int(os.environ.get("TEST_POWER_LOSSES", "3"))
+SEED = int(os.environ.get("TEST_SEED", "20261121"))
+#: A start of a broker takes about so long; a power loss hits it anywhere within.
+START_S = 1.5
+
+
+def test_power_losses_take_nothing_that_was_acknowledged_as_durable(volume: LoopVolume) -> None:
+    rng = random.Random(SEED)
+    lost = starting = 0
+    with _broker_on(volume) as broker, Workload(broker.url) as load:
+        for _ in range(LOSSES):
+            time.sleep(rng.uniform(0.1, 1.0))  # the load itself: when the power goes
+            load.disk_fails()
+            volume.cut_power()
+            if rng.random() < 0.5:
+                wait_until(lambda: _is_read_only(broker), "the broker says that it is read-only")
+            load.close_gate()
+            broker.kill()
+            volume.restore_power()
+            if rng.random() < 0.3:
+                _lose_power_while_it_starts(volume, broker, rng.uniform(0.2, START_S))
+                starting += 1
+            judged = _judge_after_restart(broker, load)
+            lost += judged.lost
+    print(
+        f"seed {SEED}, {LOSSES} losses under load, {starting} at a start: {judged}, in all {lost}"
+    )
+
+
+def test_power_losses_in_written_mode_take_the_end_of_the_log_alone(volume: LoopVolume) -> None:
+    rng = random.Random(SEED)
+    lost = []
+    seldom = ("--commitlog-flush-interval-ms", "1000")
+    with _broker_on(volume, *seldom) as broker, Workload(broker.url, written_only=True) as load:
+        for _ in range(LOSSES):
+            time.sleep(rng.uniform(0.3, 1.5))  # the load itself: when the power goes
+            load.disk_fails()
+            volume.cut_power()
+            load.close_gate()
+            broker.kill()
+            volume.restore_power()
+            judged = _judge_after_restart(broker, load)
+            lost.append(judged.lost)
+    print(f"seed {SEED}, {LOSSES} losses: {judged}; each time {lost}")
+    assert sum(lost) > 0, "nothing is lost though nothing is synced: was the power cut at all?"
+
+
+@contextmanager
+def _broker_on(volume: LoopVolume, *arguments: str) -> Iterator[RunningBroker]:
+    broker = RunningBroker(volume.path, (*ARGUMENTS, *arguments), start_timeout_s=60)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.kill()
+
+
+def _is_read_only(broker: RunningBroker) -> bool:
+    try:
+        answer = fetch(f"{broker.url}/readyz")
+    except ConnectionError:
+        return True  # it has ended
+    return answer.status == 200 and "Input/output error" in (answer.json["read_only"] or "")
+
+
+def _judge_after_restart(broker: RunningBroker, load: Workload) -> Judged:
+    report = check_data_dir(broker.data_dir)
+    assert report.is_sound, report.findings
+    broker.start()
+    assert fetch(f"{broker.url}/readyz").json["degraded"] == []
+    load.pause()
+    judged = load.judge(power_was_lost=True)
+    load.resume()
+    load.wait_for_more()
+    return judged
+
+
+def _lose_power_while_it_starts(volume: LoopVolume, broker: RunningBroker, after_s: float) -> None:
+    process = broker.launch()
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        volume.cut_power()
+        broker.kill()
+        volume.restore_power()
+        return
+    raise AssertionError(f"the broker ended by itself: {broker.log_path.read_text()[-4000:]}")
