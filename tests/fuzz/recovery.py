@@ -7,7 +7,8 @@ forged: a checksum never fits by more than chance. Then, whatever was done:
 - opening and recovering end, with a result or one of the documented errors;
 - what is served is, byte for byte, what was written, each at its own place;
 - no block that lies below the durable mark is lost that the edits left whole;
-- a second start finds what the first one left.
+- a second start finds what the first one left, and the note of the damage, which the broker
+  appends: what was cut may have held the only proof that a hole before it was durable once.
 """
 
 import tempfile
@@ -21,6 +22,7 @@ from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormatVersion
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.recovery import recover
+from tests.support.batches import stamped
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import SmallLog, raw_batch
 
@@ -33,8 +35,8 @@ _HOME = Path(tempfile.gettempdir()) / "holdfast-fuzz"
 
 
 @cache
-def _image() -> tuple[dict[str, bytes], dict[int, bytes], int]:
-    """Return the files of a log, its blocks by their physical offsets, its durable mark."""
+def _image() -> tuple[dict[str, bytes], dict[int, bytes]]:
+    """Return the files of a log, and its blocks by their physical offsets."""
     disk = SimulatedDisk()
     log = SmallLog(_HOME, disk, SEGMENT_BYTES)
     log.open()
@@ -48,13 +50,12 @@ def _image() -> tuple[dict[str, bytes], dict[int, bytes], int]:
             log.sync()
     for segment in log.log.segments:
         log.log.seal(segment)
-    durable = max(Batch.decode(block).header.durable_offset for block in blocks.values())
     files = {
         name: bytes(disk.open(_HOME / name).read(SEGMENT_BYTES, 0)) for name in disk.names(_HOME)
     }
     assert len(files) >= 3
     log.close()
-    return files, blocks, durable
+    return files, blocks
 
 
 def seeds() -> list[bytes]:
@@ -66,7 +67,7 @@ def seeds() -> list[bytes]:
 def check(data: bytes) -> None:
     """Raise for anything that recovery should not do."""
     _HOME.mkdir(exist_ok=True)
-    files, blocks, _ = _image()
+    files, blocks = _image()
     edited = {name: bytearray(content) for name, content in files.items()}
     for at in range(0, min(len(data), MAX_EDITS * EDIT_BYTES), EDIT_BYTES):
         edit = data[at : at + EDIT_BYTES]
@@ -76,11 +77,14 @@ def check(data: bytes) -> None:
     for name, content in edited.items():
         disk.create(_HOME / name, len(content)).write([bytes(content)], 0)
     whole = _whole_blocks(edited, blocks)
+    blocks = dict(blocks)
     try:
         _walk(disk, blocks)
-        first = _start(disk, blocks)
-        second = _start(disk, blocks)
+        first = _start(disk, blocks, notes_damage=True)
+        second = first if first is None else _start(disk, blocks)
     except UnknownFormatVersion:
+        return
+    if first is None:
         return
     assert second == first, "a second start finds something else"
     proven = max((Batch.decode(blocks[at]).header.durable_offset for at in first), default=0)
@@ -135,8 +139,12 @@ def _whole_blocks(files: dict[str, bytearray], blocks: dict[int, bytes]) -> list
     return whole
 
 
-def _start(disk: SimulatedDisk, blocks: dict[int, bytes]) -> list[int]:
-    """Recover as a start does; return where the blocks are that are served."""
+def _start(
+    disk: SimulatedDisk, blocks: dict[int, bytes], *, notes_damage: bool = False
+) -> list[int] | None:
+    """Recover as a start does; return where the blocks are that are served. With `notes_damage`
+    a block is appended if there was any, and is among `blocks` from then on; None where the
+    last file is too short for that: it would grow on a disk, but not on a simulated one."""
     log = CommitLog(_HOME, CommitLogConfig(segment_bytes=SEGMENT_BYTES), disk, now_us=lambda: 1)
     log.open()
     try:
@@ -154,9 +162,24 @@ def _start(disk: SimulatedDisk, blocks: dict[int, bytes]) -> list[int]:
                 continue
             assert bytes(block) == blocks.get(at), f"wrong bytes are served at {at}"
             served.append(at)
+        if notes_damage and recovered.damage:
+            if log.segments[-1].file.size() < SEGMENT_BYTES:
+                return None
+            served.append(_append_note(log, blocks))
         return served
     finally:
         log.close()
+
+
+def _append_note(log: CommitLog, blocks: dict[int, bytes]) -> int:
+    raw = raw_batch()
+    while not log.has_room(len(raw), 0, 1):
+        log.roll()
+    at = log.written_offset
+    note = stamped(raw, physical_offset=at, durable_offset=at, topic_id=0)
+    log.append([note.block], [note.header])
+    blocks[at] = bytes(note.block)
+    return at
 
 
 def _walk(disk: SimulatedDisk, blocks: dict[int, bytes]) -> None:
