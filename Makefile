@@ -10,7 +10,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-faults fuzz check format format-check lint types bench docs lock clean
+.PHONY: help venv demo test test-faults fuzz check format format-check lint types bench bench-peers docs lock clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -54,6 +54,10 @@ types: $(READY)
 
 bench: $(READY)  ## measure everything; BENCH="publish consume" picks some
 	$(BIN)/python -m bench $(BENCH)
+
+bench-peers: $(READY)  ## beside Redis, NATS, RabbitMQ, Kafka, RocketMQ; installs them first
+	bench/peers/install
+	$(BIN)/python -m bench.peers $(BENCH)
 
 docs: $(READY)  ## write docs/configuration.md from the code
 	$(BIN)/holdfast config reference > docs/configuration.md

@@ -1,0 +1,103 @@
+"""Compare Holdfast with its peers; `python -m bench.peers --help`."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.harness import plain_loop_s
+from bench.peers.results import Results
+from bench.peers.system import ROOT, System, Unavailable, peers_python, running
+from bench.peers.systems import SYSTEMS
+from bench.peers.workload import Run, Workload
+from bench.peers.workloads import WORKLOADS
+
+_RESULTS = ROOT / "bench" / "results" / "peers.json"
+
+
+def main() -> int:
+    """Run what was asked for; return 1 when ours could not be measured."""
+    options = _options()
+    workloads = [each for each in WORKLOADS if each.name in options.workloads]
+    systems = [each for each in SYSTEMS if each.name in options.systems]
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    results = Results()
+    systems = _present(systems, results)
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    failed = False
+    for number in range(options.rounds):
+        for durability in dict.fromkeys(each.durability for each in workloads):
+            chosen = [each for each in workloads if each.durability == durability]
+            for system in systems:
+                print(f"round {number + 1}: {system.name}, {durability}", flush=True)
+                try:
+                    sizes = counts.setdefault((system.name, durability), {})
+                    _run(system, durability, chosen, sizes, results)
+                except Unavailable as reason:
+                    results.left_out[f"{system.name}, {durability}"] = str(reason)
+                except (RuntimeError, subprocess.SubprocessError) as error:
+                    print(f"  failed: {error}", file=sys.stderr)
+                    results.left_out[f"{system.name}, {durability}"] = f"failed: {error}"
+                    failed = failed or system is SYSTEMS[0]
+    results.print(console)
+    console.print(f"10 million additions in a plain Python loop take {plain_loop_s():.2f} s")
+    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    _RESULTS.write_text(json.dumps(results.as_json(), indent=1))
+    if options.plots:
+        plot = Path(__file__).with_name("plots.py")
+        subprocess.run([peers_python(), plot, _RESULTS, options.plots], check=True)
+    return 1 if failed else 0
+
+
+def _present(systems: Sequence[System], results: Results) -> list[System]:
+    present = []
+    for system in systems:
+        try:
+            system.check()
+            present.append(system)
+        except Unavailable as reason:
+            results.left_out[system.name] = str(reason)
+    return present
+
+
+def _run(
+    system: System,
+    durability: str,
+    workloads: Sequence[Workload],
+    counts: dict[str, int],
+    results: Results,
+) -> None:
+    with running(system, durability) as server:
+        results.settings[f"{system.name} {system.version()}, {durability}"] = server.settings
+        run = Run(server, durability, counts)
+        for workload in workloads:
+            if reason := workload.leaves_out.get(system.name):
+                results.left_out[f"{system.name}, {workload.name}"] = reason
+                continue
+            results.add(workload, system.name, workload.run(run))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers", description="Compare Holdfast with its peers."
+    )
+    names = [each.name for each in WORKLOADS]
+    parser.add_argument(
+        "workloads", nargs="*", default=names, metavar="WORKLOAD", help=f"any of: {names}"
+    )
+    systems = [each.name for each in SYSTEMS]
+    parser.add_argument("--systems", nargs="+", default=systems, choices=systems)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plots", metavar="DIR", help="draw the results into this folder")
+    options = parser.parse_args()
+    if unknown := set(options.workloads) - set(names):
+        parser.error(f"no such workload: {', '.join(sorted(unknown))}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+// RocketMQ, by its own Java client: the same verbs and the same line of JSON as loads/common.py.
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+public final class RocketMQLoad {
+  private static String address;
+
+  public static void main(String[] args) throws Exception {
+    String asked = args[0];
+    address = text(asked, "address");
+    String topic = text(asked, "topic");
+    int messages = number(asked, "messages");
+    int bodyBytes = number(asked, "body_bytes");
+    byte[] body = new byte[bodyBytes];
+    java.util.Arrays.fill(body, (byte) 'x');
+    Work work;
+    switch (text(asked, "verb")) {
+      case "publish":
+        DefaultMQProducer producer = producer();
+        producer.createTopic("TBW102", topic, 1, null);
+        int batch = number(asked, "batch");
+        send(producer, topic, body, 1);
+        work = () -> {
+          for (int sent = 0; sent < messages; sent += batch) {
+            send(producer, topic, body, batch);
+          }
+        };
+        break;
+      case "consume":
+        work = () -> consume(topic, messages, (long) messages * bodyBytes);
+        break;
+      case "singles":
+        int producers = number(asked, "producers");
+        DefaultMQProducer shared = producer();
+        shared.createTopic("TBW102", topic, 1, null);
+        send(shared, topic, body, 1);
+        work = () -> {
+          ExecutorService threads = Executors.newFixedThreadPool(producers);
+          List<Future<?>> all = new ArrayList<>();
+          for (int i = 0; i < producers; i++) {
+            all.add(threads.submit(() -> {
+              for (int n = 0; n < messages / producers; n++) {
+                send(shared, topic, body, 1);
+              }
+              return null;
+            }));
+          }
+          for (Future<?> one : all) {
+            one.get();
+          }
+        };
+        break;
+      default:
+        throw new IllegalArgumentException("no such verb here: " + asked);
+    }
+    var os = (com.sun.management.OperatingSystemMXBean)
+        java.lang.management.ManagementFactory.getOperatingSystemMXBean();
+    long cpu = os.getProcessCpuTime();
+    long started = System.nanoTime();
+    work.run();
+    double seconds = (System.nanoTime() - started) / 1e9;
+    System.out.printf(
+        java.util.Locale.ROOT,
+        "{\"messages\": %d, \"body_bytes\": %d, \"seconds\": %f, \"client_cpu_s\": %f}%n",
+        messages, bodyBytes, seconds, (os.getProcessCpuTime() - cpu) / 1e9);
+    System.exit(0);
+  }
+
+  private interface Work {
+    void run() throws Exception;
+  }
+
+  private static DefaultMQProducer producer() throws Exception {
+    DefaultMQProducer producer = new DefaultMQProducer("bench");
+    producer.setNamesrvAddr(address);
+    producer.setSendMsgTimeout(30_000);
+    producer.start();
+    return producer;
+  }
+
+  private static void send(DefaultMQProducer producer, String topic, byte[] body, int count)
+      throws Exception {
+    SendStatus status;
+    if (count == 1) {
+      status = producer.send(new Message(topic, body)).getSendStatus();
+    } else {
+      List<Message> batch = new ArrayList<>(count);
+      for (int i = 0; i < count; i++) {
+        batch.add(new Message(topic, body));
+      }
+      status = producer.send(batch).getSendStatus();
+    }
+    if (status != SendStatus.SEND_OK) {
+      throw new IllegalStateException("not stored: " + status);
+    }
+  }
+
+  private static void consume(String topic, int messages, long bytes) throws Exception {
+    DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("bench");
+    consumer.setNamesrvAddr(address);
+    consumer.start();
+    MessageQueue queue = consumer.fetchSubscribeMessageQueues(topic).iterator().next();
+    long offset = 0;
+    long size = 0;
+    int count = 0;
+    while (count < messages) {
+      PullResult result = consumer.pull(queue, "*", offset, 1000);
+      if (result.getPullStatus() == PullStatus.FOUND) {
+        for (MessageExt message : result.getMsgFoundList()) {
+          size += message.getBody().length;
+          count++;
+        }
+      }
+      offset = result.getNextBeginOffset();
+    }
+    if (size < bytes) {
+      throw new IllegalStateException(size + " bytes came, not " + bytes);
+    }
+  }
+
+  private static String text(String json, String name) {
+    return json.replaceAll(".*\"" + name + "\": \"([^\"]*)\".*", "$1");
+  }
+
+  private static int number(String json, String name) {
+    return Integer.parseInt(json.replaceAll(".*\"" + name + "\": (\\d+).*", "$1"));
+  }
+}

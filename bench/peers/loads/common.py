@@ -1,0 +1,171 @@
+"""What the loads share: the verbs, their timing, the one line of JSON they end with.
+
+python -m bench.peers.loads.NAME '{"verb": "publish", "address": ..., ...}'
+"""
+
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+_STAMP_BYTES = 20
+
+
+class Load(Protocol):
+    """What a load of one client library can do. Topics exist, with one queue or partition."""
+
+    def __init__(self, address: str, durability: str) -> None:
+        """Connect to nothing yet."""
+
+    def create(self, topic: str) -> None:
+        """Create the topic."""
+
+    def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
+        """Publish in batches, the library's fast way; return when all is acknowledged."""
+
+    def consume(self, topic: str, messages: int) -> int:
+        """Read so many messages from the beginning; return the bytes of all their bodies."""
+
+    def sender(self, topic: str) -> Callable[[bytes], object]:
+        """Return what publishes one message and waits for its acknowledgement.
+
+        Called in the thread that will use it.
+        """
+
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
+        """Let so many producers publish one by one, each waiting for its acknowledgements."""
+
+    def deliveries(self, topic: str) -> Iterator[bytes]:
+        """Wait for messages published from now on, and yield each body as it comes."""
+
+
+def main(make: Callable[[str, str], Any]) -> None:
+    """Run what the command line asks for and print what was measured."""
+    asked = json.loads(sys.argv[1])
+    load = make(asked.pop("address"), asked.pop("durability"))
+    told = _VERBS[asked.pop("verb")](load, **asked)
+    print(json.dumps(told))
+
+
+def _publish(
+    load: Load, *, topic: str, messages: int, body_bytes: int, batch: int
+) -> dict[str, Any]:
+    load.create(topic)
+    body = b"x" * body_bytes
+    return _timed(messages, body_bytes, lambda: load.publish(topic, messages, body, batch))
+
+
+def _consume(load: Load, *, topic: str, messages: int, body_bytes: int) -> dict[str, Any]:
+    def consume() -> None:
+        size = load.consume(topic, messages)
+        if size != messages * body_bytes:
+            raise ValueError(f"{size} bytes came, not {messages * body_bytes}")
+
+    return _timed(messages, body_bytes, consume)
+
+
+def _singles(
+    load: Load, *, topic: str, messages: int, body_bytes: int, producers: int
+) -> dict[str, Any]:
+    load.create(topic)
+    body = b"x" * body_bytes
+    load.sender(topic)(body)  # whatever comes into being with the first message is there
+    each = messages // producers
+    return _timed(
+        each * producers,
+        body_bytes,
+        lambda: load.singles(topic, body, producers=producers, each=each),
+    )
+
+
+def singles_in_threads(load: Load, topic: str, body: bytes, *, producers: int, each: int) -> None:
+    """Load.singles for a library whose users would take threads, a connection each."""
+
+    def produce() -> None:
+        send = load.sender(topic)
+        for _ in range(each):
+            send(body)
+
+    with ThreadPoolExecutor(producers) as threads:
+        for done in [threads.submit(produce) for _ in range(producers)]:
+            done.result()
+
+
+def _latency(
+    load: Load, *, topic: str, messages: int, body_bytes: int, rate: int
+) -> dict[str, Any]:
+    """Publish at a rate; measure from before each publish to its delivery in another process."""
+    load.create(topic)
+    ours, theirs = multiprocessing.Pipe()
+    consumer = multiprocessing.get_context("fork").Process(
+        target=_receive, args=(load, topic, theirs), daemon=True
+    )
+    consumer.start()
+    send = load.sender(topic)
+    while not ours.poll(0.05):  # until one comes through, the consumer may not be waiting yet
+        send(_stamped(0, body_bytes))
+    ours.recv()
+
+    def publish() -> None:
+        started = time.perf_counter()
+        for number in range(messages):
+            early = started + number / rate - time.perf_counter()
+            if early > 0:
+                time.sleep(early)
+            send(_stamped(time.monotonic_ns(), body_bytes))
+
+    told = _timed(messages, body_bytes, publish)
+    send(_stamped(-1, body_bytes))
+    told["latencies_ms"] = ours.recv()
+    consumer.join(10)
+    return told
+
+
+def _receive(load: Load, topic: str, out: Connection) -> None:
+    latencies: list[float] = []
+    told = False
+    for body in load.deliveries(topic):
+        now = time.monotonic_ns()
+        sent = int(body[:_STAMP_BYTES])
+        if sent > 0:
+            latencies.append((now - sent) / 1e6)
+        elif sent < 0:
+            out.send(latencies)
+            return
+        elif not told:
+            told = True
+            out.send(None)
+
+
+def _stamped(number: int, body_bytes: int) -> bytes:
+    return str(number).rjust(_STAMP_BYTES).encode().ljust(body_bytes, b"x")
+
+
+def _timed(messages: int, body_bytes: int, work: Callable[[], object]) -> dict[str, Any]:
+    cpu = _cpu_s()
+    started = time.perf_counter()
+    work()
+    return {
+        "messages": messages,
+        "body_bytes": body_bytes,
+        "seconds": time.perf_counter() - started,
+        "client_cpu_s": _cpu_s() - cpu,
+    }
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+_VERBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "publish": _publish,
+    "consume": _consume,
+    "singles": _singles,
+    "latency": _latency,
+}

@@ -1,0 +1,81 @@
+"""Holdfast, by its own clients."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import uvloop
+
+from bench.peers.loads.common import main
+from holdfast.client import AsyncClient, Client
+from holdfast.client.accumulator import MESSAGE_OVERHEAD_BYTES
+
+_SENDS_BETWEEN_DRAINS = 1000
+
+
+class HoldfastLoad:
+    """A topic of one queue."""
+
+    def __init__(self, address: str, durability: str) -> None:
+        self._url = address
+        self._durability = durability
+
+    def create(self, topic: str) -> None:
+        """Create the topic."""
+        with Client(self._url) as client:
+            client.create_topic(topic, queues=1, durability=self._durability)
+
+    def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
+        """send() in a loop, drain() now and then, as its documentation has it."""
+
+        async def publish() -> None:
+            batch_bytes = batch * (len(body) + MESSAGE_OVERHEAD_BYTES)
+            async with (
+                AsyncClient(self._url) as client,
+                client.producer(topic, batch_bytes=batch_bytes) as producer,
+            ):
+                send = producer.send
+                for _ in range(messages // _SENDS_BETWEEN_DRAINS):
+                    for _ in range(_SENDS_BETWEEN_DRAINS):
+                        send(body)
+                    await producer.drain()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(publish())
+
+    def consume(self, topic: str, messages: int) -> int:
+        """pull(), message by message."""
+        size = 0
+        with Client(self._url) as client:
+            for message in client.pull(topic, queue=0, offset=0, follow=False):
+                size += len(message.body)
+        return size
+
+    def sender(self, topic: str) -> Callable[[bytes], object]:
+        """publish(), one at a time."""
+        client = Client(self._url)
+        return lambda body: client.publish(topic, body, queue=0)
+
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
+        """A task each, on one loop and one client's connections."""
+
+        async def run() -> None:
+            async with AsyncClient(self._url) as client:
+
+                async def produce() -> None:
+                    for _ in range(each):
+                        await client.publish(topic, body, queue=0)
+
+                await asyncio.gather(*(produce() for _ in range(producers)))
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+
+    def deliveries(self, topic: str) -> Iterator[bytes]:
+        """pull(), following."""
+        with Client(self._url) as client:
+            for message in client.pull(topic, queue=0, start="latest", follow=True):
+                yield message.body
+
+
+if __name__ == "__main__":
+    main(HoldfastLoad)

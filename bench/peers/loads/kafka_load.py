@@ -1,0 +1,108 @@
+"""Kafka, by confluent-kafka."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bench.peers.loads.common import main, singles_in_threads
+
+_FETCH_COUNT = 1000
+
+
+class KafkaLoad:
+    """A topic of one partition; in fsync, `flush.messages=1` and acks=all."""
+
+    def __init__(self, address: str, durability: str) -> None:
+        self._address = {"bootstrap.servers": address}
+        self._durability = durability
+
+    def create(self, topic: str) -> None:
+        """Create the topic."""
+        config = {"flush.messages": "1"} if self._durability == "fsync" else {}
+        new = NewTopic(topic, num_partitions=1, replication_factor=1, config=config)
+        admin = AdminClient(self._address)
+        admin.create_topics([new])[topic].result(30)
+
+    def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
+        """produce() in a loop, as its documentation has it."""
+        producer = self._producer(
+            {
+                "batch.num.messages": batch,
+                "linger.ms": 5,
+                "queue.buffering.max.messages": 1_000_000,
+            }
+        )
+        produce, poll = producer.produce, producer.poll
+        for number in range(messages):
+            while True:
+                try:
+                    produce(topic, body)
+                    break
+                except BufferError:
+                    poll(0.01)
+            if number % batch == 0:
+                poll(0)
+        if producer.flush(120):
+            raise RuntimeError("not all was acknowledged")
+
+    def consume(self, topic: str, messages: int) -> int:
+        """consume(), a thousand at a time."""
+        consumer = self._consumer(topic)
+        size, left = 0, messages
+        while left:
+            for message in consumer.consume(_FETCH_COUNT, 10):
+                if message.error():
+                    raise RuntimeError(message.error())
+                size += len(message.value())
+                left -= 1
+        consumer.close()
+        return size
+
+    def sender(self, topic: str) -> Callable[[bytes], object]:
+        """produce() and wait for its delivery report."""
+        producer = self._producer({"linger.ms": 0})
+        done = threading.Event()
+        failed: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: object) -> None:
+            if error is not None:
+                failed.append(error)
+            done.set()
+
+        def send(body: bytes) -> None:
+            done.clear()
+            producer.produce(topic, body, on_delivery=delivered)
+            while not done.is_set():
+                producer.poll(1)
+            if failed:
+                raise RuntimeError(failed[0])
+
+        return send
+
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
+        """A thread and a connection each."""
+        singles_in_threads(self, topic, body, producers=producers, each=each)
+
+    def deliveries(self, topic: str) -> Iterator[bytes]:
+        """poll(), with its defaults."""
+        consumer = self._consumer(topic)
+        while True:
+            message = consumer.poll(60)
+            if message is not None and not message.error():
+                yield message.value()
+
+    def _producer(self, more: dict[str, object]) -> Producer:
+        acks = "all" if self._durability == "fsync" else "1"
+        return Producer({**self._address, "acks": acks, **more})
+
+    def _consumer(self, topic: str) -> Consumer:
+        """Return a consumer of the one partition from its beginning, without joining a group."""
+        consumer = Consumer({**self._address, "group.id": "bench", "enable.auto.commit": False})
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        return consumer
+
+
+if __name__ == "__main__":
+    main(KafkaLoad)

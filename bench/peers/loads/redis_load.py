@@ -1,0 +1,67 @@
+"""Redis Streams, by redis-py with hiredis."""
+
+from collections.abc import Callable, Iterator
+
+import redis
+
+from bench.peers.loads.common import main, singles_in_threads
+
+_READ_COUNT = 1000
+
+
+class RedisLoad:
+    """A stream is a topic; a message is one field."""
+
+    def __init__(self, address: str, durability: str) -> None:
+        host, port = address.split(":")
+        self._host, self._port = host, int(port)
+
+    def create(self, topic: str) -> None:
+        """Streams come into being by their first entry."""
+
+    def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
+        """Pipeline a batch of XADD, wait for its answers, go on."""
+        client = self._connect()
+        for _ in range(messages // batch):
+            pipeline = client.pipeline(transaction=False)
+            for _ in range(batch):
+                pipeline.xadd(topic, {b"b": body})
+            pipeline.execute()
+
+    def consume(self, topic: str, messages: int) -> int:
+        """XREAD, a thousand at a time."""
+        client = self._connect()
+        size, left, last = 0, messages, b"0"
+        while left:
+            ((_, entries),) = client.xread({topic: last}, count=_READ_COUNT)
+            for _, fields in entries:
+                size += len(fields[b"b"])
+            last = entries[-1][0]
+            left -= len(entries)
+        return size
+
+    def sender(self, topic: str) -> Callable[[bytes], object]:
+        """XADD, one at a time."""
+        client = self._connect()
+        return lambda body: client.xadd(topic, {b"b": body})
+
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
+        """A thread and a connection each."""
+        singles_in_threads(self, topic, body, producers=producers, each=each)
+
+    def deliveries(self, topic: str) -> Iterator[bytes]:
+        """XREAD BLOCK."""
+        client = self._connect()
+        last = b"0"
+        while True:
+            for _, entries in client.xread({topic: last}, count=_READ_COUNT, block=60_000):
+                last = entries[-1][0]
+                for _, fields in entries:
+                    yield fields[b"b"]
+
+    def _connect(self) -> redis.Redis:
+        return redis.Redis(host=self._host, port=self._port)
+
+
+if __name__ == "__main__":
+    main(RedisLoad)

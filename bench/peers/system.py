@@ -1,0 +1,204 @@
+"""What a system under test is: how it is started, what is measured of it, how it is loaded."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Where bench/peers/install puts what it fetches.
+PEERS = ROOT / ".peers"
+LOADS = Path(__file__).parent / "loads"
+
+START_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 600.0
+
+
+class Unavailable(Exception):
+    """A system cannot be had here; its text is the reason."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one load told: `server_cpu_s` is the processor time of all the system's processes."""
+
+    messages: int
+    body_bytes: int
+    seconds: float
+    client_cpu_s: float
+    server_cpu_s: float
+    #: Ascending; empty unless latencies were measured.
+    latencies_ms: tuple[float, ...] = ()
+
+
+@dataclass
+class Server:
+    """A system that runs. `address` is what its loads are given."""
+
+    address: str
+    settings: str
+    processes: Sequence[psutil.Process]
+    load_command: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def load(self, verb: str, **parameters: object) -> Measured:
+        """Run one load in a process of its own and return what it measured.
+
+        RuntimeError with the load's own words if it fails.
+        """
+        arguments = json.dumps({"verb": verb, "address": self.address, **parameters})
+        before = self.cpu_s()
+        done = subprocess.run(
+            [*self.load_command, arguments],
+            capture_output=True,
+            text=True,
+            timeout=LOAD_TIMEOUT_S,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
+        )
+        if done.returncode:
+            raise RuntimeError(f"{verb} failed: {done.stderr.strip()[-2000:]}")
+        told = json.loads(done.stdout.splitlines()[-1])
+        return Measured(
+            told["messages"],
+            told["body_bytes"],
+            told["seconds"],
+            told["client_cpu_s"],
+            self.cpu_s() - before,
+            tuple(sorted(told.get("latencies_ms", ()))),
+        )
+
+    def cpu_s(self) -> float:
+        """Return the processor time so far of the system's processes and their children."""
+        total = 0.0
+        for process in self.tree():
+            times = process.cpu_times()
+            total += times.user + times.system
+        return total
+
+    def memory_bytes(self) -> int:
+        """Return the resident memory of the system's processes and their children."""
+        return sum(process.memory_info().rss for process in self.tree())
+
+    def tree(self) -> list[psutil.Process]:
+        """Return the system's processes and their children, those that run."""
+        return [
+            member
+            for process in self.processes
+            if process.is_running()
+            for member in (process, *process.children(recursive=True))
+        ]
+
+
+class System(Protocol):
+    """A broker that can be started."""
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+
+    def check(self) -> None:
+        """Raise Unavailable when it cannot be had here."""
+
+    def version(self) -> str:
+        """Return its version as it tells it."""
+
+    def run(self, durability: str, directory: Path) -> AbstractContextManager[Server]:
+        """Run it on an empty directory until the end of the block.
+
+        Unavailable if it cannot give that durability.
+        """
+
+
+@contextmanager
+def started(
+    command: Sequence[str | Path],
+    directory: Path,
+    *,
+    port: int,
+    environment: dict[str, str] | None = None,
+) -> Iterator[psutil.Process]:
+    """Run a server until the end of the block; it is ready once it accepts on `port`.
+
+    Its output goes to a file in `directory`, whose end is in the error if it does not start.
+    """
+    log = directory / f"{Path(command[0]).name}-{port}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not accepts(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{command[0]} did not start: {tail}")
+            time.sleep(0.05)
+        yield psutil.Process(process.pid)
+    finally:
+        _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, how)
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                continue
+    process.wait(5)
+
+
+def accepts(port: int) -> bool:
+    """Whether something on loopback accepts connections on the port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def peers_python() -> Path:
+    """Return the Python that has the peers' client libraries. Unavailable without it."""
+    python = PEERS / "venv" / "bin" / "python"
+    if not python.exists():
+        raise Unavailable("its client library is not installed: run bench/peers/install")
+    return python
+
+
+def python_load(module: str, *, python: Path | str = sys.executable) -> list[str]:
+    """Return the command that runs a load of bench/peers/loads."""
+    return [str(python), str(LOADS / f"{module}.py")]
+
+
+@contextmanager
+def running(system: System, durability: str) -> Iterator[Server]:
+    """Run a system on a temporary directory."""
+    with (
+        tempfile.TemporaryDirectory(prefix=f"bench-{system.name}-") as directory,
+        system.run(durability, Path(directory)) as server,
+    ):
+        yield server
