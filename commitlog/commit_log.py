@@ -20,7 +20,15 @@ from holdfast.commitlog.batch import Batch, UInt32s
 from holdfast.commitlog.batch_header import BatchHeader, Buffer
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.disk import Disk, make_directory
-from holdfast.commitlog.errors import BatchTooLarge, CorruptBatch, CorruptRecord, DiskFull
+from holdfast.commitlog.errors import (
+    MISSING_SEGMENT,
+    BatchTooLarge,
+    CorruptBatch,
+    CorruptRecord,
+    DiskFull,
+    DiskLow,
+    NoSegment,
+)
 from holdfast.commitlog.log_scan import Damage, scan_segment
 from holdfast.commitlog.segment import (
     Segment,
@@ -62,10 +70,12 @@ class CommitLog:
         now_us: Callable[[], int],
         disk_full: Callable[[], None] = lambda: None,
         has_reserve: Callable[[], bool] = lambda: True,
+        free_bytes: Callable[[], int] = lambda: 2**63,
     ) -> None:
         """`now_us` gives the wall clock; `disk_full` is called, in the thread that noticed,
         when there was no room for a segment. `has_reserve` takes the reserve back that was
-        given up then, if it can: no segment is made of room that is kept for other things."""
+        given up then, if it can: no segment is made of room that is kept for other things, nor
+        one that would leave less than min_free_bytes of `free_bytes`."""
         self.directory = directory
         self.largest_batch = largest_batch(config.segment_bytes)
         self._config = config
@@ -73,6 +83,7 @@ class CommitLog:
         self._now_us = now_us
         self._disk_full = disk_full
         self._has_reserve = has_reserve
+        self._free_bytes = free_bytes
         self._segments: tuple[Segment, ...] = ()
         self._prepared: Segment | None = None
         #: Held by who changes the row or the prepared segment, from looking at it to the end:
@@ -175,6 +186,12 @@ class CommitLog:
             return None
         return segments[index]
 
+    def segment_after(self, physical_offset: int) -> Segment | None:
+        """Return the first segment that starts behind this physical offset."""
+        segments = self._segments
+        index = bisect.bisect_right(segments, physical_offset, key=_start_offset)
+        return segments[index] if index < len(segments) else None
+
     # -- appending (the appender thread) ---------------------------------------------------
 
     def check_size(self, size: int) -> None:
@@ -189,8 +206,9 @@ class CommitLog:
     def roll(self) -> Segment | None:
         """End the active segment and begin the next; return the one that ended.
 
-        Raises DiskFull when the next one cannot be allocated; nothing has changed then, and
-        within DISK_FULL_RETRY_S the disk is not even asked again.
+        Raises DiskFull, DiskLow or NoSegment when the next one cannot be made; nothing has
+        changed then, and after DiskFull the disk is not even asked again within
+        DISK_FULL_RETRY_S.
         """
         with self._row_lock:
             following = self._prepared if self._prepared is not None else self._create_next()
@@ -212,24 +230,35 @@ class CommitLog:
             active.count(header)
 
     def _create_next(self) -> Segment:
-        if time.monotonic() < self._no_room_until or not self._has_reserve():
+        if time.monotonic() < self._no_room_until:
             raise DiskFull(self._config.segment_bytes)
         start = self._segments[-1].end_offset if self._segments else 0
         try:
+            if not self._has_reserve():
+                raise DiskFull(self._config.segment_bytes)
+            self._refuse_low_disk()
             return create_segment(
                 self._disk, self.directory, start, self._config.segment_bytes, self._now_us()
             )
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+                # Nobody has been told of this segment: descriptors may come back, and so may
+                # the disk.
+                raise NoSegment(str(error)) from error
             self._no_room_until = time.monotonic() + DISK_FULL_RETRY_S
             self._disk_full()
             raise DiskFull(self._config.segment_bytes) from error
 
+    def _refuse_low_disk(self) -> None:
+        """Raise DiskLow when a segment more would leave too little."""
+        least = self._config.min_free_bytes
+        if least and self._free_bytes() - self._config.segment_bytes < least:
+            raise DiskLow(str(self.directory), self._free_bytes(), least)
+
     # -- beside the appender (the segment thread) ------------------------------------------
 
     def prepare_next(self) -> None:
-        """Create the segment after the active one ahead of need; raises DiskFull."""
+        """Create the segment after the active one ahead of need; raises as `roll` does."""
         with self._row_lock:
             if self._prepared is None and self._segments:
                 self._prepared = self._create_next()
@@ -264,18 +293,25 @@ class CommitLog:
 
     def read_batch(self, physical_offset: int, size: int) -> Batch:
         """Return the intact batch at this physical offset. Raises CorruptRecord when it is
-        damaged, or gone with its segment."""
+        damaged, gone with its segment, or on a part of the disk that fails to read."""
         segment = self.segment_at(physical_offset)
         if segment is None:
-            raise CorruptRecord(physical_offset, "missing-segment", "no segment holds it")
-        return _checked(segment.read(physical_offset, size), physical_offset)
+            raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment holds it")
+        try:
+            block = segment.read(physical_offset, size)
+        except OSError as error:
+            raise CorruptRecord(physical_offset, "unreadable", str(error)) from error
+        return _checked(block, physical_offset)
 
     def read_batch_nowait(self, physical_offset: int, size: int) -> Batch | None:
         """As read_batch, but None when that would have to wait for the disk."""
         segment = self.segment_at(physical_offset)
         if segment is None:
-            raise CorruptRecord(physical_offset, "missing-segment", "no segment holds it")
-        block = segment.read_nowait(physical_offset, size)
+            raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment holds it")
+        try:
+            block = segment.read_nowait(physical_offset, size)
+        except OSError:
+            return None  # the reader that waits for the disk shall say what is wrong
         return None if block is None else _checked(block, physical_offset)
 
     def footer(self, segment: Segment) -> tuple[Blocks, Keys] | None:
@@ -354,4 +390,21 @@ def _block_row(header: BatchHeader) -> tuple[int, ...]:
         header.tag_summary,
         header.body_bytes,
         header.flags,
+    )
+
+
+def block_header(row: np.void) -> BatchHeader:
+    """Return what one row of a footer's block table tells of a block's header."""
+    return BatchHeader(
+        flags=int(row["flags"]),
+        total_size=int(row["size"]),
+        payload_crc=0,
+        message_count=int(row["message_count"]),
+        body_bytes=int(row["body_bytes"]),
+        physical_offset=int(row["physical_offset"]),
+        base_offset=int(row["base_offset"]),
+        topic_id=int(row["topic_id"]),
+        queue_id=int(row["queue_id"]),
+        store_timestamp_us=int(row["store_timestamp_us"]),
+        tag_summary=int(row["tag_summary"]),
     )

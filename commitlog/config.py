@@ -22,10 +22,22 @@ class CommitLogConfig:
         "Bytes that may wait for the appender; beyond it publishing answers 503.",
         minimum=MIB,
     )
+    max_in_flight_bytes: int = setting(
+        128 * MIB,
+        "Bytes of publishes that may be accepted and not answered yet, synced or not; beyond it "
+        "publishing answers 503.",
+        minimum=MIB,
+    )
     reserve_bytes: int = setting(
         16 * MIB,
         "Size of the file that is given up when the disk is full, so that stored offsets and "
         "retention still work then. 0 keeps none.",
+        minimum=0,
+    )
+    min_free_bytes: int = setting(
+        64 * MIB,
+        "Publishing is refused (507) while a disk of the broker has less room than this, and no "
+        "segment is made that would leave less: index, stored offsets and logs need it. 0: none.",
         minimum=0,
     )
     max_total_bytes: int = setting(

@@ -165,6 +165,12 @@ class LinuxDisk:
         sync_directory(path.parent)
 
 
+def free_bytes(directory: Path) -> int:
+    """Return how much room the file system of `directory` has left for this process."""
+    stats = os.statvfs(directory)
+    return stats.f_bavail * stats.f_frsize
+
+
 def make_directory(directory: Path) -> None:
     """Make a directory whose name is durable, and its parents; one that exists is left alone."""
     if directory.is_dir():

@@ -8,9 +8,15 @@ LogError
   LogClosed              append after close
   LogOverloaded          too many bytes wait for the appender: try again
   DiskFull               no room for the next segment: publishing stops, reading goes on
+  DiskLow                little room left: publishing stops before the disk is full
+  MemoryLow, IndexBehind too much is in memory: publishing stops until it is less
+  NoSegment              the next segment cannot be made just now: try again
   LogPoisoned            a write or sync failed: read-only until the process is restarted
   SequenceGap, ProducerFenced, SequenceTooOld   an idempotent producer's mistakes
 """
+
+#: The reason of a CorruptRecord whose whole segment file is gone.
+MISSING_SEGMENT = "missing-segment"
 
 
 class LogError(Exception):
@@ -39,6 +45,10 @@ class CorruptRecord(CorruptBatch):
         self.args = (physical_offset, reason, detail, next_offset)
         self.physical_offset = physical_offset
         self.next_offset = next_offset
+
+    def ending_at(self, next_offset: int) -> "CorruptRecord":
+        """Return this with the queue offset after the damage."""
+        return CorruptRecord(self.physical_offset, self.reason, self.detail, next_offset)
 
     def __str__(self) -> str:
         return f"the log is damaged at {self.physical_offset} ({self.reason}): {self.detail}"
@@ -80,15 +90,18 @@ class LogClosed(LogError):
 
 
 class LogOverloaded(LogError):
-    """More bytes wait for the appender than `limit` allows."""
+    """More bytes wait to be stored than the limit of this name allows."""
 
-    def __init__(self, waiting_bytes: int, limit: int) -> None:
-        super().__init__(waiting_bytes, limit)
+    def __init__(
+        self, waiting_bytes: int, limit: int, limit_name: str = "max_waiting_bytes"
+    ) -> None:
+        super().__init__(waiting_bytes, limit, limit_name)
         self.waiting_bytes = waiting_bytes
         self.limit = limit
+        self.limit_name = limit_name
 
     def __str__(self) -> str:
-        return f"{self.waiting_bytes} bytes already wait to be appended (limit {self.limit})"
+        return f"{self.waiting_bytes} bytes already wait ({self.limit_name} is {self.limit})"
 
 
 class DiskFull(LogError):
@@ -103,6 +116,68 @@ class DiskFull(LogError):
             f"the disk has no room for the next segment ({self.needed_bytes} bytes); "
             "free space or lower the retention, publishing then resumes by itself"
         )
+
+
+class DiskLow(LogError):
+    """Less room is left than `min_free_bytes`, or would be: that is kept for other things."""
+
+    def __init__(self, directory: str, free_bytes: int, min_free_bytes: int) -> None:
+        super().__init__(directory, free_bytes, min_free_bytes)
+        self.directory = directory
+        self.free_bytes = free_bytes
+        self.min_free_bytes = min_free_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"the disk of {self.directory} has {self.free_bytes} bytes left, of which "
+            f"min_free_bytes ({self.min_free_bytes}) are not for messages; free space or lower "
+            "the retention, publishing then resumes by itself"
+        )
+
+
+class MemoryLow(LogError):
+    """The process uses as much memory as it may."""
+
+    limit_name = "max_memory_bytes"
+
+    def __init__(self, used_bytes: int, limit: int) -> None:
+        super().__init__(used_bytes, limit)
+        self.used_bytes = used_bytes
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"the broker uses {self.used_bytes} bytes of memory ({self.limit_name} {self.limit})"
+
+
+class IndexBehind(LogError):
+    """As many entries wait to be committed to the index as may; `cause` if it fails."""
+
+    limit_name = "max_uncommitted_entries"
+
+    def __init__(self, entries: int, limit: int, cause: str | None) -> None:
+        super().__init__(entries, limit, cause)
+        self.entries = entries
+        self.limit = limit
+        self.cause = cause
+
+    def __str__(self) -> str:
+        why = f": {self.cause}; free space, it catches up by itself" if self.cause else ""
+        return (
+            f"{self.entries} entries wait to be committed to the index ({self.limit_name} is "
+            f"{self.limit}){why}"
+        )
+
+
+class NoSegment(LogError):
+    """The next segment could not be made, for want of something else than room: descriptors,
+    memory, a disk that answers. Nothing has changed."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"the next segment cannot be made now ({self.cause})"
 
 
 class LogPoisoned(LogError):

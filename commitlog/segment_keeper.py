@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from holdfast.commitlog.commit_log import CommitLog
-from holdfast.commitlog.errors import DiskFull
+from holdfast.commitlog.errors import DiskFull, DiskLow, NoSegment
 from holdfast.commitlog.segment import Segment
 
 _logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SegmentKeeper:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except DiskFull as error:
+            except (DiskFull, DiskLow, NoSegment) as error:
                 _logger.warning("no segment could be prepared: %s", error)
             except Exception:
                 _logger.exception("a job on the segment files failed")

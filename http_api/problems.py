@@ -17,9 +17,13 @@ from holdfast.commitlog.errors import (
     BatchTooLarge,
     CorruptRecord,
     DiskFull,
+    DiskLow,
+    IndexBehind,
     LogClosed,
     LogOverloaded,
     LogPoisoned,
+    MemoryLow,
+    NoSegment,
     ProducerFenced,
     SequenceGap,
     SequenceTooOld,
@@ -82,6 +86,9 @@ KINDS: Mapping[str, Kind] = {
     "unknown-queue": Kind(404, "The topic has no such queue"),
     "unknown-group": Kind(404, "There is no such group"),
     "unknown-message": Kind(404, "There is no such message"),
+    # Who asks is not known, or may not do it.
+    "unauthenticated": Kind(401, "A token is needed"),
+    "forbidden": Kind(403, "The token does not grant this"),
     # It exists, but not as was thought.
     "producer-fenced": Kind(403, "A newer producer took over"),
     "topic-conflict": Kind(409, "The topic exists with other settings"),
@@ -94,6 +101,8 @@ KINDS: Mapping[str, Kind] = {
     "offset-beyond-end": Kind(416, "The offset is beyond the end of the queue"),
     "invalid-topic-change": Kind(422, "The topic cannot be changed like this"),
     # The broker cannot do it, or not now.
+    "too-many-client-connections": Kind(429, "Too many connections of one client", retry_after_s=1),
+    "too-many-connections": Kind(503, "Too many connections", retry_after_s=1),
     "too-many-held": Kind(429, "Too many pulls are held", retry_after_s=1),
     "internal-error": Kind(500, "The broker failed"),
     "corrupt-record": Kind(500, "The message is damaged on disk"),
@@ -101,6 +110,7 @@ KINDS: Mapping[str, Kind] = {
     "draining": Kind(503, "The broker is stopping", retry_after_s=2),
     "read-only": Kind(503, "The broker is read-only"),
     "overloaded": Kind(503, "Too much waits to be written", retry_after_s=1),
+    "storage-unavailable": Kind(503, "The storage cannot take it now", retry_after_s=1),
     "disk-full": Kind(507, "The disk is full", retry_after_s=10),
 }
 
@@ -208,9 +218,19 @@ _RULES: Mapping[type[Exception], _Rule] = {
     ),
     LogClosed: _Rule("draining", (), "send the request again once the broker is back"),
     LogOverloaded: _Rule(
-        "overloaded", ("limit", "waiting_bytes"), "wait a moment and send the request again"
+        "overloaded",
+        ("limit", "limit_name", "waiting_bytes"),
+        "wait a moment and send the request again",
     ),
     DiskFull: _Rule("disk-full", ("needed_bytes",)),
+    DiskLow: _Rule("disk-full", ("free_bytes", "min_free_bytes")),
+    MemoryLow: _Rule(
+        "overloaded", ("used_bytes", "limit", "limit_name"), "wait a moment and send it again"
+    ),
+    IndexBehind: _Rule(
+        "overloaded", ("entries", "limit", "limit_name"), "wait a moment and send it again"
+    ),
+    NoSegment: _Rule("storage-unavailable", (), "wait a moment and send the request again"),
     LogPoisoned: _Rule("read-only", ()),
     SequenceGap: _Rule(
         "sequence-gap",

@@ -16,6 +16,7 @@ from holdfast.commitlog.errors import (
     LogClosed,
     LogOverloaded,
     LogPoisoned,
+    NoSegment,
     ProducerFenced,
     SequenceGap,
 )
@@ -364,11 +365,16 @@ def test_what_comes_after_a_failed_write_is_refused(publishing: Publishing) -> N
     assert [h.base_offset for h in publishing.dispatched()] == [0]
 
 
-def test_a_failed_roll_poisons(publishing: Publishing) -> None:
+def test_a_segment_that_cannot_be_made_now_harms_only_who_needed_it(
+    publishing: Publishing,
+) -> None:
     request = publishing.submit()
-    publishing.disk.fail("create", errno.EIO)
+    publishing.disk.fail("create", errno.EMFILE)
+    following = publishing.submit()
     _run(publishing)
-    assert isinstance(request.error, LogPoisoned)
+    assert isinstance(request.error, NoSegment)
+    assert following.error is None
+    assert publishing.appender.poisoned is None
 
 
 def test_poisoning_answers_what_waits(publishing: Publishing) -> None:

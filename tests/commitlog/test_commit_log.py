@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from holdfast.commitlog.errors import (
     BatchTooLarge,
     CorruptRecord,
     DiskFull,
+    DiskLow,
+    NoSegment,
     UnknownFormatVersion,
 )
 from holdfast.commitlog.log_scan import Damage
@@ -249,10 +252,55 @@ def test_no_segment_is_made_of_the_reserve(simulated: SmallLog) -> None:
     log.roll()
 
 
-def test_another_failure_to_make_a_segment_passes_through(simulated: SmallLog) -> None:
-    _disk(simulated).fail("create", errno.EIO)
-    with pytest.raises(OSError, match="Input/output"):
+@pytest.mark.parametrize("call", ["create", "write", "sync", "rename"])
+def test_a_segment_that_cannot_be_made_now_changes_nothing(
+    simulated: SmallLog, call: Literal["create", "write", "sync", "rename"]
+) -> None:
+    """Descriptors run out and come back; nobody has been told of the segment yet."""
+    before = simulated.log.segments
+    _disk(simulated).fail(call, errno.EMFILE)
+    with pytest.raises(NoSegment, match="Too many open files"):
         simulated.log.roll()
+    assert simulated.log.segments is before
+    simulated.log.roll()
+    assert len(simulated.log.segments) == len(before) + 1
+
+
+@pytest.mark.parametrize(("spare", "is_refused"), [(-1, True), (0, False), (1, False)])
+def test_no_segment_is_made_of_the_last_room(
+    simulated: SmallLog, spare: int, is_refused: bool
+) -> None:
+    least = 10_000
+    log = CommitLog(
+        LOG,
+        CommitLogConfig(segment_bytes=SEGMENT_BYTES, min_free_bytes=least),
+        simulated.disk,
+        now_us=lambda: NOW_US,
+        free_bytes=lambda: SEGMENT_BYTES + least + spare,
+    )
+    if is_refused:
+        with pytest.raises(DiskLow):
+            log.roll()
+    else:
+        log.roll()
+    assert len(log.segments) == (0 if is_refused else 1)
+
+
+def test_a_block_on_a_part_of_the_disk_that_fails_is_unreadable(
+    simulated: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated.log.roll()
+    place = simulated.log.written_offset
+
+    def fails(*args: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(type(simulated.log.segments[0].file), "read", fails)
+    monkeypatch.setattr(type(simulated.log.segments[0].file), "read_nowait", fails)
+    with pytest.raises(CorruptRecord) as raised:
+        simulated.log.read_batch(place, 100)
+    assert raised.value.reason == "unreadable"
+    assert simulated.log.read_batch_nowait(place, 100) is None
 
 
 def test_segments_of_another_size_go_on_where_the_last_ends(tmp_path: Path) -> None:

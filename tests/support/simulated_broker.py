@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.commitlog.batch import Batch, encode_batch
-from holdfast.commitlog.errors import DiskFull, LogPoisoned, ProducerFenced, SequenceGap
+from holdfast.commitlog.errors import DiskFull, LogPoisoned, NoSegment, ProducerFenced, SequenceGap
 from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt, UnknownTopic
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
@@ -119,7 +119,7 @@ class SimulatedBroker(SimulatedProcess):
         if not is_new or topic.topic_id in self._deleted_ids or state.max_offset:
             raise BrokerViolation(f"{topic} came back with {state}")
         batch = Batch.decode(encode_batch([b"forget me"], queue_id=0))
-        with contextlib.suppress(LogPoisoned, DiskFull):
+        with contextlib.suppress(LogPoisoned, DiskFull, NoSegment):
             await bounded(self.store.publish(topic, [batch]))
         await self.store.delete_topic(topic.name)
         self._deleted_ids.add(topic.topic_id)
@@ -213,7 +213,7 @@ class SimulatedBroker(SimulatedProcess):
             results = await self.store.publish(
                 self.topic(producer.plan), attempt.batches, durability=attempt.durability
             )
-        except (LogPoisoned, DiskFull):
+        except (LogPoisoned, DiskFull, NoSegment):
             is_over = not producer.producer_id
         except (SequenceGap, ProducerFenced):
             is_over = self._judge_refusal(producer, attempt)
