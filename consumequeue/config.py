@@ -20,6 +20,12 @@ class ConsumeQueueConfig:
     state_map_size_bytes: int = setting(
         1024 * MIB, "Address space for topics and stored offsets.", minimum=MIB
     )
+    max_uncommitted_entries: int = setting(
+        200_000,
+        "Index entries that may be in memory alone, about 600 bytes each; beyond it publishing "
+        "answers 503 until the index catches up.",
+        minimum=1,
+    )
     tail_entries: int = setting(
         8, "Newest index entries a queue keeps in memory after they are committed.", minimum=1
     )

@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.commitlog.appender import Appender
 from holdfast.commitlog.commit_log import CommitLog
+from holdfast.consumequeue.admission import Admission
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.consume_queue import ConsumeQueue
+from holdfast.consumequeue.damage_book import DamageBook
 from holdfast.consumequeue.group_offsets import GroupOffsets
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.look_ups import LookUps
@@ -53,8 +55,10 @@ class MessageStore:
         state: StateStore,
         table: TopicTable,
         config: TopicsConfig,
+        admission: Admission,
         executor: ThreadPoolExecutor,
         cache_bytes: int,
+        damage: DamageBook,
         now_ms: Callable[[], int],
     ) -> None:
         self.topic_deleted: Callable[[int], None] = lambda topic_id: None
@@ -79,7 +83,7 @@ class MessageStore:
         self.change_topic = topics.change
         self.delete_topic = topics.delete
 
-        publishing = Publishing(table, appender)
+        publishing = Publishing(table, appender, admission)
         self.publish = publishing.publish
         self.completed = publishing.completed
 
@@ -90,6 +94,7 @@ class MessageStore:
             table=table,
             executor=executor,
             cache_bytes=cache_bytes,
+            damage=damage,
         )
         self.max_offset = reading.max_offset
         self.queue_state = reading.queue_state

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from holdfast.commitlog.appender import Appender, AppendRequest
 from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.errors import LogError
+from holdfast.consumequeue.admission import Admission
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.state_changes import settle
 from holdfast.consumequeue.topic_table import TopicTable
@@ -30,9 +32,10 @@ class Published:
 class Publishing:
     """The way into the log. `publish` is the event loop's, `completed` the reput thread's."""
 
-    def __init__(self, table: TopicTable, appender: Appender) -> None:
+    def __init__(self, table: TopicTable, appender: Appender, admission: Admission) -> None:
         self._table = table
         self._appender = appender
+        self._admission = admission
         self._loop = asyncio.get_running_loop()
 
     async def publish(
@@ -42,7 +45,8 @@ class Publishing:
         once it can be read from there (unless it asks for less than its topic's durability).
 
         Acknowledged as `durability` says ("fsync" or "written"), else as the topic does. Raises
-        UnknownTopic when it was deleted meanwhile, UnknownQueue, and the log's errors.
+        UnknownTopic when it was deleted meanwhile, UnknownQueue, and the log's errors: those of
+        an alarm too.
         Cancelling is safe: the batches may still be stored.
         """
         if self._table.by_id(topic.topic_id) is None:
@@ -52,7 +56,12 @@ class Publishing:
         durable = (durability or topic.config.durability) == "fsync"
         future: asyncio.Future[None] = self._loop.create_future()
         request = AppendRequest(topic.topic_id, batches, durable, context=future)
-        self._appender.submit(request)
+        self._admission.enter(request.size)
+        try:
+            self._appender.submit(request)
+        except LogError:
+            self._admission.leave(request.size)
+            raise
         await future
         return [
             Published(
@@ -69,12 +78,12 @@ class Publishing:
     def completed(self, requests: list[AppendRequest]) -> None:
         """Hand finished requests to the loop (called in the reput thread)."""
         try:
-            self._loop.call_soon_threadsafe(_finish, requests)
+            self._loop.call_soon_threadsafe(self._finish, requests)
         except RuntimeError:
             _logger.warning("%d publishes ended after the event loop", len(requests))
 
-
-def _finish(requests: list[AppendRequest]) -> None:
-    for request in requests:
-        if isinstance(request.context, asyncio.Future):
-            settle(request.context, request.error)
+    def _finish(self, requests: list[AppendRequest]) -> None:
+        for request in requests:
+            if isinstance(request.context, asyncio.Future):
+                self._admission.leave(request.size)
+                settle(request.context, request.error)

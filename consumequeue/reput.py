@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import lmdb
@@ -33,6 +34,9 @@ _logger = logging.getLogger(__name__)
 
 #: While recovering, entries are committed in groups of this many.
 _RECOVERY_GROUP = 50_000
+#: One transaction takes at most so many: a backlog goes in piece by piece.
+_COMMIT_GROUP = 50_000
+_FAILED_COMMIT_PAUSE_S = 1.0
 #: So many pieces of work are done before those who wait are told of them.
 _PASS_SIZE = 64
 
@@ -107,7 +111,8 @@ class ReputService:
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
         self._uncommitted: deque[_Uncommitted] = deque()
         self._position = index.position()
-        self._commit_failure: str | None = None
+        self.commit_failure: str | None = None
+        """Why the last commit failed, None when it did not."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-reput", daemon=True)
         self._committer = threading.Thread(
@@ -286,13 +291,18 @@ class ReputService:
         closing = False
         try:
             while not closing:
-                closing = self._closing.wait(self._commit_interval_s)
-                ends = self._try_commit(self._durable_offset)
-                if ends:
+                closing = self._closing.wait(self._pause_s())
+                while ends := self._try_commit(self._durable_offset):
                     self._work.put(ends)
         except Exception as error:  # the thread's last resort
             _logger.exception("the index thread failed")
             self._failed(error)
+
+    def _pause_s(self) -> float:
+        """A disk without room is asked seldom: each try is all of the work."""
+        if self.commit_failure is None:
+            return self._commit_interval_s
+        return max(self._commit_interval_s, _FAILED_COMMIT_PAUSE_S)
 
     def _try_commit(self, durable_offset: int) -> dict[QueueKey, int]:
         """As `commit`; when LMDB cannot (the disk is full), the entries stay in memory, and the
@@ -300,12 +310,12 @@ class ReputService:
         try:
             ends = self.commit(durable_offset)
         except lmdb.Error as error:
-            if str(error) != self._commit_failure:
-                self._commit_failure = str(error)
+            if str(error) != self.commit_failure:
+                self.commit_failure = str(error)
                 _logger.error("the index could not be committed, it lags behind: %s", error)
             return {}
-        if self._commit_failure is not None and ends:
-            self._commit_failure = None
+        if self.commit_failure is not None and ends:
+            self.commit_failure = None
             _logger.warning("the index can be committed again")
         return ends
 
@@ -315,7 +325,7 @@ class ReputService:
         lmdb.Error passes through; nothing is lost then.
         """
         group = []
-        for item in list(self._uncommitted):
+        for item in list(islice(self._uncommitted, _COMMIT_GROUP)):
             if item.unit.end_physical_offset > durable_offset:
                 break
             group.append(item)

@@ -13,10 +13,11 @@ from typing import Self, cast
 from prometheus_client import CollectorRegistry
 
 from holdfast import __version__
-from holdfast.config import Config
+from holdfast.config import Config, changed_keys
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
+from holdfast.http_api.access.service import AccessService
 from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
 from holdfast.http_api.server import Server, start_server
 from holdfast.storage import Storage, StorageEvents
@@ -35,6 +36,7 @@ class Broker:
         self._storage: Storage | None = None
         self._hold: PullRequestHoldService | None = None
         self._server: Server | None = None
+        self._access: AccessService | None = None
         self.failed: asyncio.Future[Exception] | None = None
         """Done when a part failed in a way that only a restart mends. Made by `start`."""
 
@@ -50,12 +52,13 @@ class Broker:
         """What health checks say."""
         storage = self._storage
         if storage is None:
-            return BrokerStatus(self._phase, (), None, {})
+            return BrokerStatus(self._phase)
         progress = storage.progress
         return BrokerStatus(
             self._phase,
             tuple(storage.degraded),
             storage.read_only,
+            storage.raised_alarms,
             {
                 "step": progress.step,
                 "done_bytes": progress.done_bytes,
@@ -66,8 +69,8 @@ class Broker:
     async def start(self) -> None:
         """Recover and serve; returns once requests are answered.
 
-        Raises DataDirInUse, NotADataDir, UnknownFormatVersion, or OSError (a port in use, a
-        directory that cannot be written); nothing is left running then.
+        Raises DataDirInUse, NotADataDir, UnknownFormatVersion, RemoteWithoutAccess, or OSError (a
+        port in use, a directory that cannot be written); nothing is left running then.
         """
         if self._phase != "stopped":
             return
@@ -91,6 +94,7 @@ class Broker:
             max_offset=lambda key: storage.store.max_offset(key),  # noqa: PLW0108
             scan=lambda *where: storage.store.scan_hot(*where),  # noqa: PLW0108
         )
+        access = self._access = AccessService(self._config.access, self._config.data_dir)
         context = ApiContext(
             # Set below, once there is one; nothing asks for it while the phase is "recovering".
             store=cast("MessageStore", None),
@@ -101,9 +105,14 @@ class Broker:
             registry=registry,
             version=__version__,
             info=self._info,
+            access=access.access,
+            audit=access.audit,
         )
         try:
+            await access.check_address(self._config.http_api.host)
             storage.lock()
+            await access.start()
+            self._audit("broker.start", version=__version__, config=changed_keys(self._config))
             self._server = await start_server(make_app(context), self._config.http_api)
             context.store = await storage.open()
             context.store.topic_deleted = hold.topic_deleted
@@ -125,6 +134,9 @@ class Broker:
             await self._server.stop()
         if self._storage is not None:
             await self._storage.close()
+        if self._access is not None:
+            self._audit("broker.stop")
+            await self._access.stop()
         self._phase = "stopped"
         self._storage = None
 
@@ -159,6 +171,11 @@ class Broker:
             self._storage.read_only = str(error)
         if not self.failed.done():
             self.failed.set_result(error)
+
+    def _audit(self, act: str, **details: object) -> None:
+        if self._access is not None and self._access.audit is not None:
+            where = str(self._config.data_dir.resolve())
+            self._access.audit.record(act, where, details=details)
 
     def _info(self) -> Mapping[str, object]:
         return {

@@ -20,6 +20,7 @@ from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.setting import KIB, MIB, setting
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.holdservice.config import HoldServiceConfig
+from holdfast.http_api.access.config import AccessConfig
 from holdfast.http_api.config import HttpConfig
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
@@ -41,6 +42,7 @@ _ORDERED = (
     ("http_api.default_pull_bytes", "http_api.max_pull_bytes"),
     ("http_api.page_size", "http_api.max_page_size"),
     ("topics.default_queues", "topics.max_queues_per_topic"),
+    ("topics.default_max_message_bytes", "http_api.max_request_bytes"),
 )
 
 
@@ -57,11 +59,18 @@ class Config:
     log_level: str = setting(
         "info", "Least urgent log lines to write.", choices=("debug", "info", "warning", "error")
     )
+    max_memory_bytes: int = setting(
+        0,
+        "Memory of the process above which publishing is refused (503). 0: 80 % of what the "
+        "machine, the cgroup or a limit on address space allows.",
+        minimum=0,
+    )
     commitlog: CommitLogConfig = field(default_factory=CommitLogConfig)
     consumequeue: ConsumeQueueConfig = field(default_factory=ConsumeQueueConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     holdservice: HoldServiceConfig = field(default_factory=HoldServiceConfig)
     http_api: HttpConfig = field(default_factory=HttpConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class ConfigError(Exception):
@@ -253,6 +262,15 @@ def resolve(
                 values[smaller].source,
             )
     return list(values.values())
+
+
+def changed_keys(config: Config) -> dict[str, object]:
+    """Return the values that differ from their defaults, by their keys' names."""
+    values = {
+        key.name: getattr(getattr(config, key.section) if key.section else config, key.field.name)
+        for key in keys()
+    }
+    return {key.name: values[key.name] for key in keys() if values[key.name] != key.default}
 
 
 def parse_size(found: object) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from holdfast.alarms import Alarms, index_backlog
 from holdfast.commitlog.appender import Appender, AppendRequest
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.data_dir import DataDir
@@ -20,6 +21,9 @@ from holdfast.commitlog.segment import Segment
 from holdfast.commitlog.segment_keeper import SegmentKeeper
 from holdfast.commitlog.syncer import Syncer
 from holdfast.config import Config
+from holdfast.consumequeue.admission import Admission
+from holdfast.consumequeue.damage_book import DamageBook, Fault
+from holdfast.consumequeue.damage_keeper import DamageKeeper
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.reput import ReputService
 from holdfast.consumequeue.retention_service import RetentionService
@@ -96,6 +100,14 @@ class Storage:
             monotonic=time.monotonic,
         )
         self.keeper = SegmentKeeper(opened.log)
+        data_dir = self._data_dir
+        self.alarms = Alarms(
+            directories=[data_dir.commitlog, data_dir.consumequeue, data_dir.state],
+            min_free_bytes=config.commitlog.min_free_bytes,
+            max_memory_bytes=config.max_memory_bytes,
+            index_behind=index_backlog(opened.reput, config.consumequeue.max_uncommitted_entries),
+        )
+        self.admission = Admission(config.commitlog.max_in_flight_bytes, self.alarms.by_name)
         self.appender = Appender(
             opened.log,
             opened.sequences,
@@ -107,7 +119,7 @@ class Storage:
             dispatch=opened.reput.dispatch,
             completed=opened.reput.finished,
             rolled=self._rolled,
-            failed=self._events.failed,
+            failed=self._append_failed,
         )
         self.store = MessageStore(
             log=opened.log,
@@ -117,8 +129,10 @@ class Storage:
             state=opened.state,
             table=opened.table,
             config=config.topics,
+            admission=self.admission,
             executor=self._executor,
             cache_bytes=config.consumequeue.hot_cache_bytes,
+            damage=opened.damage,
             now_ms=lambda: self._now_us() // 1000,
         )
         self.retention = RetentionService(
@@ -139,6 +153,8 @@ class Storage:
         self.appender.start()
         self.keeper.start()
         self.retention.start()
+        await self.alarms.start()
+        self.damage_keeper = DamageKeeper(opened.damage, self.store.commit_state)
         # A crash may have come between a change of the state and its note in the log.
         self._note_state()
         return self.store
@@ -147,7 +163,9 @@ class Storage:
         """Finish what was accepted and close everything; may be called twice."""
         opened = self._opened
         if opened is not None:
+            await self.alarms.stop()
             await self.retention.stop()
+            await self.damage_keeper.stop()
             await self.store.changes_done()
             await asyncio.get_running_loop().run_in_executor(None, self._stop_threads, opened)
             self._opened = None
@@ -178,14 +196,28 @@ class Storage:
         return self._opened.reput
 
     @property
-    def degraded(self) -> list[str]:
-        """What was found damaged."""
+    def degraded(self) -> list[Fault]:
+        """What is damaged and still kept."""
         opened = self._opened
         if opened is None:
             return []
-        if not opened.index.is_condemned:
-            return opened.degraded
-        return [*opened.degraded, "the index is damaged: it is rebuilt at the next start"]
+        faults = opened.faults()
+        if opened.index.is_condemned:
+            faults.append(Fault("damaged-index", "it is rebuilt at the next start"))
+        return faults
+
+    @property
+    def damage(self) -> DamageBook:
+        """What is known to be damaged; only while open."""
+        assert self._opened is not None
+        return self._opened.damage
+
+    @property
+    def raised_alarms(self) -> dict[str, str]:
+        """What stops publishing now, by name, until it passes by itself."""
+        if self._opened is None:
+            return {}
+        return {name: str(error) for name, error in self.alarms.raised().items()}
 
     def _in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._executor, function)
@@ -198,6 +230,13 @@ class Storage:
     def _sync_failed(self, error: Exception) -> None:
         self.read_only = f"a sync of the log failed: {error}"
         self.appender.poison(self.read_only)
+
+    def _append_failed(self, error: Exception) -> None:
+        """A write failed: reading goes on. What is no fault of the disk is one of the code."""
+        if isinstance(error, OSError):
+            self.read_only = f"a write to the log failed: {error}"
+        else:
+            self._events.failed(error)
 
     def _rolled(self, ended: Segment) -> None:
         """A segment ended (in the appender thread): begin the next with a snapshot."""

@@ -68,6 +68,18 @@ class StorageCollector(Collector):
         yield _gauge(
             "holdfast_read_only", "1 when nothing can be published.", int(bool(storage.read_only))
         )
+        alarms = GaugeMetricFamily(
+            "holdfast_alarm", "1 while this stops publishing.", labels=["alarm"]
+        )
+        raised = storage.raised_alarms
+        for name in storage.alarms.by_name:
+            alarms.add_metric([name], int(name in raised))
+        yield alarms
+        yield _gauge(
+            "holdfast_in_flight_bytes",
+            "Bytes of publishes accepted and not answered yet.",
+            storage.admission.in_flight_bytes,
+        )
         yield _gauge("holdfast_degraded", "Damages found at the start.", len(storage.degraded))
         yield _gauge(
             "holdfast_disk_free_bytes",

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 
 import lmdb
 
@@ -21,11 +20,14 @@ from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.data_dir import DataDir
-from holdfast.commitlog.disk import Disk
+from holdfast.commitlog.disk import Disk, free_bytes
+from holdfast.commitlog.errors import MISSING_SEGMENT
 from holdfast.commitlog.producer_sequences import ProducerSequences
 from holdfast.commitlog.recovery import Recovered, recover
 from holdfast.config import Config
 from holdfast.consumequeue.consume_queue import ConsumeQueue
+from holdfast.consumequeue.damage_at_start import keep_ends, note_damage, note_holes, recheck
+from holdfast.consumequeue.damage_book import DamageBook, Fault
 from holdfast.consumequeue.index import Index, IndexCorrupt, ReputPosition
 from holdfast.consumequeue.queue_lookup import queue_bytes_at
 from holdfast.consumequeue.reput import ReputService
@@ -79,8 +81,8 @@ class Opened:
     sequences: ProducerSequences
     reput: ReputService
     recovered: Recovered
-    degraded: list[str]
-    """What was found damaged."""
+    damage: DamageBook
+    """What is known to be damaged."""
     closing: ExitStack
     """Closes the files, once the threads have ended."""
 
@@ -89,6 +91,19 @@ class Opened:
         """The newest store timestamp that any queue has: the clock may have gone back since."""
         newest = [cq.newest.store_timestamp_us for cq in self.queues.values() if cq.newest]
         return max([self.recovered.last_timestamp_us, *newest])
+
+    def faults(self) -> list[Fault]:
+        """Return what is damaged and still kept."""
+
+        def topic_name(topic_id: int) -> str | None:
+            topic = self.table.by_id(topic_id)
+            return None if topic is None else topic.name
+
+        def min_offset(key: QueueKey) -> int:
+            cq = self.queues.get(key)
+            return 0 if cq is None else cq.min_offset
+
+        return self.damage.faults(topic_name, min_offset)
 
     @property
     def may_lack_topics(self) -> bool:
@@ -146,8 +161,13 @@ class StorageOpening:
             self._progress.step = "opening the state"
             state = self._open_state()
             closing.callback(state.stop)
-            degraded = [f"{path.name}: {reason}" for path, reason in log.damaged_headers]
-            degraded += _complete(state, log)
+            book = DamageBook()
+            book.files += [
+                Fault("damaged-file", f"{path.name}: {reason}")
+                for path, reason in log.damaged_headers
+            ]
+            book.files += [Fault("damaged-state", lost) for lost in _complete(state, log)]
+            book.load(state.records)
             self._progress.step = "opening the index"
             index = Index(self._data_dir.consumequeue, self._config.consumequeue.map_size_bytes)
             closing.callback(index.close)
@@ -156,9 +176,9 @@ class StorageOpening:
                 _logger.warning("the index reaches beyond the end of the log: it is rebuilt")
                 indexed_ends = _indexed_ends(index)
                 index.clear()
-            opened = self._recover(log, state, index, degraded, closing)
-            _keep_ends(opened, indexed_ends)
-            for fault in opened.degraded:
+            opened = self._recover(log, state, index, indexed_ends, book)
+            opened.closing = closing.pop_all()
+            for fault in opened.faults():
                 _logger.error("the data directory is damaged: %s", fault)
             return opened
 
@@ -170,6 +190,7 @@ class StorageOpening:
             now_us=self._now_us,
             disk_full=self._data_dir.release_reserve,
             has_reserve=self._data_dir.has_reserve,
+            free_bytes=lambda: free_bytes(self._data_dir.commitlog),
         )
         log.open()
         return log
@@ -192,8 +213,8 @@ class StorageOpening:
         log: CommitLog,
         state: StateStore,
         index: Index,
-        degraded: list[str],
-        closing: ExitStack,
+        indexed_ends: dict[QueueKey, int],
+        book: DamageBook,
     ) -> Opened:
         """Walk the log from where the index ends. On success the files are the caller's."""
         table = TopicTable(state.records)
@@ -218,6 +239,7 @@ class StorageOpening:
 
         def on_block(header: BatchHeader) -> None:
             sequences.record(header)
+            _note_gap(header, queues, table, book)
             reput.recovered(header)
 
         self._progress.step = "recovering the log"
@@ -229,17 +251,14 @@ class StorageOpening:
             on_block=on_block,
             progress=self._set_progress,
         )
-        degraded += [
-            f"the log lacks {before.end_offset} to {after.start_offset}"
-            for before, after in pairwise(log.segments)
-            if before.end_offset < after.start_offset
-        ]
-        degraded += [
-            f"the log is damaged: {damage}"
-            for damage in recovered.damage
-            if damage.reason != "missing-segment"
-        ]
+        for found in recovered.damage:
+            if found.reason != MISSING_SEGMENT:
+                note_damage(found, book)
         _set_begins(index, queues, table)
+        _note_lost_ends(queues, table, indexed_ends, book)
+        keep_ends(queues, book)
+        note_holes(log, index, queues, book)
+        recheck(log, index, queues, book)
         return Opened(
             log,
             state,
@@ -249,8 +268,8 @@ class StorageOpening:
             sequences,
             reput,
             recovered,
-            degraded,
-            closing.pop_all(),
+            book,
+            ExitStack(),
         )
 
     def _new_sequences(self) -> ProducerSequences:
@@ -296,15 +315,38 @@ def _indexed_ends(index: Index) -> dict[QueueKey, int]:
     return {key: unit.end_offset for key, unit in last.items() if unit is not None}
 
 
-def _keep_ends(opened: Opened, ends: dict[QueueKey, int]) -> None:
-    """Let queues go on where they had ended, though the log lost their last messages: an offset
-    that stood for one message never stands for another."""
+def _note_lost_ends(
+    queues: dict[QueueKey, ConsumeQueue],
+    table: TopicTable,
+    ends: dict[QueueKey, int],
+    book: DamageBook,
+) -> None:
+    """Note what the index had beyond the end of the log."""
     for key, end in ends.items():
-        if key[0] == STATE_TOPIC_ID or opened.table.by_id(key[0]) is not None:
-            cq = opened.queues.setdefault(key, ConsumeQueue(None, 0, 0))
-            if cq.max_offset < end:
-                opened.degraded.append(f"the log lacks queue {key} from {cq.max_offset} to {end}")
-                cq.max_offset = end
+        if table.by_id(key[0]) is not None:
+            cq = queues.get(key)
+            max_offset = 0 if cq is None else cq.max_offset
+            if max_offset < end:
+                book.note_lost(key, max_offset, end, "lost-end")
+
+
+def _note_gap(
+    header: BatchHeader,
+    queues: dict[QueueKey, ConsumeQueue],
+    table: TopicTable,
+    book: DamageBook,
+) -> None:
+    """Note what lies between a block and the one before it in its queue: it was damaged beyond
+    recognition, or its segment is gone."""
+    key = (header.topic_id, header.queue_id)
+    if table.by_id(header.topic_id) is None:
+        return
+    cq = queues.get(key)
+    expected = 0
+    if cq is not None:
+        expected = cq.min_offset if cq.indexed is None else cq.indexed.end_offset
+    if header.base_offset > expected:
+        book.note_lost(key, expected, header.base_offset, "missing-block")
 
 
 def _durability_of(table: TopicTable) -> Callable[[int], bool | None]:

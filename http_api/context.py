@@ -11,8 +11,11 @@ from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import Topic
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
+from holdfast.http_api.access.audit import AuditLog
+from holdfast.http_api.access.door import Access
 from holdfast.http_api.bodies import BodyReader
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.connections import Connections
 from holdfast.http_api.metrics import Metrics
 
 T = TypeVar("T")
@@ -26,6 +29,8 @@ class BrokerStatus:
     """recovering, ready, draining or stopped."""
     degraded: tuple[str, ...] = ()
     read_only: str | None = None
+    alarms: Mapping[str, str] = field(default_factory=dict)
+    """What stops publishing now, by name, until it passes by itself."""
     progress: Mapping[str, object] = field(default_factory=dict)
     """How far recovery has come."""
 
@@ -46,8 +51,11 @@ class ApiContext:
     registry: CollectorRegistry
     version: str
     info: Callable[[], Mapping[str, object]]
+    access: Access = field(default_factory=Access)
+    audit: AuditLog | None = None
     metrics: Metrics = field(init=False)
     bodies: BodyReader = field(init=False)
+    connections: Connections = field(init=False)
     openapi: bytes = field(init=False, default=b"")
     """This API's description."""
     _turns: dict[int, int] = field(init=False, default_factory=dict)
@@ -56,6 +64,7 @@ class ApiContext:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.registry)
         self.bodies = BodyReader(self.config)
+        self.connections = Connections(self.config)
 
     def next_queue(self, topic: Topic) -> int:
         """Return the queue whose turn it is, for messages that name none."""

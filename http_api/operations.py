@@ -37,9 +37,12 @@ async def get_ready(call: Call[NoParams]) -> Reply:
             phase=status.phase,
             degraded=status.degraded,
             read_only=status.read_only,
+            alarms=status.alarms,
             progress=status.progress,
         )
-    return call.reply(ReadyReply(status.phase, list(status.degraded), status.read_only))
+    return call.reply(
+        ReadyReply(status.phase, list(status.degraded), status.read_only, dict(status.alarms))
+    )
 
 
 async def get_metrics(call: Call[NoParams]) -> Reply:

@@ -362,8 +362,9 @@ class HealthReply(Struct):
 
 class ReadyReply(Struct):
     """The broker serves. `degraded` names its faults; `read_only` says why nothing can be
-    published."""
+    published until it is restarted, `alarms` what stops publishing until it passes by itself."""
 
     phase: str
     degraded: list[str]
     read_only: str | None
+    alarms: dict[str, str]

@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "commitlog.setting",
         "consumequeue.config",
         "holdservice.config",
+        "http_api.access.config",
         "http_api.config",
     ),
     "holdfast.config_reference": ("holdfast.config",),
@@ -47,7 +48,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.backup": ("commitlog", "consumequeue"),
     "holdfast.dump": ("commitlog",),
     "holdfast.storage_opening": ("commitlog", "consumequeue", "holdfast.config"),
+    "holdfast.alarms": ("commitlog", "consumequeue"),
     "holdfast.storage": (
+        "holdfast.alarms",
         "commitlog",
         "consumequeue",
         "holdfast.config",
@@ -83,6 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.config_reference",
         "holdfast.demo",
         "holdfast.dump",
+        "http_api.access",
     ),
     "holdfast.__main__": ("holdfast.cli",),
 }

@@ -75,7 +75,11 @@ async def _serve(config: Config) -> ExitCode:
             _logger.critical("stopping: %s", broker.failed.result())
             code = ExitCode.FAILED
         stop()
+        read_only = broker.status.read_only
         await broker.stop()
+        if read_only is not None:
+            _logger.critical("it was read-only: %s", read_only)
+            code = ExitCode.FAILED
     stopping.cancel()
     deadline.cancel()
     return code

@@ -59,7 +59,8 @@ def _may_pass(error: HoldfastError, *, safe: bool) -> bool:
     if isinstance(error, ConnectionFailed):
         return safe or not error.maybe_executed
     if isinstance(error, ApiError):
-        return error.is_passing or (safe and error.status in _GATEWAY_FAILED)
+        passes = error.is_passing or error.retry_after_s is not None
+        return passes or (safe and error.status in _GATEWAY_FAILED)
     return False
 
 

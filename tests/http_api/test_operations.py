@@ -10,17 +10,25 @@ OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 async def test_health_and_readiness(api: Api) -> None:
     assert (await api.get("/healthz")).json() == {"status": "alive"}
     answer = await api.get("/readyz")
-    assert answer.json() == {"phase": "ready", "degraded": [], "read_only": None}
+    assert answer.json() == {
+        "phase": "ready",
+        "degraded": [],
+        "read_only": None,
+        "alarms": {},
+    }
 
 
 async def test_a_degraded_broker_is_ready_and_says_what_is_wrong(api: Api) -> None:
-    api.status = BrokerStatus("ready", ("a bad block at 4096",), "a sync failed")
+    api.status = BrokerStatus(
+        "ready", ("a bad block at 4096",), "a sync failed", {"disk": "too full"}
+    )
     answer = await api.get("/readyz")
     assert answer.status == 200
     assert answer.json() == {
         "phase": "ready",
         "degraded": ["a bad block at 4096"],
         "read_only": "a sync failed",
+        "alarms": {"disk": "too full"},
     }
 
 

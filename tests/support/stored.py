@@ -20,11 +20,12 @@ _DEADLINE_S = 20.0
 
 
 def small_config(data_dir: Path, **commitlog: Any) -> Config:
-    """Return a configuration with segments of 1 MiB, no reserve, and retention left to the
+    """Return a configuration with segments of 1 MiB, no room kept free, and retention left to the
     test; `commitlog` overrides the section's values."""
     values = {
         "segment_bytes": MIB,
         "reserve_bytes": 0,
+        "min_free_bytes": 0,
         "flush_interval_ms": 5,
         "retention_interval_ms": 3_600_000,
         **commitlog,

@@ -1,0 +1,102 @@
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from holdfast import alarms
+from holdfast.alarms import Alarms, disk_low, index_backlog, memory_use
+from holdfast.commitlog.errors import DiskLow, MemoryLow
+from holdfast.storage import Storage, StorageEvents
+from tests.support.stored import small_config
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(("free", "is_raised"), [(99, True), (100, False), (101, False)])
+def test_a_disk_with_less_than_its_least_room_stops_publishing(free: int, is_raised: bool) -> None:
+    found = disk_low({Path("/log"): 500, Path("/state"): free}, 100)
+    assert (found is not None) is is_raised
+    if found is not None:
+        assert (found.directory, found.free_bytes, found.min_free_bytes) == ("/state", free, 100)
+
+
+def test_no_least_room_and_no_disk_that_answers_stop_nothing() -> None:
+    assert disk_low({Path("/log"): 0}, 0) is None
+    assert disk_low({}, 100) is None
+
+
+@pytest.mark.parametrize(("entries", "is_raised"), [(9, False), (10, False), (11, True)])
+def test_an_index_that_too_much_waits_for_stops_publishing(entries: int, is_raised: bool) -> None:
+    reput = SimpleNamespace(uncommitted_count=entries, commit_failure="no room")
+    found = index_backlog(cast(Any, reput), 10)()
+    assert (found is not None) is is_raised
+    assert found is None or "no room" in str(found)
+
+
+def _alarms(**limits: int) -> Alarms:
+    given: dict[str, Any] = {"min_free_bytes": 0, "max_memory_bytes": 0, **limits}
+    return Alarms(directories=[Path("/")], index_behind=lambda: None, **given)
+
+
+@pytest.mark.parametrize(("used", "is_raised"), [(99, False), (100, False), (101, True)])
+async def test_memory_above_its_limit_stops_publishing(
+    used: int, is_raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "memory_use", lambda limit: (used, limit))
+    watch = _alarms(max_memory_bytes=100)
+    await watch.start()
+    assert isinstance(watch.raised().get("memory"), MemoryLow) is is_raised
+    await watch.stop()
+
+
+async def test_an_alarm_is_noticed_and_passes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "INTERVAL_S", 0.001)
+    free = 1000
+    monkeypatch.setattr(alarms, "free_bytes", lambda directory: free)
+    watch = _alarms(min_free_bytes=100)
+    await watch.start()
+    assert watch.raised() == {}
+    free = 99
+    await _until(lambda: isinstance(watch.raised().get("disk"), DiskLow))
+    free = 100
+    await _until(lambda: not watch.raised())
+    await watch.stop()
+    await watch.stop()
+
+
+def test_the_memory_that_counts_is_the_process_own() -> None:
+    before, limit = memory_use(0)
+    assert 0 < before < limit
+    held = b"x" * (64 * MIB)
+    after, _ = memory_use(0)
+    assert after - before > len(held) * 0.9
+    assert memory_use(5)[1] == 5
+
+
+async def test_a_storage_in_alarm_refuses_publishers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "free_bytes", lambda directory: 10)
+    storage = Storage(
+        small_config(tmp_path / "data", min_free_bytes=11),
+        StorageEvents(arrived=lambda advanced: None, failed=lambda error: None),
+    )
+    storage.lock()
+    store = await storage.open()
+    topic, _ = await store.create_topic("t", queues=1)
+    assert list(storage.raised_alarms) == ["disk"]
+    with pytest.raises(DiskLow):
+        await store.publish(topic, [])
+    stored = await store.store_offsets("g", topic, {0: 0})
+    assert stored.version == 1
+    await storage.close()
+    assert storage.raised_alarms == {}
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
