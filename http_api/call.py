@@ -45,6 +45,15 @@ class Call(Generic[P]):
         connection = self.request.protocol
         assert isinstance(connection, Connection)
         return connection.received_at
+        return self._connection.received_at
+
+    @property
+    def client(self) -> str:
+        """Whose request it is, for limits that are counted per client address."""
+        return self._connection.client
+
+    @property
+    def _connection(self) -> Connection:
 
     # The path's names are checked before anything is looked up: they arrive percent-decoded,
     # slashes and all.

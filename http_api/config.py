@@ -24,16 +24,36 @@ class HttpConfig:
         30_000, "A request whose body is not complete by then is refused.", minimum=1
     )
     write_timeout_ms: int = setting(
-        60_000, "A client that does not take a reply by then is cut off.", minimum=1
+        60_000, "A client that does not take a whole reply by then is cut off.", minimum=1
+    )
+    min_transfer_bytes_per_s: int = setting(
+        1024,
+        "Least rate of a body that comes, and of a reply that is not taken at once; "
+        "0 asks for none.",
+        minimum=0,
+    )
+    transfer_grace_ms: int = setting(
+        10_000, "Over how long that rate is measured, and so the first time it counts.", minimum=1
     )
     max_arriving_bytes: int = setting(
         256 * MIB, "Bodies that may be arriving at once, in all; beyond it 503.", minimum=1
+    )
+    max_unsent_bytes: int = setting(
+        256 * MIB,
+        "Replies that may wait in memory for their clients, in all; beyond it the client that "
+        "holds the most is cut off.",
+        minimum=1,
     )
     keepalive_timeout_ms: int = setting(
         75_000, "An idle connection is closed after this.", minimum=1
     )
     max_connections: int = setting(
-        120_000, "Connections in all; beyond it a new one is closed at once.", minimum=1
+        120_000,
+        "Connections in all, or fewer if the process may not open so many files; beyond it 503.",
+        minimum=1,
+    )
+    max_connections_per_client: int = setting(
+        30_000, "Connections of one client address (of one /64 network in IPv6).", minimum=1
     )
     default_pull_messages: int = setting(32, "max_messages of a pull that does not say.", minimum=1)
     max_pull_messages: int = setting(10_000, "Largest max_messages of a pull.", minimum=1)

@@ -2,19 +2,27 @@
 
 aiohttp guards an idle connection (keep-alive). Guarded here are a head that does not come to
 its end, and a client that does not take its reply. A body's deadline is its reader's (`bodies`).
+
+The write buffer's limits are 0: writing is paused whenever the system has not taken all of a
+reply, which only a slow client brings about. From then on the reply counts among those that wait
+in memory, and its client must keep up a least pace.
 """
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from holdfast.http_api.client_address import UNKNOWN
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.connections import Connections
+from holdfast.http_api.pace import Pace
 from holdfast.http_api.problems import Problem, problem_for
-from holdfast.http_api.reply import Reply, problem_reply
+from holdfast.http_api.reply import Bytes, Reply, problem_reply
 
 _logger = logging.getLogger(__name__)
 
@@ -25,16 +33,28 @@ LINGERING_S = 2.0
 
 
 class Connection(RequestHandler):
-    """One client's connection. `others` are all that are open; it adds and removes itself."""
+    """One client's connection. It adds itself to `connections`, if it is let in, and removes
+    itself."""
 
-    __slots__ = ("_config", "_head_timer", "_others", "_wire", "_write_timer", "received_at")
+    __slots__ = (
+        "_config",
+        "_connections",
+        "_head_timer",
+        "_pace",
+        "_sending_bytes",
+        "_wire",
+        "_write_deadline",
+        "_write_timer",
+        "client",
+        "received_at",
+    )
 
     def __init__(
         self,
         manager: web.Server,
         loop: asyncio.AbstractEventLoop,
         config: HttpConfig,
-        others: "set[Connection]",
+        connections: Connections,
     ) -> None:
         super().__init__(
             manager,
@@ -46,37 +66,56 @@ class Connection(RequestHandler):
             lingering_time=LINGERING_S,
         )
         self._config = config
-        self._others = others
+        self._connections = connections
         self._wire: asyncio.Transport | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._write_deadline = 0.0
+        self._sending_bytes = 0
+        self._pace: Pace | None = None
+        self.client = UNKNOWN
+        """Whose connection it is, for limits that are counted per client."""
         self.received_at = 0.0
         """When bytes last came, by the loop's clock."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for a head; close at once when too many connections are open."""
-        self._wire = cast(asyncio.Transport, transport)
-        if len(self._others) >= self._config.max_connections:
-            self.abort()
+        """Begin to wait for a head, if there is room for one more connection."""
+        wire = cast(asyncio.Transport, transport)
+        client = self._connections.enter(wire, is_plain=True)
+        if client is None:
             return
-        self._others.add(self)
+        self.client = client
+        self._wire = wire
+        wire.set_write_buffer_limits(high=0)
+        self._connections.open.add(self)
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Let go of everything; a request that is being answered is cancelled."""
-        self._others.discard(self)
+        if self in self._connections.open:
+            self._connections.open.remove(self)
+            self._connections.leave(self.client)
         self._wire = None
-        for timer in (self._head_timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
-        self._head_timer = self._write_timer = None
+        self._end_behind()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
         super().connection_lost(exc)
 
     def abort(self) -> None:
         """Close without sending what is still to be sent."""
         if self._wire is not None:
             self._wire.abort()
+
+    def cut_off(self, reason: str) -> None:
+        """Close at once a client that uses up what is there for all."""
+        self._connections.closed_early[reason] += 1
+        self._connections.log_seldom(
+            reason, f"closed a connection of {self.client or 'a client'}: {reason}"
+        )
+        self._end_behind()
+        self.abort()
 
     # -- a head that does not come to its end ------------------------------------------------
 
@@ -105,21 +144,68 @@ class Connection(RequestHandler):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
+        self._connections.closed_early["slow-head"] += 1
         self.force_close()
 
     # -- a reply that is not taken -----------------------------------------------------------
 
+    async def send(self, parts: Sequence[Bytes], size: int) -> None:
+        """Write a whole reply of `size` bytes, then wait until the system has taken all of it.
+
+        Raises ConnectionResetError when the client is gone.
+        """
+        wire = self._wire
+        if wire is None or wire.is_closing():
+            raise ConnectionResetError("the client is gone")
+        self._sending_bytes = size
+        if len(parts) == 1:
+            wire.write(parts[0])
+        else:
+            wire.writelines(parts)
+        if self._paused:
+            await self._drain_helper()
+
     def pause_writing(self) -> None:
-        """The client has fallen behind: from now on it has write_timeout_ms to catch up."""
+        """The client has fallen behind: from now on it must keep a pace, and come to an end."""
         super().pause_writing()
-        self._write_timer = self._loop.call_later(self._config.write_timeout_ms / 1000, self.abort)
+        self._begin_behind()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
+        self._end_behind()
+        super().resume_writing()
+
+    def _begin_behind(self) -> None:
+        now = self._loop.time()
+        self._write_deadline = now + self._config.write_timeout_ms / 1000
+        self._pace = Pace(self._config.min_transfer_bytes_per_s, now, -self._unsent_bytes())
+        self._await_progress(now)
+        for slowest in self._connections.unsent.add(self, self.client, self._sending_bytes):
+            slowest.cut_off("unsent-limit")
+
+    def _end_behind(self) -> None:
+        self._pace = None
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-        super().resume_writing()
+        self._connections.unsent.discard(self)
+
+    def _await_progress(self, now: float) -> None:
+        self._write_timer = self._loop.call_at(
+            min(now + self._config.transfer_grace_ms / 1000, self._write_deadline),
+            self._check_progress,
+        )
+
+    def _check_progress(self) -> None:
+        now = self._loop.time()
+        assert self._pace is not None
+        if now >= self._write_deadline or self._pace.is_too_slow(now, -self._unsent_bytes()):
+            self.cut_off("slow-reader")
+        else:
+            self._await_progress(now)
+
+    def _unsent_bytes(self) -> int:
+        return self._wire.get_write_buffer_size() if self._wire is not None else 0
 
     # -- what is no request ------------------------------------------------------------------
 

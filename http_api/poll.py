@@ -62,7 +62,7 @@ async def poll(call: Call[PollParams]) -> Reply:
             continue
         waits = {(topic.topic_id, queue): offset for queue, offset in offsets.items()}
         del reads
-        scanned = await waiting.hold(context, topic, waits, call.request.remote, message_filter)
+        scanned = await waiting.hold(context, topic, waits, call.client, message_filter)
         offsets = {queue: offset for (_, queue), offset in scanned.items()}
         if waiting.is_over():
             reads = [

@@ -88,9 +88,7 @@ async def pull(call: Call[PullParams]) -> Reply:
             # The filter scanned its share of a long queue; there is time for more.
             await asyncio.sleep(0)
             continue
-        scanned = await waiting.hold(
-            context, topic, {key: offset}, call.request.remote, message_filter
-        )
+        scanned = await waiting.hold(context, topic, {key: offset}, call.client, message_filter)
         offset = scanned[key]
         if waiting.is_over():
             fetched = nothing_at(context, topic, queue, offset)
@@ -153,7 +151,7 @@ class Waiting:
         context: ApiContext,
         topic: Topic,
         waits: Mapping[QueueKey, int],
-        client: str | None,
+        client: str,
         message_filter: MessageFilter | None,
     ) -> dict[QueueKey, int]:
         """Wait for a message in any of the queues, and return how far each was scanned.
@@ -163,7 +161,7 @@ class Waiting:
         """
         started = monotonic()
         woken = await context.hold.hold(
-            waits, wait_s=self._deadline - started, client=client or "", filter=message_filter
+            waits, wait_s=self._deadline - started, client=client, filter=message_filter
         )
         self.held_s += monotonic() - started
         if woken.outcome is Outcome.DRAINING:

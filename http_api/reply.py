@@ -17,6 +17,9 @@ from aiohttp.http import HttpVersion11
 from holdfast.http_api.problems import Problem
 
 Bytes = bytes | bytearray | memoryview
+if TYPE_CHECKING:
+    from holdfast.http_api.connection import Connection
+
 Headers = Sequence[tuple[str, str]]
 
 PROBLEM_JSON = "application/problem+json"
@@ -75,20 +78,16 @@ class Reply(web.StreamResponse):
         request, self._request = self._request, None
         if request is None:
             return
-        transport = request.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client is gone")
+        connection = cast("Connection", request.protocol)
         parts, self._parts = self._parts, ()
         size = sum(map(len, parts))
         head = self._head(request, size)
         if size == 0 or request.method == hdrs.METH_HEAD:
-            transport.write(head)
+            await connection.send((head,), len(head))
         elif size < _JOIN_BELOW:
-            transport.write(b"".join((head, *parts)))
+            await connection.send((b"".join((head, *parts)),), size)
         else:
-            transport.writelines((head, *parts))
-        if request.protocol.writing_paused:
-            await request.writer.drain()
+            await connection.send((head, *parts), size)
 
     def _head(self, request: web.BaseRequest, size: int) -> bytes:
         lines = [

@@ -7,6 +7,7 @@ from aiohttp import web
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.connection import Connection
+from holdfast.http_api.connections import Connections
 
 #: Connections that may wait to be accepted: a thousand clients may come back at once.
 BACKLOG = 4096
@@ -20,7 +21,7 @@ class Server:
         app: App,
         manager: web.Server,
         listener: asyncio.Server,
-        connections: set[Connection],
+        connections: Connections,
         timeout_s: float,
     ) -> None:
         self._app = app
@@ -33,7 +34,7 @@ class Server:
     @property
     def connection_count(self) -> int:
         """Connections that are open now."""
-        return len(self._connections)
+        return self._connections.count
 
     async def stop(self) -> None:
         """Take no more connections, answer what is held, let what is under way end, close.
@@ -51,9 +52,8 @@ class Server:
         # It waits that long twice: for requests to end, then for their cancellation.
         await self._manager.shutdown(self._timeout_s / 2)
         await self._app.stop()
-        for connection in list(self._connections):
-            connection.abort()
-        while self._connections:  # noqa: ASYNC110 - an abort needs a turn or two of the loop
+        self._connections.abort_all()
+        while not self._connections.is_empty:  # noqa: ASYNC110 - an abort needs a turn or two of the loop
             await asyncio.sleep(0)
         await listener.wait_closed()
 
@@ -65,7 +65,7 @@ async def start_server(app: App, config: HttpConfig) -> Server:
     """
     # A client that goes away cancels its pull. What must come to its end is shielded.
     manager = web.Server(app.answer, handler_cancellation=True)
-    connections: set[Connection] = set()
+    connections = app.connections
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(
         lambda: Connection(manager, loop, config, connections),

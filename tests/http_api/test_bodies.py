@@ -143,7 +143,7 @@ async def test_a_body_whose_connection_was_stopped_already_is_read_on(api: Api) 
         async with asyncio.timeout(10):
             while not api.server.connection_count:
                 await asyncio.sleep(0)
-        (connection,) = api.server._connections
+        (connection,) = api.context.connections.open
         connection.data_received(HEAD + b"Content-Length: %d\r\n\r\n" % len(body))
         connection.data_received(body[:700_000])
         assert connection._reading_paused

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
@@ -96,19 +97,79 @@ async def test_an_idle_connection_is_closed() -> None:
             assert await one.closed() == b""
 
 
-async def test_connections_beyond_the_cap_are_closed_at_once() -> None:
-    async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
+@pytest.mark.parametrize(
+    ("settings", "status", "slug"),
+    [
+        ({"max_connections": 1}, 503, "too-many-connections"),
+        ({"max_connections_per_client": 1}, 429, "too-many-client-connections"),
+    ],
+)
+@pytest.mark.parametrize("speaks_first", [False, True])
+async def test_a_connection_beyond_the_cap_is_told_so_and_closed(
+    settings: dict[str, Any], status: int, slug: str, speaks_first: bool
+) -> None:
+    async with running_api(**settings) as api, raw_connection(api.server.port) as first:
         await first.send(HEALTH)
         assert (await first.answer())[0] == 200
         async with raw_connection(api.server.port) as second:
+            if speaks_first:
+                await second.send(HEALTH)
+            found, headers, body = await second.answer()
+            assert (found, headers["retry-after"], headers["connection"]) == (status, "1", "close")
+            assert f"/problems/{slug}".encode() in body
             assert await second.closed() == b""
         await first.send(HEALTH)
         assert (await first.answer())[0] == 200
         assert api.server.connection_count == 1
+        assert api.context.connections.refused == {slug: 1}
+    async with asyncio.timeout(10):
+        while not api.context.connections.is_empty:
+            await asyncio.sleep(0)
 
 
-async def test_a_client_that_does_not_read_is_cut_off_and_harms_no_other() -> None:
-    async with running_api(write_timeout_ms=100) as api:
+async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.http_api.connections.FAREWELL_S", 0.05)
+    async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
+        await first.send(HEALTH)
+        await first.answer()
+        async with raw_connection(api.server.port) as second:
+            await second.send(b"x" * 100_000)
+            async with asyncio.timeout(10):
+                await second.closed()
+                while api.context.connections._farewells:
+                    await asyncio.sleep(0)
+
+
+async def test_only_so_many_are_told_why_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("holdfast.http_api.connections.MAX_FAREWELLS", 1)
+    async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
+        await first.send(HEALTH)
+        await first.answer()
+        async with (
+            raw_connection(api.server.port) as told,
+            raw_connection(api.server.port) as untold,
+        ):
+            assert (await told.answer())[0] == 503
+            assert await untold.closed() == b""
+    warnings = [each for each in caplog.records if "max_connections" in each.getMessage()]
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"write_timeout_ms": 100, "min_transfer_bytes_per_s": 0},
+        {"transfer_grace_ms": 100},
+    ],
+)
+async def test_a_client_that_does_not_read_is_cut_off_and_harms_no_other(
+    settings: dict[str, Any],
+) -> None:
+    async with running_api(**settings) as api:
         await api.store.create_topic("orders")
         for _ in range(4):
             body = {"body": "x" * 4_000_000, "queue": 0}
@@ -121,7 +182,58 @@ async def test_a_client_that_does_not_read_is_cut_off_and_harms_no_other() -> No
                 await asyncio.sleep(0)
             while api.server.connection_count > 1:
                 assert (await api.get("/healthz")).status == 200
+        assert api.context.connections.closed_early == {"slow-reader": 1}
+        assert api.context.connections.unsent.total_bytes == 0
         stuck.close()
+
+
+async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
+    async with running_api(max_unsent_bytes=30_000_000) as api:
+        await api.store.create_topic("orders")
+        for _ in range(4):
+            await api.publish("orders", {"body": "x" * 4_000_000, "queue": 0})
+        ask = PULL.replace(b"&wait", b"&max_bytes=16000000&max_messages=4&wait")
+        stuck = []
+        connections = api.context.connections
+        for waiting in (1, 2, 2, 2):
+            one = socket.create_connection(
+                ("127.0.0.1", api.server.port), source_address=("127.0.0.2", 0)
+            )
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.sendall(ask)
+            stuck.append(one)
+            async with asyncio.timeout(10):
+                while len(stuck) - connections.closed_early["unsent-limit"] > waiting:
+                    await asyncio.sleep(0)
+                while len(connections.unsent) < waiting:
+                    await asyncio.sleep(0)
+            assert connections.unsent.total_bytes <= 30_000_000
+        # A client elsewhere that reads is served, and never the one that gives way.
+        answer = await api.get("/v1/topics/orders/queues/0/messages?offset=0&max_bytes=16000000")
+        size = len(answer.body)
+        del answer
+        assert size > 12_000_000
+        assert connections.closed_early["unsent-limit"] in (2, 3)
+        for one in stuck:
+            one.close()
+
+
+async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
+    async with running_api(transfer_grace_ms=400, min_transfer_bytes_per_s=100_000) as api:
+        await api.store.create_topic("orders")
+        for _ in range(4):
+            await api.publish("orders", {"body": "x" * 4_000_000, "queue": 0})
+        async with raw_connection(api.server.port) as slow:
+            await slow.send(PULL.replace(b"&wait", b"&max_bytes=16000000&max_messages=4&wait"))
+            head = await slow.reader.readuntil(b"\r\n\r\n")
+            left = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            begun = asyncio.get_running_loop().time()
+            while left > 1_000_000:
+                left -= len(await slow.reader.read(500_000))
+                await asyncio.sleep(0.02)
+            assert asyncio.get_running_loop().time() > begun + 0.8
+            assert api.context.connections.closed_early == {}
+            await slow.reader.readexactly(left)
 
 
 # -- what is no request --------------------------------------------------------------------
@@ -222,7 +334,7 @@ async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=16000000&wait"))
             async with asyncio.timeout(10):
-                while not any(each.writing_paused for each in api.server._connections):
+                while not any(each.writing_paused for each in api.context.connections.open):
                     await asyncio.sleep(0)
                 await api.server.stop()
         assert api.server.connection_count == 0

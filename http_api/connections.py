@@ -1,0 +1,149 @@
+"""The connections of one server: which are open, which are let in, what their replies hold.
+
+Shared by everything that serves one listening socket; belongs to one event loop.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from holdfast.http_api.admission import Admission
+from holdfast.http_api.byte_share import ByteShare
+from holdfast.http_api.client_address import UNKNOWN, client_of
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.problems import Problem
+from holdfast.http_api.reply import PROBLEM_JSON
+
+if TYPE_CHECKING:
+    from holdfast.http_api.connection import Connection
+
+_logger = logging.getLogger(__name__)
+
+#: How long one that is turned away has to take the reason; so many may be told at once, those
+#: beyond are closed without a word.
+FAREWELL_S = 1.0
+MAX_FAREWELLS = 64
+#: What happens to many connections at once is logged this often at most.
+LOG_INTERVAL_S = 60.0
+
+
+class Connections:
+    """Which connections are open. `closed_early` counts those that were cut off, by reason, and
+    `refused` those that were not let in."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._config = config
+        self._admission = Admission(config.max_connections, config.max_connections_per_client)
+        self._log_from: dict[str, float] = {}
+        self._farewells: set[_TurnedAway] = set()
+        self.open: set[Connection] = set()
+        self.unsent: ByteShare[Connection] = ByteShare(config.max_unsent_bytes)
+        self.closed_early: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        """Connections that were let in and have not ended."""
+        return self._admission.count
+
+    def enter(self, transport: asyncio.Transport, *, is_plain: bool) -> str | None:
+        """Let a new connection in and return its client; None: it was sent away, forget it.
+
+        `is_plain`: it speaks HTTP as it is, and can be told why.
+        """
+        client = client_at(transport)
+        slug = self._admission.enter(client)
+        if slug is None:
+            return client
+        self.refused[slug] += 1
+        problem = self._too_many(slug, client)
+        self.log_seldom(slug, problem.detail)
+        if not is_plain or len(self._farewells) >= MAX_FAREWELLS:
+            transport.abort()
+            return None
+        farewell = _TurnedAway(transport, self._farewells)
+        transport.set_protocol(farewell)
+        farewell.say(closing_response(problem))
+        return None
+
+    def leave(self, client: str) -> None:
+        """Count a connection that was let in as ended."""
+        self._admission.leave(client)
+
+    def log_seldom(self, what: str, sentence: str) -> None:
+        """Warn of something that may happen a thousand times in a second: once a minute."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._log_from.get(what, 0.0):
+            self._log_from[what] = now + LOG_INTERVAL_S
+            _logger.warning("%s", sentence)
+
+    def abort_all(self) -> None:
+        """Close everything without sending what is still to be sent."""
+        for connection in list(self.open):
+            connection.abort()
+        for farewell in list(self._farewells):
+            farewell.end()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every connection has ended."""
+        return not self.open and not self._farewells
+
+    def _too_many(self, slug: str, client: str) -> Problem:
+        config = self._config
+        if slug == "too-many-connections":
+            limit, name, whose = config.max_connections, "max_connections", "in all"
+        else:
+            limit, name = config.max_connections_per_client, "max_connections_per_client"
+            whose = f"from {client}"
+        return Problem(
+            slug,
+            f"{name} ({limit}) connections {whose} are open; close some, or raise the limit",
+            limit=limit,
+            limit_name=name,
+        )
+
+
+def client_at(transport: asyncio.BaseTransport) -> str:
+    """Return the client at the other end, UNKNOWN when it is gone already."""
+    peer = transport.get_extra_info("peername")
+    return client_of(peer[0]) if isinstance(peer, tuple) else UNKNOWN
+
+
+def closing_response(problem: Problem) -> bytes:
+    """Return a whole response for a connection that no request was read from; it ends there."""
+    body = problem.encode()
+    lines = [
+        f"HTTP/1.1 {problem.kind.status} {problem.kind.title}",
+        f"Content-Type: {PROBLEM_JSON}",
+        f"Content-Length: {len(body)}",
+        *(f"{name}: {value}" for name, value in problem.all_headers()),
+        "Connection: close",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection that is told why it cannot stay. What it sends is not looked at: closed at
+    once, with something of it unread, the client would see a reset in place of the reason."""
+
+    def __init__(self, transport: asyncio.Transport, others: "set[_TurnedAway]") -> None:
+        self._transport = transport
+        self._others = others
+        self._timer = asyncio.get_running_loop().call_later(FAREWELL_S, self.end)
+        others.add(self)
+
+    def say(self, response: bytes) -> None:
+        """Send the reason and nothing after it."""
+        self._transport.write(response)
+        self._transport.write_eof()
+
+    def end(self) -> None:
+        """Close now."""
+        self._transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Let go of everything."""
+        self._timer.cancel()
+        self._others.discard(self)
