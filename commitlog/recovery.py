@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from holdfast.commitlog.batch_header import BatchHeader
-from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.commit_log import CommitLog, block_header
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.segment import Segment, read_trailer
@@ -37,8 +39,9 @@ class Recovered:
     cut_bytes: int = 0
     """Bytes of a torn tail that were cut."""
     damage: list[Damage] = field(default_factory=list)
-    """What is corrupt: durable once, unreadable now. Where its header is intact, `on_block`
-    got it too: its queue keeps the offsets, and a pull that begins there is told."""
+    """What is corrupt: durable once, unreadable now. Where its header is intact, or known from
+    the segment's footer, `on_block` got it too: its queue keeps the offsets, and a pull that
+    begins there is told."""
 
 
 def recover(
@@ -85,9 +88,10 @@ def recover(
             if not isinstance(found, Damage):
                 accept(segment, found)
             elif found.start < durable:
-                result.damage.append(found)
-                if found.header is not None:
-                    accept(segment, found.header)
+                for piece in _pieces(log, segment, found):
+                    result.damage.append(piece)
+                    if piece.header is not None:
+                        accept(segment, piece.header)
                 # It is kept: nothing is written over it.
                 segment.written = max(segment.written, found.end)
             else:
@@ -120,6 +124,21 @@ def recover(
         segment.sync()
     result.written_offset = max(result.written_offset, log.written_offset)
     return result
+
+
+def _pieces(log: CommitLog, segment: Segment, damage: Damage) -> list[Damage]:
+    """Return damage block by block, where the segment's footer still lists the blocks that are
+    no longer to be known by their headers: their queues keep the offsets."""
+    tables = log.footer(segment) if damage.header is None else None
+    if tables is None:
+        return [damage]
+    blocks = tables[0]
+    inside = (blocks["physical_offset"] >= damage.start) & (blocks["physical_offset"] < damage.end)
+    headers = [block_header(row) for row in np.sort(blocks[inside], order="physical_offset")]
+    return [
+        Damage(header.physical_offset, header.end_physical_offset, damage.reason, header)
+        for header in headers
+    ] or [damage]
 
 
 def _settle_segments(log: CommitLog, active: Segment | None) -> None:

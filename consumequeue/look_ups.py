@@ -66,7 +66,9 @@ class LookUps:
         if topic is None or end is None or offset >= end:
             raise UnknownMessage(message_id)
         fetched = await self._reading.read(topic, queue, offset, max_messages=1, max_bytes=1)
-        found = fetched.slices[0]
+        found = fetched.slices[0] if fetched.slices else None
+        if found is None or found.batch.header.base_offset + found.rows[0] != offset:
+            raise UnknownMessage(message_id)  # it is lost, and that was accepted
         return topic, found.batch, found.rows[0]
 
     async def search_key(self, topic: Topic, key: str, limit: int) -> list[tuple[Batch, int]]:

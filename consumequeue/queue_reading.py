@@ -2,7 +2,6 @@
 disk in a reader thread."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,14 +12,16 @@ from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.consumequeue.block_cache import BlockCache
 from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
+from holdfast.consumequeue.damage_book import DamageBook
 from holdfast.consumequeue.errors import (
     OffsetBeyondEnd,
     OffsetTrimmed,
     QueueCorrupt,
     StoreError,
+    UnknownTopic,
 )
 from holdfast.consumequeue.index import Index
-from holdfast.consumequeue.queue_lookup import units_from
+from holdfast.consumequeue.queue_lookup import PHYSICAL_OFFSET, first_unit_reaching, units_from
 from holdfast.consumequeue.reader import (
     Fetched,
     MessageFilter,
@@ -31,8 +32,6 @@ from holdfast.consumequeue.reader import (
 )
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
-
-_logger = logging.getLogger(__name__)
 
 #: Blocks that a filtered read may look through on the event loop: a few milliseconds' work.
 MAX_HOT_SCAN_BYTES = 64 * 1024
@@ -62,7 +61,9 @@ class QueueReading:
         table: TopicTable,
         executor: ThreadPoolExecutor,
         cache_bytes: int,
+        damage: DamageBook,
     ) -> None:
+        self._damage = damage
         self._log = log
         self._index = index
         self._queues = queues
@@ -107,6 +108,7 @@ class QueueReading:
         max_messages: int,
         max_bytes: int,
         filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
     ) -> Fetched | None:
         """As `read`, but None when the answer would have to wait for the disk."""
         cq = self.readable(topic, queue, offset)
@@ -129,13 +131,14 @@ class QueueReading:
                 max_messages=max_messages,
                 max_bytes=max_bytes,
                 message_filter=filter,
+                skip_corrupt=skip_corrupt,
+                lost=self._damage.lost.get(key, ()),
             )
-            _check_advance(fetched, offset)
-            return fetched
         except NeedsDisk:
             return None
         except CorruptRecord as error:
-            raise _unreadable(topic, queue, offset, cq, error) from error
+            raise self._unreadable(topic, queue, offset, cq, error) from error
+        return self._noted(topic, queue, cq, fetched)
 
     async def read(
         self,
@@ -146,17 +149,25 @@ class QueueReading:
         max_messages: int,
         max_bytes: int,
         filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
     ) -> Fetched:
         """Deliver messages of a queue from `offset` on.
 
         At most `max_messages` that match, and after the first one not beyond `max_bytes` of
         message texts. `next_offset` is past all that was scanned. At the end of the queue the
         answer is empty, with `next_offset` equal to `offset`; a filter may also answer empty
-        before the end, having scanned its share. Raises UnknownQueue, OffsetTrimmed,
-        OffsetBeyondEnd, QueueCorrupt.
+        before the end, having scanned its share. Damage ends it before; at `offset` itself it is
+        QueueCorrupt, unless `skip_corrupt`: then it is passed over, and told in `skipped`.
+        Raises UnknownTopic, UnknownQueue, OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt.
         """
         hot = self.read_hot(
-            topic, queue, offset, max_messages=max_messages, max_bytes=max_bytes, filter=filter
+            topic,
+            queue,
+            offset,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            filter=filter,
+            skip_corrupt=skip_corrupt,
         )
         if hot is not None:
             return hot
@@ -164,6 +175,7 @@ class QueueReading:
         assert cq is not None
         key = (topic.topic_id, queue)
         max_offset = cq.max_offset
+        lost = self._damage.lost.get(key, ())
 
         def read_cold() -> Fetched:
             return collect(
@@ -176,14 +188,16 @@ class QueueReading:
                 max_messages=max_messages,
                 max_bytes=max_bytes,
                 message_filter=filter,
+                skip_corrupt=skip_corrupt,
+                lost=lost,
+                gap_end=lambda unit: self._gap_end(key, cq, unit, max_offset),
             )
 
         try:
             fetched = await self.in_thread(read_cold)
-            _check_advance(fetched, offset)
         except CorruptRecord as error:
-            raise _unreadable(topic, queue, offset, cq, error) from error
-        return fetched
+            raise self._unreadable(topic, queue, offset, cq, error) from error
+        return self._noted(topic, queue, cq, fetched)
 
     def scan_hot(
         self, key: QueueKey, start: int, end: int, message_filter: MessageFilter
@@ -216,17 +230,19 @@ class QueueReading:
 
     def _hot_reader(self, message_filter: MessageFilter | None) -> ReadBlock:
         """Return what reads blocks on the loop: with a filter only a few, the rest is a
-        reader thread's work."""
-        if message_filter is None:
-            return self._read_block_hot
-        left = MAX_HOT_SCAN_BYTES
+        reader thread's work, and so is finding out how far a damage goes."""
+        left = MAX_HOT_SCAN_BYTES if message_filter is not None else None
 
         def read_block(unit: CqUnit) -> Batch:
             nonlocal left
-            left -= unit.size
-            if left < 0:
-                raise NeedsDisk
-            return self._read_block_hot(unit)
+            if left is not None:
+                left -= unit.size
+                if left < 0:
+                    raise NeedsDisk
+            try:
+                return self._read_block_hot(unit)
+            except CorruptRecord as error:
+                raise NeedsDisk from error
 
         return read_block
 
@@ -242,23 +258,37 @@ class QueueReading:
     def _read_block(self, unit: CqUnit) -> Batch:
         return self._log.read_batch(unit.physical_offset, unit.size)
 
+    # -- damage ----------------------------------------------------------------------------
 
-def _check_advance(fetched: Fetched, offset: int) -> None:
-    """Raise CorruptRecord when nothing is indexed from `offset` up to the end: the log lost its
-    tail."""
-    if fetched.next_offset == offset < fetched.max_offset:
-        raise CorruptRecord(0, "missing-block", "no intact block", fetched.max_offset)
+    def _gap_end(self, key: QueueKey, cq: ConsumeQueue, unit: CqUnit, max_offset: int) -> int:
+        """Return where a queue goes on behind the missing segment that had an entry's block."""
+        following = self._log.segment_after(unit.physical_offset)
+        if following is None:
+            return max_offset
+        found = first_unit_reaching(self._index, key, cq, PHYSICAL_OFFSET, following.start_offset)
+        return max_offset if found is None else found.base_offset
 
+    def _noted(self, topic: Topic, queue: int, cq: ConsumeQueue, fetched: Fetched) -> Fetched:
+        """Note what a pull passed over. Raises as `_unreadable` returns when that is no damage."""
+        for each in fetched.skipped:
+            if not each.accepted:
+                error = CorruptRecord(0, each.reason, next_offset=each.end_offset)
+                found = self._unreadable(topic, queue, each.start_offset, cq, error)
+                if not isinstance(found, QueueCorrupt):
+                    raise found
+        return fetched
 
-def _unreadable(
-    topic: Topic, queue: int, offset: int, cq: ConsumeQueue, error: CorruptRecord
-) -> StoreError:
-    """Return why nothing is there: the queue's begin has moved past it, or it is damaged."""
-    if offset < cq.min_offset:
-        return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
-    following = error.next_offset if error.next_offset is not None else offset + 1
-    damaged = QueueCorrupt(
-        topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
-    )
-    _logger.error("%s", damaged)
-    return damaged
+    def _unreadable(
+        self, topic: Topic, queue: int, offset: int, cq: ConsumeQueue, error: CorruptRecord
+    ) -> StoreError:
+        """Return why nothing is there: the topic is gone, or the queue's begin has moved past
+        it, or it is damaged. Damage is noted."""
+        if self._table.by_id(topic.topic_id) is None:
+            return UnknownTopic(topic.name)
+        if offset < cq.min_offset:
+            return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
+        following = error.next_offset if error.next_offset is not None else offset + 1
+        self._damage.note_lost((topic.topic_id, queue), offset, following, error.reason)
+        return QueueCorrupt(
+            topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
+        )

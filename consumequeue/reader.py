@@ -6,17 +6,21 @@ thousand messages costs about what one costs.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 
 from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.errors import CorruptRecord
+from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptRecord
 from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.lost_ranges import LostRange, LostRanges, is_accepted, with_lost
 from holdfast.consumequeue.topics import QueueKey
 
 #: Blocks that one filtered pull reads before it answers with how far it got.
 MAX_SCAN_BYTES = 16 * 1024 * 1024
+#: Ranges that one pull passes over before it answers: as many as fit a header.
+MAX_SKIPPED_RANGES = 64
 #: What a batch counts of that which its tag summary already rules out: a look at its entry.
 PASSED_OVER_BYTES = 128
 
@@ -41,13 +45,15 @@ class BatchSlice:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a pull found. `next_offset` is past all that was scanned, delivered or not."""
+    """What a pull found. `next_offset` is past all that was scanned, delivered or not.
+    `skipped` are the ranges of lost messages that it passed over."""
 
     slices: list[BatchSlice]
     next_offset: int
     min_offset: int
     max_offset: int
     message_count: int
+    skipped: LostRanges = ()
 
 
 class NeedsDisk(Exception):
@@ -69,26 +75,35 @@ def collect(
     max_messages: int,
     max_bytes: int,
     message_filter: MessageFilter | None,
+    skip_corrupt: bool = False,
+    lost: LostRanges = (),
+    gap_end: Callable[[CqUnit], int] = attrgetter("end_offset"),
 ) -> Fetched:
     """Deliver from `offset` on: at most `max_messages`, and after the first one at most
     `max_bytes` of message texts; `units` start with the entry that holds `offset`.
 
-    A damaged batch ends the pull before it; at the very start its CorruptRecord passes
-    through, with `next_offset` filled in. NeedsDisk passes through.
+    A damaged batch, or a gap where one was, ends the pull before it. At the very start its
+    CorruptRecord passes through, with `next_offset` past all the damage that follows it at once.
+    With `skip_corrupt` the pull goes on behind it, and says so in `skipped`; what is accepted of
+    `lost` is always passed over so. `gap_end` tells for an entry whose segment is missing where
+    the next segment begins in this queue. NeedsDisk passes through.
     """
     slices: list[BatchSlice] = []
+    passing = _Passing(offset, skip_corrupt, lost)
     at, count, size, scanned = offset, 0, 0, 0
     for unit in units:
         if unit.base_offset >= max_offset or count >= max_messages or size >= max_bytes:
             break
+        if unit.end_offset <= at:
+            continue
+        if passing.is_full or (scanned > MAX_SCAN_BYTES and at > offset):
+            break
         if unit.base_offset > at:
             # Nothing is indexed from `at` up to this entry: its block was damaged.
-            if slices or at > offset:
+            if not passing.over(at, unit.base_offset, _no_block(unit.physical_offset)):
                 break
-            raise CorruptRecord(
-                unit.physical_offset, "missing-block", "no intact block", unit.base_offset
-            )
-        if message_filter is not None:
+            at = unit.base_offset
+        if message_filter is not None and passing.met is None:
             may_match = message_filter.may_match(unit.tag_summary)
             scanned += unit.size if may_match else PASSED_OVER_BYTES
             if scanned > MAX_SCAN_BYTES and at > offset:
@@ -97,13 +112,18 @@ def collect(
                 at = unit.end_offset
                 continue
         try:
-            batch = _verified(read_block(unit), unit, key)
+            batch = verified(read_block(unit), unit, key)
         except CorruptRecord as error:
-            if slices or at > offset:
+            scanned += unit.size
+            end = unit.end_offset
+            if error.reason == MISSING_SEGMENT:
+                end = max(end, min(gap_end(unit), max_offset))
+            if not passing.over(at, end, error):
                 break
-            raise CorruptRecord(
-                error.physical_offset, error.reason, error.detail, unit.end_offset
-            ) from error
+            at = end
+            continue
+        if passing.met is not None:
+            break
         first = at - unit.base_offset
         rows: range | Sequence[int] = range(first, len(batch))
         if message_filter is not None:
@@ -117,7 +137,48 @@ def collect(
             at = unit.base_offset + rows[len(taken)]
             break
         at = unit.end_offset
-    return Fetched(slices, at, min_offset, max_offset, count)
+    else:
+        # Nothing is indexed up to the queue's end: the log lost its tail.
+        if at < max_offset and passing.over(at, max_offset, _no_block(0)):
+            at = max_offset
+    if passing.met is not None:
+        raise passing.met.ending_at(at) from passing.met
+    return Fetched(slices, at, min_offset, max_offset, count, passing.skipped)
+
+
+class _Passing:
+    """What one pull does about the damage that it meets."""
+
+    def __init__(self, offset: int, skip_corrupt: bool, lost: LostRanges) -> None:
+        self._offset = offset
+        self._skip_corrupt = skip_corrupt
+        self._lost = lost
+        self.skipped: LostRanges = ()
+        self.met: CorruptRecord | None = None
+        """The damage at the very start of a pull that may not pass it."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can be passed over in one pull."""
+        return len(self.skipped) >= MAX_SKIPPED_RANGES
+
+    def over(self, start: int, end: int, error: CorruptRecord) -> bool:
+        """Return whether to go on behind the damage from offset `start` to `end`: to deliver
+        what follows, or only to find where the damage that was met first ends."""
+        if self.met is not None:
+            return True
+        accepted = is_accepted(self._lost, start, end)
+        if accepted or self._skip_corrupt:
+            found = LostRange(start, end, error.reason, accepted)
+            self.skipped = with_lost(self.skipped, found)
+            return True
+        if start == self._offset:
+            self.met = error
+        return self.met is not None
+
+
+def _no_block(physical_offset: int) -> CorruptRecord:
+    return CorruptRecord(physical_offset, "missing-block", "no intact block")
 
 
 def _take(
@@ -150,7 +211,7 @@ def message_sizes(batch: Batch) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     return sizes
 
 
-def _verified(batch: Batch, unit: CqUnit, key: QueueKey) -> Batch:
+def verified(batch: Batch, unit: CqUnit, key: QueueKey) -> Batch:
     """Return the batch if it is the one that the index means."""
     header = batch.header
     found = (header.topic_id, header.queue_id, header.base_offset, header.message_count)
@@ -177,7 +238,7 @@ def first_match(
         if not message_filter.may_match(unit.tag_summary):
             continue
         try:
-            batch = _verified(read_block(unit), unit, key)
+            batch = verified(read_block(unit), unit, key)
         except CorruptRecord:
             return max(start, unit.base_offset)
         first = max(start - unit.base_offset, 0)

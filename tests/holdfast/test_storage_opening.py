@@ -14,7 +14,9 @@ from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
 from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
 from holdfast.consumequeue.index import Index, IndexCorrupt
+from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.message_store import StoredOffsets
+from holdfast.consumequeue.state_changes import StateChanges
 from holdfast.consumequeue.state_store import StateStore
 from holdfast.storage import Storage, StorageEvents
 from holdfast.storage_opening import OpeningUnwanted
@@ -199,20 +201,24 @@ async def test_a_damaged_record_comes_back_from_the_log(
         await check_filled(tmp_path)
 
 
-async def test_a_record_that_is_newer_than_the_logs_copy_stays(tmp_path: Path) -> None:
+async def test_a_record_that_is_newer_than_the_logs_copy_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The copy in the log may lag; only what the state lacks is taken from it."""
     await fill(tmp_path)
     async with open_storage(small_config(tmp_path)) as storage:
-        storage.store.journal = lambda changes: None  # type: ignore[method-assign]
+        monkeypatch.setattr(StateChanges, "_journal", lambda self, changes: None)
         await storage.store.store_offsets("g", storage.store.topic("t"), {0: 9})
     _overwrite(tmp_path / "state", b"topic/t", b"?????????")
     async with open_storage(small_config(tmp_path)) as storage:
         assert storage.store.stored_offsets("g", storage.store.topic("t")).offsets == {0: 9}
 
 
-async def test_a_record_that_neither_has_degrades_and_its_messages_stay(tmp_path: Path) -> None:
+async def test_a_record_that_neither_has_degrades_and_its_messages_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        storage.store.journal = lambda changes: None  # type: ignore[method-assign]
+        monkeypatch.setattr(StateChanges, "_journal", lambda self, changes: None)
         topic, _ = await storage.store.create_topic("lost", queues=1)
         await fill_segment(storage, topic)
         await settled(storage)
@@ -223,7 +229,7 @@ async def test_a_record_that_neither_has_degrades_and_its_messages_stay(tmp_path
     _overwrite(tmp_path / "state", b"topic/lost", b"?????????")
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
-            assert any("topic/lost" in each for each in storage.degraded)
+            assert any("topic/lost" in each.detail for each in storage.degraded)
             other, _ = await storage.store.create_topic("other", queues=1)
             await fill_segment(storage, other)
             await settled(storage)
@@ -243,7 +249,7 @@ async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_pa
     shutil.rmtree(tmp_path / "state")
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
-            assert any("topics may be missing" in each for each in storage.degraded)
+            assert any("topics may be missing" in each.detail for each in storage.degraded)
             assert storage.retention._keep_unknown_topics
 
 
@@ -272,7 +278,8 @@ async def test_a_segment_that_is_gone_is_said_and_a_pull_in_it_is_told(
     report = check_data_dir(tmp_path)
     assert any("missing-segment" in finding.what for finding in report.findings)
     async with open_storage(small_config(tmp_path)) as storage:
-        assert f"the log lacks {MIB} to {2 * MIB}" in storage.degraded
+        hole = Fault("missing-segment", f"the log lacks {MIB} to {2 * MIB}")
+        assert hole in storage.degraded
         assert f"the log lacks {MIB} to {2 * MIB}" in caplog.text
         topic = storage.store.topic("t")
         first = await storage.store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
@@ -291,7 +298,7 @@ async def test_offsets_of_messages_whose_segment_is_gone_are_not_given_again(
             path.unlink()
 
     async with open_storage(small_config(tmp_path)) as storage:
-        assert any(f"to {end}" in each for each in storage.degraded)
+        assert any(f"to {end}" in each.detail for each in storage.degraded)
         store, topic = storage.store, storage.store.topic("t")
 
         async def expect_gap() -> None:
@@ -423,7 +430,7 @@ async def test_a_damaged_log_degrades_and_serves_the_rest(tmp_path: Path) -> Non
     shutil.rmtree(tmp_path / "consumequeue")
     async with open_storage(small_config(tmp_path)) as storage:
         assert len(storage.degraded) == 1
-        assert "payload-crc" in storage.degraded[0]
+        assert storage.degraded[0].reason == "payload-crc"
         store, topic = storage.store, storage.store.topic("t")
         fetched = await store.read(topic, 0, 5, max_messages=100, max_bytes=MIB)
         assert fetched.message_count == 5
