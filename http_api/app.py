@@ -8,8 +8,8 @@ from aiohttp import hdrs, web
 
 from holdfast.http_api.call import Call
 from holdfast.http_api.codecs import JSON, negotiate
-from holdfast.http_api.context import ApiContext, BrokerStatus
 from holdfast.http_api.connections import Connections
+from holdfast.http_api.context import ApiContext, BrokerStatus
 from holdfast.http_api.metrics import StateCollector
 from holdfast.http_api.openapi import openapi_document
 from holdfast.http_api.operations import not_ready
@@ -44,12 +44,12 @@ class App:
         self._router = router
         self._lag: asyncio.Task[NoReturn] | None = None
 
-    def start(self) -> None:
     @property
     def connections(self) -> Connections:
         """Where the server that serves this keeps its connections."""
         return self._context.connections
 
+    def start(self) -> None:
         """Begin to measure how late the event loop is."""
         self._lag = asyncio.create_task(self._measure_lag(), name="event-loop-lag")
 

@@ -42,9 +42,6 @@ class Call(Generic[P]):
     @property
     def received_at(self) -> float:
         """When the request came, by the event loop's clock."""
-        connection = self.request.protocol
-        assert isinstance(connection, Connection)
-        return connection.received_at
         return self._connection.received_at
 
     @property
@@ -54,6 +51,9 @@ class Call(Generic[P]):
 
     @property
     def _connection(self) -> Connection:
+        connection = self.request.protocol
+        assert isinstance(connection, Connection)
+        return connection
 
     # The path's names are checked before anything is looked up: they arrive percent-decoded,
     # slashes and all.

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from time import time
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion11
 
 from holdfast.http_api.problems import Problem
 
-Bytes = bytes | bytearray | memoryview
 if TYPE_CHECKING:
     from holdfast.http_api.connection import Connection
 
+Bytes = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, str]]
 
 PROBLEM_JSON = "application/problem+json"
@@ -71,7 +72,7 @@ class Reply(web.StreamResponse):
         self._keeps_alive = request.keep_alive and is_read and not self._closes
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Write everything, then wait until the client has taken enough of it.
+        """Write everything, then wait until the client has taken it.
 
         Raises ConnectionResetError when the client is gone.
         """
