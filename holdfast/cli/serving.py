@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import threading
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -21,6 +22,8 @@ from holdfast.config import Config
 _logger = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 5.0
+#: Files kept for segments, indexes and threads: every segment of a terabyte may be open at once.
+MAX_STORAGE_FILES = 1024
 
 _CANNOT_LISTEN = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
@@ -31,22 +34,36 @@ def run(config: Config) -> ExitCode:
     Raises Failure, or an error that `exits` knows, when it cannot start.
     """
     start_logging(config.log_format, config.log_level)
-    _allow_connections(config.http_api.max_connections)
+    config = _within_open_files(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
 
 
-def _allow_connections(wanted: int) -> None:
-    """Raise the soft limit of open files, which is small for history's sake, to the hard one."""
+def _within_open_files(config: Config) -> Config:
+    """Raise the soft limit of open files, which is small for history's sake, to the hard one;
+    return the configuration with as many connections as that leaves room for.
+
+    A broker that ran out of files could neither accept a connection, to refuse it, nor open a
+    segment: the storage's share is kept for it.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard < wanted:
-        _logger.warning(
-            "this process may open %d files, so http_api.max_connections (%d) cannot be reached; "
-            "raise its hard limit (ulimit -Hn, LimitNOFILE), or lower the key",
-            hard,
-            wanted,
-        )
+    wanted, possible = config.http_api.max_connections, hard - storage_files(hard)
+    if wanted <= possible:
+        return config
+    _logger.info(
+        "up to %d connections: this process may open %d files (ulimit -Hn, LimitNOFILE), too few "
+        "for http_api.max_connections (%d)",
+        possible,
+        hard,
+        wanted,
+    )
+    return replace(config, http_api=replace(config.http_api, max_connections=possible))
+
+
+def storage_files(limit: int) -> int:
+    """Return how many of so many open files are kept for what is not a connection."""
+    return min(MAX_STORAGE_FILES, limit // 2)
 
 
 async def _serve(config: Config) -> ExitCode:

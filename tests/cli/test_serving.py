@@ -129,3 +129,24 @@ def test_a_refusal_names_the_mend(
     with pytest.raises(Failure, match=said) as caught:
         run(monkeypatch, Refused)
     assert caught.value.code is ExitCode.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [
+        (64, 32),
+        (20_000, 18_976),
+        (121_023, 119_999),
+        (121_024, 120_000),
+        (1_048_576, 120_000),
+    ],
+)
+def test_as_many_connections_are_taken_as_the_files_leave_room_for(
+    files: int, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = []
+    monkeypatch.setattr(serving.resource, "getrlimit", lambda _: (32, files))
+    monkeypatch.setattr(serving.resource, "setrlimit", lambda _, limits: raised.append(limits))
+    config = serving._within_open_files(Config(data_dir=Path("/d")))
+    assert config.http_api.max_connections == connections
+    assert raised == [(files, files)]
