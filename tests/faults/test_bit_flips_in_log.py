@@ -1,0 +1,101 @@
+"""One bit of the log's files is flipped: every bit of every header and column, of each kind of
+block, of what segments begin and end with.
+
+The tests of every day take a few bits of each region, the fault tier one in `_STRIDE`. By hand,
+all of it: `TEST_FLIPS=all pytest -m fault tests/faults/test_bit_flips_in_log.py`, in a segment of
+1 MiB.
+"""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.flipped_log import FlippedLog, FlippedReads, Region
+
+_ALL = os.environ.get("TEST_FLIPS") == "all"
+_SEED = int(os.environ.get("TEST_SEED", "1"))
+_KIB = 1024
+_STRIDE = 1 if _ALL else 31
+"""Odd, so that every bit of a byte has its turn."""
+
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> FlippedLog:
+    """Every kind of block, in segments as small as that goes."""
+    return FlippedLog(tmp_path, 16 * _KIB)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> FlippedLog:
+    """A full segment of 1 MiB."""
+    return FlippedLog(tmp_path, 1024 * _KIB, rows=60, body_bytes=400)
+
+
+def _start_with_each(log: FlippedLog, bits: list[tuple[Region, int]]) -> dict[str, Counter[str]]:
+    outcomes: dict[str, Counter[str]] = {}
+    for region, bit in bits:
+        try:
+            outcome = log.start(region.path, bit)
+        except Exception as error:
+            error.add_note(f"bit {bit} of {region}")
+            raise
+        outcomes.setdefault(region.name, Counter())[outcome] += 1
+    return outcomes
+
+
+def _expect_what_each_region_costs(outcomes: dict[str, Counter[str]]) -> None:
+    for name, counts in outcomes.items():
+        if "above the durable mark" in name or name == "zeros after the last block":
+            expected = {"cut"}
+        elif name.startswith(("segment header", "rest of", "zeros before", "footer")):
+            expected = {"harmless"}
+        else:
+            expected = {"declared"}
+        assert set(counts) == expected, name
+
+
+def test_a_flipped_bit_in_any_region_is_declared_and_costs_its_own_block_alone(
+    small: FlippedLog,
+) -> None:
+    rng = random.Random(_SEED)
+    bits = [(region, bit) for region in small.regions for bit in [rng.choice(region.bits)]]
+    outcomes = _start_with_each(small, bits)
+    assert len(outcomes) > 30
+    _expect_what_each_region_costs(outcomes)
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(3600 * 6)
+def test_a_flip_in_a_header_or_a_mark_costs_what_it_may_and_no_more(
+    small: FlippedLog, large: FlippedLog, record_property: Record
+) -> None:
+    """Each with a start of its own; in the large segment, too, if all is asked for."""
+    for log in (small, large) if _ALL else (small,):
+        bits = [
+            (region, bit)
+            for region in log.regions
+            if region.name.startswith(("block header", "segment header", "end mark", "footer"))
+            for bit in region.bits[_SEED % _STRIDE :: _STRIDE]
+        ]
+        outcomes = _start_with_each(log, bits)
+        _expect_what_each_region_costs(outcomes)
+        record_property("starts", {name: dict(count) for name, count in outcomes.items()})
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(3600)
+def test_no_block_is_read_with_any_of_its_bits_flipped(
+    small: FlippedLog, large: FlippedLog, record_property: Record
+) -> None:
+    """Every bit of every block, by way of the check that every read goes through."""
+    log = large if _ALL else small
+    reads = FlippedReads(log)
+    bits = sum(reads.every_bit_of(index) for index in range(len(log.blocks)))
+    record_property("reads", {"blocks": len(log.blocks), "bits": bits})
+    assert bits == 8 * sum(batch.header.total_size for batch in log.blocks)
