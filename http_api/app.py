@@ -10,6 +10,7 @@ from holdfast.http_api.call import Call
 from holdfast.http_api.codecs import JSON, negotiate
 from holdfast.http_api.connections import Connections
 from holdfast.http_api.context import ApiContext, BrokerStatus
+from holdfast.http_api.framing import check_framing
 from holdfast.http_api.metrics import StateCollector
 from holdfast.http_api.openapi import openapi_document
 from holdfast.http_api.operations import not_ready
@@ -59,6 +60,7 @@ class App:
         started = monotonic()
         path = "other"
         try:
+            check_framing(request)
             route, values = self._router.find(request.method, request.rel_url.raw_path)
             path = route.path
             if not route.is_open and (phase := context.status().phase) != "ready":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion11
 
+from holdfast.http_api.framing import ends_connection
 from holdfast.http_api.problems import Problem
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ Bytes = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, str]]
 
 PROBLEM_JSON = "application/problem+json"
+
+#: After these problems nothing that follows on the connection is read.
+_ENDS_CONNECTION = {"draining", "malformed-request"}
 
 #: Copying this much into one write costs less than handing over two buffers.
 _JOIN_BELOW = 64 * 1024
@@ -69,7 +73,8 @@ class Reply(web.StreamResponse):
         self._request = request
         # What remains of a body that was refused is not read for long.
         is_read = request.content.is_eof()
-        self._keeps_alive = request.keep_alive and is_read and not self._closes
+        closes = self._closes or ends_connection(request)
+        self._keeps_alive = request.keep_alive and is_read and not closes
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Write everything, then wait until the client has taken it.
@@ -112,7 +117,7 @@ def problem_reply(problem: Problem, *, closes: bool = False) -> Reply:
         PROBLEM_JSON,
         (problem.encode(),),
         problem.all_headers(),
-        closes=closes or problem.slug == "draining",
+        closes=closes or problem.slug in _ENDS_CONNECTION,
     )
 
 

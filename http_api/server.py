@@ -8,6 +8,7 @@ from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.connection import Connection
 from holdfast.http_api.connections import Connections
+from holdfast.http_api.framing import check_parser
 
 #: Connections that may wait to be accepted: a thousand clients may come back at once.
 BACKLOG = 4096
@@ -61,8 +62,9 @@ class Server:
 async def start_server(app: App, config: HttpConfig) -> Server:
     """Serve `app` on the configured address; port 0 picks a free one.
 
-    Raises OSError when the address cannot be listened on.
+    Raises OSError when the address cannot be listened on, and ParserMissing.
     """
+    check_parser()
     # A client that goes away cancels its pull. What must come to its end is shielded.
     manager = web.Server(app.answer, handler_cancellation=True)
     connections = app.connections

@@ -87,6 +87,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.demo",
         "holdfast.dump",
         "http_api.access",
+        "http_api.framing",
     ),
     "holdfast.__main__": ("holdfast.cli",),
 }

@@ -71,12 +71,16 @@ def failure_of(error: Exception) -> Failure | None:
     from holdfast.commitlog.errors import LogError, UnknownFormatVersion
     from holdfast.config import ConfigError
 
+    from holdfast.http_api.framing import ParserMissing
+
     if isinstance(error, Failure):
         return error
     if isinstance(error, ConfigError):
         return Failure(str(error), ExitCode.USAGE)
     refused = DataDirInUse | NotADataDir | UnknownFormatVersion | BackupRefused | RestoreRefused
     if isinstance(error, refused):
+        return Failure(str(error), ExitCode.REFUSED)
+    if isinstance(error, ParserMissing):
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, LogError):
         return Failure(str(error))
