@@ -11,6 +11,7 @@ from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.errors import UnknownMessage
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.key_search import find_key
+from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.queue_lookup import STORE_TIMESTAMP, first_unit_reaching
 from holdfast.consumequeue.queue_reading import QueueReading
 from holdfast.consumequeue.splits import Split, plan_splits
@@ -71,16 +72,38 @@ class LookUps:
             raise UnknownMessage(message_id)  # it is lost, and that was accepted
         return topic, found.batch, found.rows[0]
 
-    async def search_key(self, topic: Topic, key: str, limit: int) -> list[tuple[Batch, int]]:
-        """Return up to `limit` kept messages with this key as (batch, row), newest first."""
+    async def search_key(
+        self,
+        topic: Topic,
+        key: str,
+        limit: int,
+        *,
+        skipped: list[tuple[int, LostRange]] | None = None,
+    ) -> list[tuple[Batch, int]]:
+        """Return up to `limit` kept messages with this key as (batch, row), newest first.
+        `skipped` gets what was passed over because it is damaged: queue and offsets."""
+        passed_over: list[tuple[int, LostRange]] = []
         queues = {
             queue: cq
             for queue in range(topic.queue_count)
             if (cq := self._queues.get((topic.topic_id, queue))) is not None
         }
-        return await self._reading.in_thread(
-            lambda: find_key(self._log, self._index, topic.topic_id, queues, key, limit)
+        found = await self._reading.in_thread(
+            lambda: find_key(
+                self._log,
+                self._index,
+                topic.topic_id,
+                queues,
+                key,
+                limit,
+                lambda queue, lost: passed_over.append((queue, lost)),
+            )
         )
+        for queue, lost in passed_over:
+            self._reading.note_lost(topic, queue, lost)
+        if skipped is not None:
+            skipped += passed_over
+        return found
 
     async def splits(
         self,

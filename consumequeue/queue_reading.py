@@ -21,6 +21,7 @@ from holdfast.consumequeue.errors import (
     UnknownTopic,
 )
 from holdfast.consumequeue.index import Index
+from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.queue_lookup import PHYSICAL_OFFSET, first_unit_reaching, units_from
 from holdfast.consumequeue.reader import (
     Fetched,
@@ -223,6 +224,12 @@ class QueueReading:
         if offset > high:
             raise OffsetBeyondEnd(topic.name, queue, offset, low, high)
         return cq
+
+    def note_lost(self, topic: Topic, queue: int, lost: LostRange) -> None:
+        """Note messages that somebody who looked for them found damaged."""
+        if self._table.by_id(topic.topic_id) is not None:
+            key = (topic.topic_id, queue)
+            self._damage.note_lost(key, lost.start_offset, lost.end_offset, lost.reason)
 
     def in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
         """Run what may wait for the disk in a reader thread."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry
 
 from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import Topic
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
@@ -27,7 +28,7 @@ class BrokerStatus:
 
     phase: str
     """recovering, ready, draining or stopped."""
-    degraded: tuple[str, ...] = ()
+    degraded: tuple[Fault, ...] = ()
     read_only: str | None = None
     alarms: Mapping[str, str] = field(default_factory=dict)
     """What stops publishing now, by name, until it passes by itself."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
 from holdfast.consumequeue.message_store import BatchSlice, Fetched
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.codecs import BATCH, JSON, MSGPACK, NDJSON, encode, encode_lines
@@ -16,13 +18,16 @@ from holdfast.http_api.context import ApiContext
 from holdfast.http_api.messages import messages_of, packed_messages_of
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.reply import Bytes, Headers, Reply
-from holdfast.http_api.types import PollReply, PullReply, QueueReply
+from holdfast.http_api.types import PollReply, PullReply, QueueReply, SkippedRange
 
 #: In the order of preference.
 PULL_TYPES = (JSON, NDJSON, MSGPACK, BATCH)
 WITHOUT_ENVELOPE = (NDJSON, BATCH)
 #: Three headers of "queue:offset" pairs: this many fit what clients take as one header (8 KiB).
 MAX_QUEUES_IN_HEADERS = 128
+
+#: What a read passed over, because it is damaged or gone; only where there is such.
+SKIPPED_HEADER = "Holdfast-Skipped"
 
 #: More messages than this are encoded in a thread: they would keep the loop for milliseconds.
 APART_MESSAGES = 500
@@ -47,13 +52,21 @@ def offset_headers(next_offset: int, min_offset: int, max_offset: int) -> list[t
 
 
 async def deliver_pull(
-    context: ApiContext, topic: Topic, fetched: Fetched, media: str, held_s: float
+    context: ApiContext, topic: Topic, read: QueueRead, media: str, held_s: float
 ) -> Reply:
     """Return the reply to a pull from one queue."""
+    fetched, skipped = read.fetched, _skipped([read])
     headers = offset_headers(fetched.next_offset, fetched.min_offset, fetched.max_offset)
+    headers += _skipped_header(skipped)
 
     def envelope(messages: list[Any]) -> PullReply[Any]:
-        return PullReply(messages, fetched.next_offset, fetched.min_offset, fetched.max_offset)
+        return PullReply(
+            messages,
+            fetched.next_offset,
+            fetched.min_offset,
+            fetched.max_offset,
+            skipped or UNSET,
+        )
 
     return await _deliver(
         context, topic, fetched.slices, fetched.message_count, media, headers, envelope, held_s
@@ -78,12 +91,31 @@ async def deliver_poll(
             ("Holdfast-Max-Offset", _pairs(reads, lambda fetched: fetched.max_offset)),
         ]
 
+    skipped = _skipped(reads)
+    headers += _skipped_header(skipped)
+
     def envelope(messages: list[Any]) -> PollReply[Any]:
-        return PollReply(messages, [_queue_reply(read) for read in reads])
+        return PollReply(messages, [_queue_reply(read) for read in reads], skipped or UNSET)
 
     slices = [each for read in reads for each in read.fetched.slices]
     count = sum(read.fetched.message_count for read in reads)
     return await _deliver(context, topic, slices, count, media, headers, envelope, held_s)
+
+
+def _skipped(reads: Sequence[QueueRead]) -> list[SkippedRange]:
+    return [
+        SkippedRange(read.queue, each.start_offset, each.end_offset, each.reason)
+        for read in reads
+        for each in read.fetched.skipped
+    ]
+
+
+def _skipped_header(skipped: Sequence[SkippedRange]) -> list[tuple[str, str]]:
+    """Return the header that says what was passed over: queue:start:end, the end not included."""
+    if not skipped:
+        return []
+    ranges = (f"{each.queue}:{each.start_offset}:{each.end_offset}" for each in skipped)
+    return [(SKIPPED_HEADER, ",".join(ranges))]
 
 
 def _pairs(reads: Sequence[QueueRead], offset: Callable[[Fetched], int]) -> str:

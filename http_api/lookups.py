@@ -4,6 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
+from holdfast.commitlog.message_id import parse_message_id
+from holdfast.consumequeue.errors import UnknownMessage
+from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.message_store import BatchSlice, QueueState
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.call import Call, NoParams
@@ -26,6 +31,7 @@ from holdfast.http_api.types import (
     PackedMessage,
     SearchReply,
     SplitReply,
+    SkippedRange,
     SplitsReply,
 )
 
@@ -99,9 +105,14 @@ async def search_messages(call: Call[SearchParams]) -> Reply:
     params = call.params
     if params.key is None:
         raise _missing("key", "the key to look for")
-    found = await call.context.store.search_key(topic, params.key, params.limit)
+    skipped: list[tuple[int, LostRange]] = []
+    found = await call.context.store.search_key(topic, params.key, params.limit, skipped=skipped)
     messages = _messages(call.media, topic, [BatchSlice(batch, [row]) for batch, row in found])
-    reply: SearchReply[Any] = SearchReply(messages)
+    ranges = [
+        SkippedRange(queue, each.start_offset, each.end_offset, each.reason)
+        for queue, each in skipped
+    ]
+    reply: SearchReply[Any] = SearchReply(messages, ranges or UNSET)
     return call.reply(reply)
 
 

@@ -6,7 +6,7 @@ from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.codecs import JSON
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.reply import Reply
-from holdfast.http_api.types import HealthReply, ReadyReply
+from holdfast.http_api.types import FaultReply, HealthReply, ReadyReply
 
 _WHY_NOT_READY = {
     "recovering": "the broker is recovering; wait until it is ready",
@@ -31,17 +31,18 @@ async def get_ready(call: Call[NoParams]) -> Reply:
     A broker that serves in spite of faults is ready, and names them in `degraded`.
     """
     status = call.context.status()
+    degraded = [FaultReply(fault.reason, fault.detail) for fault in status.degraded]
     if status.phase != "ready":
         raise not_ready(
             status.phase,
             phase=status.phase,
-            degraded=status.degraded,
+            degraded=degraded,
             read_only=status.read_only,
             alarms=status.alarms,
             progress=status.progress,
         )
     return call.reply(
-        ReadyReply(status.phase, list(status.degraded), status.read_only, dict(status.alarms))
+        ReadyReply(status.phase, degraded, status.read_only, dict(status.alarms))
     )
 
 

@@ -73,6 +73,11 @@ def choice(doc: str, *choices: str, name: str = "", default: str | None = None) 
     return _declare(Param(name, doc, _parse_choice, _choice_schema, choices=choices), default)
 
 
+def flag(doc: str) -> Any:
+    """Declare a yes or no, written true or false; no when it is not given."""
+    return _declare(Param("", doc, _parse_flag, _flag_schema), False)
+
+
 def text(doc: str, *, maximum: Bound = 8192) -> Any:
     """Declare any text but the empty one, of at most `maximum` bytes of UTF-8."""
     return _declare(Param("", doc, _parse_text, _text_schema, maximum=maximum), None)
@@ -175,6 +180,16 @@ def _parse_choice(param: Param, given: str, config: HttpConfig) -> str:
 
 def _choice_schema(param: Param, config: HttpConfig) -> dict[str, object]:
     return {"type": "string", "enum": list(param.choices)}
+
+
+def _parse_flag(param: Param, given: str, config: HttpConfig) -> bool:
+    if given not in ("true", "false"):
+        raise ValueError("true or false")
+    return given == "true"
+
+
+def _flag_schema(param: Param, config: HttpConfig) -> dict[str, object]:
+    return {"type": "boolean"}
 
 
 def _parse_text(param: Param, given: str, config: HttpConfig) -> str:

@@ -7,11 +7,12 @@ where the poll starts: a reader that goes on from each answer meets every queue 
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, QueueCorrupt
+from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.message_store import Fetched, MessageFilter
-from holdfast.consumequeue.reader import message_sizes
+from holdfast.consumequeue.reader import MAX_SKIPPED_RANGES, message_sizes
 from holdfast.consumequeue.topics import Topic
 from holdfast.holdservice.filters import parse_filter
 from holdfast.http_api.call import Call
@@ -52,9 +53,17 @@ async def poll(call: Call[PollParams]) -> Reply:
     offsets = _parse_offsets(params.offsets, topic, limit)
     message_filter = parse_filter(params.tag, params.filter)
     waiting = Waiting(params.wait_ms, call.received_at)
+    skipped: dict[int, LostRanges] = {}
     while True:
         reads = await _read_queues(context, topic, offsets, params, message_filter)
-        if waiting.is_over() or any(read.problem or read.fetched.slices for read in reads):
+        for read in reads:
+            for found in read.fetched.skipped:
+                skipped[read.queue] = with_lost(skipped.get(read.queue, ()), found)
+        if (
+            waiting.is_over()
+            or _count(skipped) >= MAX_SKIPPED_RANGES
+            or any(read.problem or read.fetched.slices for read in reads)
+        ):
             break
         offsets = {read.queue: read.fetched.next_offset for read in reads}
         if any(read.fetched.next_offset < read.fetched.max_offset for read in reads):
@@ -74,7 +83,15 @@ async def poll(call: Call[PollParams]) -> Reply:
         if read.fetched.slices:
             waiting.note_wake(context, read.fetched.slices)
             break
+    reads = [
+        replace(read, fetched=replace(read.fetched, skipped=skipped.get(read.queue, ())))
+        for read in reads
+    ]
     return await deliver_poll(context, topic, reads, call.media, waiting.held_s)
+
+
+def _count(skipped: Mapping[int, LostRanges]) -> int:
+    return sum(map(len, skipped.values()))
 
 
 def _parse_offsets(given: str | None, topic: Topic, limit: int) -> dict[int, int]:
@@ -106,9 +123,10 @@ async def _read_queues(
     first = sum(offsets.values()) % len(queues)
     reads: dict[int, QueueRead] = {}
     messages_left, bytes_left = params.max_messages, params.max_bytes
+    passes_left = MAX_SKIPPED_RANGES
     for done, queue in enumerate(queues[first:] + queues[:first]):
         offset, queues_left = offsets[queue], len(queues) - done
-        if messages_left <= 0 or bytes_left <= 0:
+        if messages_left <= 0 or bytes_left <= 0 or passes_left <= 0:
             reads[queue] = QueueRead(queue, nothing_at(context, topic, queue, offset))
             continue
         try:
@@ -119,6 +137,7 @@ async def _read_queues(
                 max_messages=-(-messages_left // queues_left),
                 max_bytes=-(-bytes_left // queues_left),
                 filter=message_filter,
+                skip_corrupt=params.skip_corrupt,
             )
         except (OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt) as error:
             fetched = Fetched([], offset, error.min_offset, error.max_offset, 0)
@@ -127,6 +146,7 @@ async def _read_queues(
         reads[queue] = QueueRead(queue, fetched)
         messages_left -= fetched.message_count
         bytes_left -= _text_bytes(fetched)
+        passes_left -= len(fetched.skipped)
     return [reads[queue] for queue in queues]
 
 

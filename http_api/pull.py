@@ -9,18 +9,20 @@ reading: the client owns its offset.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, time
 
 from holdfast.consumequeue.errors import UnknownTopic
+from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.message_store import BatchSlice, Fetched, MessageFilter
+from holdfast.consumequeue.reader import MAX_SKIPPED_RANGES
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.holdservice.filters import parse_filter
 from holdfast.holdservice.pull_request_hold_service import Outcome
 from holdfast.http_api.call import Call
 from holdfast.http_api.context import ApiContext
-from holdfast.http_api.delivery import deliver_pull
-from holdfast.http_api.params import MAX_TIMESTAMP_MS, choice, invalid, text, whole
+from holdfast.http_api.delivery import QueueRead, deliver_pull
+from holdfast.http_api.params import MAX_TIMESTAMP_MS, choice, flag, invalid, text, whole
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.reply import Reply
 
@@ -46,6 +48,9 @@ class PullBounds:
     )
     tag: str | None = text("Only messages with one of these tags, separated by commas.")
     filter: str | None = text("Only messages for which this SQL92 expression is true.")
+    skip_corrupt: bool = flag(
+        "Go on behind messages that are damaged or gone, and say in `skipped` which they were."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ async def pull(call: Call[PullParams]) -> Reply:
     key = (topic.topic_id, queue)
     waiting = Waiting(params.wait_ms, call.received_at)
     offset = await _start(context, topic, queue, params)
+    skipped: LostRanges = ()
     while True:
         fetched = await context.store.read(
             topic,
@@ -80,8 +86,11 @@ async def pull(call: Call[PullParams]) -> Reply:
             max_messages=params.max_messages,
             max_bytes=params.max_bytes,
             filter=message_filter,
+            skip_corrupt=params.skip_corrupt,
         )
-        if fetched.message_count or waiting.is_over():
+        for found in fetched.skipped:
+            skipped = with_lost(skipped, found)
+        if fetched.message_count or waiting.is_over() or len(skipped) >= MAX_SKIPPED_RANGES:
             break
         offset = fetched.next_offset
         if offset < fetched.max_offset:
@@ -94,7 +103,8 @@ async def pull(call: Call[PullParams]) -> Reply:
             fetched = nothing_at(context, topic, queue, offset)
             break
     waiting.note_wake(context, fetched.slices)
-    return await deliver_pull(context, topic, fetched, call.media, waiting.held_s)
+    read = QueueRead(queue, replace(fetched, skipped=skipped))
+    return await deliver_pull(context, topic, read, call.media, waiting.held_s)
 
 
 async def _start(context: ApiContext, topic: Topic, queue: int, params: PullParams) -> int:

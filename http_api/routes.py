@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.http_api.codecs import BATCH, JSON, MSGPACK, NDJSON
-from holdfast.http_api.delivery import PULL_TYPES
+from holdfast.http_api.delivery import PULL_TYPES, SKIPPED_HEADER
 from holdfast.http_api.groups import (
     get_group,
     get_offsets,
@@ -111,14 +111,16 @@ ROUTES: Sequence[Route] = (
         offers=PULL_TYPES,
         replies=_read_as(PullReply[Message]),
         problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
-        headers={**dict.fromkeys(_OFFSETS, "integer"), **_TOPIC_ID},
+        headers={**dict.fromkeys(_OFFSETS, "integer"), SKIPPED_HEADER: "string", **_TOPIC_ID},
+        access=granted("consume"),
     ),
     Route(
         "GET", _TOPIC + "/messages", poll, PollParams,
         offers=PULL_TYPES,
         replies=_read_as(PollReply[Message]),
         problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
-        headers={**dict.fromkeys(_OFFSETS, "string"), **_TOPIC_ID},
+        headers={**dict.fromkeys(_OFFSETS, "string"), SKIPPED_HEADER: "string", **_TOPIC_ID},
+        access=granted("consume"),
     ),
     # Topics
     Route(

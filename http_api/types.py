@@ -122,13 +122,25 @@ class PackedMessage(Struct):
     body: bytes
 
 
+class SkippedRange(Struct):
+    """Messages that are damaged or gone and were passed over: those from `start_offset` to before
+    `end_offset`."""
+
+    queue: int
+    start_offset: int
+    end_offset: int
+    reason: str
+
+
 class PullReply(Struct, Generic[AnyMessage]):
-    """What a pull found; go on from `next_offset`."""
+    """What a pull found; go on from `next_offset`. `skipped` is there when it passed over
+    something: with `skip_corrupt`, or where an operator has accepted the loss."""
 
     messages: list[AnyMessage]
     next_offset: int
     min_offset: int
     max_offset: int
+    skipped: list[SkippedRange] | UnsetType = UNSET
 
 
 class QueueReply(Struct, omit_defaults=True):
@@ -142,16 +154,19 @@ class QueueReply(Struct, omit_defaults=True):
 
 
 class PollReply(Struct, Generic[AnyMessage]):
-    """What a poll over several queues found."""
+    """What a poll over several queues found. `skipped` as in a pull's reply."""
 
     messages: list[AnyMessage]
     queues: list[QueueReply]
+    skipped: list[SkippedRange] | UnsetType = UNSET
 
 
 class SearchReply(Struct, Generic[AnyMessage]):
-    """The messages found, newest first."""
+    """The messages found, newest first. `skipped` is there when messages that may have had the
+    key were passed over, because they are damaged."""
 
     messages: list[AnyMessage]
+    skipped: list[SkippedRange] | UnsetType = UNSET
 
 
 class OffsetReply(Struct):
@@ -360,11 +375,18 @@ class HealthReply(Struct):
     status: Literal["alive"]
 
 
+class FaultReply(Struct):
+    """Something that is damaged: a stable word for machines, a sentence for people."""
+
+    reason: str
+    detail: str
+
+
 class ReadyReply(Struct):
     """The broker serves. `degraded` names its faults; `read_only` says why nothing can be
     published until it is restarted, `alarms` what stops publishing until it passes by itself."""
 
     phase: str
-    degraded: list[str]
+    degraded: list[FaultReply]
     read_only: str | None
     alarms: dict[str, str]

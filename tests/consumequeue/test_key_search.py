@@ -1,13 +1,11 @@
 """Messages by key: in sealed segments by their footers, in the others by their hash columns."""
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from holdfast.commitlog.batch import Batch, encode_batch, payload_crc
 from holdfast.commitlog.batch_header import HEADER_SIZE
+from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.topics import Topic
 from holdfast.storage import Storage
 from tests.support.stored import (
@@ -97,9 +95,7 @@ async def test_what_retention_took_is_not_found(tmp_path: Path) -> None:
         assert await places(storage, topic, "k") == []
 
 
-async def test_a_damaged_batch_is_passed_over_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_batch_is_passed_over_and_said(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
         topic, _ = await store.create_topic("t", queues=1)
@@ -111,10 +107,13 @@ async def test_a_damaged_batch_is_passed_over_with_a_warning(
     image[image.index(b"second")] ^= 1
     segment.write_bytes(image)
     async with open_storage(small_config(tmp_path)) as storage:
-        with caplog.at_level(logging.WARNING):
-            found = await places(storage, storage.store.topic("t"), "k")
-        assert found == ["0:2=third", "0:0=first"]
-        assert "a search passed over" in caplog.text
+        topic = storage.store.topic("t")
+        assert await places(storage, topic, "k") == ["0:2=third", "0:0=first"]
+        skipped: list[tuple[int, LostRange]] = []
+        await storage.store.search_key(topic, "k", 100, skipped=skipped)
+        assert skipped == [(0, LostRange(1, 2, "payload-crc"))]
+        assert [fault.reason for fault in storage.degraded] == ["payload-crc"]
+        assert storage.damage.counts == {"payload-crc": 1}
 
 
 async def test_a_segment_without_a_footer_is_searched_by_its_batches(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from holdfast.consumequeue.lost_ranges import (
 
 _ENDS = st.tuples(st.integers(0, 20), st.integers(1, 8)).map(lambda at: (at[0], at[0] + at[1]))
 _FOUND = st.builds(
-    lambda ends, reason, accepted: LostRange(*ends, reason, accepted),
+    lambda ends, reason, accepted: LostRange(ends[0], ends[1], reason, accepted),
     _ENDS,
     st.sampled_from(["payload-crc", "missing-segment"]),
     st.booleans(),

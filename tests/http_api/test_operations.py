@@ -1,5 +1,6 @@
 import pytest
 
+from holdfast.consumequeue.damage_book import Fault
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.routes import ROUTES
 from tests.support.api_server import Api
@@ -20,13 +21,13 @@ async def test_health_and_readiness(api: Api) -> None:
 
 async def test_a_degraded_broker_is_ready_and_says_what_is_wrong(api: Api) -> None:
     api.status = BrokerStatus(
-        "ready", ("a bad block at 4096",), "a sync failed", {"disk": "too full"}
+        "ready", (Fault("bad-magic", "a bad block"),), "a sync failed", {"disk": "too full"}
     )
     answer = await api.get("/readyz")
     assert answer.status == 200
     assert answer.json() == {
         "phase": "ready",
-        "degraded": ["a bad block at 4096"],
+        "degraded": [{"reason": "bad-magic", "detail": "a bad block"}],
         "read_only": "a sync failed",
         "alarms": {"disk": "too full"},
     }

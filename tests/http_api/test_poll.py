@@ -131,6 +131,27 @@ async def test_without_envelope_a_queues_problem_is_the_whole_replys(api: Api) -
     assert answer.json()["queue"] == 1
 
 
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack", BATCH])
+async def test_damage_is_passed_over_when_asked_in_the_queue_that_has_it(
+    api: Api, accept: str
+) -> None:
+    await publish(api, 0, "a", "b")
+    await publish(api, 1, "c")
+    await publish(api, 1, "d")
+    api.store.damaged.add(4096 * 2)
+    polled = await api.get(f"{POLL}?offsets=0:0,1:0&skip_corrupt=true", Accept=accept)
+    assert polled.status == 200
+    assert polled.headers["Holdfast-Skipped"] == "1:0:1"
+    assert polled.headers["Holdfast-Next-Offset"] == "0:2,1:2"
+    if accept == "application/json":
+        assert found(polled) == [(0, "a"), (0, "b"), (1, "d")]
+        lost = {"queue": 1, "start_offset": 0, "end_offset": 1, "reason": "payload-crc"}
+        assert polled.json()["skipped"] == [lost]
+        told = await api.get(f"{POLL}?offsets=0:0,1:0")
+        assert told.json()["queues"][1]["problem"]["next_offset"] == 1
+        assert found(told) == [(0, "a"), (0, "b")]
+
+
 async def test_without_envelope_fewer_queues_may_be_named(api: Api) -> None:
     await api.store.create_topic("wide", queues=200)
     offsets = ",".join(f"{queue}:0" for queue in range(129))

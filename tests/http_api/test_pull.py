@@ -131,6 +131,47 @@ async def test_a_damaged_message_is_told_and_what_follows_can_be_read(api: Api) 
     assert bodies(await api.get(f"{PULL}?offset=2")) == ["2"]
 
 
+async def test_damage_is_passed_over_when_asked_and_the_reply_says_what(api: Api) -> None:
+    await publish(api, "0", "1", "2", "3", "4")
+    api.store.damaged |= {4096 * 2, 4096 * 3, 4096 * 5}
+    answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true")
+    assert bodies(answer) == ["0", "3"]
+    assert answer.json()["skipped"] == [
+        {"queue": 0, "start_offset": 1, "end_offset": 3, "reason": "payload-crc"},
+        {"queue": 0, "start_offset": 4, "end_offset": 5, "reason": "payload-crc"},
+    ]
+    assert answer.json()["next_offset"] == 5
+    for accept in (
+        "application/json",
+        "application/msgpack",
+        "application/x-ndjson",
+        "application/vnd.holdfast.batch",
+    ):
+        answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true", Accept=accept)
+        assert answer.status == 200
+        assert answer.headers["Holdfast-Skipped"] == "0:1:3,0:4:5"
+        answer = await api.get(f"{PULL}?offset=1&skip_corrupt=false", Accept=accept)
+        assert (answer.status, answer.json()["next_offset"]) == (500, 3)
+    answer = await api.get(f"{PULL}?offset=3&max_messages=1&skip_corrupt=true")
+    assert "skipped" not in answer.json()
+    assert "Holdfast-Skipped" not in answer.headers
+
+
+async def test_a_held_pull_that_passed_over_damage_says_so_in_the_end(api: Api) -> None:
+    await publish(api, "0")
+    api.store.damaged.add(4096)
+    answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true&wait_ms=30")
+    assert bodies(answer) == []
+    assert answer.headers["Holdfast-Skipped"] == "0:0:1"
+    assert answer.json()["next_offset"] == 1
+
+
+@pytest.mark.parametrize("value", ["", "1", "yes", "True"])
+async def test_a_flag_is_true_or_false(api: Api, value: str) -> None:
+    answer = await api.get(f"{PULL}?offset=0&skip_corrupt={value}")
+    assert (answer.status, answer.problem) == (400, "invalid-parameter")
+
+
 # -- media types ---------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from holdfast.consumequeue.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.message_store import (
     Fetched,
     MessageFilter,
@@ -238,6 +239,7 @@ class FakeStore:
         max_messages: int,
         max_bytes: int,
         filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
     ) -> Fetched:
         found = self._readable(topic, queue, offset)
         try:
@@ -251,6 +253,7 @@ class FakeStore:
                 max_messages=max_messages,
                 max_bytes=max_bytes,
                 message_filter=filter,
+                skip_corrupt=skip_corrupt,
             )
         except CorruptRecord as error:
             assert error.next_offset is not None
@@ -315,7 +318,14 @@ class FakeStore:
         fetched = await self.read(topic, queue, offset, max_messages=1, max_bytes=1)
         return topic, fetched.slices[0].batch, fetched.slices[0].rows[0]
 
-    async def search_key(self, topic: Topic, key: str, limit: int) -> list[tuple[Batch, int]]:
+    async def search_key(
+        self,
+        topic: Topic,
+        key: str,
+        limit: int,
+        *,
+        skipped: list[tuple[int, LostRange]] | None = None,
+    ) -> list[tuple[Batch, int]]:
         found = [
             (self._blocks[unit.physical_offset], row)
             for queue in range(topic.queue_count)
