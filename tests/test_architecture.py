@@ -44,7 +44,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "http_api.config",
     ),
     "holdfast.config_reference": ("holdfast.config",),
-    "holdfast.check": ("commitlog", "consumequeue"),
+    "holdfast.check": (
+        "commitlog",
+        "consumequeue",
+        "holdfast.backup",
+        "http_api.access",
+    ),
     "holdfast.backup": ("commitlog", "consumequeue"),
     "holdfast.dump": ("commitlog",),
     "holdfast.storage_opening": ("commitlog", "consumequeue", "holdfast.config"),

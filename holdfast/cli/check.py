@@ -19,23 +19,36 @@ if TYPE_CHECKING:
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR"
 )
 @click.option("--quick", is_flag=True, help="Read headers only: payloads are not compared.")
+@click.option(
+    "--live", is_flag=True, help="Beside a running broker: the log and the state, not the index."
+)
 @click.pass_context
-def check(context: click.Context, directory: Path, quick: bool) -> None:
-    """Verify a data directory that no broker runs on, changing nothing.
+def check(context: click.Context, directory: Path, quick: bool, live: bool) -> None:
+    """Verify a data directory that no broker runs on, or a backup; changing nothing.
 
     Every block is compared with its checksums, and the index with the log. Damage is exit code
-    1; a note is something that a broker mends by itself.
+    1; a note is something that a broker mends by itself. Code 6: it could not be looked at.
     """
     from holdfast.check import check_data_dir
 
-    with progress("checking") as show:
-        report = check_data_dir(
-            directory, deep=not quick, progress=lambda done, total: show(done, total, 0)
-        )
+    try:
+        with progress("checking") as show:
+            report = check_data_dir(
+                directory,
+                deep=not quick,
+                live=live,
+                progress=lambda done, total: show(done, total, 0),
+            )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Failure(
+            f"{error.filename or directory}: {reason}; it cannot be looked at as it is",
+            ExitCode.REFUSED,
+        ) from error
     if is_terminal():
-        _print(report)
+        print_report(report)
     else:
-        _print_json(report)
+        print_json(report)
     if not report.is_sound:
         context.exit(ExitCode.FAILED)
 
@@ -63,32 +76,35 @@ def dump(file: Path, messages: bool) -> None:
         )
 
 
-def _print(report: "CheckReport") -> None:
+def print_report(report: "CheckReport") -> None:
+    """Print what was found for a person."""
     for finding in report.findings:
         kind = "damage" if finding.damage else "note"
         click.echo(f"{kind}: {safe_text(finding.where)}: {safe_text(finding.what)}")
+        for lost in finding.lost:
+            click.echo(f"    costs {safe_text(str(lost))}")
+        if finding.mend:
+            click.echo(f"    mend: {safe_text(finding.mend)}")
     verdict = "sound" if report.is_sound else "DAMAGED"
+    scope = {"log": " (the index was not looked at)", "backup": " (a backup)"}
     click.echo(
         f"{verdict}: {report.messages:,} messages in {report.blocks:,} blocks "
         f"({format_size(report.bytes)}) of {report.segments} segments, {report.queues} queues, "
         f"{report.index_entries:,} index entries, {report.topics} topics, {report.groups} groups"
+        f"{scope.get(report.scope, '')}"
     )
 
 
-def _print_json(report: "CheckReport") -> None:
+def print_json(report: "CheckReport") -> None:
+    """Print what was found as lines of JSON, the summary last."""
     for finding in report.findings:
-        write_json_line(
-            {
-                "kind": "damage" if finding.damage else "note",
-                "where": finding.where,
-                "what": finding.what,
-            }
-        )
+        write_json_line(finding.as_row())
     counts = ("segments", "blocks", "messages", "bytes", "queues", "index_entries", "topics")
     write_json_line(
         {
             "kind": "summary",
             "is_sound": report.is_sound,
+            "scope": report.scope,
             **{name: getattr(report, name) for name in (*counts, "groups")},
         }
     )

@@ -1,6 +1,7 @@
 """holdfast check and holdfast dump, on the directory of a broker that was killed."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,47 @@ def test_a_person_reads_sentences(
     monkeypatch.setattr("holdfast.cli.check.is_terminal", lambda: True)
     *_, verdict = holdfast("check", str(left_behind)).stdout.splitlines()
     assert verdict.startswith("sound: ")
+    (left_behind / "VERSION").write_text("q")
+    found, mend, *_ = holdfast("check", str(left_behind)).stdout.splitlines()
+    assert found.startswith("damage: VERSION: ")
+    assert mend.startswith("    mend: 'holdfast repair' writes")
 
 
 def test_a_directory_in_use_is_refused(holdfast: Run, holdfast_broker: RunningBroker) -> None:
     done = holdfast("check", str(holdfast_broker.data_dir))
     assert done.exit_code == 6
     assert "is in use by another broker" in done.stderr
+    assert "--live" in done.stderr
+    assert "--data-dir" not in done.stderr
+
+
+def test_beside_a_running_broker_the_log_is_checked(
+    holdfast: Run, holdfast_broker: RunningBroker
+) -> None:
+    assert holdfast("publish", "t", "--queue", "0", input=b"a\nb\nc\n").exit_code == 0
+    done = holdfast("check", str(holdfast_broker.data_dir), "--live")
+    assert done.exit_code == 0, done.stdout
+    *_, summary = lines(done.stdout)
+    assert (summary["scope"], summary["topics"]) == ("log", 1)
+    assert summary["messages"] >= 3
+    holdfast("publish", "t", "--queue", "0", input=b"d\n")
+    flip(segment_of(holdfast_broker.data_dir), b"abc")
+    done = holdfast("check", str(holdfast_broker.data_dir), "--live")
+    assert done.exit_code == 1
+    found = next(row for row in lines(done.stdout) if row.get("finding") == "payload-crc")
+    assert found["lost"] == [
+        {"topic": "t", "topic_id": 1, "queue": 0, "start_offset": 0, "end_offset": 3}
+    ]
+
+
+def test_what_cannot_be_looked_at_is_another_code_than_damage(
+    holdfast: Run, left_behind: Path
+) -> None:
+    shutil.rmtree(left_behind / "commitlog")
+    (left_behind / "commitlog").write_text("no folder")
+    done = holdfast("check", str(left_behind))
+    assert done.exit_code == 6
+    assert "cannot be looked at" in done.stderr
 
 
 def test_another_folder_is_refused(holdfast: Run, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.commitlog.segment_format import segment_name
 from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.index import _decode_unit, _encode_unit
+from holdfast.http_api.access.token_file import TokenFile
 from tests.support.stored import (
     MIB,
     batch,
@@ -195,9 +196,14 @@ def test_a_missing_segment_is_damage(data_dir: Path, name: str) -> None:
 def test_a_missing_segment_is_found_without_an_index_too(data_dir: Path) -> None:
     shutil.rmtree(data_dir / "consumequeue")
     (data_dir / "commitlog" / SECOND).unlink()
-    found = findings(checked(data_dir), damage=True)
-    assert any("missing-segment" in each for each in found)
-    assert any("goes on at" in each for each in found)
+    report = checked(data_dir)
+    (found,) = [each for each in report.findings if each.damage]
+    assert found.kind == "missing-segment"
+    assert [each.queue for each in found.lost] == [0, 1]
+    assert all(each.topic == "t" and each.start_offset > 0 for each in found.lost)
+    assert report.lost == {
+        (1, each.queue): [(each.start_offset, each.end_offset)] for each in found.lost
+    }
 
 
 def test_a_missing_first_segment_is_found_without_an_index_too(data_dir: Path) -> None:
@@ -218,6 +224,65 @@ def test_a_missing_log_is_damage(data_dir: Path) -> None:
     report = checked(data_dir)
     assert any("commitlog: missing" in each for each in findings(report, damage=True))
     assert not (data_dir / "commitlog").exists()
+
+
+def _lost(report: CheckReport, kind: str) -> list[str]:
+    return [str(lost) for each in report.findings if each.kind == kind for lost in each.lost]
+
+
+@pytest.mark.parametrize("forgotten", [None, "consumequeue"])
+@pytest.mark.parametrize(
+    ("flipped", "kind"), [(b"body 4", "payload-crc"), (b"HFBT", "header-crc")], ids=str
+)
+def test_a_damaged_block_is_found_with_its_place_and_what_it_costs(
+    data_dir: Path, forgotten: str | None, flipped: bytes, kind: str
+) -> None:
+    if forgotten:
+        shutil.rmtree(data_dir / forgotten)
+    path = data_dir / "commitlog" / FIRST
+    image = path.read_bytes()
+    block = image.rindex(b"HFBT", 0, image.index(b"body 4"))
+    size = int.from_bytes(image[block + 8 : block + 12], "little")
+    change(path, b"", at=image.index(b"body 4") if kind == "payload-crc" else block + 40)
+    report = checked(data_dir)
+    (found,) = [each for each in report.findings if each.kind == kind]
+    assert (found.where, found.start, found.end) == (
+        f"commitlog/{FIRST}",
+        block,
+        block + size,
+    )
+    assert _lost(report, kind) == ["offsets 4 to 6 of queue 0 of 't'"]
+    assert "backup" in found.mend
+    assert report.lost == {(1, 0): [(4, 6)]}
+
+
+def test_what_a_lost_end_costs_is_known_by_the_index(data_dir: Path) -> None:
+    last = data_dir / "commitlog" / LAST
+    end = checked(data_dir).ends[1, 0]
+    image = last.read_bytes()
+    os.truncate(last, image.rindex(b"HFBT", 0, image.index(b"the very last")))
+    report = checked(data_dir)
+    assert report.lost == {(1, 0): [(end - 1, end)]}
+    assert report.ends[1, 0] == end
+
+
+def test_a_version_that_is_none_is_damage_and_the_rest_is_looked_at(data_dir: Path) -> None:
+    (data_dir / "VERSION").write_text("q\n")
+    report = checked(data_dir)
+    (found,) = [each for each in report.findings if each.damage]
+    assert (found.kind, found.where) == ("version", "VERSION")
+    assert "repair" in found.mend
+    assert report.messages > 43
+
+
+def test_tokens_are_read_too(data_dir: Path) -> None:
+    TokenFile(data_dir).change(lambda tokens: tokens)
+    assert checked(data_dir).findings == []
+    for name, is_sound in (("tokens", True), ("tokens.copy", False)):
+        change(data_dir / "access" / name, b"generation")
+        report = checked(data_dir)
+        assert report.is_sound == is_sound
+        assert [each.kind for each in report.findings] == ["tokens"]
 
 
 # -- what costs no message -----------------------------------------------------------------

@@ -1,0 +1,442 @@
+"""Verify a data directory or a backup, changing nothing: every block of the log, every footer, the
+index against the log, the state's records, the tokens."""
+
+import bisect
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.backup.source import STATE_FAILURES, LiveState, log_snapshot
+from holdfast.backup.stored import BackupDisk, is_backup, read_manifest, verify_files
+from holdfast.check.log_check import LogCheck
+from holdfast.check.queue_cover import Evidence
+from holdfast.check.report import CheckReport, Offsets
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDirInUse, NotADataDir
+from holdfast.commitlog.disk import Disk, LinuxDisk
+from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.commitlog.read_only import ReadOnlyDisk
+from holdfast.commitlog.segment_format import parse_segment_name
+from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.index import Index, IndexCorrupt
+from holdfast.consumequeue.state_records import (
+    DAMAGE,
+    INCOMPLETE,
+    MalformedRecord,
+    decode_lost,
+    parse_key,
+)
+from holdfast.consumequeue.state_store import StateCorrupt, StateStore
+from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.topics import QueueKey
+
+_KNOWN = {
+    *("commitlog", "consumequeue", "state", "access", "repaired"),
+    *("lock", "VERSION", "reserve", "lost+found"),
+}
+_REBUILD = "stop the broker and delete the folder, it is rebuilt from the log"
+_BY_ITSELF = "nothing to do: the broker does it at its next start"
+
+Progress = Callable[[int, int], None]
+
+
+class BrokerRuns(DataDirInUse):
+    """A directory that cannot be looked at as a whole while a broker writes to it."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is in use by another broker (process {self.holder or 'unknown'}); "
+            "stop that one, or add --live to check the log beside it"
+        )
+
+
+def check_data_dir(
+    path: Path,
+    *,
+    deep: bool = True,
+    live: bool = False,
+    progress: Progress = lambda done, total: None,
+    disk: Disk | None = None,
+) -> CheckReport:
+    """Check a data directory that no broker has open, or a backup.
+
+    `deep` also compares every payload with its CRC and proves its columns; without it headers
+    alone are read. With `live` a broker may be running: the log is checked up to where it ended
+    when the check began, and the state, but not the index. `progress` gets bytes done and in
+    all; `disk` is where the log's files are, the machine's own if not given. Raises DataDirInUse,
+    NotADataDir, NotABackup, UnknownFormatVersion; OSError passes through. Findings are in the
+    report.
+    """
+    if is_backup(path):
+        return _check_backup(path, deep, progress)
+    report = CheckReport()
+    _check_version(path, report)
+    check = _Check(path, deep, progress, report)
+    if live:
+        return check.live()
+    with _locked(path):
+        return check.stopped(disk or LinuxDisk())
+
+
+def _check_version(path: Path, report: CheckReport) -> None:
+    if not (path / "VERSION").exists():
+        raise NotADataDir(path, next((entry.name for entry in path.iterdir()), "nothing"))
+    version = (path / "VERSION").read_text("ascii", "replace").strip()
+    if version == LAYOUT_VERSION:
+        return
+    if version.isascii() and version.isdecimal():
+        raise UnknownFormatVersion(f"data directory {path}", version[:40], LAYOUT_VERSION)
+    report.damage(
+        "VERSION",
+        f"it says {version[:40]!r}, which is no version: no broker starts here",
+        "version",
+        mend=f"'holdfast repair' writes {LAYOUT_VERSION!r} if the log is of that version",
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep brokers out. The lock file is not changed, and made only if it is missing."""
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            raise BrokerRuns(path, holder) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_backup(path: Path, deep: bool, progress: Progress) -> CheckReport:
+    manifest = read_manifest(path)
+    report = CheckReport(scope="backup")
+    for wrong in verify_files(path, manifest, progress):
+        report.damage(
+            wrong.partition(" ")[0],
+            wrong,
+            "backup-file",
+            mend="take another backup; with --incremental what is damaged is copied again",
+        )
+    for damage in manifest.damage:
+        report.note(
+            "MANIFEST", f"{damage}; it was so when the backup was taken", "backed-up-damage"
+        )
+    (state,) = manifest.of_role("state")
+    state_dir = (path / state.stored_as).parent
+    check = _Check(path, deep, progress, report)
+    check.log_of(BackupDisk(path, manifest), state_dir)
+    return report
+
+
+class _Check:
+    """One run over one directory."""
+
+    def __init__(self, path: Path, deep: bool, progress: Progress, report: CheckReport) -> None:
+        self._path = path
+        self._deep = deep
+        self._progress = progress
+        self._report = report
+        self._accepted: dict[QueueKey, list[Offsets]] = {}
+        self._known_ends: dict[QueueKey, int] = {}
+
+    # -- which parts -----------------------------------------------------------------------
+
+    def stopped(self, disk: Disk) -> CheckReport:
+        """Check everything; the caller keeps brokers out."""
+        self._check_names()
+        self._check_access()
+        table = self._check_state(self._path / "state")
+        if not (self._path / "commitlog").exists():
+            self._report.damage(
+                "commitlog",
+                "missing: the log is all that messages are in",
+                "no-log",
+                mend="restore a backup",
+            )
+            return self._report
+        log = CommitLog(
+            self._path / "commitlog", CommitLogConfig(), ReadOnlyDisk(disk), now_us=lambda: 0
+        )
+        index = self._open_index()
+        try:
+            log.open()
+            self._check_log(log, table, index, limit=None)
+        finally:
+            log.close()
+            if index is not None:
+                index.close()
+        return self._report
+
+    def live(self) -> CheckReport:
+        """Check what can be checked beside a running broker."""
+        self._report.scope = "log"
+        self._check_names()
+        self._check_access()
+        with log_snapshot(self._path / "commitlog") as snapshot:
+            # Read after the log: retention notes what it will delete before it does.
+            table = self._live_state()
+            self._check_log(snapshot.log, table, None, limit=snapshot.end_offset)
+        return self._report
+
+    def log_of(self, disk: Disk, state_dir: Path) -> None:
+        """Check the log of a backup and the state in `state_dir`."""
+        table = self._check_state(state_dir)
+        log = CommitLog(self._path / "commitlog", CommitLogConfig(), disk, now_us=lambda: 0)
+        try:
+            log.open()
+            self._check_log(log, table, None, limit=None)
+        finally:
+            log.close()
+
+    # -- files -----------------------------------------------------------------------------
+
+    def _check_names(self) -> None:
+        for entry in sorted(self._path.iterdir()):
+            if entry.name.startswith("state.corrupt-"):
+                what = "a damaged state that was set aside; nothing reads it"
+                self._report.note(entry.name, what, "set-aside", mend="remove it at will")
+            elif entry.name not in _KNOWN:
+                self._report.note(entry.name, "unknown file, left alone", "unknown-file")
+        log = self._path / "commitlog"
+        for entry in sorted(log.iterdir()) if log.is_dir() else ():
+            if parse_segment_name(entry.name) is None:
+                where = f"commitlog/{entry.name}"
+                self._report.note(where, "unknown file, left alone", "unknown-file")
+
+    def _check_access(self) -> None:
+        if not (self._path / "access").is_dir():
+            return
+        from holdfast.http_api.access.token_file import TokenFile, TokensUnreadable
+
+        try:
+            read = TokenFile(self._path).read()
+        except TokensUnreadable as error:
+            self._report.damage(
+                "access/tokens", "; ".join(error.faults), "tokens", mend="restore it from a backup"
+            )
+            return
+        for fault in read.faults:
+            if read.content.generation:
+                what = f"{fault}; the other copy is whole"
+                mend = "any 'holdfast token create' or 'revoke' writes both anew"
+                self._report.note("access/tokens", what, "tokens", mend=mend)
+
+    # -- the state -------------------------------------------------------------------------
+
+    def _check_state(self, directory: Path) -> TopicTable:
+        note, damage = self._report.note, self._report.damage
+        if not (directory / "data.mdb").exists():
+            what = "missing; it is read from the log at the next start"
+            note("state", what, "state-missing", mend=_BY_ITSELF)
+            return TopicTable({})
+        try:
+            size = (directory / "data.mdb").stat().st_size
+            state = StateStore(directory, size + 2**24, readonly=True)
+        except StateCorrupt as error:
+            what = f"{error}; it is read from the log at the next start"
+            damage("state", what, "state-damaged", mend=_BY_ITSELF)
+            return TopicTable({})
+        if state.is_new:
+            what = "unfinished; it is read from the log at the next start"
+            note("state", what, "state-missing", mend=_BY_ITSELF)
+        records, damaged = dict(state.records), list(state.damaged)
+        state.stop()
+        return self._check_records(records, damaged)
+
+    def _live_state(self) -> TopicTable:
+        try:
+            state = LiveState(self._path / "state")
+            try:
+                records, damaged = state.records()
+            finally:
+                state.close()
+        except STATE_FAILURES as error:
+            self._report.damage("state", error, "state-damaged", mend=_BY_ITSELF)
+            return TopicTable({})
+        return self._check_records(records, damaged)
+
+    def _check_records(self, records: dict[bytes, bytes], damaged: list[bytes]) -> TopicTable:
+        report = self._report
+        for key in damaged:
+            what = f"record {key!r} is damaged"
+            report.damage("state", what, "state-record", mend=_BY_ITSELF)
+        if INCOMPLETE in records:
+            report.damage(
+                "state",
+                "read from a damaged log: topics may be missing",
+                "state-incomplete",
+                mend="restore a backup, or let go of them: 'holdfast repair'",
+            )
+        try:
+            table = TopicTable(records)
+            self._read_lost(records, table)
+        except MalformedRecord as error:
+            report.damage("state", error, "state-record", mend="restore a backup")
+            return TopicTable({})
+        report.topics = len(table)
+        report.groups = len(table.groups())
+        return table
+
+    def _read_lost(self, records: dict[bytes, bytes], table: TopicTable) -> None:
+        """Take what the state knows to be lost; say what was let go of."""
+        if DAMAGE in records:
+            self._report.note("state", "the broker has met damage in the log", "known-damage")
+        for record, value in sorted(records.items()):
+            kind, *rest = parse_key(record)
+            topic = table.by_id(int(rest[0])) if kind == "lost" else None
+            if topic is None:
+                continue
+            for queue, ranges in sorted(decode_lost(value).items()):
+                key = (topic.topic_id, queue)
+                begin = table.kept.get(key[0], {}).get(queue, 0)
+                for each in ranges:
+                    self._known_ends[key] = max(self._known_ends.get(key, 0), each.end_offset)
+                    if each.accepted:
+                        offsets = (each.start_offset, each.end_offset)
+                        self._accepted.setdefault(key, []).append(offsets)
+                    if each.accepted and each.end_offset > begin:
+                        self._report.note(
+                            f"queue {queue} of {topic.name!r}",
+                            f"offsets {each.start_offset} to {each.end_offset} were let go of "
+                            f"by a repair ({each.reason})",
+                            "let-go",
+                        )
+
+    # -- the log and its index -------------------------------------------------------------
+
+    def _check_log(
+        self, log: CommitLog, table: TopicTable, index: Index | None, limit: int | None
+    ) -> None:
+        report = self._report
+        report.segments = len(log.segments)
+        self._report_headers(log)
+        check = LogCheck(
+            report,
+            log,
+            table,
+            self._accepted,
+            deep=self._deep,
+            progress=self._progress,
+            on_block=lambda header: self._check_entry(index, header, table, check),
+        )
+        self._reput_offset = 0
+        try:
+            if index is not None:
+                self._reput_offset = index.position().physical_offset
+            check.walk(self._reput_offset, limit)
+            if index is not None:
+                self._check_index(index, log, check, table)
+        except IndexCorrupt as error:
+            report.damage("consumequeue", f"{error}; {_REBUILD}", "index-damaged", mend=_REBUILD)
+        check.conclude(self._known_ends)
+
+    def _report_headers(self, log: CommitLog) -> None:
+        opened = {segment.path for segment in log.segments}
+        for path, reason in log.damaged_headers:
+            where = f"commitlog/{path.name}"
+            if path in opened:
+                self._report.note(
+                    where,
+                    f"{reason}; costs no message",
+                    "segment-header",
+                    mend="nothing to do; 'holdfast repair' writes it anew",
+                )
+            else:
+                self._report.note(
+                    where,
+                    f"{reason}; left alone",
+                    "segment-unusable",
+                    mend="'holdfast repair' sets it aside",
+                )
+
+    def _open_index(self) -> Index | None:
+        directory = self._path / "consumequeue"
+        note = self._report.note
+        if not (directory / "data.mdb").exists():
+            what = "missing; it is rebuilt at the next start"
+            note("consumequeue", what, "index-missing", mend=_BY_ITSELF)
+            return None
+        try:
+            size = (directory / "data.mdb").stat().st_size
+            return Index(directory, size + 2**24, readonly=True)
+        except IndexCorrupt as error:
+            what = f"{error}; it is rebuilt at the next start"
+            note("consumequeue", what, "index-damaged", mend=_BY_ITSELF)
+            return None
+
+    def _check_entry(
+        self, index: Index | None, header: BatchHeader, table: TopicTable, check: LogCheck
+    ) -> None:
+        key = (header.topic_id, header.queue_id)
+        if index is None or header.physical_offset >= self._reput_offset:
+            return
+        if table.by_id(key[0]) is None:
+            return  # it is gone, or the broker's own: nobody reads that through the index
+        if header.end_offset <= check.cover.begins.get(key, 0):
+            return
+        unit = next(index.units(key, header.base_offset), None)
+        if unit is None or unit.base_offset > header.base_offset:
+            what = f"no entry for block {header.physical_offset}"
+        elif not _describes(unit, header):
+            what = f"the entry for block {header.physical_offset} does not describe it"
+        else:
+            return
+        self._report.damage(
+            "consumequeue",
+            f"{what}, offset {header.base_offset} of {check.name(key)}; {_REBUILD}",
+            "index-disagrees",
+            mend=_REBUILD,
+        )
+
+    def _check_index(
+        self, index: Index, log: CommitLog, check: LogCheck, table: TopicTable
+    ) -> None:
+        """Name what the index has and the log has not: what readers will miss."""
+        starts = [place.start for place in self._report.places]
+        for key in index.queues():
+            kept = check.cover.begins.get(key, 0)
+            gone: list[CqUnit] = []
+            count = 0
+            for unit in index.units(key, 0):
+                count += 1
+                if unit.end_offset > kept and not self._is_there(unit, log, starts):
+                    gone.append(unit)
+            self._report.index_entries += count
+            if not gone or table.by_id(key[0]) is None:
+                continue
+            self._known_ends[key] = max(self._known_ends.get(key, 0), gone[-1].end_offset)
+            check.told.add(key)
+            for unit in gone:
+                offsets = (max(unit.base_offset, kept), unit.end_offset)
+                check.evidence.append(Evidence(key, offsets, unit.physical_offset))
+            self._report.damage(
+                check.name(key),
+                f"{len(gone)} of its batches are not in the log any more, or damaged there: "
+                f"between offsets {gone[0].base_offset} and {gone[-1].end_offset}",
+                "index-beyond-log",
+                mend="see what else was found; an index alone is deleted and rebuilt",
+            )
+
+    def _is_there(self, unit: CqUnit, log: CommitLog, starts: list[int]) -> bool:
+        if log.segment_at(unit.physical_offset) is None:
+            return False
+        after = bisect.bisect_right(starts, unit.physical_offset)
+        return not after or self._report.places[after - 1].end <= unit.physical_offset
+
+
+def _describes(unit: CqUnit, header: BatchHeader) -> bool:
+    return unit == CqUnit(
+        header.base_offset,
+        header.physical_offset,
+        header.total_size,
+        header.message_count,
+        header.store_timestamp_us,
+        header.tag_summary,
+        unit.queue_bytes,
+    )

@@ -1,0 +1,258 @@
+"""The part of a check that walks the log: every block, every footer, what is missing between."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from holdfast.check.queue_cover import Evidence, QueueCover, lost_at, lost_in
+from holdfast.check.report import CheckReport, DamagedPlace, LostOffsets, Offsets
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.commit_log import CommitLog, block_tables
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.log_scan import Damage, scan_log
+from holdfast.commitlog.segment import Segment, read_trailer
+from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+
+_NO_LIMITS = MessageLimits(2**31, 2**31, 2**31, 2**31)
+
+_FILE_BACK = (
+    "put the file back from a backup; 'holdfast repair' says what letting go of it would cost"
+)
+_NEVER_MIND = "nothing to do; 'holdfast repair' writes it anew"
+
+
+class LogCheck:
+    """One walk over the log. `on_block` gets each intact block's header in log order."""
+
+    def __init__(
+        self,
+        report: CheckReport,
+        log: CommitLog,
+        table: TopicTable,
+        accepted: Mapping[QueueKey, list[Offsets]],
+        *,
+        deep: bool,
+        progress: Callable[[int, int], None],
+        on_block: Callable[[BatchHeader], None] = lambda header: None,
+    ) -> None:
+        self._report = report
+        self._log = log
+        self._table = table
+        self._accepted = accepted
+        self._deep = deep
+        self._progress = progress
+        self._on_block = on_block
+        begins = {
+            (topic_id, queue): begin
+            for topic_id, queues in table.kept.items()
+            for queue, begin in queues.items()
+        }
+        self.cover = QueueCover(begins)
+        self.evidence: list[Evidence] = []
+        self.told: set[QueueKey] = set()
+        """Queues of which the index has told what the log lacks."""
+        self._timestamps: dict[QueueKey, int] = {}
+
+    # -- the walk --------------------------------------------------------------------------
+
+    def walk(self, durable: int, limit: int | None) -> None:
+        """Check every block. `durable` is a physical offset that is proven durable; `limit` is
+        where to stop beside a running broker."""
+        report, log = self._report, self._log
+        start = log.min_offset
+        total = sum(segment.size for segment in log.segments)
+        # From the first damage on, what is found waits here until it is proven durable, as in
+        # recovery: what is not will be cut, and says nothing.
+        unproven: deque[tuple[Segment, Batch | Damage]] = deque()
+        for segment, found in scan_log(log.segments, start, verify_payload=self._deep):
+            at = found.start if isinstance(found, Damage) else found.header.physical_offset
+            if limit is not None and at >= limit:
+                break
+            unproven.append((segment, found))
+            if isinstance(found, Batch):
+                durable = max(durable, found.header.durable_offset)
+                self._progress(at - start, total)
+            while unproven and _is_certain(unproven[0][1], durable):
+                self._found(*unproven.popleft())
+        for segment, found in unproven:
+            if isinstance(found, Damage) and found.reason != "unwritten":
+                report.note(
+                    f"commitlog/{segment.path.name}",
+                    f"{found.reason} at {found.start}: a torn tail, cut at the next start; "
+                    "nobody was promised it",
+                    "torn-tail",
+                    start=found.start - segment.start_offset,
+                )
+        torn = unproven[0][1] if unproven else None
+        cut = torn.start if isinstance(torn, Damage) else limit
+        for segment in log.segments:
+            if cut is None or segment.end_offset <= cut:
+                self._check_footer(segment)
+
+    def _found(self, segment: Segment, found: Batch | Damage) -> None:
+        if isinstance(found, Damage):
+            is_missing = found.reason == "missing-segment"
+            name = None if is_missing else segment.path.name
+            self._report.places.append(
+                DamagedPlace(name, found.start, found.end, found.reason, found.header)
+            )
+            if found.header is not None:
+                self._testify(found.header)
+            return
+        self._check_block(found)
+        self._on_block(found.header)
+
+    def _testify(self, header: BatchHeader) -> None:
+        key = (header.topic_id, header.queue_id)
+        offsets = (header.base_offset, header.end_offset)
+        self.evidence.append(Evidence(key, offsets, header.physical_offset))
+
+    def _check_block(self, batch: Batch) -> None:
+        report, header = self._report, batch.header
+        report.blocks += 1
+        report.messages += header.message_count
+        report.bytes += header.total_size
+        where = f"block {header.physical_offset}"
+        if self._deep:
+            try:
+                check_batch(batch, _NO_LIMITS)
+            except (CorruptBatch, LimitExceeded) as error:
+                report.damage(where, error, "block-columns", mend=_FILE_BACK)
+        key = (header.topic_id, header.queue_id)
+        end = self.cover.ends.get(key)
+        if end is not None and header.base_offset < end:
+            what = f"{self.name(key)} goes on at {header.base_offset}, not {end}"
+            report.damage(where, what, "offsets-twice", mend=_FILE_BACK)
+        if header.store_timestamp_us < self._timestamps.get(key, 0):
+            what = f"{self.name(key)} goes back in time"
+            report.damage(where, what, "time-back", mend=_FILE_BACK)
+        self._timestamps[key] = header.store_timestamp_us
+        self.cover.add(key, header.base_offset, header.end_offset, header.physical_offset)
+
+    # -- footers ---------------------------------------------------------------------------
+
+    def _check_footer(self, segment: Segment) -> None:
+        where = f"commitlog/{segment.path.name}"
+        note = self._report.note
+        try:
+            if read_trailer(segment) is None:
+                return
+        except CorruptBatch as error:
+            note(where, f"{error}; costs no message", "segment-footer", mend=_NEVER_MIND)
+            return
+        tables = self._log.footer(segment)
+        if tables is None:
+            what = "its footer is damaged; costs no message"
+            note(where, what, "segment-footer", mend=_NEVER_MIND)
+            return
+        damaged = [
+            place
+            for place in self._report.places
+            if segment.start_offset <= place.start < segment.end_offset
+        ]
+        if damaged:
+            for row in tables[0]:
+                at = int(row["physical_offset"])
+                if any(place.start <= at < place.end for place in damaged):
+                    base = int(row["base_offset"])
+                    key = (int(row["topic_id"]), int(row["queue_id"]))
+                    offsets = (base, base + int(row["message_count"]))
+                    self.evidence.append(Evidence(key, offsets, at))
+            return  # what it should describe is not known
+        if not self._deep:
+            return
+        blocks, keys = block_tables(segment)
+        if not (np.array_equal(blocks, tables[0]) and np.array_equal(keys, tables[1])):
+            self._report.damage(
+                where,
+                "its footer does not describe its blocks",
+                "segment-footer",
+                mend="'holdfast repair' writes it anew; no message is lost",
+            )
+
+    # -- what it costs ---------------------------------------------------------------------
+
+    def conclude(self, known_ends: Mapping[QueueKey, int]) -> None:
+        """Report what is damaged with what that costs, once all that is known of where queues
+        ended is there: `known_ends` is by the index and the state."""
+        report = self._report
+        ends = dict(known_ends)
+        for each in self.evidence:
+            ends[each.key] = max(ends.get(each.key, 0), each.offsets[1])
+        ends = {key: end for key, end in ends.items() if self._is_of_topic(key)}
+        self.cover.end_at(ends)
+        holes = [hole for hole in self.cover.holes if self._is_of_topic(hole.key)]
+        report.lost = lost_in(holes, self._accepted)
+        report.ends = {key: end for key, end in self.cover.ends.items() if self._is_of_topic(key)}
+        report.queues = len(self.cover.ends)
+        explained: set[tuple[QueueKey, Offsets]] = set()
+        for place in report.places:
+            lost = lost_at(place, report.lost, self.evidence, holes)
+            explained.update(lost)
+            self._report_place(place, lost)
+        for hole in holes:
+            for offsets in report.lost.get(hole.key, []):
+                if hole.offsets[0] <= offsets[0] and offsets[1] <= hole.offsets[1]:
+                    self._report_hole(hole.key, offsets, hole.low, (hole.key, offsets) in explained)
+
+    def _report_place(self, place: DamagedPlace, lost: list[tuple[QueueKey, Offsets]]) -> None:
+        size = place.end - place.start
+        if place.name is None:
+            where = "commitlog"
+            what = f"{place.reason}: no file has the log from {place.start} to {place.end}"
+            start = end = None
+        else:
+            where = f"commitlog/{place.name}"
+            start = place.start - int(place.name)
+            end = place.end - int(place.name)
+            what = (
+                f"{place.reason}: no intact block in bytes {start} to {end}, "
+                f"{size} bytes of the log below its durable offset"
+            )
+        self._report.damage(
+            where,
+            what,
+            place.reason,
+            mend=_FILE_BACK,
+            start=start,
+            end=end,
+            lost=tuple(self._lost(key, offsets) for key, offsets in lost),
+        )
+
+    def _report_hole(self, key: QueueKey, offsets: Offsets, low: int, is_explained: bool) -> None:
+        if is_explained or key in self.told:
+            return
+        begin, end = offsets
+        if not low:
+            what = f"begins at {end}, not {begin}"
+        elif end == self.cover.ends.get(key):
+            what = f"ends at {begin}, not {end}"
+        else:
+            what = f"goes on at {end}, not {begin}"
+        self._report.damage(
+            self.name(key),
+            what,
+            "missing-messages",
+            mend=_FILE_BACK,
+            lost=(self._lost(key, offsets),),
+        )
+
+    def _is_of_topic(self, key: QueueKey) -> bool:
+        return key[0] != STATE_TOPIC_ID and self._table.by_id(key[0]) is not None
+
+    def _lost(self, key: QueueKey, offsets: Offsets) -> LostOffsets:
+        topic = self._table.by_id(key[0])
+        return LostOffsets(None if topic is None else topic.name, *key, *offsets)
+
+    def name(self, key: QueueKey) -> str:
+        """Return a queue's name for people."""
+        topic = self._table.by_id(key[0])
+        return f"queue {key[1]} of {repr(topic.name) if topic else f'topic id {key[0]}'}"
+
+
+def _is_certain(found: Batch | Damage, durable: int) -> bool:
+    return isinstance(found, Batch) or found.start < durable
