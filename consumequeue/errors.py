@@ -5,6 +5,7 @@ StoreError
   TopicConflict, InvalidTopicChange, LimitReached, OffsetsChanged
   OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt
   StateUnavailable       topics or stored offsets could not be written: the disk's fault
+    StateFull            ... it is full
 """
 
 
@@ -211,3 +212,7 @@ class StateUnavailable(StoreError):
 
     def __str__(self) -> str:
         return f"the broker's state could not be written: {self.cause}"
+
+
+class StateFull(StateUnavailable):
+    """Topics or stored offsets could not be written for want of room."""

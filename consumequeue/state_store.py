@@ -18,7 +18,7 @@ from pathlib import Path
 import lmdb
 
 from holdfast.commitlog.checksum import crc32c
-from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.consumequeue.errors import StateFull, StateUnavailable
 from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
 
 _logger = logging.getLogger(__name__)
@@ -139,7 +139,8 @@ class StateStore:
             self._write(group)
         except lmdb.Error as failure:
             _logger.error("the state could not be committed: %s", failure)
-            error = StateUnavailable(str(failure))
+            is_full = isinstance(failure, lmdb.DiskError | lmdb.MapFullError)
+            error = (StateFull if is_full else StateUnavailable)(str(failure))
             error.__cause__ = failure
         for changes, done in group:
             if error is None:

@@ -36,6 +36,7 @@ from holdfast.consumequeue.errors import (
     OffsetsChanged,
     OffsetTrimmed,
     QueueCorrupt,
+    StateFull,
     StateUnavailable,
     TopicConflict,
     UnknownGroup,
@@ -208,7 +209,8 @@ _RULES: Mapping[type[Exception], _Rule] = {
         "corrupt-record", ("next_offset", "reason"), "run 'holdfast check' on the data directory"
     ),
     OffsetsChanged: _Rule("offsets-changed", ("group", "topic", "version")),
-    StateUnavailable: _Rule(
+    StateUnavailable: _Rule("storage-unavailable", (), "wait a moment and send the request again"),
+    StateFull: _Rule(
         "disk-full", (), "free space on the broker's disk, then send the request again"
     ),
     BatchTooLarge: _Rule(

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.consumequeue.errors import StateFull
 from tests.support.api_server import Answer, Api
 
 OFFSETS = "/v1/groups/billing/topics/orders/offsets"
@@ -133,6 +133,6 @@ async def test_what_is_trimmed_is_no_lag(filled: Api) -> None:
 
 
 async def test_a_full_disk_is_told(filled: Api) -> None:
-    filled.store.state_error = StateUnavailable("no room")
+    filled.store.state_error = StateFull("no room")
     answer = await store(filled, {"0": 1})
     assert (answer.status, answer.problem) == (507, "disk-full")

@@ -3,7 +3,7 @@ import asyncio
 import msgpack
 import pytest
 
-from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.consumequeue.errors import StateFull
 from tests.support.api_server import Api
 
 TOPIC = "/v1/topics/new"
@@ -119,7 +119,7 @@ async def test_a_full_disk_is_told(api: Api, method: str) -> None:
         "PATCH": "/v1/topics/orders",
         "DELETE": "/v1/topics/orders?confirm=orders",
     }
-    api.store.state_error = StateUnavailable("no room")
+    api.store.state_error = StateFull("no room")
     answer = await api.ask(method, path[method])
     assert (answer.status, answer.problem) == (507, "disk-full")
     assert answer.headers["Retry-After"]
