@@ -88,7 +88,8 @@ def _media_range(given: str) -> tuple[str, float]:
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "q":
-            valid = re.fullmatch(r"[01](\.\d{0,3})?", value.strip(), re.ASCII)
+            value = value.strip()
+            valid = re.fullmatch(r"[01](\.\d{0,3})?", value, re.ASCII)
             quality = min(float(value), 1.0) if valid else 0.0
     return _ALIASES.get(essence, essence), quality
 

@@ -33,6 +33,7 @@ OFFERED = (JSON, NDJSON, MSGPACK, BATCH)
         ("application/*;q=0.1, application/msgpack;q=0.2", MSGPACK),
         ("application/json;q=nonsense, application/msgpack;q=0.001", MSGPACK),
         ("text/html, */*;q=0.8", JSON),
+        ("application/json;q=\x1d0.5, application/msgpack;q=0.1", JSON),  # str.strip() takes it
         (",, application/json", JSON),
     ],
 )
