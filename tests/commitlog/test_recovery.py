@@ -106,6 +106,20 @@ def test_the_prepared_segment_is_found_again(small: SmallLog) -> None:
     reopened.close()
 
 
+def test_a_prepared_segment_that_was_cut_short_is_made_anew(small: SmallLog) -> None:
+    _blocks(small, 1)
+    small.log.prepare_next()
+    prepared = small.directory / f"{SEGMENT_BYTES:020d}"
+    with prepared.open("r+b") as file:
+        file.truncate(FIRST)
+    reopened = small.reopened()
+    reopened.open()
+    reopened.log.roll()
+    assert reopened.log.segments[-1].path == prepared
+    assert prepared.stat().st_blocks * 512 >= SEGMENT_BYTES  # its room is allocated
+    reopened.close()
+
+
 def test_a_walk_from_a_position_takes_its_counts_along(small: SmallLog) -> None:
     for _ in range(3):
         small.append(raw_batch(keys=10))
