@@ -18,6 +18,7 @@ from tests.fuzz.__main__ import TARGETS, main
 FOUND = [
     ("records", "other digits named a segment", "BTAwMDAwMDAwMDAwMDAwMDDfhzA5Ng=="),
     ("requests", "a query of no characters", "BG8AAAAAZmZzZXRzPTDGzCwxOjImYT0lRkY="),
+    ("requests", "a quality after a group separator", "B2FwcGxpY2F0aW9uL2pzb247cT0dMC41Cg=="),
 ]
 
 
