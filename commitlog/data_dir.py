@@ -3,6 +3,7 @@
 commitlog/      segment files
 consumequeue/   LMDB: the index, can be deleted
 state/          LMDB: topics and stored offsets
+access/         tokens and the audit log
 lock            held for the process's life
 VERSION         the version of this layout
 reserve         room for stored offsets and retention when the disk is full
@@ -22,8 +23,9 @@ _logger = logging.getLogger(__name__)
 
 LAYOUT_VERSION = "1"
 
-#: What a new directory may hold: what a start that was cut short left, and a volume's own folder.
-_BEFORE_VERSION = {"lock", "VERSION.new", "lost+found"}
+#: What a new directory may hold: what a start that was cut short left, a volume's own folder, and
+#: access tokens that were made before the first start.
+_BEFORE_VERSION = {"lock", "VERSION.new", "lost+found", "access"}
 
 
 class DataDirInUse(LogError):
@@ -67,7 +69,7 @@ class DataDir:
         self._reserve_bytes = reserve_bytes
         self._is_given_up = False
         make_directory(path)
-        _refuse_foreign(path)
+        refuse_foreign(path)
         self._lock = _lock(path)
         try:
             _check_version(path)
@@ -150,7 +152,7 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path) -> None:
     """Raise NotADataDir for a folder that holds something, but no VERSION."""
     found = {entry.name for entry in path.iterdir()}
     foreign = found - _BEFORE_VERSION
@@ -163,7 +165,7 @@ def _check_version(path: Path) -> None:
     try:
         found = version.read_text("ascii", "replace").strip()
     except FileNotFoundError:
-        _refuse_foreign(path)
+        refuse_foreign(path)
         unfinished = path / "VERSION.new"
         with unfinished.open("w") as file:
             file.write(f"{LAYOUT_VERSION}\n")

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from aiohttp import hdrs, web
 
+from holdfast.http_api.access.auditing import Auditing
 from holdfast.http_api.call import Call
 from holdfast.http_api.codecs import JSON, negotiate
 from holdfast.http_api.connections import Connections
@@ -59,10 +60,12 @@ class App:
         context = self._context
         started = monotonic()
         path = "other"
+        auditing = Auditing(context.audit, request)
         try:
             check_framing(request)
-            route, values = self._router.find(request.method, request.rel_url.raw_path)
+            route, values, principal = context.access.admit(request, self._router)
             path = route.path
+            auditing.admitted(route, values, principal)
             if not route.is_open and (phase := context.status().phase) != "ready":
                 raise not_ready(phase)
             check_encoding(request.rel_url.raw_query_string)
@@ -72,9 +75,17 @@ class App:
                 if route.offers
                 else JSON
             )
-            reply = await route.handler(Call(context, request, values, params, media))
+            reply = await route.handler(Call(context, request, values, params, media, principal))
+            if reply.held_s:
+                context.access.check_still(principal)
+            auditing.answered(reply)
         except Exception as error:
-            reply = problem_reply(problem_for(error))
+            problem = problem_for(error)
+            auditing.refused(problem)
+            reply = problem_reply(problem)
+        except asyncio.CancelledError:
+            auditing.abandoned()
+            raise
         context.metrics.answered(path, reply.status, monotonic() - started - reply.held_s)
         return reply
 

@@ -8,6 +8,7 @@ from aiohttp import hdrs, web
 
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.topics import Topic, check_name
+from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.codecs import decode, encode
 from holdfast.http_api.connection import Connection
 from holdfast.http_api.context import ApiContext
@@ -33,6 +34,8 @@ class Call(Generic[P]):
     """The path's parameters, decoded, and not to be trusted."""
     params: P
     media: str
+    principal: Principal
+    """Who asks; what else they may do. That they may call this endpoint has been seen to."""
 
     @property
     def headers(self) -> Mapping[str, str]:

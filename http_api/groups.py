@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import islice
 from time import time
 
 from aiohttp import hdrs
@@ -15,6 +16,7 @@ from holdfast.consumequeue.errors import (
 )
 from holdfast.consumequeue.message_store import QueueState, StoredOffsets
 from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.access.grants import GROUP_VERBS, Principal
 from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.params import invalid, whole_number
@@ -81,7 +83,9 @@ async def reset_offsets(call: Call[NoParams]) -> Reply:
         _by_name({queue: before[queue] for queue in queues if queue in before}),
         _by_name(after),
     )
-    return call.reply(reply)
+    answer = call.reply(reply)
+    answer.note = {"dry_run": reset.dry_run, "before": reply.before, "after": reply.after}
+    return answer
 
 
 async def _reset_offset(context: ApiContext, topic: Topic, queue: int, reset: ResetRequest) -> int:
@@ -140,22 +144,31 @@ def _by_name(offsets: Mapping[int, int]) -> dict[str, int]:
 
 
 async def list_groups(call: Call[PageParams]) -> Reply:
-    """List groups by name, a page at a time, with their lag in messages."""
-    context, params = call.context, call.params
+    """List groups by name, a page at a time, with their lag in messages.
+
+    Groups and topics that the token grants nothing on are left out.
+    """
+    context, params, principal = call.context, call.params, call.principal
     names = context.store.groups()
     first = bisect_right(names, params.after or "")
-    page = names[first : first + params.limit]
-    is_last = first + params.limit >= len(names)
-    reply = GroupsReply([_summary(context, name) for name in page], None if is_last else page[-1])
+    seen = (name for name in islice(names, first, None) if principal.may(GROUP_VERBS, group=name))
+    found = list(islice(seen, params.limit + 1))
+    page, is_last = found[: params.limit], len(found) <= params.limit
+    reply = GroupsReply(
+        [_summary(context, principal, name) for name in page], None if is_last else page[-1]
+    )
     return call.reply(reply)
 
 
 async def get_group(call: Call[NoParams]) -> Reply:
-    """Tell how far a group is behind: in messages, stored bytes and seconds, queue by queue."""
+    """Tell how far a group is behind: in messages, stored bytes and seconds, queue by queue.
+
+    Topics that the token grants nothing on are left out.
+    """
     context, group = call.context, call.group()
     topics = [
         await _topic_lag(context, context.store.topic(name), stored.offsets)
-        for name, stored in sorted(context.store.group_topics(group).items())
+        for name, stored in sorted(_visible_topics(context, call.principal, group).items())
     ]
     reply = GroupReply(
         group,
@@ -167,8 +180,18 @@ async def get_group(call: Call[NoParams]) -> Reply:
     return call.reply(reply)
 
 
-def _summary(context: ApiContext, group: str) -> GroupSummary:
-    lag, topics = 0, context.store.group_topics(group)
+def _visible_topics(
+    context: ApiContext, principal: Principal, group: str
+) -> dict[str, StoredOffsets]:
+    return {
+        name: stored
+        for name, stored in context.store.group_topics(group).items()
+        if principal.may(GROUP_VERBS, name, group)
+    }
+
+
+def _summary(context: ApiContext, principal: Principal, group: str) -> GroupSummary:
+    lag, topics = 0, _visible_topics(context, principal, group)
     for name, stored in topics.items():
         for state in context.store.queue_states(context.store.topic(name)):
             lag += state.max_offset - _next_offset(state, stored.offsets)

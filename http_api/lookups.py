@@ -11,6 +11,7 @@ from holdfast.consumequeue.errors import UnknownMessage
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.message_store import BatchSlice, QueueState
 from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.access.door import lacks
 from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.codecs import MSGPACK
 from holdfast.http_api.context import ApiContext
@@ -30,8 +31,8 @@ from holdfast.http_api.types import (
     OffsetReply,
     PackedMessage,
     SearchReply,
-    SplitReply,
     SkippedRange,
+    SplitReply,
     SplitsReply,
 )
 
@@ -93,10 +94,24 @@ async def get_offset(call: Call[OffsetParams]) -> Reply:
 
 
 async def get_message(call: Call[NoParams]) -> Reply:
-    """Return one message by its id."""
+    """Return one message by its id, if the token grants reading its topic."""
+    _check_topic_of(call)
     topic, batch, row = await call.context.store.message(call.path["message_id"])
     message = _messages(call.media, topic, [BatchSlice(batch, [row])])[0]
     return call.reply(message)
+
+
+def _check_topic_of(call: Call[NoParams]) -> None:
+    """Raise Denied unless the message's topic may be read. Of an id whose topic does not exist,
+    those who may read only some topics are told the same as of one that they may not read."""
+    try:
+        topic_id, _, _ = parse_message_id(call.path["message_id"])
+    except ValueError:
+        raise UnknownMessage(call.path["message_id"]) from None
+    topic = call.context.store.topic_by_id(topic_id)
+    # No topic has an empty name: only whoever may read all of them may read this one.
+    if not call.principal.may(("consume",), topic.name if topic is not None else ""):
+        raise lacks(call.principal, ("consume",), what="the message's topic")
 
 
 async def search_messages(call: Call[SearchParams]) -> Reply:

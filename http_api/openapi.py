@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.http_api.access.grants import Door
 from holdfast.http_api.codecs import BATCH, MSGPACK, NDJSON
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.params import declared
@@ -45,6 +46,13 @@ _OF_EVERY_ROUTE = (
 )
 _NOT_OPEN = ("recovering", "draining")
 
+_NEEDS_TOKEN = ("unauthenticated", "forbidden")
+_TOKEN: _Json = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "A token made by `holdfast token create`; asked for where authentication is on.",
+}
+
 #: What a body in a media type is, where that is not told by a type.
 _PLAIN: Mapping[str, str] = {
     NDJSON: "A message a line, each as in JSON.",
@@ -75,7 +83,10 @@ def openapi_document(routes: Sequence[Route], config: HttpConfig, version: str) 
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": {**components, "Problem": _problem_schema()}},
+        "components": {
+            "schemas": {**components, "Problem": _problem_schema()},
+            "securitySchemes": {"token": _TOKEN},
+        },
     }
     return msgspec.json.encode(document)
 
@@ -101,6 +112,10 @@ def _operation(route: Route, config: HttpConfig, schema_of: Mapping[int, _Json])
     }
     if description.strip():
         operation["description"] = description.strip()
+    if route.access.door is not Door.OPEN:
+        # Without authentication a request needs none: that is the empty one.
+        operation["security"] = [{"token": []}, {}]
+        operation["x-holdfast-verbs"] = list(route.access.verbs)
     if route.body:
         operation["requestBody"] = {"content": _content(route.body, schema_of)}
     return operation
@@ -170,6 +185,8 @@ def _problems(route: Route) -> _Json:
     slugs = [*_OF_EVERY_ROUTE, *route.problems]
     if not route.is_open or route.path == "/readyz":
         slugs += _NOT_OPEN
+    if route.access.door is not Door.OPEN:
+        slugs += _NEEDS_TOKEN
     if route.offers:
         slugs.append("not-acceptable")
     if declared(route.params):

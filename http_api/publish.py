@@ -19,6 +19,7 @@ from holdfast.commitlog.message_id import format_message_id
 from holdfast.consumequeue.errors import UnknownQueue, UnknownTopic
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.access.door import lacks
 from holdfast.http_api.binary import check_batches, decode_batches, with_queues
 from holdfast.http_api.call import Call
 from holdfast.http_api.codecs import (
@@ -77,9 +78,10 @@ async def publish(call: Call[PublishParams]) -> Reply:
     The content type tells how they come: JSON, a message a line (NDJSON), msgpack, binary
     batches; anything else, or none, is one raw message. All of a request's messages are stored
     or none is; the results are in its order. An unknown topic is created unless
-    auto_create_topics is off.
+    auto_create_topics is off; a token must grant admin on it, too, for that.
     """
     name = call.name_of_topic()
+    _check_creation(call, name)
     kind = media_type(call.headers.get(hdrs.CONTENT_TYPE, ""))
     if kind == BATCH:
         return call.reply(await _publish_batches(call, name))
@@ -139,7 +141,7 @@ async def _store(
                 raise UnknownQueue(name, message.queue, queue_count)
 
     await _run(check, apart=apart)
-    topic = topic or await _created(context, name)
+    topic = topic or await _created(call, name)
     rows = _by_queue(messages, topic.queue_count, _turn(context, topic, producer))
     now_us = time_ns() // 1000
     batches = await _run(
@@ -174,7 +176,7 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
         return batches
 
     batches = await _run(decode, apart=len(body) > BINARY_APART_BYTES)
-    topic = topic or await _created(context, name)
+    topic = topic or await _created(call, name)
     batches = with_queues(batches, _turn(context, topic, None))
     published = await _publish(context, topic, batches, call.params.durability)
     results = [_result(topic, each.queue, each.base_offset, each.count) for each in published]
@@ -194,8 +196,28 @@ def _existing(context: ApiContext, name: str) -> Topic | None:
         raise
 
 
-async def _created(context: ApiContext, name: str) -> Topic:
-    topic, _ = await context.to_the_end(context.store.create_topic(name))
+def _check_creation(call: Call[PublishParams], name: str) -> None:
+    """Raise Denied for an unknown topic that this principal may not create."""
+    if call.principal.may(("admin",), name) or not call.context.topics_config.auto_create_topics:
+        return
+    try:
+        call.context.store.topic(name)
+    except UnknownTopic:
+        raise lacks(call.principal, ("admin",), topic=name) from None
+
+
+async def _created(call: Call[PublishParams], name: str) -> Topic:
+    _check_creation(call, name)
+    context = call.context
+    topic, is_new = await context.to_the_end(context.store.create_topic(name))
+    if is_new and context.audit is not None:
+        context.audit.record(
+            "topic.create",
+            name,
+            principal=call.principal.name,
+            client=call.request.remote or "",
+            details={"by": "publish"},
+        )
     return topic
 
 

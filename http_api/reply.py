@@ -6,7 +6,7 @@ them may fall due in the same moment; so the head is formatted at once and leave
 the body. Blocks of the log leave as they lie.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from time import time
@@ -59,6 +59,8 @@ class Reply(web.StreamResponse):
         self._closes = closes
         self.held_s = held_s
         """How much of the time that answering took was waiting for a message."""
+        self.note: Mapping[str, object] = {}
+        """What the audit log is to say of an administrative act beside its outcome."""
 
     @property
     def keep_alive(self) -> bool:

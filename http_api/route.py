@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.http_api.access.grants import NOBODY, Need
 from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.codecs import STRUCTURED
 from holdfast.http_api.reply import Reply
@@ -32,6 +33,10 @@ class Route:
     """Headers of its successful replies -> their JSON types."""
     is_open: bool = False
     """Answers in every phase of the broker, also while the store is not to be touched."""
+    access: Need = NOBODY
+    """What it asks of whoever calls it; a route that does not say is shut for everybody."""
+    act: str = ""
+    """What the audit log calls it, whoever calls it; empty: no administrative act."""
 
 
 def structured(type_: Any) -> dict[str, Any]:

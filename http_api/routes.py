@@ -3,6 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.http_api.access.grants import (
+    GROUP_VERBS,
+    KNOWN,
+    OPEN,
+    TOPIC_VERBS,
+    granted,
+)
 from holdfast.http_api.codecs import BATCH, JSON, MSGPACK, NDJSON
 from holdfast.http_api.delivery import PULL_TYPES, SKIPPED_HEADER
 from holdfast.http_api.groups import (
@@ -104,6 +111,7 @@ ROUTES: Sequence[Route] = (
             "topic-recreated", "sequence-gap", "sequence-too-old", "producer-fenced",
             *_BAD_BODY, *_NOT_STORED,
         ),
+        access=granted("publish"),
     ),
     # Messages out
     Route(
@@ -131,26 +139,31 @@ ROUTES: Sequence[Route] = (
             "invalid-name", "topic-conflict", "invalid-topic-change", "limit-reached",
             *_BAD_BODY, *_NOT_STORED,
         ),
+        access=granted("admin"), act="topic.create",
     ),
     Route(
         "PATCH", _TOPIC, patch_topic,
         body=structured(TopicSettings),
         replies={200: structured(TopicReply)},
         problems=(*_NO_TOPIC, "invalid-topic-change", "limit-reached", *_BAD_BODY, *_NOT_STORED),
+        access=granted("admin"), act="topic.change",
     ),
     Route(
         "GET", "/v1/topics", list_topics, PageParams,
         replies={200: structured(TopicsReply)},
+        access=granted(*TOPIC_VERBS),
     ),
     Route(
         "GET", _TOPIC, get_topic,
         replies={200: structured(TopicReply)},
         problems=_NO_TOPIC,
+        access=granted(*TOPIC_VERBS),
     ),
     Route(
         "DELETE", _TOPIC, delete_topic, DeleteParams,
         replies={200: structured(DeletedReply)},
         problems=(*_NO_TOPIC, "confirm-required", *_NOT_STORED),
+        access=granted("admin"), act="topic.delete",
     ),
     # Looking up
     Route(
@@ -158,37 +171,45 @@ ROUTES: Sequence[Route] = (
         replies={200: structured(OffsetReply)},
         problems=_NO_QUEUE,
         headers=dict.fromkeys(_OFFSETS, "integer"),
+        access=granted("consume"),
     ),
     Route(
         "GET", _TOPIC + "/splits", get_splits, SplitsParams,
         replies={200: structured(SplitsReply)},
         problems=(*_NO_QUEUE, "offset-trimmed", "offset-beyond-end"),
+        access=granted("consume"),
     ),
     Route(
         "GET", _TOPIC + "/messages/search", search_messages, SearchParams,
         replies={200: structured(SearchReply[Message])},
         problems=_NO_TOPIC,
+        access=granted("consume"),
     ),
     Route(
         "GET", "/v1/messages/{message_id}", get_message,
         replies={200: structured(Message)},
         problems=("unknown-message", "offset-trimmed", "corrupt-record"),
+        # Of which topic, the endpoint looks up and checks.
+        access=granted("consume"),
     ),
     # Groups' stored offsets
     Route(
         "GET", "/v1/groups", list_groups, PageParams,
         replies={200: structured(GroupsReply)},
+        access=granted(*GROUP_VERBS),
     ),
     Route(
         "GET", _GROUP, get_group,
         replies={200: structured(GroupReply)},
         problems=("invalid-name", "unknown-group"),
+        access=granted(*GROUP_VERBS),
     ),
     Route(
         "GET", _GROUP_OFFSETS, get_offsets,
         replies={200: structured(OffsetsReply)},
         problems=_NO_GROUP,
         headers=_ETAG,
+        access=granted(*GROUP_VERBS),
     ),
     Route(
         "PUT", _GROUP_OFFSETS, put_offsets,
@@ -199,22 +220,35 @@ ROUTES: Sequence[Route] = (
             *_BAD_BODY, *_NOT_STORED,
         ),
         headers=_ETAG,
+        access=granted("consume"),
     ),
     Route(
         "POST", _GROUP_OFFSETS + "/reset", reset_offsets,
         body=structured(ResetRequest),
         replies={200: structured(ResetReply)},
         problems=(*_NO_QUEUE, "limit-reached", *_BAD_BODY, *_NOT_STORED),
+        access=granted(*GROUP_VERBS), act="offsets.reset",
     ),
     # Operations
-    Route("GET", "/v1/info", get_info, replies={200: structured(dict[str, Any])}),
-    Route("GET", "/healthz", get_health, replies={200: structured(HealthReply)}, is_open=True),
-    Route("GET", "/readyz", get_ready, replies={200: structured(ReadyReply)}, is_open=True),
     Route(
-        "GET", "/metrics", get_metrics, offers=(), replies={200: {"text/plain": str}}, is_open=True
+        "GET", "/v1/info", get_info,
+        replies={200: structured(dict[str, Any])},
+        access=granted("operate"),
+    ),
+    Route(
+        "GET", "/healthz", get_health,
+        replies={200: structured(HealthReply)}, is_open=True, access=OPEN,
+    ),
+    Route(
+        "GET", "/readyz", get_ready,
+        replies={200: structured(ReadyReply)}, is_open=True, access=OPEN,
+    ),
+    Route(
+        "GET", "/metrics", get_metrics,
+        offers=(), replies={200: {"text/plain": str}}, is_open=True, access=granted("operate"),
     ),
     Route(
         "GET", "/openapi.json", get_openapi,
-        offers=(), replies={200: {JSON: dict[str, Any]}}, is_open=True,
+        offers=(), replies={200: {JSON: dict[str, Any]}}, is_open=True, access=KNOWN,
     ),
 )  # fmt: skip

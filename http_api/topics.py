@@ -2,10 +2,12 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 from holdfast.consumequeue.message_store import QueueState
 from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.access.grants import TOPIC_VERBS
 from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.params import text, whole
@@ -75,11 +77,19 @@ async def get_topic(call: Call[NoParams]) -> Reply:
 
 
 async def list_topics(call: Call[PageParams]) -> Reply:
-    """List topics by name, a page at a time."""
-    topics = call.context.store.topics()
+    """List topics by name, a page at a time.
+
+    Those that the token grants nothing on are left out.
+    """
+    topics, limit = call.context.store.topics(), call.params.limit
     first = bisect_right(topics, call.params.after or "", key=lambda topic: topic.name)
-    page = topics[first : first + call.params.limit]
-    is_last = first + call.params.limit >= len(topics)
+    seen = (
+        topic
+        for topic in islice(topics, first, None)
+        if call.principal.may(TOPIC_VERBS, topic.name)
+    )
+    found = list(islice(seen, limit + 1))
+    page, is_last = found[:limit], len(found) <= limit
     reply = TopicsReply(
         [
             TopicSummary(

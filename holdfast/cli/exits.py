@@ -70,7 +70,8 @@ def failure_of(error: Exception) -> Failure | None:
     from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
     from holdfast.commitlog.errors import LogError, UnknownFormatVersion
     from holdfast.config import ConfigError
-
+    from holdfast.http_api.access.binding import RemoteWithoutAccess
+    from holdfast.http_api.access.token_file import TokensLocked, TokensUnreadable
     from holdfast.http_api.framing import ParserMissing
 
     if isinstance(error, Failure):
@@ -79,6 +80,8 @@ def failure_of(error: Exception) -> Failure | None:
         return Failure(str(error), ExitCode.USAGE)
     refused = DataDirInUse | NotADataDir | UnknownFormatVersion | BackupRefused | RestoreRefused
     if isinstance(error, refused):
+        return Failure(str(error), ExitCode.REFUSED)
+    if isinstance(error, RemoteWithoutAccess | TokensLocked | TokensUnreadable):
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, ParserMissing):
         return Failure(str(error), ExitCode.REFUSED)

@@ -1,0 +1,190 @@
+"""The audit log: who did what to the broker, a JSON object a line. FORMAT.md draws a line.
+
+Written by a thread of its own: whoever records something never waits. A line that cannot be
+written goes to the logger `holdfast.audit` in its place. Lines are not synced: power loss may take
+the last. No line holds a secret: of a token there is its id, of a request its path without query.
+"""
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from time import time
+from types import MappingProxyType
+
+import msgspec
+
+_logger = logging.getLogger("holdfast.audit")
+
+#: Lines that wait for the disk; beyond it a line is counted in place of written.
+MAX_WAITING = 10_000
+
+
+def audit_line(
+    now_s: float,
+    *,
+    act: str,
+    about: str,
+    outcome: str,
+    principal: str,
+    client: str,
+    details: Mapping[str, object],
+) -> bytes:
+    """Return one event as a line. Pure."""
+    at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds")
+    event = {
+        "time": at.replace("+00:00", "Z"),
+        "act": act,
+        "object": about,
+        "outcome": outcome,
+        "principal": principal,
+        "client": client,
+        **details,
+    }
+    return msgspec.json.encode(event, enc_hook=str) + b"\n"
+
+
+class AuditFile:
+    """The file, and those that were put aside: audit.log.1 is the newest of them.
+
+    Opened for each write: whoever else writes there, or moves it away, is no hindrance. Blocks.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, max_files: int) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+
+    def append(self, lines: bytes) -> None:
+        """Add whole lines. OSError passes through."""
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o600)
+        try:
+            if os.geteuid() == 0:
+                owner = self.path.parent.stat()
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            while lines:
+                lines = lines[os.write(descriptor, lines) :]
+            size = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        if size >= self._max_bytes:
+            self._put_aside()
+
+    def _put_aside(self) -> None:
+        for number in range(self._max_files - 1, 0, -1):
+            older = self._aside(number)
+            if older.exists():
+                older.rename(self._aside(number + 1))
+        self.path.rename(self._aside(1))
+
+    def _aside(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+
+class AuditLog:
+    """Takes events and writes them in a thread. `record` is for one thread at a time."""
+
+    def __init__(
+        self,
+        file: AuditFile,
+        *,
+        max_denied_per_second: int,
+        now_s: Callable[[], float] = time,
+    ) -> None:
+        self._file = file
+        self._max_denied = max_denied_per_second
+        self._now_s = now_s
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        self._second = 0
+        self._denied = 0
+        self._not_named = 0
+        self.lost = 0
+        """Lines that were not written because too many waited."""
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread = threading.Thread(target=self._write, name="holdfast-audit", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what waits, then end. Blocks; may be called twice."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._count_not_named()
+            self._waiting.put(None)
+            thread.join()
+
+    def record(
+        self,
+        act: str,
+        about: str,
+        *,
+        outcome: str = "done",
+        principal: str = "broker",
+        client: str = "",
+        details: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Add an event; `details` are members of their own. Never waits, and never fails."""
+        line = audit_line(
+            self._now_s(),
+            act=act,
+            about=about,
+            outcome=outcome,
+            principal=principal,
+            client=client,
+            details=details,
+        )
+        try:
+            self._waiting.put_nowait(line)
+        except queue.Full:
+            if self.lost == 0:
+                _logger.error("more events than the disk takes: some are counted, not written")
+            self.lost += 1
+
+    def denied(
+        self, about: str, *, principal: str, client: str, details: Mapping[str, object]
+    ) -> None:
+        """Add a denied request, or count it when the second has had its share of them."""
+        second = int(self._now_s())
+        if second != self._second:
+            self._count_not_named()
+            self._second, self._denied = second, 0
+        self._denied += 1
+        if self._denied > self._max_denied:
+            self._not_named += 1
+            return
+        self.record(
+            "request", about, outcome="denied", principal=principal, client=client, details=details
+        )
+
+    def _count_not_named(self) -> None:
+        count, self._not_named = self._not_named, 0
+        if count:
+            details = {"count": count}
+            self.record("request", "", outcome="denied", principal="several", details=details)
+
+    def _write(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            lines = [line]
+            is_last = False
+            while not self._waiting.empty():
+                following = self._waiting.get()
+                if following is None:
+                    is_last = True
+                    break
+                lines.append(following)
+            self._append(b"".join(lines))
+            if is_last:
+                return
+
+    def _append(self, lines: bytes) -> None:
+        try:
+            self._file.append(lines)
+        except OSError as error:
+            _logger.error("%s cannot be written (%s): %s", self._file.path, error, lines.decode())

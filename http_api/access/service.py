@@ -1,0 +1,83 @@
+"""Access control of one broker, put together: the door, the tokens it knows, the audit log."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from holdfast.http_api.access.audit import AuditFile, AuditLog
+from holdfast.http_api.access.binding import RemoteWithoutAccess, is_remote
+from holdfast.http_api.access.config import AccessConfig
+from holdfast.http_api.access.door import Access
+from holdfast.http_api.access.token_file import TokenFile
+from holdfast.http_api.access.tokens import Tokens
+from holdfast.http_api.access.watcher import TokenWatcher
+
+_logger = logging.getLogger(__name__)
+
+AUDIT_LOG = "audit.log"
+
+
+class AccessService:
+    """The door of a broker over `data_dir`. `start` and `stop` are the event loop's to await."""
+
+    def __init__(self, config: AccessConfig, data_dir: Path) -> None:
+        self._config = config
+        file = TokenFile(data_dir)
+        self.access = Access(is_required=config.authentication)
+        self.audit: AuditLog | None = None
+        if config.audit:
+            path = file.directory / AUDIT_LOG
+            self.audit = AuditLog(
+                AuditFile(path, config.audit_bytes, config.audit_files),
+                max_denied_per_second=config.max_denied_per_second,
+            )
+        self._watcher: TokenWatcher | None = None
+        if config.authentication:
+            interval_s = config.token_check_ms / 1000
+            self._watcher = TokenWatcher(file, interval_s, self._changed)
+
+    async def check_address(
+        self, host: str, *, is_encrypted: bool = False, asks_for_certificates: bool = False
+    ) -> None:
+        """Raise RemoteWithoutAccess for an address that other machines reach while nobody is
+        asked who they are; say so where tokens would travel in the clear. OSError passes through.
+        """
+        if not await is_remote(host):
+            return
+        if not self._config.authentication and not asks_for_certificates:
+            if not self._config.insecure_remote:
+                raise RemoteWithoutAccess(host)
+            _logger.warning("other machines reach %s, and nobody is asked for a token", host)
+        elif not is_encrypted:
+            _logger.warning(
+                "other machines reach %s without TLS: tokens and messages can be read on the way; "
+                "give the broker a certificate, or put a proxy that has one before it",
+                host,
+            )
+
+    async def start(self) -> None:
+        """Read the tokens and begin to watch their file; begin to write the audit log."""
+        if self.audit is not None:
+            self.audit.start()
+        if self._watcher is not None:
+            await self._watcher.start()
+            if not self.access.tokens.all and self._watcher.fault is None:
+                _logger.warning(
+                    "there are no access tokens, and so nobody gets in; make one with "
+                    "'holdfast token create'"
+                )
+
+    async def stop(self) -> None:
+        """Write what waits to be written. May be called twice."""
+        if self._watcher is not None:
+            await self._watcher.stop()
+        if self.audit is not None:
+            await asyncio.to_thread(self.audit.stop)
+
+    @property
+    def fault(self) -> str | None:
+        """Why the tokens are not those of the file, None while they are."""
+        return self._watcher.fault if self._watcher is not None else None
+
+    def _changed(self, tokens: Tokens) -> None:
+        self.access.tokens = tokens
