@@ -5,6 +5,7 @@ error. A problem's `type` is stable and for machines, as are its members; its `d
 sentence for people that names the mend.
 """
 
+import errno
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -269,6 +270,13 @@ def problem_for(error: Exception) -> Problem:
     if isinstance(error, Problem):
         return error
     rule = _RULES.get(type(error))
+    if isinstance(error, OSError) and error.errno == errno.EIO:
+        _logger.error("the disk failed a read: %s", error)
+        return Problem(
+            "storage-unavailable",
+            "the broker's disk failed a read; send the request again, and see the broker's disk "
+            "should it fail again",
+        )
     if rule is None:
         _logger.error("a request failed", exc_info=error)
         return Problem(

@@ -1,3 +1,4 @@
+import errno
 import re
 
 import pytest
@@ -121,3 +122,10 @@ def test_bytes_that_are_no_text_can_be_told() -> None:
 def test_the_reply_of_a_stopping_broker_closes_its_connection() -> None:
     assert problem_reply(problem_for(LogClosed()))._closes
     assert not problem_reply(problem_for(UnknownTopic("t")))._closes
+
+
+def test_a_disk_that_fails_a_read_may_be_asked_again() -> None:
+    problem = problem_for(OSError(errno.EIO, "Input/output error", "/secret/path"))
+    assert (problem.slug, problem.kind.status) == ("storage-unavailable", 503)
+    assert "secret" not in problem.encode().decode()
+    assert problem_for(OSError(errno.EBADF, "Bad file descriptor")).kind.status == 500
