@@ -51,10 +51,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The body of a pull, and the offset to go on from."""
+    """The body of a pull, the offset to go on from, and the offsets that the broker passed over,
+    from start to before end, because an operator has let go of them."""
 
     body: bytes
     next_offset: int
+    skipped: tuple[tuple[int, int], ...] = ()
 
 
 class BrokerClient:
@@ -204,7 +206,8 @@ class BrokerClient:
             query["filter"] = expression
         reply = self._transport.get(f"{_queue_path(topic, queue)}/messages", query, accept=accept)
         _check_topic_id(topic, topic_id, _header_number(reply, "Holdfast-Topic-Id"))
-        return Pulled(reply.body, _header_number(reply, "Holdfast-Next-Offset"))
+        next_offset = _header_number(reply, "Holdfast-Next-Offset")
+        return Pulled(reply.body, next_offset, _skipped(reply))
 
 
 def _check_topic_id(topic: str, bound_id: int, found_id: int) -> None:
@@ -225,6 +228,17 @@ def _header_number(reply: Reply, name: str) -> int:
     if not text.isdecimal():
         raise ReplyMismatch(f"the broker's reply has {name} {text!r}; is it a Holdfast broker?")
     return int(text)
+
+
+def _skipped(reply: Reply) -> tuple[tuple[int, int], ...]:
+    text = reply.headers.get("Holdfast-Skipped")
+    if text is None:
+        return ()
+    try:
+        ranges = (tuple(map(int, each.split(":"))) for each in text.split(","))
+        return tuple((start, end) for _, start, end in ranges)
+    except ValueError as error:
+        raise ReplyMismatch(f"the broker's reply has Holdfast-Skipped {text[:80]!r}") from error
 
 
 def _topic_path(topic: str) -> str:

@@ -42,6 +42,9 @@ def read_range(
                 batches: Iterator[pa.RecordBatch] = iter(())
                 following = _after_loss(refused, part, offset, options)
             else:
+                for start, end in pulled.skipped:
+                    if start < part.end:
+                        _skip(part, start, min(end, part.end), "given up by its operator", options)
                 following, batches = step(pulled, part, offset, options)
                 if following <= offset:
                     following = _skip(part, offset, part.end, "the queue ends before", options)
@@ -76,7 +79,7 @@ def _read_blocks(
 ) -> tuple[int, Iterator[pa.RecordBatch]]:
     """Return the offset to go on from, and the rows of a reply of whole blocks."""
     blocks = Blocks(pulled.body)
-    _check_place(blocks, part, offset, gaps=bool(options.tags))
+    _check_place(blocks, part, offset, gaps=bool(options.tags or pulled.skipped))
     following = pulled.next_offset
     if len(blocks):  # whole blocks may reach further than what was asked for
         following = max(following, int(blocks.base_offsets[-1] + blocks.message_counts[-1]))

@@ -53,6 +53,11 @@ def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--max", "count", type=click.IntRange(0), help="Stop after so many messages.")
 @click.option("--tag", help="Only messages with one of these tags: a,b.")
 @click.option("--filter", "expression", help="Only messages that fit this SQL92 expression.")
+@click.option(
+    "--skip-corrupt",
+    is_flag=True,
+    help="Go on behind messages that are damaged on the broker's disk, and say which they were.",
+)
 @format_option
 @with_client
 def pull(
@@ -65,6 +70,7 @@ def pull(
     count: int | None,
     tag: str | None,
     expression: str | None,
+    skip_corrupt: bool,
     form: Formatter,
 ) -> None:
     """Print the messages of TOPIC, of all its queues or of one.
@@ -80,7 +86,13 @@ def pull(
         queue_count = client.describe_topic(topic)["queue_count"]
     out = sys.stdout.buffer
     with client.pull(
-        topic, queue=queue, follow=follow, tag=tag, filter=expression, **_beginning(start)
+        topic,
+        queue=queue,
+        follow=follow,
+        tag=tag,
+        filter=expression,
+        skip_corrupt=skip_corrupt,
+        **_beginning(start),
     ) as reader:
         messages: Iterable[Message] = reader
         if until is not None:

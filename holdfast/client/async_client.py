@@ -248,6 +248,7 @@ class AsyncClient:
         follow: bool = True,
         tag: str | None = None,
         filter: str | None = None,
+        skip_corrupt: bool = False,
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
     ) -> AsyncReader[Message]:
@@ -257,13 +258,21 @@ class AsyncClient:
         or with what was stored from `timestamp_ms` on. It goes on for ever, waiting at the
         broker for what comes (`wait_ms` a request) and for a broker that is away; with
         `follow=False` it ends where the queue ended at the beginning. `tag` ("a,b": one of
-        these) and `filter` (a SQL92 condition on properties) are applied by the broker.
+        these) and `filter` (a SQL92 condition on properties) are applied by the broker. Messages
+        that are damaged on the broker's disk end it with RecordCorrupt; with `skip_corrupt` they
+        are passed over, and the log `holdfast.client` says which.
 
         Up to `max_bytes` are fetched at once, the next range while one is worked on. Raises
         OffsetTrimmed, OffsetBeyondEnd, RecordCorrupt, TopicRecreated, CorruptBatch for bytes
         that fail their checksum, and UnknownTopic.
         """
-        options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, tag=tag, filter=filter)
+        options = PullOptions(
+            max_bytes=max_bytes,
+            wait_ms=wait_ms,
+            tag=tag,
+            filter=filter,
+            skip_corrupt=skip_corrupt,
+        )
         start_ = _start(offset, start, timestamp_ms)
         source = self._source(topic, queue, start_, options, follow=follow)
         return AsyncReader(source, _messages)
@@ -277,6 +286,7 @@ class AsyncClient:
         start: str | None = None,
         timestamp_ms: int | None = None,
         follow: bool = True,
+        skip_corrupt: bool = False,
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
     ) -> AsyncReader[MessageBatch]:
@@ -285,7 +295,7 @@ class AsyncClient:
         As `pull` in everything else. The first and last batch are cut to the range by their
         `start_row` and `end_row`.
         """
-        options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms)
+        options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, skip_corrupt=skip_corrupt)
         start_ = _start(offset, start, timestamp_ms)
         source = self._source(topic, queue, start_, options, follow=follow)
         return AsyncReader(source, _batches)
@@ -315,13 +325,19 @@ class AsyncClient:
         *,
         tag: str | None = None,
         filter: str | None = None,
+        skip_corrupt: bool = False,
     ) -> PullResult:
         """Pull once, and return what is there from `offset` on, or arrives within `wait_ms`.
 
-        At most `max_messages`, and of more than one at most `max_bytes`.
+        At most `max_messages`, and of more than one at most `max_bytes`. `skip_corrupt` as in
+        `pull`; what was passed over is in `skipped`.
         """
         options = PullOptions(
-            max_messages=max_messages, max_bytes=max_bytes, tag=tag, filter=filter
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            tag=tag,
+            filter=filter,
+            skip_corrupt=skip_corrupt,
         )
         pulled = await pull_queue(
             self._transport,
@@ -336,7 +352,8 @@ class AsyncClient:
         if len(messages) > max_messages:
             next_offset = messages[max_messages].offset
             del messages[max_messages:]
-        return PullResult(messages, next_offset, pulled.min_offset, pulled.max_offset)
+        skipped = tuple(each for each in pulled.skipped if each.start_offset < next_offset)
+        return PullResult(messages, next_offset, pulled.min_offset, pulled.max_offset, skipped)
 
     def consume(
         self,

@@ -34,13 +34,24 @@ class StoredOffsets:
     etag: str | None
 
 
+class Skipped(NamedTuple):
+    """Messages that are damaged or gone and were passed over: from `start_offset` to before
+    `end_offset`."""
+
+    queue: int
+    start_offset: int
+    end_offset: int
+
+
 class PullResult(NamedTuple):
-    """The reply to one pull: its messages, and where the next one starts."""
+    """The reply to one pull: its messages, where the next one starts, and what was passed over
+    because it is damaged or gone."""
 
     messages: "list[Message]"
     next_offset: int
     min_offset: int
     max_offset: int
+    skipped: tuple[Skipped, ...] = ()
 
 
 class _Columns(Protocol):

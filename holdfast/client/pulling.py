@@ -4,6 +4,7 @@ Unfiltered pulls are answered in binary batches, as they were stored: their chec
 compared here. Filtered ones are answered in msgpack: the broker has picked the messages then.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import msgspec
 
 from holdfast.client.errors import BadReply, api_error
-from holdfast.client.message import LoneMessage, Message, MessageBatch, MessageList
+from holdfast.client.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.transport import BATCH, MSGPACK, Reply, Transport
 from holdfast.commitlog.batch import iter_batches
+
+_log = logging.getLogger("holdfast.client")
 
 #: The broker's cap; whole batches may bring more.
 MAX_MESSAGES = 10_000
@@ -60,6 +63,7 @@ class PullOptions:
     wait_ms: int = 20_000
     tag: str | None = None
     filter: str | None = None
+    skip_corrupt: bool = False
 
     @property
     def is_filtered(self) -> bool:
@@ -77,6 +81,8 @@ class PullOptions:
             params["tag"] = self.tag
         if self.filter is not None:
             params["filter"] = self.filter
+        if self.skip_corrupt:
+            params["skip_corrupt"] = "true"
         return params
 
 
@@ -89,6 +95,7 @@ class Pulled:
     min_offset: int
     max_offset: int
     topic_id: int | None
+    skipped: Sequence[Skipped] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,7 @@ class Polled:
     parts: Sequence[Part]
     next_offsets: dict[int, int]
     topic_id: int | None
+    skipped: Sequence[Skipped] = ()
 
 
 class _PullReply(msgspec.Struct):
@@ -181,6 +189,7 @@ async def pull_queue(
             pulled.min_offset,
             pulled.max_offset,
             _topic_id(reply),
+            _skipped(reply, topic),
         )
     next_offset = reply.header_int("Holdfast-Next-Offset")
     min_offset = reply.header_int("Holdfast-Min-Offset")
@@ -195,6 +204,7 @@ async def pull_queue(
         min_offset,
         reply.header_int("Holdfast-Max-Offset"),
         _topic_id(reply),
+        _skipped(reply, topic),
     )
 
 
@@ -229,12 +239,14 @@ async def poll_queues(
             if state.problem is not None:
                 raise api_error(int(state.problem.get("status", 500)), state.problem)
         next_offsets = {state.queue: state.next_offset for state in polled.queues}
-        return Polled(_lists(polled.messages), next_offsets, _topic_id(reply))
+        return Polled(
+            _lists(polled.messages), next_offsets, _topic_id(reply), _skipped(reply, topic)
+        )
     next_offsets = _queue_offsets(reply, "Holdfast-Next-Offset")
     parts = _batches(reply, topic, offsets)
     for part in parts:
         next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
-    return Polled(parts, next_offsets, _topic_id(reply))
+    return Polled(parts, next_offsets, _topic_id(reply), _skipped(reply, topic))
 
 
 async def describe_topic(
@@ -286,6 +298,27 @@ def _queue_offsets(reply: Reply, header: str) -> dict[int, int]:
         return {int(queue): int(offset) for queue, offset in pairs}
     except (KeyError, ValueError) as error:
         raise BadReply(reply.url, f"no queue:offset pairs in the header {header}") from error
+
+
+def _skipped(reply: Reply, topic: str) -> list[Skipped]:
+    """Return what the broker passed over; it is logged, so that nobody loses it unawares."""
+    text = reply.headers.get("Holdfast-Skipped")
+    if text is None:
+        return []
+    try:
+        skipped = [Skipped(*map(int, each.split(":"))) for each in text.split(",")]
+    except (TypeError, ValueError) as error:
+        raise BadReply(reply.url, f"the header Holdfast-Skipped is {text[:80]!r}") from error
+    for each in skipped:
+        _log.warning(
+            "passed over the messages of queue %d of %r from offset %d to %d: "
+            "they are damaged or gone",
+            each.queue,
+            topic,
+            each.start_offset,
+            each.end_offset,
+        )
+    return skipped
 
 
 def _lists(messages: Sequence[LoneMessage]) -> list[MessageList]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,22 @@ def test_what_cannot_be_read_is_one_line(numbers: Run, arguments: list[str], cod
 
 def test_follow_prints_what_arrives(numbers: Run) -> None:
     assert offsets(numbers, "--follow", "--max", "10") == list(range(10))
+
+
+def test_damage_ends_a_pull_unless_it_is_to_be_passed_over(tmp_path: Path) -> None:
+    with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker:
+        holdfast = commands_against(broker.url)
+        holdfast("topic", "create", "t", "--queues", "1")
+        for body in (b"one", b"the second", b"three"):
+            holdfast("publish", "t", input=body + b"\n")
+        broker.stop()
+        segment = tmp_path / "data" / "commitlog" / ("0" * 20)
+        image = bytearray(segment.read_bytes())
+        image[image.index(b"the second")] ^= 1
+        segment.write_bytes(image)
+        broker.start()
+        pulled = holdfast("pull", "t", "--format", "%b\\n")
+        assert (pulled.exit_code, pulled.stdout) == (1, "one\n")
+        assert "go on from 2" in pulled.stderr
+        pulled = holdfast("pull", "t", "--format", "%b\\n", "--skip-corrupt")
+        assert (pulled.exit_code, pulled.stdout) == (0, "one\nthree\n")

@@ -156,7 +156,7 @@ async def test_one_pull_brings_no_more_than_was_asked_for(client: AsyncClient, t
     tagged = await client.pull_once(topic, 0, 5, max_messages=2, tag="even")
     assert bodies(tagged.messages) == numbered(6, 8)
     end = await client.pull_once(topic, 0, 30, wait_ms=10)
-    assert end == ([], 30, 0, 30)
+    assert end == ([], 30, 0, 30, ())
 
 
 async def test_batches_are_cut_to_the_range(client: AsyncClient, topic: str) -> None:

@@ -14,6 +14,7 @@ from holdfast.client.errors import (
     TopicRecreated,
     Unavailable,
 )
+from holdfast.client.message import Skipped
 from holdfast.commitlog.batch import Batch, encode_batch
 from holdfast.commitlog.errors import CorruptBatch
 from tests.support.scripted_server import drop, problem, scripted_server
@@ -179,6 +180,30 @@ async def test_a_range_that_cannot_be_read_ends_the_reading_and_says_where_to_go
                 async for _ in messages:
                     pass
         assert len(server.requests) == 1
+
+
+async def test_damage_is_passed_over_when_asked_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reply = found(block(0, 2) + block(5, 2), 7)
+    reply.headers["Holdfast-Skipped"] = "0:2:5"
+    script = Scripted(reply)
+    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
+        pulled = await client.pull_once("orders", 0, 0, max_messages=4, skip_corrupt=True)
+        assert [message.offset for message in pulled.messages] == [0, 1, 5, 6]
+        assert pulled.skipped == (Skipped(0, 2, 5),)
+        assert "skip_corrupt=true" in server.requests[0]
+    assert "queue 0 of 'orders' from offset 2 to 5" in caplog.text
+
+
+@pytest.mark.parametrize("told", ["", "0:2", "a:b:c", "0:1:2,"])
+async def test_a_list_of_what_was_passed_over_that_is_none_is_no_brokers(told: str) -> None:
+    reply = found(block(0, 2), 2)
+    reply.headers["Holdfast-Skipped"] = told
+    script = Scripted(reply)
+    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
+        with pytest.raises(BadReply):
+            await client.pull_once("orders", 0, 0)
 
 
 @pytest.mark.parametrize("position", [20, 130, 150])

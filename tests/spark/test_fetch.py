@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.broker_client import BrokerClient, Pulled
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch, TopicRecreated
 from holdfast.spark.fetch import read_range
 from holdfast.spark.offsets import QueueRange
@@ -174,6 +174,25 @@ def test_a_damaged_range_is_lost_data(
         read(client, part_of(topic, 0, 100), fetchMaxBytes="1")
     rows = read(client, part_of(topic, 0, 100), fetchMaxBytes="1", failOnDataLoss="false")
     assert offsets(rows) == [*range(20), *range(40, 100)]
+
+
+@pytest.mark.parametrize("tag", [{}, {"tag": "200"}])
+def test_what_the_broker_passes_over_is_lost_data(
+    topic: FakeTopic, client: BrokerClient, monkeypatch: pytest.MonkeyPatch, tag: dict[str, str]
+) -> None:
+    """An operator has let go of it: the broker no longer refuses, but says what it lacks."""
+    blocks = [bytes(block.block) for block in topic.queues[0].blocks]
+    body = b"".join([*blocks[:2], *blocks[4:6]])
+
+    def pull(*where: object, **bounds: object) -> Pulled:
+        return Pulled(body, 60, ((20, 40),))
+
+    monkeypatch.setattr(client, "pull", pull)
+    with pytest.raises(DataLost, match="from offset 20 to 40"):
+        read(client, part_of(topic, 0, 60), **tag)
+    rows = read(client, part_of(topic, 0, 60), failOnDataLoss="false", **tag)
+    expected = [*range(20), *range(40, 60)]
+    assert offsets(rows) == [at for at in expected if not tag or at % 3 == 0]
 
 
 def test_a_queue_that_lost_its_tail_is_lost_data(topic: FakeTopic, client: BrokerClient) -> None:
