@@ -1,0 +1,88 @@
+"""One random bit of one file of a whole data directory is flipped: log, index, state, VERSION,
+lock, reserve. A start serves what was stored, or says what is damaged, and deletes nothing.
+
+`TEST_FLIPS=10000 pytest -m fault tests/faults/test_bit_flips_in_data_dir.py` tries more of them,
+from TEST_SEED on; each flip has a seed of its own.
+"""
+
+import asyncio
+import os
+import pickle
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.damage_worker import DamageWorker
+from tests.support.damaged_directory import DamageViolation, make_directory
+
+_SEED = int(os.environ.get("TEST_SEED", str(time.time_ns() // 1000 % 10**9)))
+_FLIPS = os.environ.get("TEST_FLIPS", "150")
+_COUNT = int(_FLIPS) if _FLIPS.isdigit() else 10_000
+
+
+#: How often a kind of file is drawn, against 1 for the others.
+_WEIGHTS = {"commitlog": 6, "consumequeue/data.mdb": 4, "state/data.mdb": 4}
+
+
+def _kind(path: Path) -> str:
+    """Return the kind of a file, given by its path in the data directory."""
+    return "commitlog" if path.parts[0] == "commitlog" else str(path)
+
+
+def _place(rng: random.Random, pristine: Path) -> tuple[Path, int]:
+    """Draw a file and a bit of it; mostly of what was written, since a segment's and a reserve's
+    rest is zeros."""
+    kinds: dict[str, list[Path]] = {}
+    for path in sorted(pristine.rglob("*")):
+        if path.is_file() and path.stat().st_size:
+            kinds.setdefault(_kind(path.relative_to(pristine)), []).append(path)
+    weights = [_WEIGHTS.get(kind, 1) for kind in sorted(kinds)]
+    path = rng.choice(kinds[rng.choices(sorted(kinds), weights)[0]])
+    size = path.stat().st_size
+    if rng.random() < 0.8:
+        size = len(path.read_bytes().rstrip(b"\0")) or size
+    return path.relative_to(pristine), rng.randrange(size * 8)
+
+
+def _flip(path: Path, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        (old,) = file.read(1)
+        file.seek(bit // 8)
+        file.write(bytes([old ^ 1 << bit % 8]))
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(3600 * 6)
+def test_a_flipped_bit_anywhere_is_never_served_and_deletes_nothing(
+    memory_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    pristine = memory_path / "pristine"
+    truth = memory_path / "truth"
+    truth.write_bytes(pickle.dumps(asyncio.run(make_directory(pristine))))
+    outcomes: Counter[tuple[str, str]] = Counter()
+    violations = []
+    with DamageWorker(truth) as worker:
+        for seed in range(_SEED, _SEED + _COUNT):
+            path, bit = _place(random.Random(seed), pristine)
+            data_dir = memory_path / "data"
+            shutil.rmtree(data_dir, ignore_errors=True)
+            shutil.copytree(pristine, data_dir)
+            _flip(data_dir / path, bit)
+            try:
+                outcome = worker.examine(data_dir)
+            except DamageViolation as error:
+                violations.append(f"seed {seed}, bit {bit} of {path}: {error}")
+                print(violations[-1], flush=True)
+            else:
+                outcomes[_kind(path), outcome.split(":")[0]] += 1
+            if (seed - _SEED) % 500 == 499:
+                print(f"seeds {_SEED} to {seed}: {dict(outcomes)}", flush=True)
+    record_property("seeds", f"{_SEED} to {_SEED + _COUNT}")
+    record_property("outcomes", dict(outcomes))
+    assert not violations, f"{len(violations)} of {_COUNT}: {violations[:3]}"

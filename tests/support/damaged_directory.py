@@ -1,0 +1,307 @@
+"""A whole data directory that a test may damage, what it held, and the judge of a start on it.
+
+Whatever is damaged, a start ends, in order or in a refusal that says why; each message that is
+served is the one that was stored there; what is not served is declared; and no byte of the log
+is changed or deleted by itself.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.check import check_data_dir
+from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.message_id import format_message_id
+from holdfast.commitlog.segment_format import parse_segment_name
+from holdfast.config import Config
+from holdfast.consumequeue.errors import QueueCorrupt, StoreError, UnknownTopic
+from holdfast.consumequeue.index import IndexCorrupt
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.topics import Topic
+from holdfast.storage import Storage, StorageEvents
+from tests.support.stored import small_config
+
+_GROUP = "billing"
+_QUEUES = 2
+_TOPICS = ("orders", "audit")
+_NEW = b"published after the damage"
+
+Row = tuple[bytes, str | None, str | None, dict[str, str], int]
+"""A message: body, key, tag, properties, store timestamp."""
+
+
+class DamageViolation(AssertionError):
+    """What no damage excuses."""
+
+
+@dataclass
+class Truth:
+    """What a data directory holds."""
+
+    rows: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
+    """By topic and queue, from offset 0 on."""
+    offsets: dict[str, dict[int, int]] = field(default_factory=dict)
+    log: dict[str, bytes] = field(default_factory=dict)
+    """The segments' bytes, as far as they are written."""
+
+
+def config_of(data_dir: Path) -> Config:
+    """Return the configuration of such a directory."""
+    return small_config(data_dir, reserve_bytes=64 * 1024)
+
+
+async def make_directory(data_dir: Path) -> Truth:
+    """Make a data directory of a few segments, with an index, stored offsets and a reserve,
+    closed in order."""
+    storage = await _opened(data_dir)
+    try:
+        topics = [(await storage.store.create_topic(name, queues=_QUEUES))[0] for name in _TOPICS]
+        for number in range(60):
+            for topic in topics:
+                await storage.store.publish(topic, [_batch(number, number % _QUEUES)])
+            if number % 20 == 10:
+                # Large ones, so that there are sealed segments.
+                for queue in range(_QUEUES):
+                    large = encode_batch([bytes([number]) * 150_000] * 2, queue_id=queue)
+                    await storage.store.publish(topics[0], [Batch.decode(large)])
+        truth = Truth()
+        for topic in topics:
+            offsets = {queue: 3 + queue for queue in range(_QUEUES)}
+            await storage.store.store_offsets(_GROUP, topic, offsets)
+            truth.offsets[topic.name] = offsets
+            for queue in range(_QUEUES):
+                found, missing = await _read_queue(storage.store, topic, queue)
+                assert not missing
+                truth.rows[topic.name, queue] = [found[offset] for offset in range(len(found))]
+    finally:
+        await storage.close()
+    for path in sorted((data_dir / "commitlog").iterdir()):
+        if parse_segment_name(path.name) is not None:
+            truth.log[path.name] = path.read_bytes().rstrip(b"\0")
+    return truth
+
+
+def _batch(number: int, queue: int) -> Batch:
+    rows = range(3)
+    return Batch.decode(
+        encode_batch(
+            [f"{number}:{row}".encode() * 20 for row in rows],
+            keys=[f"key-{number}", None, f"other-{number}"],
+            tags=["red", "green", None],
+            properties=[{"number": str(number)}, None, {"é": "ü", "b": ""}],
+            queue_id=queue,
+            producer_id=5,
+            sequence=number // _QUEUES,
+        )
+    )
+
+
+async def examine(data_dir: Path, truth: Truth) -> str:
+    """Start on the directory, use all of it, stop. Return "right" when all was served, "declared"
+    when the rest was declared damaged, "refused: ..." for a start refused with a message.
+    Raises DamageViolation; any other exception is a defect too."""
+    try:
+        storage = await _opened(data_dir)
+    except LogError as error:
+        return f"refused: {error}"
+    try:
+        is_whole = await _examine_messages(storage, truth)
+        is_whole &= _examine_offsets(storage, truth)
+        is_damaged = not is_whole or bool(storage.degraded)
+        await _examine_look_ups(storage, truth, is_damaged=is_damaged)
+        await _examine_publishing(storage, truth)
+        # What was met on the way may have been added.
+        is_damaged |= bool(storage.degraded)
+    finally:
+        await storage.close()
+    return "declared" if is_damaged else "right"
+
+
+async def _opened(data_dir: Path) -> Storage:
+    failures: list[Exception] = []
+    storage = Storage(config_of(data_dir), StorageEvents(lambda advanced: None, failures.append))
+    try:
+        storage.lock()
+        await storage.open()
+    except BaseException:
+        await storage.close()
+        raise
+    return storage
+
+
+async def _examine_messages(storage: Storage, truth: Truth) -> bool:
+    """Read every queue; return whether all of it was served."""
+    is_whole = True
+    for (name, queue), rows in truth.rows.items():
+        try:
+            topic = storage.store.topic(name)
+        except UnknownTopic:
+            _must_be_degraded(storage, f"topic {name} is gone")
+            is_whole = False
+            continue
+        found, missing = await _read_queue(storage.store, topic, queue)
+        for offset, row in found.items():
+            if offset >= len(rows):
+                raise DamageViolation(f"{name}/{queue} has {row} at {offset}, beyond its end")
+            if row != rows[offset]:
+                raise DamageViolation(f"{name}/{queue} has {row} at {offset}, not {rows[offset]}")
+        silent = set(range(len(rows))) - found.keys() - missing
+        if silent:
+            _must_be_degraded(storage, f"{name}/{queue} lacks {sorted(silent)}")
+        is_whole &= len(found) == len(rows)
+    return is_whole
+
+
+async def _read_queue(
+    store: MessageStore, topic: Topic, queue: int
+) -> tuple[dict[int, Row], set[int]]:
+    """Read a queue from its begin to its end; return what it has, and which offsets are declared
+    damaged."""
+    found: dict[int, Row] = {}
+    missing: set[int] = set()
+    state = store.queue_state(topic, queue)
+    offset = state.min_offset
+    while offset < state.max_offset:
+        try:
+            fetched = await store.read(topic, queue, offset, max_messages=50, max_bytes=2**20)
+        except QueueCorrupt as error:
+            following = error.next_offset
+            missing.update(range(offset, following))
+        except IndexCorrupt:
+            # Said so, and mended at the next start.
+            following = state.max_offset
+            missing.update(range(offset, following))
+        else:
+            following = fetched.next_offset
+            for piece in fetched.slices:
+                for row in piece.rows:
+                    found[piece.batch.header.base_offset + row] = _row(piece.batch, row)
+        if following <= offset:
+            raise DamageViolation(f"a read of {topic.name}/{queue} from {offset} goes nowhere")
+        offset = following
+    return found, missing
+
+
+def _row(batch: Batch, row: int) -> Row:
+    return (
+        batch.body(row),
+        batch.key(row),
+        batch.tag(row),
+        batch.properties(row),
+        batch.header.store_timestamp_us,
+    )
+
+
+def _examine_offsets(storage: Storage, truth: Truth) -> bool:
+    is_whole = True
+    for name, offsets in truth.offsets.items():
+        try:
+            stored = storage.store.stored_offsets(_GROUP, storage.store.topic(name)).offsets
+        except (UnknownTopic, StoreError):
+            stored = {}
+        if stored != offsets:
+            _must_be_degraded(storage, f"stored offsets of {name} are {stored}, not {offsets}")
+            is_whole = False
+    return is_whole
+
+
+async def _examine_look_ups(storage: Storage, truth: Truth, *, is_damaged: bool) -> None:
+    """What look-ups find is right; without damage they find all."""
+    store = storage.store
+    for (name, queue), rows in truth.rows.items():
+        for offset in range(0, len(rows), 11):
+            try:
+                await _look_up(store, store.topic(name), queue, offset, rows, is_damaged)
+            except (StoreError, IndexCorrupt):
+                if not is_damaged and not storage.degraded:
+                    raise
+
+
+async def _look_up(
+    store: MessageStore, topic: Topic, queue: int, offset: int, rows: list[Row], is_damaged: bool
+) -> None:
+    expected = rows[offset]
+    where = f"{topic.name}/{queue} {offset}"
+    _, batch, row = await store.message(format_message_id(topic.topic_id, queue, offset))
+    if _row(batch, row) != expected:
+        raise DamageViolation(f"message {where} is {_row(batch, row)}, not {expected}")
+    first = next(at for at, found in enumerate(rows) if found[4] == expected[4])
+    by_time, _ = await store.offset_by_time(topic, queue, expected[4])
+    if by_time != first and not is_damaged:
+        raise DamageViolation(f"at the time of {where} there is {by_time}, not {first}")
+    if expected[1] is None:
+        return
+    matches = await store.search_key(topic, expected[1], 1000)
+    for found, at in matches:
+        place = found.header.base_offset + at
+        if found.header.queue_id == queue and _row(found, at) != rows[place]:
+            raise DamageViolation(f"a search found {_row(found, at)} at {place} of {where}")
+    if not matches and not is_damaged:
+        raise DamageViolation(f"a search for the key of {where} finds nothing")
+
+
+async def _examine_publishing(storage: Storage, truth: Truth) -> None:
+    """What is published now gets an offset that nothing had before, and can be read."""
+    for (name, queue), rows in truth.rows.items():
+        try:
+            topic = storage.store.topic(name)
+            batch = Batch.decode(encode_batch([_NEW], queue_id=queue))
+            (published,) = await storage.store.publish(topic, [batch])
+        except (StoreError, LogError) as error:
+            _must_be_degraded(storage, f"nothing can be published: {error}")
+            continue
+        offset = published.base_offset
+        if offset < len(rows):
+            raise DamageViolation(f"offset {offset} of {name}/{queue} was given again")
+        if offset > len(rows):
+            _must_be_degraded(storage, f"offsets up to {offset} were passed over")
+        fetched = await storage.store.read(topic, queue, offset, max_messages=1, max_bytes=1000)
+        if [piece.batch.body(0) for piece in fetched.slices] != [_NEW]:
+            raise DamageViolation(f"what was published at {offset} is not there")
+
+
+def _must_be_degraded(storage: Storage, what: str) -> None:
+    if not storage.degraded:
+        raise DamageViolation(f"{what}, and nothing says so")
+
+
+def judge_files(before: dict[str, bytes], data_dir: Path, truth: Truth) -> None:
+    """Raise DamageViolation when a segment is gone that was there when the broker started, or
+    bytes of it are other than they were, as far as anything was written to it."""
+    for name, content in before.items():
+        path = data_dir / "commitlog" / name
+        if not path.exists():
+            raise DamageViolation(f"{name} was deleted")
+        written = content[: len(truth.log.get(name, content))]
+        if path.read_bytes()[: len(written)] != written:
+            raise DamageViolation(f"{name} was changed")
+
+
+def judge_check(data_dir: Path) -> list[str]:
+    """Let `holdfast check` look; return what it finds. Only a LogError may be raised."""
+    try:
+        return [str(finding) for finding in check_data_dir(data_dir).findings]
+    except LogError as error:
+        return [str(error)]
+
+
+def log_files(data_dir: Path) -> dict[str, bytes]:
+    """Return the segments' bytes by name."""
+    return {
+        path.name: path.read_bytes()
+        for path in (data_dir / "commitlog").iterdir()
+        if path.is_file() and parse_segment_name(path.name) is not None
+    }
+
+
+def run_examination(data_dir: Path, truth: Truth) -> str:
+    """Check the directory, start on it, judge all of that; return the start's
+    outcome. Raises DamageViolation, or whatever else went wrong."""
+    findings = judge_check(data_dir)
+    before = log_files(data_dir)
+    outcome = asyncio.run(examine(data_dir, truth))
+    judge_files(before, data_dir, truth)
+    if outcome == "declared" and not findings:
+        raise DamageViolation("a start declares damage, `holdfast check` finds none")
+    return outcome
