@@ -17,7 +17,7 @@ from holdfast.http_api.codecs import MSGPACK
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.delivery import offset_headers
 from holdfast.http_api.messages import messages_of, packed_messages_of
-from holdfast.http_api.pairs import parse_pairs
+from holdfast.http_api.pairs import PATTERN, parse_pairs
 from holdfast.http_api.params import (
     MAX_TIMESTAMP_MS,
     invalid,
@@ -41,17 +41,20 @@ from holdfast.http_api.types import (
 class OffsetParams:
     """Query of an offset by time."""
 
-    timestamp_ms: int | None = whole("The time, in milliseconds.", maximum=MAX_TIMESTAMP_MS)
+    timestamp_ms: int | None = whole(
+        "The time, in milliseconds.", maximum=MAX_TIMESTAMP_MS, required=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchParams:
     """Query of a search by key."""
 
-    key: str | None = text("The key, as a whole.")
+    key: str | None = text("The key, as a whole.", required=True)
     limit: int = whole("Most messages to return.", minimum=1, maximum="max_page_size", default=64)
 
 
+_END_PATTERN = f"^(earliest|latest)$|{PATTERN}"
 _ENDS = "`earliest`, `latest`, or queue:offset pairs, as in 0:12,1:40"
 
 
@@ -62,10 +65,12 @@ class SplitsParams:
     start: str | None = text(
         f"Where to begin: {_ENDS}. Queues that are not named begin at their min_offset.",
         maximum=65_536,
+        pattern=_END_PATTERN,
     )
     end: str | None = text(
         f"Where to end: {_ENDS}. Queues that are not named end at their max_offset.",
         maximum=65_536,
+        pattern=_END_PATTERN,
     )
     start_timestamp_ms: int | None = whole(
         "Begin at the first message stored at or after this time.", maximum=MAX_TIMESTAMP_MS

@@ -32,6 +32,13 @@ _REQUEST_HEADERS: Mapping[str, str] = {
     "If-Match": "Store only if the offsets still have this ETag.",
     "If-None-Match": "*: store only if nothing is stored yet.",
 }
+_HEADER_PATTERNS: Mapping[str, _Json] = {
+    "Holdfast-Producer-Id": {"pattern": "^[A-Za-z0-9_.-]{1,127}$"},
+    "Holdfast-Producer-Epoch": {"pattern": "^[0-9]{1,10}$"},
+    "Holdfast-Producer-Sequence": {"pattern": "^[0-9]{1,19}$"},
+    "If-Match": {"pattern": '^([*]|"[0-9]{1,19}")$'},
+    "If-None-Match": {"pattern": "^[*]$"},
+}
 _HEADERS_OF = {
     "publish": tuple(_REQUEST_HEADERS)[:3],
     "put_offsets": tuple(_REQUEST_HEADERS)[3:],
@@ -118,7 +125,15 @@ def _operation(route: Route, config: HttpConfig, schema_of: Mapping[int, _Json])
         operation["x-holdfast-verbs"] = list(route.access.verbs)
     if route.body:
         operation["requestBody"] = {"content": _content(route.body, schema_of)}
+        if all(map(_demands_a_member, route.body.values())):
+            operation["requestBody"]["required"] = True
     return operation
+
+
+def _demands_a_member(type_: Any) -> bool:
+    """Return whether an empty body, which counts as an empty object, is refused."""
+    is_struct = isinstance(type_, type) and issubclass(type_, msgspec.Struct)
+    return is_struct and any(each.required for each in msgspec.structs.fields(type_))
 
 
 def _tag(path: str) -> str:
@@ -139,13 +154,21 @@ def _parameters(route: Route, config: HttpConfig) -> list[_Json]:
         schema = param.schema(param, config)
         if param.default is not None:
             schema["default"] = getattr(config, param.default)
-        in_query.append({"name": name, "in": "query", "description": param.doc, "schema": schema})
+        in_query.append(
+            {
+                "name": name,
+                "in": "query",
+                "description": param.doc,
+                "schema": schema,
+                **({"required": True} if param.is_required else {}),
+            }
+        )
     in_head = [
         {
             "name": name,
             "in": "header",
             "description": _REQUEST_HEADERS[name],
-            "schema": {"type": "string"},
+            "schema": {"type": "string", **_HEADER_PATTERNS.get(name, {})},
         }
         for name in _HEADERS_OF.get(route.handler.__name__, ())
     ]

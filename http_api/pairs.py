@@ -4,6 +4,8 @@ from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.params import invalid, whole_number
 
+PATTERN = "^[0-9]{1,10}:[0-9]{1,18}(,[0-9]{1,10}:[0-9]{1,18})*$"
+"""What OpenAPI says of them: a little less than is taken, for a number's size is no pattern."""
 EXAMPLE = "queue:offset pairs with commas between, as 0:12,1:40"
 
 

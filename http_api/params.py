@@ -45,6 +45,10 @@ class Param:
     default: str | None = None
     """A setting that is taken when the parameter is not given."""
     choices: tuple[str, ...] = ()
+    pattern: str = ""
+    """What OpenAPI says of a text's form, which its endpoint reads."""
+    is_required: bool = False
+    """Whether the endpoint refuses a query without it, as OpenAPI says."""
 
     def limit(self, config: HttpConfig) -> int:
         """Return the largest value that is allowed."""
@@ -61,11 +65,25 @@ def whole(
     minimum: int = 0,
     maximum: Bound = MAX_OFFSET,
     default: str | int | None = None,
+    required: bool = False,
 ) -> Any:
-    """Declare a whole number. `default` is a number or the name of a setting."""
+    """Declare a whole number. `default` is a number or the name of a setting; what is
+    `required` is None when it is not given, and the endpoint's to refuse."""
     setting = default if isinstance(default, str) else None
     value = default if isinstance(default, int) else None
-    return _declare(Param("", doc, _parse_whole, _whole_schema, minimum, maximum, setting), value)
+    return _declare(
+        Param(
+            "",
+            doc,
+            _parse_whole,
+            _whole_schema,
+            minimum,
+            maximum,
+            setting,
+            is_required=required,
+        ),
+        value,
+    )
 
 
 def choice(doc: str, *choices: str, name: str = "", default: str | None = None) -> Any:
@@ -78,9 +96,21 @@ def flag(doc: str) -> Any:
     return _declare(Param("", doc, _parse_flag, _flag_schema), False)
 
 
-def text(doc: str, *, maximum: Bound = 8192) -> Any:
-    """Declare any text but the empty one, of at most `maximum` bytes of UTF-8."""
-    return _declare(Param("", doc, _parse_text, _text_schema, maximum=maximum), None)
+def text(doc: str, *, maximum: Bound = 8192, required: bool = False, pattern: str = "") -> Any:
+    """Declare any text but the empty one, of at most `maximum` bytes of UTF-8. Its `pattern` is
+    for OpenAPI alone."""
+    return _declare(
+        Param(
+            "",
+            doc,
+            _parse_text,
+            _text_schema,
+            maximum=maximum,
+            pattern=pattern,
+            is_required=required,
+        ),
+        None,
+    )
 
 
 def _declare(param: Param, default: object) -> Any:
@@ -205,7 +235,14 @@ def _parse_text(param: Param, given: str, config: HttpConfig) -> str:
 
 
 def _text_schema(param: Param, config: HttpConfig) -> dict[str, object]:
-    return {"type": "string", "minLength": 1, "maxLength": param.limit(config)}
+    schema: dict[str, object] = {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": param.limit(config),
+    }
+    if param.pattern:
+        schema["pattern"] = param.pattern
+    return schema
 
 
 def invalid(parameter: str, found: object, allowed: str, detail: str | None = None) -> Problem:

@@ -23,7 +23,7 @@ from holdfast.http_api.delivery import (
     QueueRead,
     deliver_poll,
 )
-from holdfast.http_api.pairs import parse_pairs
+from holdfast.http_api.pairs import PATTERN, parse_pairs
 from holdfast.http_api.params import text
 from holdfast.http_api.problems import Problem, problem_for
 from holdfast.http_api.pull import PullBounds, Waiting, nothing_at
@@ -35,7 +35,10 @@ class PollParams(PullBounds):
     """Query of a poll over several queues."""
 
     offsets: str | None = text(
-        "Where to start in each queue: queue:offset pairs, as in 0:12,1:40.", maximum=65_536
+        "Where to start in each queue: queue:offset pairs, as in 0:12,1:40.",
+        maximum=65_536,
+        required=True,
+        pattern=PATTERN,
     )
 
 

@@ -39,7 +39,7 @@ class PageParams:
 class DeleteParams:
     """Query of a deletion."""
 
-    confirm: str | None = text("The topic's name once more.")
+    confirm: str | None = text("The topic's name once more.", required=True)
 
 
 async def put_topic(call: Call[NoParams]) -> Reply:

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.openapi import openapi_document
+from holdfast.http_api.pairs import PATTERN
 from holdfast.http_api.params import declared
 from holdfast.http_api.problems import KINDS
 from holdfast.http_api.routes import ROUTES
@@ -70,6 +71,34 @@ def test_every_query_parameter_is_described_with_the_configured_bounds() -> None
         if "wait_ms" in described:
             assert described["wait_ms"]["schema"]["maximum"] == 1234
             assert described["max_messages"]["schema"]["default"] == 32
+
+
+def test_what_a_request_cannot_do_without_is_required() -> None:
+    required = {
+        (operation["operationId"], each["name"])
+        for _, _, operation in OPERATIONS
+        for each in operation["parameters"]
+        if each["in"] != "path" and each.get("required")
+    }
+    assert required == {
+        ("poll", "offsets"),
+        ("get_offset", "timestamp_ms"),
+        ("search_messages", "key"),
+        ("delete_topic", "confirm"),
+    }
+    with_body = {
+        operation["operationId"]
+        for _, _, operation in OPERATIONS
+        if operation.get("requestBody", {}).get("required")
+    }
+    assert with_body == {"put_offsets", "reset_offsets"}
+
+
+@pytest.mark.parametrize(
+    ("given", "fits"), [("0:12", True), ("0:12,1:40", True), ("0", False), ("0:1,", False)]
+)
+def test_pairs_are_drawn_as_they_are_read(given: str, fits: bool) -> None:
+    assert bool(re.search(PATTERN, given)) == fits
 
 
 def test_every_kind_of_problem_is_known_to_the_document() -> None:
