@@ -18,6 +18,7 @@ from holdfast.cli.message import message
 from holdfast.cli.publish import publish
 from holdfast.cli.pull import pull
 from holdfast.cli.serve import serve
+from holdfast.cli.token import token
 from holdfast.cli.topic import topic
 
 
@@ -91,6 +92,7 @@ COMMANDS = (
     backup,
     restore,
     config,
+    token,
     bench,
     demo,
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 _AGO = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)", re.ASCII)
+_DURATION = re.compile(r"(\d{1,9})(s|m|h|d|w)", re.ASCII)
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _FIRST_EPOCH_MS = 10**12
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
@@ -71,3 +72,13 @@ def parse_time(text: str, now_ms: int) -> int:
             "2026-11-21T10:00:00Z, 1795255200000 or -1h"
         )
     return timestamp_ms
+
+
+def parse_duration(text: str) -> int:
+    """Return the milliseconds that a text such as 90s, 12h or 30d means; raises ValueError for
+    another text, and for one that means no time or more than a hundred years."""
+    found = _DURATION.fullmatch(text)
+    duration_ms = int(found[1]) * _UNIT_MS[found[2]] if found is not None else 0
+    if not 0 < duration_ms <= 36_525 * _UNIT_MS["d"]:
+        raise ValueError(f"{text!r} is no time such as 90s, 30m, 12h, 30d or 52w")
+    return duration_ms

@@ -14,8 +14,6 @@ from holdfast.http_api.access.watcher import TokenWatcher
 
 _logger = logging.getLogger(__name__)
 
-AUDIT_LOG = "audit.log"
-
 
 class AccessService:
     """The door of a broker over `data_dir`. `start` and `stop` are the event loop's to await."""
@@ -26,9 +24,8 @@ class AccessService:
         self.access = Access(is_required=config.authentication)
         self.audit: AuditLog | None = None
         if config.audit:
-            path = file.directory / AUDIT_LOG
             self.audit = AuditLog(
-                AuditFile(path, config.audit_bytes, config.audit_files),
+                AuditFile(file.audit_path, config.audit_bytes, config.audit_files),
                 max_denied_per_second=config.max_denied_per_second,
             )
         self._watcher: TokenWatcher | None = None

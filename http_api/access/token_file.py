@@ -73,6 +73,7 @@ class TokenFile:
         self._data_dir = data_dir
         self.directory = data_dir / "access"
         self.path = self.directory / "tokens"
+        self.audit_path = self.directory / "audit.log"
         self._copies = (self.path, self.directory / "tokens.copy")
 
     def stamp(self) -> Stamp:
