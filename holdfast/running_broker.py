@@ -33,10 +33,10 @@ class BrokerDidNotStart(Exception):
 class RunningBroker:
     """A broker on `data_dir`, which is made if it is not there. Use it in `with`.
 
-    `arguments` are more arguments of `holdfast serve`; `program` is what stands for `holdfast`,
-    for tests that put something before it. The port is free at the first start and
-    stays the same after that, so that clients find the broker again. Its log is the file
-    `log_path`, beside the data directory.
+    `arguments` are more arguments of `holdfast serve`; `program` is what stands for `holdfast`
+    at the next start, for tests that put something before it. The port is free at the first
+    start and stays the same after that, so that clients find the broker again. Its log is the
+    file `log_path`, beside the data directory.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunningBroker:
         self.data_dir = Path(data_dir)
         self.log_path = self.data_dir.parent / f"{self.data_dir.name}.log"
         self._arguments = tuple(arguments)
-        self._program = tuple(program)
+        self.program = tuple(program)
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +91,7 @@ class RunningBroker:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *self._program,
+                    *self.program,
                     "serve",
                     *("--data-dir", str(self.data_dir)),
                     *("--port", str(port)),

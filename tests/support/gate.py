@@ -20,6 +20,8 @@ class Gate:
         self._waiting = 0
         self.disk_fails = False
         """Whether the broker's disk does, so that it may answer 5xx to anything."""
+        self.disk_failures = 0
+        """How often it did so far: an answer of then may come to light later."""
 
     def enter(self) -> None:
         """Be one of those whom `pause` waits for."""

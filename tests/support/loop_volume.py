@@ -75,18 +75,16 @@ class LoopVolume:
         _unmount(self.path)
         self._mount()
 
-    @property
-    def device(self) -> str:
-        """The name of its block device, such as loop0."""
-        return Path(os.path.realpath(f"/dev/block/{self._device_number()}")).name
+    def become_read_only(self) -> None:
+        """Turn read-only at once, as ext4 does when it finds itself damaged; it must be mounted
+        with errors=remount-ro."""
+        number = self.path.stat().st_dev
+        block_device = Path("/sys/dev/block", f"{os.major(number)}:{os.minor(number)}").resolve()
+        Path("/sys/fs/ext4", block_device.name, "trigger_fs_error").write_text("tests")
 
     def remove(self) -> None:
         """Unmount and delete it; may be called twice."""
         _remove(self._folder)
-
-    def _device_number(self) -> str:
-        number = self.path.stat().st_dev
-        return f"{os.major(number)}:{os.minor(number)}"
 
     def _mount(self) -> None:
         _run("mount", "-o", self._options, self._image, self.path)

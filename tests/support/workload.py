@@ -49,7 +49,15 @@ class Judged:
 class Workload:
     """Clients of the broker at `url`; they go on through its restarts. Use it in `with`."""
 
-    def __init__(self, url: str, publishers: int = 2, *, written_only: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        publishers: int = 2,
+        *,
+        written_only: bool = False,
+        timeout_s: float = 20.0,
+    ) -> None:
+        """`timeout_s` is how long those who speak plain HTTP wait for an answer."""
         gate = self._gate = Gate()
         client = self._client = Client(url, timeout_ms=120_000)
         self.durable = LoadTopic("durable", 4)
@@ -66,6 +74,9 @@ class Workload:
             self.topics = (self.durable, self.plain, self.written, self.trimmed)
             self._offsets = [OffsetKeeper(f"keeper-{n}", url, gate, self.durable) for n in (0, 1)]
             self._threads += [*self._durable_clients(url, publishers), *self._offsets]
+        for thread in self._threads:
+            if isinstance(thread, GateClient):
+                thread.timeout_s = timeout_s
 
     def _durable_clients(
         self, url: str, publishers: int
@@ -143,6 +154,7 @@ class Workload:
 
     def disk_fails(self) -> None:
         """Let the clients put up with 5xx until they are resumed."""
+        self._gate.disk_failures += 1
         self._gate.disk_fails = True
 
     def judge(self, *, power_was_lost: bool = False) -> Judged:

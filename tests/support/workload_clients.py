@@ -253,10 +253,12 @@ class GroupConsumer(threading.Thread):
     def run(self) -> None:
         try:
             while not self._is_over.is_set():
+                failures = self._gate.disk_failures
                 try:
                     self._consume()
                 except HoldfastError:
-                    if not self._is_over.wait(0.1) and not self._gate.disk_fails:
+                    # It reads ahead: what failed may be told only now.
+                    if not self._is_over.wait(0.1) and failures == self._gate.disk_failures:
                         raise
         except BaseException as error:
             self.error = error

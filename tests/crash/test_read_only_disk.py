@@ -1,0 +1,67 @@
+"""The file system turns read-only under a broker, as ext4 does when it meets an error: what is
+published is refused, reading goes on, and the broker says why."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.check import check_data_dir
+from holdfast.client.errors import ApiError
+from holdfast.running_broker import BrokerDidNotStart, RunningBroker
+from tests.support.gate import fetch
+from tests.support.loop_volume import CannotMount, LoopVolume, why_not
+
+pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def ext4() -> Iterator[LoopVolume]:
+    reason = why_not("ext4")
+    if reason is not None:
+        pytest.skip(reason)
+    try:
+        made = LoopVolume("ext4", "errors=remount-ro")
+    except CannotMount as error:
+        pytest.skip(f"no loop device can be mounted here: {error}")
+    yield made
+    made.remove()
+
+
+def test_a_disk_that_turns_read_only_stops_publishers_alone(ext4: LoopVolume) -> None:
+    broker = RunningBroker(
+        ext4.path, ("--commitlog-segment-bytes", "1MiB", "--commitlog-reserve-bytes", "0")
+    )
+    bodies = [f"before-{n}".encode() for n in range(50)]
+    try:
+        broker.start()
+        with broker.client(timeout_ms=3000) as client:
+            for body in bodies:
+                assert client.publish("t", body, queue=0).durable
+            client.store_offsets("g", "t", {0: 7})
+            ext4.become_read_only()
+            with pytest.raises(ApiError) as refused:
+                client.publish("t", b"after", queue=0)
+            assert refused.value.status == 503
+            with pytest.raises(ApiError) as refused:
+                client.store_offsets("g", "t", {0: 8})
+            assert refused.value.status == 503
+            found = [bytes(message.body) for message in client.pull("t", queue=0, follow=False)]
+            assert found == bodies
+            assert client.stored_offsets("g", "t").offsets == {0: 7}
+            assert client.describe_topic("t")["queues"][0]["max_offset"] == len(bodies)
+        ready = fetch(f"{broker.url}/readyz")
+        assert ready.status == 200
+        assert "Read-only file system" in ready.json["read_only"]
+        assert broker.stop() == 1, "it ended as if nothing had been wrong"
+        with pytest.raises(BrokerDidNotStart, match="Read-only file system"):
+            broker.start()
+        ext4.restore_power()  # mounted again, ext4 has its journal and is whole
+        report = check_data_dir(broker.data_dir)
+        assert report.is_sound, report.findings
+        broker.start()
+        with broker.client() as client:
+            found = [bytes(message.body) for message in client.pull("t", queue=0, follow=False)]
+            assert found[: len(bodies)] == bodies
+            assert client.publish("t", b"again", queue=0).durable
+    finally:
+        broker.kill()

@@ -1,0 +1,135 @@
+"""`holdfast`, but it stops dead at a named place, as by SIGSTOP, when it comes there for the
+COUNT-th time:  python -m tests.support.failpoint_program PLACE COUNT serve --data-dir ...
+
+The places are put into the program from outside, before it runs: it knows nothing of them.
+Whoever waits for it (`wait_until_stopped`) then cuts the power, or kills it.
+"""
+
+import functools
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SEGMENTS_THREAD = "holdfast-segments"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Before or after a call of a function; not every call may count."""
+
+    module: str
+    function: str
+    when: str = "before"
+    counts: Callable[..., bool] = lambda *_: True
+
+
+def _in_segments_thread(*_: object) -> bool:
+    return threading.current_thread().name == _SEGMENTS_THREAD
+
+
+def _at_start_of_file(_file: object, _buffers: object, position: int) -> bool:
+    return position == 0
+
+
+def _segment(path: Path, **_: object) -> bool:
+    return path.parent.name == "commitlog" and path.suffix != ".new"
+
+
+def _into_segment(_path: Path, target: Path) -> bool:
+    return _segment(target)
+
+
+def _into_version(_path: Path, target: Path) -> bool:
+    return target.name == "VERSION"
+
+
+def _of_version(descriptor: int) -> bool:
+    return Path(f"/proc/self/fd/{descriptor}").readlink().name == "VERSION.new"
+
+
+_DISK = "holdfast.commitlog.disk"
+_DATA_DIR = "holdfast.commitlog.data_dir"
+_LMDB = "holdfast.consumequeue.lmdb_env"
+
+PLACES = {
+    # A segment is made: the calls of create_segment, in their order.
+    "segment allocated": Place(_DISK, "LinuxDisk.create", "after"),
+    "segment header written": Place(_DISK, "LinuxFile.write", "after", _at_start_of_file),
+    "segment synced": Place(_DISK, "LinuxDisk.rename"),
+    "segment renamed": Place("pathlib", "Path.rename", "after", _into_segment),
+    "segment entered": Place(_DISK, "LinuxDisk.rename", "after"),
+    # The one before it ends, gets its footer, and is deleted one day.
+    "segment ended": Place("holdfast.commitlog.commit_log", "CommitLog.roll", "after"),
+    "footer written": Place(
+        "holdfast.commitlog.segment", "Segment.sync", "before", _in_segments_thread
+    ),
+    "footer synced": Place(
+        "holdfast.commitlog.segment", "Segment.sync", "after", _in_segments_thread
+    ),
+    "segment unlinked": Place("pathlib", "Path.unlink", "after", _segment),
+    # Index and state.
+    "index not committed": Place("holdfast.consumequeue.index", "Index.commit"),
+    "index committed": Place("holdfast.consumequeue.index", "Index.commit", "after"),
+    "state not committed": Place("holdfast.consumequeue.state_store", "StateStore._put"),
+    "state committed": Place("holdfast.consumequeue.state_store", "StateStore._put", "after"),
+    # A new data directory is made.
+    "folder made": Place(_DISK, "sync_directory"),
+    "version written": Place("os", "fsync", "before", _of_version),
+    "version renamed": Place("pathlib", "Path.rename", "after", _into_version),
+    "version entered": Place(_DATA_DIR, "sync_directory", "after"),
+    "LMDB made": Place(_LMDB, "sync_directory"),
+}
+
+
+def wait_until_stopped(pid: int, timeout_s: float = 60.0) -> None:
+    """Return once the process has come to its place."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "T":
+            return
+        assert state not in "ZX", f"process {pid} ended before it came to its place"
+        assert time.monotonic() < deadline, f"process {pid} never came to its place"
+        time.sleep(0.005)
+
+
+def _plant(place: Place, count: int) -> None:
+    """Let the process stop at the `count`-th call."""
+    holder: Any = importlib.import_module(place.module)
+    *path, name = place.function.split(".")
+    for part in path:
+        holder = getattr(holder, part)
+    function = getattr(holder, name)
+    calls = iter(range(count - 1))
+
+    @functools.wraps(function)
+    def planted(*args: Any, **options: Any) -> Any:
+        is_it = place.counts(*args, **options) and next(calls, None) is None
+        if is_it and place.when == "before":
+            _stop()
+        result = function(*args, **options)
+        if is_it:
+            _stop()
+        return result
+
+    setattr(holder, name, planted)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    threading.Event().wait()  # this thread goes no further, whatever happens
+
+
+if __name__ == "__main__":
+    _plant(PLACES[sys.argv[1]], int(sys.argv[2]))
+    from holdfast.cli.main import main
+
+    sys.argv = ["holdfast", *sys.argv[3:]]
+    main(prog_name="holdfast")
