@@ -1,0 +1,56 @@
+"""What schemathesis is told of Holdfast's own media types, so that it sends and reads them.
+
+Loaded by it (SCHEMATHESIS_HOOKS), never by pytest.
+"""
+
+from typing import Any
+
+import msgpack
+import msgspec
+import schemathesis
+
+from holdfast.commitlog.batch import encode_batch
+
+
+@schemathesis.serializer("application/msgpack")
+def to_msgpack(ctx: Any, value: Any) -> bytes:
+    """Return a made-up body as msgpack; what is no such value goes as it is."""
+    if isinstance(value, bytes):
+        return value
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError):
+        return repr(value).encode(errors="replace")
+
+
+@schemathesis.serializer("application/x-ndjson")
+def to_lines(ctx: Any, value: Any) -> bytes:
+    """Return a made-up body as lines: half of them could be messages."""
+    text = value if isinstance(value, str) else repr(value)
+    good = msgspec.json.encode({"body": text.encode(errors="replace").decode()})
+    return good + b"\n" + text.encode(errors="replace")
+
+
+@schemathesis.serializer("application/vnd.holdfast.batch")
+def to_batch(ctx: Any, value: Any) -> bytes:
+    """Return a made-up body in a batch, or in the place of one."""
+    raw = value if isinstance(value, bytes) else repr(value).encode(errors="replace")
+    return raw if len(raw) % 2 else encode_batch([raw])
+
+
+@schemathesis.deserializer("application/msgpack", "application/vnd.holdfast.batch")
+def from_msgpack(ctx: Any, response: Any) -> Any:
+    """Return a reply as JSON would have it: its bytes are compared as texts."""
+    if "batch" in response.headers["content-type"][0]:
+        return {}
+    return _texts(msgpack.unpackb(response.content))
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, dict):
+        return {name: _texts(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_texts(each) for each in value]
+    return value
