@@ -45,7 +45,7 @@ class Broker:
         """Where it serves; only while started."""
         assert self._server is not None
         host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
-        return f"http://{host}:{self._server.port}"
+        return f"{self._server.scheme}://{host}:{self._server.port}"
 
     @property
     def status(self) -> BrokerStatus:

@@ -11,6 +11,25 @@ class HttpConfig:
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8711, "Port to listen on; 0 picks a free one.", minimum=0, maximum=65_535)
+    tls_certificate: str = setting(
+        "", "File of the certificate to serve TLS with, and of those that signed it (PEM)."
+    )
+    tls_key: str = setting(
+        "", "File of the certificate's key (PEM); without it the certificate's file holds it."
+    )
+    tls_client_ca: str = setting(
+        "", "File of the authorities whose client certificates are taken (PEM): mutual TLS."
+    )
+    tls_client_certificates: str = setting(
+        "required",
+        "Whether a client must show a certificate, or may, where tls_client_ca is given.",
+        choices=("required", "optional"),
+    )
+    tls_reload_interval_ms: int = setting(
+        10_000,
+        "How often the TLS files are looked at; new ones are used from the next connection on.",
+        minimum=1,
+    )
     max_request_bytes: int = setting(
         16 * MIB, "Largest request body, also after decompression.", minimum=1024
     )

@@ -31,6 +31,12 @@ MAX_LINE_BYTES = 64 * 1024
 #: How long the rest of a refused body is read, so that the client gets to see why.
 LINGERING_S = 2.0
 
+#: So much is encrypted at once; then, as long as the client has not taken it, it is looked at
+#: again, ever less often: TLS tells nobody when that is.
+_TLS_PIECE_BYTES = 256 * 1024
+_TLS_FIRST_PAUSE_S = 0.001
+_TLS_LONGEST_PAUSE_S = 0.25
+
 
 class Connection(RequestHandler):
     """One client's connection. It adds itself to `connections`, if it is let in, and removes
@@ -41,10 +47,12 @@ class Connection(RequestHandler):
         "_connections",
         "_head_timer",
         "_pace",
+        "_raw",
         "_sending_bytes",
         "_wire",
         "_write_deadline",
         "_write_timer",
+        "_written_bytes",
         "client",
         "received_at",
     )
@@ -71,7 +79,9 @@ class Connection(RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._write_deadline = 0.0
+        self._raw: asyncio.Transport | None = None
         self._sending_bytes = 0
+        self._written_bytes = 0
         self._pace: Pace | None = None
         self.client = UNKNOWN
         """Whose connection it is, for limits that are counted per client."""
@@ -84,11 +94,18 @@ class Connection(RequestHandler):
         client = self._connections.enter(wire, is_plain=True)
         if client is None:
             return
+        wire.set_write_buffer_limits(high=0)
+        self.begin(wire, client)
+
+    def begin(
+        self, wire: asyncio.Transport, client: str, raw: asyncio.Transport | None = None
+    ) -> None:
+        """Begin to wait for a head of a client that was let in; `raw` is what carries its TLS."""
         self.client = client
         self._wire = wire
-        wire.set_write_buffer_limits(high=0)
+        self._raw = raw
         self._connections.open.add(self)
-        super().connection_made(transport)
+        super().connection_made(wire)
         self._await_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -96,7 +113,7 @@ class Connection(RequestHandler):
         if self in self._connections.open:
             self._connections.open.remove(self)
             self._connections.leave(self.client)
-        self._wire = None
+        self._wire = self._raw = None
         self._end_behind()
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -157,13 +174,39 @@ class Connection(RequestHandler):
         wire = self._wire
         if wire is None or wire.is_closing():
             raise ConnectionResetError("the client is gone")
-        self._sending_bytes = size
-        if len(parts) == 1:
+        self._sending_bytes = self._written_bytes = size
+        if self._raw is not None:
+            await self._send_encrypted(parts, self._raw)
+        elif len(parts) == 1:
             wire.write(parts[0])
         else:
             wire.writelines(parts)
         if self._paused:
             await self._drain_helper()
+
+    async def _send_encrypted(self, parts: Sequence[Bytes], raw: asyncio.Transport) -> None:
+        """Send piece by piece: what TLS has encrypted, its own flow control counts no more."""
+        self._written_bytes = 0
+        try:
+            for part in parts:
+                for start in range(0, len(part), _TLS_PIECE_BYTES):
+                    wire = self._wire
+                    if wire is None:
+                        raise ConnectionResetError("the client is gone")
+                    piece = memoryview(part)[start : start + _TLS_PIECE_BYTES]
+                    self._written_bytes += len(piece)
+                    wire.write(piece)
+                    await self._until_taken(raw)
+        finally:
+            self._end_behind()
+
+    async def _until_taken(self, raw: asyncio.Transport) -> None:
+        pause_s = _TLS_FIRST_PAUSE_S
+        while raw.get_write_buffer_size() and self._wire is not None:
+            if self._pace is None:
+                self._begin_behind()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _TLS_LONGEST_PAUSE_S)
 
     def pause_writing(self) -> None:
         """The client has fallen behind: from now on it must keep a pace, and come to an end."""
@@ -178,7 +221,7 @@ class Connection(RequestHandler):
     def _begin_behind(self) -> None:
         now = self._loop.time()
         self._write_deadline = now + self._config.write_timeout_ms / 1000
-        self._pace = Pace(self._config.min_transfer_bytes_per_s, now, -self._unsent_bytes())
+        self._pace = Pace(self._config.min_transfer_bytes_per_s, now, self._taken_bytes())
         self._await_progress(now)
         for slowest in self._connections.unsent.add(self, self.client, self._sending_bytes):
             slowest.cut_off("unsent-limit")
@@ -199,13 +242,15 @@ class Connection(RequestHandler):
     def _check_progress(self) -> None:
         now = self._loop.time()
         assert self._pace is not None
-        if now >= self._write_deadline or self._pace.is_too_slow(now, -self._unsent_bytes()):
+        if now >= self._write_deadline or self._pace.is_too_slow(now, self._taken_bytes()):
             self.cut_off("slow-reader")
         else:
             self._await_progress(now)
 
-    def _unsent_bytes(self) -> int:
-        return self._wire.get_write_buffer_size() if self._wire is not None else 0
+    def _taken_bytes(self) -> int:
+        """Return how much of the reply the system has taken."""
+        wire = self._raw or self._wire
+        return self._written_bytes - (wire.get_write_buffer_size() if wire is not None else 0)
 
     # -- what is no request ------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from holdfast.http_api.reply import PROBLEM_JSON
 
 if TYPE_CHECKING:
     from holdfast.http_api.connection import Connection
+    from holdfast.http_api.tls_door import TlsDoor
 
 _logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class Connections:
         self._log_from: dict[str, float] = {}
         self._farewells: set[_TurnedAway] = set()
         self.open: set[Connection] = set()
+        self.doors: set[TlsDoor] = set()
+        """Those whose TLS handshake is not over."""
         self.unsent: ByteShare[Connection] = ByteShare(config.max_unsent_bytes)
         self.closed_early: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -82,13 +85,15 @@ class Connections:
         """Close everything without sending what is still to be sent."""
         for connection in list(self.open):
             connection.abort()
+        for door in list(self.doors):
+            door.abort()
         for farewell in list(self._farewells):
             farewell.end()
 
     @property
     def is_empty(self) -> bool:
         """Whether every connection has ended."""
-        return not self.open and not self._farewells
+        return not self.open and not self.doors and not self._farewells
 
     def _too_many(self, slug: str, client: str) -> Problem:
         config = self._config

@@ -1,6 +1,7 @@
 """Serving the API: a listening socket, the connections it gave rise to, and a clean stop."""
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 
@@ -9,6 +10,8 @@ from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.connection import Connection
 from holdfast.http_api.connections import Connections
 from holdfast.http_api.framing import check_parser
+from holdfast.http_api.tls import ServerTls, TlsFiles
+from holdfast.http_api.tls_door import TlsDoor
 
 #: Connections that may wait to be accepted: a thousand clients may come back at once.
 BACKLOG = 4096
@@ -24,12 +27,15 @@ class Server:
         listener: asyncio.Server,
         connections: Connections,
         timeout_s: float,
+        tls: ServerTls | None,
     ) -> None:
         self._app = app
         self._manager = manager
         self._listener: asyncio.Server | None = listener
         self._connections = connections
         self._timeout_s = timeout_s
+        self._tls = tls
+        self.scheme = "http" if tls is None else "https"
         self.host, self.port = listener.sockets[0].getsockname()[:2]
 
     @property
@@ -53,6 +59,8 @@ class Server:
         # It waits that long twice: for requests to end, then for their cancellation.
         await self._manager.shutdown(self._timeout_s / 2)
         await self._app.stop()
+        if self._tls is not None:
+            await self._tls.stop()
         self._connections.abort_all()
         while not self._connections.is_empty:  # noqa: ASYNC110 - an abort needs a turn or two of the loop
             await asyncio.sleep(0)
@@ -62,18 +70,26 @@ class Server:
 async def start_server(app: App, config: HttpConfig) -> Server:
     """Serve `app` on the configured address; port 0 picks a free one.
 
-    Raises OSError when the address cannot be listened on, and ParserMissing.
+    Raises OSError when the address cannot be listened on, TlsUnusable, and ParserMissing.
     """
     check_parser()
     # A client that goes away cancels its pull. What must come to its end is shielded.
     manager = web.Server(app.answer, handler_cancellation=True)
     connections = app.connections
     loop = asyncio.get_running_loop()
+    files = TlsFiles.of(config)
+    tls = ServerTls(files, config.tls_reload_interval_ms / 1000) if files is not None else None
+
+    def connect() -> Connection:
+        return Connection(manager, loop, config, connections)
+
     listener = await loop.create_server(
-        lambda: Connection(manager, loop, config, connections),
+        connect if tls is None else partial(TlsDoor, tls, config, connections, connect),
         config.host,
         config.port,
         backlog=BACKLOG,
     )
     app.start()
-    return Server(app, manager, listener, connections, config.shutdown_timeout_ms / 1000)
+    if tls is not None:
+        tls.start()
+    return Server(app, manager, listener, connections, config.shutdown_timeout_ms / 1000, tls)

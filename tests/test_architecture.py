@@ -91,8 +91,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.config_reference",
         "holdfast.demo",
         "holdfast.dump",
+        "holdfast.repair",
         "http_api.access",
         "http_api.framing",
+        "http_api.tls",
     ),
     "holdfast.__main__": ("holdfast.cli",),
 }

@@ -73,6 +73,7 @@ def failure_of(error: Exception) -> Failure | None:
     from holdfast.http_api.access.binding import RemoteWithoutAccess
     from holdfast.http_api.access.token_file import TokensLocked, TokensUnreadable
     from holdfast.http_api.framing import ParserMissing
+    from holdfast.http_api.tls import TlsUnusable
 
     if isinstance(error, Failure):
         return error
@@ -83,7 +84,7 @@ def failure_of(error: Exception) -> Failure | None:
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, RemoteWithoutAccess | TokensLocked | TokensUnreadable):
         return Failure(str(error), ExitCode.REFUSED)
-    if isinstance(error, ParserMissing):
+    if isinstance(error, ParserMissing | TlsUnusable):
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, LogError):
         return Failure(str(error))

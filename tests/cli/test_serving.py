@@ -145,8 +145,10 @@ def test_as_many_connections_are_taken_as_the_files_leave_room_for(
     files: int, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised = []
-    monkeypatch.setattr(serving.resource, "getrlimit", lambda _: (32, files))
-    monkeypatch.setattr(serving.resource, "setrlimit", lambda _, limits: raised.append(limits))
+    monkeypatch.setattr("holdfast.cli.serving.resource.getrlimit", lambda _: (32, files))
+    monkeypatch.setattr(
+        "holdfast.cli.serving.resource.setrlimit", lambda _, limits: raised.append(limits)
+    )
     config = serving._within_open_files(Config(data_dir=Path("/d")))
     assert config.http_api.max_connections == connections
     assert raised == [(files, files)]

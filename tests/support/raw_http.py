@@ -1,6 +1,7 @@
 """A bare connection: bytes out as they are written, answers in as they come."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,8 +34,12 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def raw_connection(port: int) -> AsyncIterator[RawConnection]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def raw_connection(
+    port: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[RawConnection]:
+    """Connect; with `tls` shake hands as "localhost" expects it."""
+    name = "localhost" if tls is not None else None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=name)
     try:
         yield RawConnection(reader, writer)
     finally:
