@@ -137,14 +137,14 @@ class CommitLog:
         return Segment(file, path, start, size, start + SEGMENT_HEADER_SIZE)
 
     def end_at(self, active: Segment) -> None:
-        """Make `active` the last segment. The empty one after it is kept as the prepared one,
-        unless its file was cut short; any further ones are deleted."""
+        """Make `active` the last segment. The empty one after it is kept as the prepared one, if
+        its file has the size that a new one would have; any further ones are deleted."""
         index = self._segments.index(active)
         following = self._segments[index + 1 :]
         self._segments = self._segments[: index + 1]
         for position, segment in enumerate(following):
             is_next = position == 0 and segment.start_offset == active.end_offset
-            if is_next and segment.file.size() == segment.size:
+            if is_next and segment.file.size() == segment.size == self._config.segment_bytes:
                 segment.written = segment.first_offset
                 self._prepared = segment
             else:

@@ -106,12 +106,14 @@ def test_the_prepared_segment_is_found_again(small: SmallLog) -> None:
     reopened.close()
 
 
-def test_a_prepared_segment_that_was_cut_short_is_made_anew(small: SmallLog) -> None:
+@pytest.mark.parametrize("header", [b"", b"\xff"], ids=["intact", "damaged"])
+def test_a_prepared_segment_that_was_cut_short_is_made_anew(small: SmallLog, header: bytes) -> None:
     _blocks(small, 1)
     small.log.prepare_next()
     prepared = small.directory / f"{SEGMENT_BYTES:020d}"
     with prepared.open("r+b") as file:
-        file.truncate(FIRST)
+        file.write(header)
+        file.truncate(FIRST + 1)
     reopened = small.reopened()
     reopened.open()
     reopened.log.roll()
