@@ -14,11 +14,13 @@ class ConsumeQueueConfig:
     )
     map_size_bytes: int = setting(
         64 * 1024 * MIB,
-        "Address space for the index; the file grows as needed and is sparse.",
+        "Address space for the index, doubled when it is full; the file grows as needed.",
         minimum=MIB,
     )
     state_map_size_bytes: int = setting(
-        1024 * MIB, "Address space for topics and stored offsets.", minimum=MIB
+        1024 * MIB,
+        "Address space for topics and stored offsets, doubled when it is full.",
+        minimum=MIB,
     )
     max_uncommitted_entries: int = setting(
         200_000,

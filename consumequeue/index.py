@@ -26,7 +26,10 @@ import msgpack
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.producer_sequences import ProducerKey, ProducerState, StoredSequence
 from holdfast.consumequeue.consume_queue import CqUnit
-from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
+from holdfast.consumequeue.index_check import check_apart
+from holdfast.consumequeue.index_seal import break_seal, seal
+from holdfast.consumequeue.lmdb_env import CORRUPT, VERIFIED_BYTES, open_env
+from holdfast.consumequeue.map_growth import MapGuard
 from holdfast.consumequeue.topics import QueueKey
 
 FORMAT = b"holdfast-index-1"
@@ -68,15 +71,24 @@ class Index:
         Raises IndexCorrupt for what is no index of this format; lmdb.Error and OSError pass
         through.
         """
+        self._directory = directory
         self._condemned_file = directory / _CONDEMNED
+        self._is_writable = False
         self._is_readonly = readonly
         self.is_condemned = self._condemned_file.exists()
         if self.is_condemned:
             raise IndexCorrupt("it was found damaged while it was in use")
         try:
-            self._env = open_env(directory, map_size_bytes, max_dbs=3, readonly=readonly)
+            self._env = open_env(
+                directory,
+                map_size_bytes,
+                max_dbs=3,
+                readonly=readonly,
+                is_trusted=not readonly and _is_sound(directory),
+            )
         except CORRUPT as error:
             raise IndexCorrupt(str(error)) from error
+        self._guard = MapGuard(self._env)
         try:
             self._meta = self._env.open_db(b"meta", create=not readonly)
             self._entries = self._env.open_db(b"entries", create=not readonly)
@@ -93,10 +105,14 @@ class Index:
         except Exception:
             self.close()
             raise
+        self._is_writable = not readonly
 
     def close(self) -> None:
         """Close the environment; may be called twice. Reads under way end in lmdb.Error."""
         self._env.close()
+        if self._is_writable and not self.is_condemned:
+            seal(self._directory)
+        self._is_writable = False
 
     # -- writing ---------------------------------------------------------------------------
 
@@ -107,8 +123,25 @@ class Index:
         producers: Sequence[tuple[ProducerKey, ProducerState | None]] = (),
     ) -> None:
         """Add entries, move the reput offset, store producers (None: forget it), durably and
-        all or nothing. lmdb.Error passes through (a full disk or map): nothing has changed."""
-        with self._env.begin(write=True) as txn:
+        all or nothing. A full map grows. lmdb.Error passes through (a full disk): nothing has
+        changed. Raises IndexCorrupt."""
+        while True:
+            try:
+                return self._commit(units, position, producers)
+            except lmdb.MapFullError:
+                if not self._guard.grow():
+                    raise
+            except CORRUPT as error:
+                self._condemn()
+                raise IndexCorrupt(str(error)) from error
+
+    def _commit(
+        self,
+        units: Sequence[tuple[QueueKey, CqUnit]],
+        position: ReputPosition,
+        producers: Sequence[tuple[ProducerKey, ProducerState | None]],
+    ) -> None:
+        with self._guard.transaction(), self._env.begin(write=True) as txn:
             items = sorted(_encode_unit(key, unit) for key, unit in units)
             if items:
                 with txn.cursor(self._entries) as cursor:
@@ -139,7 +172,7 @@ class Index:
 
     def clear(self) -> None:
         """Forget everything, so that the log is indexed again from its start."""
-        with self._env.begin(write=True) as txn:
+        with self._guard.transaction(), self._env.begin(write=True) as txn:
             for db in (self._entries, self._producers):
                 txn.drop(db, delete=False)
             txn.delete(b"reput", db=self._meta)
@@ -152,13 +185,13 @@ class Index:
             raw = txn.get(b"reput")
             if raw is None:
                 return ReputPosition()
-            return ReputPosition(*_REPUT.unpack(_checked(b"reput", raw)))
+            return ReputPosition(*_REPUT.unpack(checked(b"reput", raw)))
 
     def producers(self) -> list[tuple[ProducerKey, ProducerState]]:
         """Return every producer, the one heard of longest ago first."""
         with self._transaction(self._producers) as txn:
             found = [
-                (_PRODUCER.unpack(raw), _decode_producer(_checked(raw, value)))
+                (_PRODUCER.unpack(raw), _decode_producer(checked(raw, value)))
                 for raw, value in txn.cursor()
             ]
         return sorted(found, key=lambda item: item[1].last_timestamp_us)
@@ -221,7 +254,7 @@ class Index:
     @contextlib.contextmanager
     def _transaction(self, db: Any, *, write: bool = False) -> Iterator["lmdb.Transaction[bytes]"]:
         try:
-            with self._env.begin(db=db, write=write) as txn:
+            with self._guard.transaction(), self._env.begin(db=db, write=write) as txn:
                 yield txn
         except CORRUPT as error:
             self._condemn()
@@ -235,6 +268,18 @@ class Index:
             self.is_condemned = True
             with contextlib.suppress(OSError):  # a full disk: the damage is met again
                 self._condemned_file.touch()
+
+
+def _is_sound(directory: Path) -> bool:
+    """Return whether the file is known to be sound: it is sealed, or was looked through. Raises
+    lmdb.CorruptedError when it is damaged."""
+    if break_seal(directory):
+        return True
+    data = directory / "data.mdb"
+    if not data.exists() or data.stat().st_size <= VERIFIED_BYTES:
+        return False  # it is new, or will be verified as it is opened
+    check_apart(directory)
+    return True
 
 
 def _at_or_before(cursor: Any, key: QueueKey, offset: int) -> CqUnit | None:
@@ -270,7 +315,7 @@ def _encode_unit(key: QueueKey, unit: CqUnit) -> tuple[bytes, bytes]:
 
 
 def _decode_unit(raw_key: bytes, value: bytes) -> CqUnit:
-    found = _checked(raw_key, value)
+    found = checked(raw_key, value)
     base_offset = _KEY.unpack(raw_key)[2]
     physical, queue_bytes, timestamp, summary, size, count = _VALUE.unpack(found)
     return CqUnit(base_offset, physical, size, count, timestamp, summary, queue_bytes)
@@ -321,7 +366,7 @@ def _with_crc(key: bytes, value: bytes) -> bytes:
     return value + struct.pack("<I", crc32c(key + value))
 
 
-def _checked(key: bytes, value: bytes) -> bytes:
+def checked(key: bytes, value: bytes) -> bytes:
     """Return a value without its CRC. Raises IndexCorrupt when that does not match."""
     found = value[:-4]
     if len(value) < 4 or _with_crc(key, found) != value:

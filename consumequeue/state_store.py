@@ -20,6 +20,7 @@ import lmdb
 from holdfast.commitlog.checksum import crc32c
 from holdfast.consumequeue.errors import StateFull, StateUnavailable
 from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
+from holdfast.consumequeue.map_growth import grow_map
 
 _logger = logging.getLogger(__name__)
 
@@ -152,12 +153,17 @@ class StateStore:
             done(error)
 
     def _write(self, group: list[tuple[Changes, Done]]) -> None:
-        """Commit a group; with the reserve's help if the disk is full."""
-        try:
-            self._put(group)
-        except lmdb.DiskError:
-            self._disk_full()
-            self._put(group)
+        """Commit a group; with the reserve's help if the disk is full. A full map grows: nobody
+        else has a transaction."""
+        while True:
+            try:
+                return self._put(group)
+            except lmdb.DiskError:
+                self._disk_full()
+                return self._put(group)
+            except lmdb.MapFullError:
+                if not grow_map(self._env):
+                    raise
 
     def _put(self, group: list[tuple[Changes, Done]]) -> None:
         with self._env.begin(write=True) as txn:

@@ -6,7 +6,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import lmdb
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from holdfast.commitlog.producer_sequences import ProducerState, StoredSequence
 from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.index import Index, IndexCorrupt, ReputPosition
+from holdfast.consumequeue.map_growth import MapGuard
 from holdfast.consumequeue.topics import QueueKey
 
 MAP = 1 << 26
@@ -158,7 +161,10 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 # -- what is committed together ------------------------------------------------------------
 
 
-def test_a_commit_that_fails_changes_nothing(tmp_path: Path) -> None:
+def test_a_commit_that_fails_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MapGuard, "grow", lambda self: False)  # no address space is left
     index = Index(tmp_path, 64 * 1024)
     put(index, KEY, row((0, 1)))
     before = everything(index)
@@ -168,6 +174,50 @@ def test_a_commit_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert everything(index) == before
     put(index, KEY, row((0, 1), (1, 1)))
     assert index.last(KEY) == row((0, 1), (1, 1))[1]
+    index.close()
+
+
+def test_a_full_map_grows_under_those_who_read(tmp_path: Path) -> None:
+    index = Index(tmp_path, 64 * 1024)
+    units = row(*((offset, 1) for offset in range(6000)))
+    put(index, KEY, units[:100])
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not over.wait(0.001):
+                with closing(index.units(KEY, 0)) as found:
+                    assert list(itertools.islice(found, 100)) == units[:100]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for start in range(100, len(units), 500):
+        put(index, KEY, units[start : start + 500])
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert list(index.units(KEY, 0)) == units
+    index.close()
+    index = Index(tmp_path, 64 * 1024)  # the file is larger than what is asked for by now
+    assert list(index.units(KEY, 0)) == units
+    more = row(*((offset, 1) for offset in range(16_000)))[6000:]
+    put(index, KEY, more)
+    assert index.last(KEY) == more[-1]
+    index.close()
+
+
+@pytest.mark.parametrize("pages", [15, 16, 17])
+def test_a_map_is_filled_to_its_last_page_and_beyond(tmp_path: Path, pages: int) -> None:
+    index = Index(tmp_path, pages * 4096)
+    units = row(*((offset, 1) for offset in range(2000)))
+    for start in range(0, len(units), 40):
+        put(index, KEY, units[start : start + 40])
+    assert list(index.units(KEY, 0)) == units
     index.close()
 
 

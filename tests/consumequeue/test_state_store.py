@@ -145,7 +145,23 @@ def test_the_last_of_changes_to_one_record_stays(tmp_path: Path, store: Opened) 
     assert on_disk(tmp_path) == {b"a": b"3"}
 
 
-def test_a_change_that_cannot_be_written_leaves_everything_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages", [15, 16, 17])
+def test_a_full_map_grows(tmp_path: Path, pages: int) -> None:
+    store = Opened(tmp_path, pages * 4096)
+    store.restore({b"a": b"1"})
+    store.start()
+    records = {b"%d" % number: b"x" * 3000 for number in range(60)}
+    for key, value in records.items():
+        assert store.committed({key: value}) is None
+    store.stop()
+    assert on_disk(tmp_path) == {b"a": b"1", **records}
+
+
+def test_a_change_that_cannot_be_written_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No address space is left.
+    monkeypatch.setattr("holdfast.consumequeue.state_store.grow_map", lambda env: False)
     store = Opened(tmp_path, 64 * 1024)
     store.restore({b"a": b"1"})
     store.start()
