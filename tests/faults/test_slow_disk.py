@@ -1,0 +1,81 @@
+"""Syncs of a second: durable publishes wait for them, and nothing else does.
+
+The promise is a time, p99 below 50 ms. A round that misses it may have met a machine that is busy
+otherwise: then a broker with a quick disk is asked the same at once, and the round counts as kept
+if it took at most twice as long. A sync that holds the interpreter's lock breaks that too.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.running_broker import RunningBroker
+from tests.support import slow_broker
+from tests.support.broker_calls import Calls
+from tests.support.latency_probe import Latencies, prepare, probe
+from tests.support.system_faults import injected
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+
+_PROMISED_S = 0.05
+_ROUNDS = 3
+_ROUND_S = 3.0
+
+
+def _broker(tmp_path: Path, seconds: float, how: str) -> RunningBroker:
+    program = (sys.executable, slow_broker.__file__, str(seconds), how)
+    return RunningBroker(tmp_path / "data", program=program)
+
+
+def _excess_of_the_best_round(
+    broker: RunningBroker, tmp_path: Path, *, rounds: int = _ROUNDS, store_offsets: bool = False
+) -> float:
+    """Return by how much the slowest p99 exceeded what is allowed, as a factor: 1 is the most."""
+    best = float("inf")
+    for number in range(rounds):
+        found = probe(broker.url, _ROUND_S, store_offsets=store_offsets)
+        _is_about_slow_syncs(found)
+        what, p99_s = found.slowest()
+        allowed_s = _PROMISED_S
+        if p99_s > allowed_s:
+            allowed_s = max(allowed_s, 2 * _p99_with_a_quick_disk(tmp_path / f"quick-{number}"))
+        print(f"{what}: p99 {p99_s * 1000:.1f} ms of {allowed_s * 1000:.1f} ms")
+        best = min(best, p99_s / allowed_s)
+        if best <= 1:
+            break
+    return best
+
+
+def _p99_with_a_quick_disk(data_dir: Path) -> float:
+    with RunningBroker(data_dir) as broker:
+        prepare(Calls(broker.url))
+        return probe(broker.url, _ROUND_S).slowest()[1]
+
+
+def _is_about_slow_syncs(found: Latencies) -> None:
+    published = sorted(found.of["publish"])
+    assert published[len(published) // 2] > 0.25, "the disk is not slow"
+
+
+def test_nothing_but_durable_publishes_waits_for_a_slow_sync(tmp_path: Path) -> None:
+    with _broker(tmp_path, 1.0, "sleep") as broker:
+        prepare(Calls(broker.url))
+        assert _excess_of_the_best_round(broker, tmp_path) <= 1
+
+
+def test_nothing_but_writers_waits_for_slow_syncs_of_log_index_and_state(tmp_path: Path) -> None:
+    """At the system's edge: LMDB's own syncs are slow as well."""
+    with RunningBroker(tmp_path / "data") as broker:
+        prepare(Calls(broker.url))
+        with injected(broker.pid, "fdatasync:delay_enter=1000000", tmp_path / "strace.log"):
+            assert _excess_of_the_best_round(broker, tmp_path, store_offsets=True) <= 1
+
+
+@pytest.mark.planted
+def test_the_probe_sees_a_sync_that_holds_the_interpreters_lock(tmp_path: Path) -> None:
+    with _broker(tmp_path, 1.0, "hold") as broker:
+        prepare(Calls(broker.url))
+        assert _excess_of_the_best_round(broker, tmp_path, rounds=1) > 2, (
+            "the probe would not see it"
+        )

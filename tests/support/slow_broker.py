@@ -1,0 +1,32 @@
+"""A broker whose syncs of the log take long: `slow_broker.py SECONDS HOW serve ...`.
+
+HOW is `sleep` (the interpreter's lock is free meanwhile, as it is in os.fdatasync) or `hold` (it
+is held, as mmap.flush holds it): a defect that the latency probe must see.
+"""
+
+import ctypes
+import sys
+import time
+
+
+def main() -> None:
+    from holdfast.cli.main import main as serve
+    from holdfast.commitlog.disk import LinuxFile
+
+    seconds, how = float(sys.argv[1]), sys.argv[2]
+    del sys.argv[1:3]
+    sync = LinuxFile.sync
+
+    def slow_sync(file: LinuxFile) -> None:
+        sync(file)
+        if how == "hold":
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        else:
+            time.sleep(seconds)
+
+    LinuxFile.sync = slow_sync  # type: ignore[method-assign]
+    serve()
+
+
+if __name__ == "__main__":
+    main()
