@@ -211,6 +211,23 @@ def test_a_full_map_grows_under_those_who_read(tmp_path: Path) -> None:
     index.close()
 
 
+def test_a_map_does_not_move_under_an_open_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.consumequeue.map_growth._PATIENCE_S", 0.05)
+    index = Index(tmp_path, 64 * 1024)
+    units = row(*((offset, 1) for offset in range(3000)))
+    put(index, KEY, units[:1])
+    with closing(index.units(KEY, 0)) as found:
+        assert next(found) == units[0]
+        with pytest.raises(lmdb.MapFullError):
+            put(index, KEY, units)
+        assert list(found) == []
+    put(index, KEY, units)
+    assert list(index.units(KEY, 0)) == units
+    index.close()
+
+
 @pytest.mark.parametrize("pages", [15, 16, 17])
 def test_a_map_is_filled_to_its_last_page_and_beyond(tmp_path: Path, pages: int) -> None:
     index = Index(tmp_path, pages * 4096)

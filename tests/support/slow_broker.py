@@ -24,7 +24,7 @@ def main() -> None:
         else:
             time.sleep(seconds)
 
-    LinuxFile.sync = slow_sync  # type: ignore[method-assign]
+    LinuxFile.sync = slow_sync  # type: ignore[method-assign, assignment]
     serve()
 
 
