@@ -34,7 +34,7 @@ async def is_remote(host: str) -> bool:
 
     OSError passes through: a name that stands for nothing.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(
-        host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    found = await asyncio.to_thread(
+        socket.getaddrinfo, host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     return not all(is_loopback(str(address[0])) for *_, address in found)

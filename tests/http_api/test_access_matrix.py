@@ -1,0 +1,218 @@
+"""Every route, and everybody who may not use it. Made from the route table: a new route that says
+nothing is shut, and one that is not called here fails."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.commitlog.message_id import format_message_id
+from holdfast.http_api.access.grants import VERBS, Door
+from holdfast.http_api.route import Route
+from holdfast.http_api.router import Router
+from holdfast.http_api.routes import ROUTES
+from tests.support.api_server import Answer, Api
+from tests.support.tokens import access_of, bearer, make_token
+
+PAST_MS = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One good request to a route."""
+
+    query: str = ""
+    body: Any = None
+    status: int = 200
+
+
+MESSAGES = "/v1/topics/{topic}/messages"
+TOPIC = "/v1/topics/{topic}"
+QUEUE = "/v1/topics/{topic}/queues/{queue}"
+OFFSETS = "/v1/groups/{group}/topics/{topic}/offsets"
+
+GOOD: Mapping[tuple[str, str], Request] = {
+    ("POST", MESSAGES): Request(body={"messages": [{"body": "x"}]}),
+    ("GET", QUEUE + "/messages"): Request("?offset=0"),
+    ("GET", MESSAGES): Request("?offsets=0:0"),
+    ("PUT", TOPIC): Request(body={}),
+    ("PATCH", TOPIC): Request(body={"retention_ms": 1000}),
+    ("GET", "/v1/topics"): Request(),
+    ("GET", TOPIC): Request(),
+    ("DELETE", TOPIC): Request("?confirm=orders"),
+    ("GET", QUEUE + "/offset"): Request("?timestamp_ms=0"),
+    ("GET", TOPIC + "/splits"): Request(),
+    ("GET", MESSAGES + "/search"): Request("?key=k"),
+    ("GET", "/v1/messages/{message_id}"): Request(),
+    ("GET", "/v1/groups"): Request(),
+    ("GET", "/v1/groups/{group}"): Request(),
+    ("GET", OFFSETS): Request(),
+    ("PUT", OFFSETS): Request(body={"offsets": {"0": 0}}),
+    ("POST", OFFSETS + "/reset"): Request(body={"to": "earliest"}),
+    ("GET", "/v1/info"): Request(),
+    ("GET", "/healthz"): Request(),
+    ("GET", "/readyz"): Request(),
+    ("GET", "/metrics"): Request(),
+    ("GET", "/openapi.json"): Request(),
+}
+
+BY_NAME = [pytest.param(route, id=f"{route.method} {route.path}") for route in ROUTES]
+SHUT_TO_STRANGERS = [each for each in BY_NAME if each.values[0].access.door is not Door.OPEN]  # type: ignore[union-attr]
+
+
+@pytest.fixture
+async def api(api: Api) -> Api:
+    """Return the API with a message in its topic, and an offset that the group stored on it."""
+    topic = api.store.topic("orders")
+    await api.publish("orders", {"body": "x", "key": "k", "queue": 0})
+    await api.store.store_offsets("billing", topic, {0: 0})
+    return api
+
+
+async def ask(api: Api, route: Route, *headers: Mapping[str, str]) -> Answer:
+    request = GOOD[route.method, route.path]
+    topic = api.store.topic("orders")
+    path = route.path.format(
+        topic="orders", queue=0, group="billing",
+        message_id=format_message_id(topic.topic_id, 0, 0),
+    )  # fmt: skip
+    body = None if request.body is None else msgspec.json.encode(request.body)
+    joined = {name: value for each in headers for name, value in each.items()}
+    if body is not None:
+        joined["Content-Type"] = "application/json"
+    return await api.ask(route.method, path + request.query, body, **joined)
+
+
+def right_grants(route: Route) -> list[str]:
+    verb = route.access.verbs[0] if route.access.verbs else "operate"
+    return [
+        {
+            "publish": "publish:=orders",
+            "consume": "consume:=orders:=billing",
+            "admin": "admin:=orders:=billing",
+            "operate": "operate",
+        }[verb]
+    ]
+
+
+def unauthenticated(answer: Answer) -> None:
+    assert (answer.status, answer.problem) == (401, "unauthenticated")
+    assert answer.headers["WWW-Authenticate"].startswith('Bearer realm="holdfast"')
+
+
+def test_every_route_is_called_here() -> None:
+    assert GOOD.keys() == {(route.method, route.path) for route in ROUTES}
+
+
+@pytest.mark.parametrize("route", BY_NAME)
+async def test_whoever_has_the_right_token_gets_in(api: Api, route: Route) -> None:
+    token, text = make_token(*right_grants(route))
+    api.context.access = access_of(token)
+    assert (await ask(api, route, bearer(text))).status == GOOD[route.method, route.path].status
+
+
+@pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
+async def test_who_is_not_known_is_told_nothing_else(api: Api, route: Route) -> None:
+    token, text = make_token("all")
+    expired, expired_text = make_token("all", expires_ms=PAST_MS)
+    _, revoked_text = make_token("all")
+    api.context.access = access_of(token, expired)
+    token_id, _, secret = text.partition(".")
+    wrong = {
+        "no token": {},
+        "an unknown id": bearer(f"holdfast_{'f' * 12}.{secret}"),
+        "a wrong secret": bearer(f"{token_id}.{'A' * 43}"),
+        "another one's secret": bearer(f"{token_id}.{revoked_text.partition('.')[2]}"),
+        "half a secret": bearer(text[:-1]),
+        "a secret and more": bearer(f"{text}A"),
+        "an expired token": bearer(expired_text),
+        "a revoked token": bearer(revoked_text),
+        "nothing after the scheme": {"Authorization": "Bearer"},
+        "an empty token": {"Authorization": "Bearer "},
+        "two spaces": {"Authorization": f"Bearer  {text}"},
+        "no scheme": {"Authorization": text},
+        "another scheme": {"Authorization": f"Basic {text}"},
+        "a list": {"Authorization": f"Bearer {text}, Bearer {text}"},
+        "no algorithm": bearer("eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGwifQ."),
+        "not ASCII": bearer("tokén"),
+        "a long one": bearer("x" * 6000),
+    }
+    for what, headers in wrong.items():
+        answer = await ask(api, route, headers)
+        assert answer.status == 401, what
+        unauthenticated(answer)
+        assert text not in str(answer), what
+
+
+@pytest.mark.parametrize("route", [each for each in BY_NAME if each not in SHUT_TO_STRANGERS])
+async def test_open_routes_are_open_to_everybody(api: Api, route: Route) -> None:
+    assert route.path in ("/healthz", "/readyz")
+    api.context.access = access_of()
+    assert (await ask(api, route)).status == 200
+    assert (await ask(api, route, bearer("wrong"))).status == 200
+
+
+@pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
+async def test_every_verb_but_the_right_ones_is_refused(api: Api, route: Route) -> None:
+    others = [verb for verb in VERBS if verb not in route.access.verbs]
+    grants = ["operate" if verb == "operate" else f"{verb}:*" for verb in others]
+    grants = [f"{each}:*" if each in ("consume:*", "admin:*") else each for each in grants]
+    token, text = make_token(*grants)
+    api.context.access = access_of(token)
+    answer = await ask(api, route, bearer(text))
+    if route.access.door is Door.KNOWN:
+        assert answer.status == 200
+    else:
+        assert (answer.status, answer.problem) == (403, "forbidden")
+        assert answer.json()["verb"] == " or ".join(route.access.verbs)
+
+
+NAMES_TOPIC = [
+    each
+    for each in SHUT_TO_STRANGERS
+    if "{topic}" in each.values[0].path or "{message_id}" in each.values[0].path  # type: ignore[union-attr]
+]
+NAMES_GROUP = [each for each in SHUT_TO_STRANGERS if "{group}" in each.values[0].path]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("route", NAMES_TOPIC)
+async def test_another_topics_grant_is_refused(api: Api, route: Route) -> None:
+    for topics in ("=order", "=orders2", "ordersx", "a", "Orders"):
+        token, text = make_token(f"publish:{topics}", f"consume:{topics}:*", f"admin:{topics}:*")
+        api.context.access = access_of(token)
+        answer = await ask(api, route, bearer(text))
+        assert (answer.status, answer.problem) == (403, "forbidden"), topics
+
+
+@pytest.mark.parametrize("route", NAMES_GROUP)
+async def test_another_groups_grant_is_refused(api: Api, route: Route) -> None:
+    for groups in ("", ":=billin", ":billingx", ":z"):
+        token, text = make_token("publish:*", f"consume:*{groups}", f"admin:*{groups}")
+        api.context.access = access_of(token)
+        answer = await ask(api, route, bearer(text))
+        assert (answer.status, answer.problem) == (403, "forbidden"), groups
+
+
+@pytest.mark.parametrize(
+    "route",
+    [each for each in NAMES_GROUP if "{topic}" in each.values[0].path],  # type: ignore[union-attr]
+)
+async def test_topic_and_group_must_stand_in_one_grant(api: Api, route: Route) -> None:
+    token, text = make_token("consume:orders:other", "consume:other:billing", "admin:other:billing")
+    api.context.access = access_of(token)
+    assert (await ask(api, route, bearer(text))).status == 403
+
+
+@pytest.mark.parametrize("route", BY_NAME)
+async def test_a_route_that_says_nothing_is_shut_for_everybody(api: Api, route: Route) -> None:
+    said_nothing = Route(route.method, route.path, route.handler, route.params)
+    shut = replace(route, access=said_nothing.access)
+    for is_required in (False, True):
+        token, text = make_token("all")
+        api.context.access = access_of(token)
+        api.context.access.is_required = is_required
+        api.server._app._router = Router([shut])
+        answer = await ask(api, route, bearer(text))
+        assert (answer.status, answer.problem) == (403, "forbidden"), is_required
