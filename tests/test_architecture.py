@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "http_api.access",
     ),
     "holdfast.backup": ("commitlog", "consumequeue"),
+    "holdfast.repair": ("commitlog", "consumequeue", "holdfast.backup", "holdfast.check"),
     "holdfast.dump": ("commitlog",),
     "holdfast.storage_opening": ("commitlog", "consumequeue", "holdfast.config"),
     "holdfast.alarms": ("commitlog", "consumequeue"),

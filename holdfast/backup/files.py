@@ -4,8 +4,9 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
-from holdfast.commitlog.disk import File, make_directory
+from holdfast.commitlog.disk import make_directory
 
 _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
@@ -14,7 +15,14 @@ Progress = Callable[[int], None]
 """Called with bytes done since the last call."""
 
 
-def chunks(file: File, size: int) -> Iterator[bytes]:
+class Readable(Protocol):
+    """What `commitlog.disk.File` is to those who only read."""
+
+    def read(self, size: int, position: int) -> bytes:
+        """Return up to `size` bytes; fewer only at the end."""
+
+
+def chunks(file: Readable, size: int) -> Iterator[bytes]:
     """Yield the first `size` bytes of a file; OSError when it ends before."""
     at = 0
     while at < size:

@@ -5,7 +5,7 @@ import bisect
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from holdfast.backup.source import STATE_FAILURES, LiveState, log_snapshot
@@ -23,6 +23,7 @@ from holdfast.commitlog.read_only import ReadOnlyDisk
 from holdfast.commitlog.segment_format import parse_segment_name
 from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.index import Index, IndexCorrupt
+from holdfast.consumequeue.state_journal import state_in_log
 from holdfast.consumequeue.state_records import (
     DAMAGE,
     INCOMPLETE,
@@ -42,6 +43,7 @@ _REBUILD = "stop the broker and delete the folder, it is rebuilt from the log"
 _BY_ITSELF = "nothing to do: the broker does it at its next start"
 
 Progress = Callable[[int, int], None]
+Records = dict[bytes, bytes]
 
 
 class BrokerRuns(DataDirInUse):
@@ -59,6 +61,7 @@ def check_data_dir(
     *,
     deep: bool = True,
     live: bool = False,
+    is_locked: bool = False,
     progress: Progress = lambda done, total: None,
     disk: Disk | None = None,
 ) -> CheckReport:
@@ -66,10 +69,10 @@ def check_data_dir(
 
     `deep` also compares every payload with its CRC and proves its columns; without it headers
     alone are read. With `live` a broker may be running: the log is checked up to where it ended
-    when the check began, and the state, but not the index. `progress` gets bytes done and in
-    all; `disk` is where the log's files are, the machine's own if not given. Raises DataDirInUse,
-    NotADataDir, NotABackup, UnknownFormatVersion; OSError passes through. Findings are in the
-    report.
+    when the check began, and the state, but not the index. `is_locked`: the caller keeps brokers
+    out. `progress` gets bytes done and in all; `disk` is where the log's files are, the machine's
+    own if not given. Raises DataDirInUse, NotADataDir, NotABackup, UnknownFormatVersion; OSError
+    passes through. Findings are in the report.
     """
     if is_backup(path):
         return _check_backup(path, deep, progress)
@@ -78,7 +81,7 @@ def check_data_dir(
     check = _Check(path, deep, progress, report)
     if live:
         return check.live()
-    with _locked(path):
+    with nullcontext() if is_locked else _locked(path):
         return check.stopped(disk or LinuxDisk())
 
 
@@ -144,6 +147,8 @@ class _Check:
         self._report = report
         self._accepted: dict[QueueKey, list[Offsets]] = {}
         self._known_ends: dict[QueueKey, int] = {}
+        self._intact: Records = {}
+        """What of the state is not damaged."""
 
     # -- which parts -----------------------------------------------------------------------
 
@@ -151,8 +156,9 @@ class _Check:
         """Check everything; the caller keeps brokers out."""
         self._check_names()
         self._check_access()
-        table = self._check_state(self._path / "state")
+        records = self._check_state(self._path / "state")
         if not (self._path / "commitlog").exists():
+            self._check_records(records or {}, None)
             self._report.damage(
                 "commitlog",
                 "missing: the log is all that messages are in",
@@ -166,7 +172,7 @@ class _Check:
         index = self._open_index()
         try:
             log.open()
-            self._check_log(log, table, index, limit=None)
+            self._check_log(log, self._check_records(records, log), index, limit=None)
         finally:
             log.close()
             if index is not None:
@@ -180,17 +186,17 @@ class _Check:
         self._check_access()
         with log_snapshot(self._path / "commitlog") as snapshot:
             # Read after the log: retention notes what it will delete before it does.
-            table = self._live_state()
+            table = self._check_records(self._live_state(), snapshot.log)
             self._check_log(snapshot.log, table, None, limit=snapshot.end_offset)
         return self._report
 
     def log_of(self, disk: Disk, state_dir: Path) -> None:
         """Check the log of a backup and the state in `state_dir`."""
-        table = self._check_state(state_dir)
+        records = self._check_state(state_dir)
         log = CommitLog(self._path / "commitlog", CommitLogConfig(), disk, now_us=lambda: 0)
         try:
             log.open()
-            self._check_log(log, table, None, limit=None)
+            self._check_log(log, self._check_records(records, log), None, limit=None)
         finally:
             log.close()
 
@@ -229,27 +235,28 @@ class _Check:
 
     # -- the state -------------------------------------------------------------------------
 
-    def _check_state(self, directory: Path) -> TopicTable:
+    def _check_state(self, directory: Path) -> Records | None:
+        """Return the records that are intact, None where the log must tell (some of) them."""
         note, damage = self._report.note, self._report.damage
         if not (directory / "data.mdb").exists():
             what = "missing; it is read from the log at the next start"
             note("state", what, "state-missing", mend=_BY_ITSELF)
-            return TopicTable({})
+            return None
         try:
             size = (directory / "data.mdb").stat().st_size
             state = StateStore(directory, size + 2**24, readonly=True)
         except StateCorrupt as error:
             what = f"{error}; it is read from the log at the next start"
             damage("state", what, "state-damaged", mend=_BY_ITSELF)
-            return TopicTable({})
+            return None
         if state.is_new:
             what = "unfinished; it is read from the log at the next start"
             note("state", what, "state-missing", mend=_BY_ITSELF)
-        records, damaged = dict(state.records), list(state.damaged)
+        records, damaged, is_new = dict(state.records), list(state.damaged), state.is_new
         state.stop()
-        return self._check_records(records, damaged)
+        return self._whole(records, damaged, is_new=is_new)
 
-    def _live_state(self) -> TopicTable:
+    def _live_state(self) -> Records | None:
         try:
             state = LiveState(self._path / "state")
             try:
@@ -258,15 +265,24 @@ class _Check:
                 state.close()
         except STATE_FAILURES as error:
             self._report.damage("state", error, "state-damaged", mend=_BY_ITSELF)
-            return TopicTable({})
-        return self._check_records(records, damaged)
+            return None
+        return self._whole(records, damaged, is_new=False)
 
-    def _check_records(self, records: dict[bytes, bytes], damaged: list[bytes]) -> TopicTable:
-        report = self._report
+    def _whole(self, records: Records, damaged: list[bytes], *, is_new: bool) -> Records | None:
         for key in damaged:
             what = f"record {key!r} is damaged"
-            report.damage("state", what, "state-record", mend=_BY_ITSELF)
-        if INCOMPLETE in records:
+            self._report.damage("state", what, "state-record", mend=_BY_ITSELF)
+        self._intact = records
+        return None if damaged or is_new else records
+
+    def _check_records(self, records: Records | None, log: CommitLog | None) -> TopicTable:
+        """Return what the records say; those that the state lacks are read from the log."""
+        report = self._report
+        is_complete = True
+        if records is None:
+            in_log, is_complete = state_in_log(log) if log is not None else ({}, False)
+            records = in_log | self._intact
+        if INCOMPLETE in records or not is_complete:
             report.damage(
                 "state",
                 "read from a damaged log: topics may be missing",
@@ -277,7 +293,7 @@ class _Check:
             table = TopicTable(records)
             self._read_lost(records, table)
         except MalformedRecord as error:
-            report.damage("state", error, "state-record", mend="restore a backup")
+            report.damage("state", error, "state-malformed", mend="restore a backup")
             return TopicTable({})
         report.topics = len(table)
         report.groups = len(table.groups())

@@ -12,6 +12,7 @@ from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_b
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.gap_block import GAP_TOPIC_ID
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.segment import Segment, read_trailer
 from holdfast.consumequeue.topic_table import TopicTable
@@ -114,6 +115,8 @@ class LogCheck:
     def _check_block(self, batch: Batch) -> None:
         report, header = self._report, batch.header
         report.blocks += 1
+        if header.topic_id == GAP_TOPIC_ID:
+            return
         report.messages += header.message_count
         report.bytes += header.total_size
         where = f"block {header.physical_offset}"

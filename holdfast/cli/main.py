@@ -17,6 +17,7 @@ from holdfast.cli.group import group
 from holdfast.cli.message import message
 from holdfast.cli.publish import publish
 from holdfast.cli.pull import pull
+from holdfast.cli.repair import repair
 from holdfast.cli.serve import serve
 from holdfast.cli.token import token
 from holdfast.cli.topic import topic
@@ -88,6 +89,7 @@ COMMANDS = (
     group,
     message,
     check,
+    repair,
     dump,
     backup,
     restore,

@@ -1,0 +1,317 @@
+"""The steps of a repair, done: each is safe to be cut short and done again.
+
+Before anything is changed, what will be overwritten is copied to `repaired/TIME/` and synced. Then
+the state is told what was let go of; then the log is changed, then the index is dropped. So a
+repair that is cut short leaves damage that the next one finds, and never a gap that nobody knows.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from holdfast.backup.files import chunks, write_file
+from holdfast.check.report import CheckReport
+from holdfast.commitlog.commit_log import CommitLog, block_tables
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.data_dir import LAYOUT_VERSION
+from holdfast.commitlog.disk import LinuxDisk, make_directory, sync_directory
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.gap_block import gap_blocks
+from holdfast.commitlog.log_scan import Damage
+from holdfast.commitlog.segment import Segment
+from holdfast.commitlog.segment_format import (
+    BLOCK_DTYPE,
+    END_MARK_SIZE,
+    KEY_DTYPE,
+    SEGMENT_HEADER_SIZE,
+    SegmentHeader,
+    encode_end_mark,
+    encode_footer,
+    segment_name,
+)
+from holdfast.consumequeue.lost_ranges import LostRange, LostRanges, with_lost
+from holdfast.consumequeue.state_journal import state_in_log
+from holdfast.consumequeue.state_records import (
+    DAMAGE,
+    INCOMPLETE,
+    decode_lost,
+    encode_lost,
+    lost_key,
+    parse_key,
+)
+from holdfast.consumequeue.state_store import StateCorrupt, StateStore
+from holdfast.repair.plan import (
+    DropIndex,
+    EmptySegment,
+    EndAt,
+    GapOver,
+    Loss,
+    RenewState,
+    SetAside,
+    Step,
+    WriteFooter,
+    WriteHeader,
+    WriteVersion,
+)
+
+_ZEROS = bytes(1024 * 1024)
+_STATE_MAP_BYTES = 1024**3
+
+
+class Repair:
+    """One repair of a directory that the caller keeps brokers out of. `open` before any step,
+    `close` after them."""
+
+    def __init__(self, path: Path, disk: LinuxDisk | None = None) -> None:
+        self._path = path
+        self._disk = disk or LinuxDisk()
+        self._now_us = time.time_ns() // 1000
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._now_us // 1_000_000))
+        self.copies = path / "repaired" / f"{stamp}-{self._now_us % 1_000_000:06d}"
+        """Where what is overwritten is copied to."""
+
+    # -- copies ----------------------------------------------------------------------------
+
+    def keep_copies(self, report: CheckReport, loss: Loss, steps: Iterable[Step]) -> None:
+        """Copy aside what the steps will overwrite, with what was found. Durable on return."""
+        make_directory(self.copies)
+        log = self._log()
+        try:
+            for step in steps:
+                if not isinstance(step, GapOver | EndAt):
+                    continue
+                segment = _named(log, step.name)
+                start, end = step.start - segment.start_offset, step.end - segment.start_offset
+                size = min(end, segment.file.size()) - start
+                if size > 0:
+                    data = chunks(_Part(segment, start), size)
+                    write_file(self.copies / f"{step.name}-from-{start}", data)
+        finally:
+            log.close()
+        found = {
+            "findings": [finding.as_row() for finding in report.findings],
+            "let_go": [{"offsets": str(each), "reason": reason} for each, reason in loss.lost],
+        }
+        write_file(self.copies / "report.json", [msgspec.json.encode(found)])
+        sync_directory(self.copies)
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def do(self, steps: Iterable[Step], loss: Loss) -> None:
+        """Do the steps in their order; OSError and lmdb.Error pass through."""
+        for step in steps:
+            match step:
+                case WriteVersion():
+                    self._write_version()
+                case SetAside(name):
+                    self._set_aside(self._path / "commitlog" / name)
+                case WriteHeader(name):
+                    self._write_header(name)
+                case WriteFooter(name):
+                    self._write_footer(name)
+                case GapOver(name, start, end):
+                    self._gap_over(name, start, end)
+                case EndAt(name, start, end):
+                    self._end_at(name, start, end)
+                case EmptySegment(start, end):
+                    self._empty_segment(start, end)
+                case RenewState():
+                    self._renew_state(loss)
+                case DropIndex():
+                    shutil.rmtree(self._path / "consumequeue", ignore_errors=True)
+                    sync_directory(self._path)
+
+    def _write_version(self) -> None:
+        unfinished = self._path / "VERSION.new"
+        write_file(unfinished, [f"{LAYOUT_VERSION}\n".encode()])
+        unfinished.rename(self._path / "VERSION")
+        sync_directory(self._path)
+
+    def _set_aside(self, path: Path) -> None:
+        make_directory(self.copies)
+        path.rename(self.copies / path.name)
+        sync_directory(self.copies)
+        sync_directory(path.parent)
+
+    def _write_header(self, name: str) -> None:
+        path = self._path / "commitlog" / name
+        start = int(name)
+        log = self._log()
+        try:
+            segment = _named(log, name)
+            following = [each.start_offset for each in log.segments if each.start_offset > start]
+            size = segment.size
+            try:
+                SegmentHeader.decode(segment.file.read(SEGMENT_HEADER_SIZE, 0))
+            except CorruptBatch:
+                # What it said is not known: it ended where the next one begins.
+                size = max(size, following[0] - start) if following else size
+            if size > segment.file.size():
+                os.truncate(path, size)
+            segment.file.write([SegmentHeader(start, size, self._now_us).encode()], 0)
+            segment.file.sync()
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)  # its length, too
+            finally:
+                os.close(descriptor)
+        finally:
+            log.close()
+
+    def _write_footer(self, name: str) -> None:
+        """Write the footer of a segment that has ended; one that is being written has none, and
+        none is written where it would not fit."""
+        log = self._log()
+        try:
+            segment = _named(log, name)
+            damage: list[Damage] = []
+            blocks, keys = block_tables(segment, damage.append)
+            if damage:
+                if damage[-1].reason == "unwritten":
+                    self._zero(segment, damage[-1].start, segment.end_offset)
+                    segment.file.sync()
+                return
+            footer = encode_footer(segment.start_offset, blocks, keys)
+            ends = [int(row["physical_offset"]) + int(row["size"]) for row in blocks]
+            end_mark = max(ends, default=segment.first_offset)
+            self._zero(segment, end_mark + END_MARK_SIZE, segment.end_offset)
+            if end_mark + END_MARK_SIZE + len(footer) <= segment.end_offset:
+                segment.file.write([footer], segment.size - len(footer))
+            segment.file.sync()
+        finally:
+            log.close()
+
+    def _gap_over(self, name: str, start: int, end: int) -> None:
+        log = self._log()
+        try:
+            segment = _named(log, name)
+            for at, block in gap_blocks(start, end):
+                segment.file.write([block], at - segment.start_offset)
+            segment.file.sync()
+        finally:
+            log.close()
+
+    def _end_at(self, name: str, start: int, end: int) -> None:
+        log = self._log()
+        try:
+            segment = _named(log, name)
+            self._zero(segment, start, end)
+            segment.file.sync()
+            segment.file.write([encode_end_mark(start)], start - segment.start_offset)
+            segment.file.sync()
+        finally:
+            log.close()
+
+    def _empty_segment(self, start: int, end: int) -> None:
+        """Make a file of holes that says that it has no blocks."""
+        path = self._path / "commitlog" / segment_name(start)
+        footer = encode_footer(start, np.zeros(0, BLOCK_DTYPE), np.zeros(0, KEY_DTYPE))
+        header = SegmentHeader(start, end - start, self._now_us).encode()
+        mark = encode_end_mark(start + SEGMENT_HEADER_SIZE)
+        unfinished = path.with_suffix(".new")
+        write_file(unfinished, [header, mark], size=end - start)
+        with unfinished.open("r+b") as file:
+            file.seek(end - start - len(footer))
+            file.write(footer)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+        sync_directory(path.parent)
+
+    def _renew_state(self, loss: Loss) -> None:
+        state = self._open_state()
+        try:
+            changes: dict[bytes, bytes | None] = {DAMAGE: None, INCOMPLETE: None}
+            by_topic = _accepted(state.records)
+            for key in state.records:
+                if parse_key(key)[0] == "lost":
+                    changes[key] = None
+            for each, reason in loss.lost:
+                queues = by_topic.setdefault(each.topic_id, {})
+                found = LostRange(each.start_offset, each.end_offset, reason, accepted=True)
+                queues[each.queue] = with_lost(queues.get(each.queue, ()), found)
+            for topic_id, queues in by_topic.items():
+                changes[lost_key(topic_id)] = encode_lost(queues)
+            errors: list[Exception | None] = []
+            state.start()
+            state.commit(changes, errors.append)
+        finally:
+            state.stop()
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _open_state(self) -> StateStore:
+        """Open the state, completed from the log as a start does it."""
+        directory = self._path / "state"
+        try:
+            state = StateStore(directory, _STATE_MAP_BYTES)
+        except StateCorrupt:
+            self._set_aside(directory)
+            state = StateStore(directory, _STATE_MAP_BYTES)
+        if state.is_new or state.damaged:
+            log = self._log()
+            try:
+                records, _ = state_in_log(log)
+            finally:
+                log.close()
+            known = state.records
+            state.restore({key: value for key, value in records.items() if key not in known})
+        return state
+
+    # -- the log's files -------------------------------------------------------------------
+
+    def _log(self) -> CommitLog:
+        log = CommitLog(
+            self._path / "commitlog",
+            CommitLogConfig(),
+            self._disk,
+            now_us=lambda: self._now_us,
+        )
+        log.open()
+        return log
+
+    def _zero(self, segment: Segment, start: int, end: int) -> None:
+        """Write zeros over what is not zero; both physical offsets."""
+        at = start
+        while at < end:
+            size = min(len(_ZEROS), end - at)
+            chunk = segment.read(at, size)
+            if chunk.count(0) != size:
+                segment.file.write([_ZEROS[:size]], at - segment.start_offset)
+            at += size
+
+
+class _Part:
+    """A file from a position on."""
+
+    def __init__(self, segment: Segment, start: int) -> None:
+        self._segment = segment
+        self._start = start
+
+    def read(self, size: int, position: int) -> bytes:
+        """Return bytes from there."""
+        return self._segment.file.read(size, self._start + position)
+
+
+def _named(log: CommitLog, name: str) -> Segment:
+    return next(segment for segment in log.segments if segment.path.name == name)
+
+
+def _accepted(records: dict[bytes, bytes]) -> dict[int, dict[int, LostRanges]]:
+    """Return what earlier repairs let go of, by topic id and queue."""
+    found: dict[int, dict[int, LostRanges]] = {}
+    for key, value in records.items():
+        kind, *rest = parse_key(key)
+        if kind != "lost":
+            continue
+        for queue, ranges in decode_lost(value).items():
+            accepted = tuple(each for each in ranges if each.accepted)
+            if accepted:
+                found.setdefault(int(rest[0]), {})[queue] = accepted
+    return found

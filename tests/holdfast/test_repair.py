@@ -1,0 +1,444 @@
+"""A repair makes a directory sound, says what that costs, and loses no more than that."""
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from holdfast.check import check_data_dir
+from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
+from holdfast.commitlog.segment_format import segment_name
+from holdfast.repair import NotRepairable, RepairReport, repair_data_dir
+from holdfast.repair.apply import Repair
+from tests.support.stored import (
+    MIB,
+    batch,
+    fill_segment,
+    open_storage,
+    settled,
+    small_config,
+    until,
+)
+
+FIRST, SECOND, LAST = (segment_name(number * MIB) for number in range(3))
+
+Messages = dict[tuple[int, int], bytes]
+"""(queue, offset) -> body."""
+
+
+async def _fill(data_dir: Path) -> Messages:
+    async with open_storage(small_config(data_dir)) as storage:
+        store = storage.store
+        topic, _ = await store.create_topic("t", queues=2)
+        for number in range(20):
+            await store.publish(
+                topic, [batch([f"body {number}", "x"], number % 2, key=f"k{number}")]
+            )
+        for queue in (0, 1):
+            await fill_segment(storage, topic, queue)
+            await store.publish(topic, [batch(f"in segment {queue + 2}", queue, key="late")])
+        await store.store_offsets("g", topic, {0: 3})
+        await settled(storage)
+        await store.publish(topic, [batch("the very last", 0)])
+        await settled(storage)
+        await until(lambda: all(segment.sealed for segment in storage.log.segments[:-1]))
+    messages, _, _ = await _read(data_dir)
+    return messages
+
+
+async def _read(data_dir: Path) -> tuple[Messages, dict[int, list[tuple[int, int]]], list[str]]:
+    """Return all messages, what pulls passed over in each queue, and what is degraded."""
+    async with open_storage(small_config(data_dir)) as storage:
+        topic = storage.store.topic("t")
+        assert storage.store.stored_offsets("g", topic).offsets == {0: 3}
+        messages: Messages = {}
+        skipped: dict[int, list[tuple[int, int]]] = {}
+        for queue in (0, 1):
+            at = 0
+            while at < storage.store.queue_state(topic, queue).max_offset:
+                fetched = await storage.store.read(
+                    topic, queue, at, max_messages=1000, max_bytes=MIB
+                )
+                for piece in fetched.slices:
+                    base = piece.batch.header.base_offset
+                    for row in piece.rows:
+                        messages[queue, base + row] = piece.batch.body(row)
+                for each in fetched.skipped:
+                    skipped.setdefault(queue, []).append((each.start_offset, each.end_offset))
+                assert fetched.next_offset > at
+                at = fetched.next_offset
+        return messages, skipped, [str(fault) for fault in storage.degraded]
+
+
+async def _publish(data_dir: Path, text: str, queue: int) -> int:
+    async with open_storage(small_config(data_dir)) as storage:
+        topic = storage.store.topic("t")
+        before = storage.store.queue_state(topic, queue).max_offset
+        await storage.store.publish(topic, [batch(text, queue)])
+        return before
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Messages]:
+    data_dir = tmp_path_factory.mktemp("filled") / "data"
+    return data_dir, asyncio.run(_fill(data_dir))
+
+
+@pytest.fixture
+def data_dir(filled: tuple[Path, Messages], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filled[0], tmp_path / "data"))
+
+
+def flip(path: Path, what: bytes, at: int = 0) -> None:
+    image = path.read_bytes()
+    position = (image.index(what) if what else 0) + at
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(bytes([image[position] ^ 1]))
+
+
+def block_of(path: Path, text: bytes) -> tuple[int, int]:
+    """Return where the block with `text` begins and ends in its file."""
+    image = path.read_bytes()
+    start = image.rindex(b"HFBT", 0, image.index(text))
+    return start, start + int.from_bytes(image[start + 8 : start + 12], "little")
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# -- kinds of damage -----------------------------------------------------------------------
+
+
+def _payload(data_dir: Path) -> None:
+    flip(data_dir / "commitlog" / FIRST, b"body 4")
+
+
+def _header(data_dir: Path) -> None:
+    path = data_dir / "commitlog" / FIRST
+    flip(path, b"", block_of(path, b"body 4")[0] + 40)
+
+
+def _several(data_dir: Path) -> None:
+    path = data_dir / "commitlog" / FIRST
+    start, _ = block_of(path, b"body 4")
+    _, end = block_of(path, b"body 9")
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xee" * (end - start))
+
+
+def _first_missing(data_dir: Path) -> None:
+    (data_dir / "commitlog" / FIRST).unlink()
+
+
+def _middle_missing(data_dir: Path) -> None:
+    (data_dir / "commitlog" / SECOND).unlink()
+
+
+def _last_missing(data_dir: Path) -> None:
+    (data_dir / "commitlog" / LAST).unlink()
+    (data_dir / "commitlog" / segment_name(3 * MIB)).unlink()
+
+
+def _truncated(data_dir: Path) -> None:
+    path = data_dir / "commitlog" / SECOND
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _truncated_without_header(data_dir: Path) -> None:
+    _truncated(data_dir)
+    flip(data_dir / "commitlog" / SECOND, b"", 9)
+
+
+def _empty_file(data_dir: Path) -> None:
+    os.truncate(data_dir / "commitlog" / SECOND, 0)
+
+
+def _end_lost(data_dir: Path) -> None:
+    path = data_dir / "commitlog" / LAST
+    os.truncate(path, block_of(path, b"the very last")[0] + 10)
+
+
+def _end_mark(data_dir: Path) -> None:
+    flip(data_dir / "commitlog" / FIRST, b"HFND", 17)
+
+
+def _no_index(spoil: Callable[[Path], None]) -> Callable[[Path], None]:
+    def both(data_dir: Path) -> None:
+        spoil(data_dir)
+        shutil.rmtree(data_dir / "consumequeue")
+
+    both.__name__ = f"{spoil.__name__}_no_index"
+    return both
+
+
+LOSING = [
+    _payload,
+    _header,
+    _several,
+    _first_missing,
+    _middle_missing,
+    _last_missing,
+    _truncated,
+    _truncated_without_header,
+    _empty_file,
+    _end_lost,
+    _end_mark,
+    *map(_no_index, (_payload, _header, _several, _first_missing, _middle_missing, _truncated)),
+]
+
+
+@pytest.mark.parametrize("spoil", LOSING, ids=lambda spoil: spoil.__name__)
+async def test_what_is_let_go_of_is_what_was_said_and_readers_pass_over_it(
+    data_dir: Path, filled: tuple[Path, Messages], spoil: Callable[[Path], None]
+) -> None:
+    spoil(data_dir)
+    before = fingerprints(data_dir)
+    said = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=False)
+    assert not said.is_sound
+    assert said.after is None
+    assert fingerprints(data_dir) == before, "a repair that may lose nothing changed something"
+
+    done = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
+    assert done.is_sound, done.after
+    assert [each for each, _ in done.loss.lost] == [each for each, _ in said.loss.lost]
+    report = await asyncio.to_thread(check_data_dir, data_dir)
+    assert report.is_sound, report.findings
+    lost = {
+        (each.queue, offset)
+        for each, _ in done.loss.lost
+        for offset in range(each.start_offset, each.end_offset)
+    }
+    assert len(lost) == done.loss.messages
+    messages, skipped, degraded = await _read(data_dir)
+    assert degraded == []
+    _, all_messages = filled
+    assert messages == {place: body for place, body in all_messages.items() if place not in lost}
+    passed = {
+        (queue, offset)
+        for queue, ranges in skipped.items()
+        for start, end in ranges
+        for offset in range(start, end)
+    }
+    assert passed == lost
+    # Offsets are never given to other messages, and all is well after another start.
+    for queue in (0, 1):
+        offset = await _publish(data_dir, "after the repair", queue)
+        assert (queue, offset) not in all_messages
+        assert offset == 1 + max(at for of, at in all_messages if of == queue)
+    assert (await _read(data_dir))[2] == []
+    assert (await asyncio.to_thread(check_data_dir, data_dir)).is_sound
+
+
+def test_what_is_overwritten_is_kept_byte_for_byte(data_dir: Path) -> None:
+    _several(data_dir)
+    path = data_dir / "commitlog" / FIRST
+    image = path.read_bytes()
+    start = image.index(b"\xee" * 8)
+    end = image.rindex(b"\xee" * 8) + 8
+    done = repair_data_dir(data_dir, accept_loss=True)
+    assert done.copies is not None
+    assert (done.copies / f"{FIRST}-from-{start}").read_bytes() == image[start:end]
+    assert b"offsets 4 to 10 of queue 0 of 't'" in (done.copies / "report.json").read_bytes()
+    after = path.read_bytes()
+    assert after[:start] == image[:start]
+    at = after.index(b"HFND")
+    assert after[end:at] == image[end:at]
+
+
+def test_a_second_repair_finds_nothing_to_do(data_dir: Path) -> None:
+    _header(data_dir)
+    repair_data_dir(data_dir, accept_loss=True)
+    before = fingerprints(data_dir)
+    again = repair_data_dir(data_dir, accept_loss=True)
+    assert again.is_sound
+    assert again.loss.is_nothing
+    assert fingerprints(data_dir) == before
+
+
+async def test_what_was_let_go_of_is_known_after_another_damage(
+    data_dir: Path, filled: tuple[Path, Messages]
+) -> None:
+    _header(data_dir)
+    await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
+    flip(data_dir / "commitlog" / FIRST, b"body 7")
+    done = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
+    assert [str(each) for each, _ in done.loss.lost] == ["offsets 6 to 8 of queue 1 of 't'"]
+    messages, skipped, degraded = await _read(data_dir)
+    assert (skipped, degraded) == ({0: [(4, 6)], 1: [(6, 8)]}, [])
+    assert len(messages) == len(filled[1]) - 4
+
+
+async def test_what_was_let_go_of_is_known_from_the_log_too(data_dir: Path) -> None:
+    _header(data_dir)
+    await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
+    await _publish(data_dir, "with a snapshot of the state before it", 0)
+    shutil.rmtree(data_dir / "state")
+    shutil.rmtree(data_dir / "consumequeue")
+    _, skipped, degraded = await _read(data_dir)
+    assert (skipped, degraded) == ({0: [(4, 6)]}, [])
+
+
+# -- what costs nothing --------------------------------------------------------------------
+
+
+def _segment_header(data_dir: Path) -> None:
+    flip(data_dir / "commitlog" / SECOND, b"", 9)
+
+
+def _footer(data_dir: Path) -> None:
+    flip(data_dir / "commitlog" / FIRST, b"", MIB - 40)
+
+
+def _tables(data_dir: Path) -> None:
+    flip(data_dir / "commitlog" / FIRST, b"", MIB - 100)
+
+
+def _version(data_dir: Path) -> None:
+    (data_dir / "VERSION").write_text("q\n")
+
+
+def _index_entry(data_dir: Path) -> None:
+    env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"entries")) as txn:
+        txn.put(bytes.fromhex("00000001000000000000000000000004"), b"?" * 44)
+    env.close()
+
+
+def _overlapping(data_dir: Path) -> None:
+    (data_dir / "commitlog" / segment_name(4096)).write_bytes(b"\1" * 8192)
+
+
+def _state_record(data_dir: Path) -> None:
+    env = lmdb.open(str(data_dir / "state"))
+    with env.begin(write=True) as txn:
+        txn.put(b"offsets/g/1", b"?????????")
+    env.close()
+
+
+def _state(data_dir: Path) -> None:
+    (data_dir / "state" / "data.mdb").write_bytes(b"no environment" * 1000)
+
+
+FREE = [
+    _segment_header,
+    _footer,
+    _tables,
+    _version,
+    _index_entry,
+    _overlapping,
+    _state_record,
+    _state,
+]
+
+
+@pytest.mark.parametrize("spoil", FREE, ids=lambda spoil: spoil.__name__)
+async def test_what_costs_no_message_is_mended_without_leave(
+    data_dir: Path, filled: tuple[Path, Messages], spoil: Callable[[Path], None]
+) -> None:
+    spoil(data_dir)
+    done = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=False)
+    assert done.is_sound
+    assert done.loss.is_nothing
+    report = await asyncio.to_thread(check_data_dir, data_dir)
+    kinds = {finding.kind for finding in report.findings}
+    assert kinds <= {"index-missing"}, report.findings
+    assert await _read(data_dir) == (filled[1], {}, [])
+
+
+def test_a_sound_directory_is_not_touched(data_dir: Path) -> None:
+    before = fingerprints(data_dir)
+    assert repair_data_dir(data_dir, accept_loss=True).is_sound
+    assert fingerprints(data_dir) == before
+
+
+# -- where none is made --------------------------------------------------------------------
+
+
+async def test_nothing_is_repaired_under_a_running_broker(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)):
+        with pytest.raises(DataDirInUse, match="stop that one"):
+            repair_data_dir(tmp_path, accept_loss=True)
+
+
+def test_what_no_repair_can_mend_is_said(data_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotADataDir):
+        repair_data_dir(tmp_path, accept_loss=True)
+    shutil.rmtree(data_dir / "commitlog")
+    with pytest.raises(NotRepairable, match="restore a backup"):
+        repair_data_dir(data_dir, accept_loss=True)
+
+
+# -- cut short -----------------------------------------------------------------------------
+
+
+class _CutShort(Exception):
+    """Stands for the power going."""
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("spoil", [_header, _middle_missing, _end_lost, _truncated_without_header])
+async def test_a_repair_that_is_cut_short_anywhere_is_done_by_the_next(
+    filled: tuple[Path, Messages],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None],
+) -> None:
+    expected: RepairReport | None = None
+    for count in range(1, 60):
+        data_dir = Path(shutil.copytree(filled[0], tmp_path / f"data{count}"))
+        spoil(data_dir)
+        left = count
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **more: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise _CutShort
+                return function(*arguments, **more)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            # Every change of a file, and every step's end.
+            patch.setattr("os.pwrite", counted(os.pwrite))
+            patch.setattr("os.pwritev", counted(os.pwritev))
+            patch.setattr("os.fsync", counted(os.fsync))
+            patch.setattr("os.fdatasync", counted(os.fdatasync))
+            patch.setattr(Path, "rename", counted(Path.rename))
+            patch.setattr(Repair, "_renew_state", counted(Repair._renew_state))
+            try:
+                report = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
+            except _CutShort:
+                report = None
+        if report is not None:
+            expected = report
+            break
+        done = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
+        assert done.is_sound, f"cut short at call {count}"
+        messages, skipped, degraded = await _read(data_dir)
+        assert degraded == []
+        lost = {
+            (queue, offset)
+            for queue, ranges in skipped.items()
+            for start, end in ranges
+            for offset in range(start, end)
+        }
+        assert messages.keys() | lost == filled[1].keys()
+        assert not messages.keys() & lost
+        shutil.rmtree(data_dir)
+    assert expected is not None
+    assert count > 5
