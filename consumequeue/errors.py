@@ -9,6 +9,17 @@ StoreError
 """
 
 
+class IndexCorrupt(Exception):
+    """The index on disk cannot be trusted: delete it and rebuild it from the log."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the index is damaged: {self.reason}"
+
+
 class StoreError(Exception):
     """Any refusal of the message store."""
 

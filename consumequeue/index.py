@@ -26,6 +26,7 @@ import msgpack
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.producer_sequences import ProducerKey, ProducerState, StoredSequence
 from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.errors import IndexCorrupt
 from holdfast.consumequeue.index_check import check_apart
 from holdfast.consumequeue.index_seal import break_seal, seal
 from holdfast.consumequeue.lmdb_env import CORRUPT, VERIFIED_BYTES, open_env
@@ -41,11 +42,9 @@ _REPUT = struct.Struct("<QQQQ")
 _PRODUCER = struct.Struct(">QI")
 
 
+__all__ = ["Index", "IndexCorrupt", "ReputPosition"]
+
 _CONDEMNED = "condemned"
-
-
-class IndexCorrupt(Exception):
-    """The index on disk cannot be trusted: delete it and rebuild it from the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +184,13 @@ class Index:
             raw = txn.get(b"reput")
             if raw is None:
                 return ReputPosition()
-            return ReputPosition(*_REPUT.unpack(checked(b"reput", raw)))
+            return ReputPosition(*_REPUT.unpack(_checked(b"reput", raw)))
 
     def producers(self) -> list[tuple[ProducerKey, ProducerState]]:
         """Return every producer, the one heard of longest ago first."""
         with self._transaction(self._producers) as txn:
             found = [
-                (_PRODUCER.unpack(raw), _decode_producer(checked(raw, value)))
+                (_PRODUCER.unpack(raw), _decode_producer(_checked(raw, value)))
                 for raw, value in txn.cursor()
             ]
         return sorted(found, key=lambda item: item[1].last_timestamp_us)
@@ -315,7 +314,7 @@ def _encode_unit(key: QueueKey, unit: CqUnit) -> tuple[bytes, bytes]:
 
 
 def _decode_unit(raw_key: bytes, value: bytes) -> CqUnit:
-    found = checked(raw_key, value)
+    found = _checked(raw_key, value)
     base_offset = _KEY.unpack(raw_key)[2]
     physical, queue_bytes, timestamp, summary, size, count = _VALUE.unpack(found)
     return CqUnit(base_offset, physical, size, count, timestamp, summary, queue_bytes)
@@ -366,7 +365,7 @@ def _with_crc(key: bytes, value: bytes) -> bytes:
     return value + struct.pack("<I", crc32c(key + value))
 
 
-def checked(key: bytes, value: bytes) -> bytes:
+def _checked(key: bytes, value: bytes) -> bytes:
     """Return a value without its CRC. Raises IndexCorrupt when that does not match."""
     found = value[:-4]
     if len(value) < 4 or _with_crc(key, found) != value:

@@ -30,6 +30,7 @@ from holdfast.commitlog.errors import (
     SequenceTooOld,
 )
 from holdfast.consumequeue.errors import (
+    IndexCorrupt,
     InvalidName,
     InvalidTopicChange,
     LimitReached,
@@ -108,6 +109,7 @@ KINDS: Mapping[str, Kind] = {
     "too-many-held": Kind(429, "Too many pulls are held", retry_after_s=1),
     "internal-error": Kind(500, "The broker failed"),
     "corrupt-record": Kind(500, "The message is damaged on disk"),
+    "damaged-index": Kind(500, "The index is damaged on disk"),
     "recovering": Kind(503, "The broker is recovering", retry_after_s=1),
     "draining": Kind(503, "The broker is stopping", retry_after_s=2),
     "read-only": Kind(503, "The broker is read-only"),
@@ -208,6 +210,9 @@ _RULES: Mapping[type[Exception], _Rule] = {
     ),
     CorruptRecord: _Rule(
         "corrupt-record", ("next_offset", "reason"), "run 'holdfast check' on the data directory"
+    ),
+    IndexCorrupt: _Rule(
+        "damaged-index", (), "restart the broker: it rebuilds the index from the log"
     ),
     OffsetsChanged: _Rule("offsets-changed", ("group", "topic", "version")),
     StateUnavailable: _Rule("storage-unavailable", (), "wait a moment and send the request again"),

@@ -150,6 +150,7 @@ def test_readonly_makes_nothing(tmp_path: Path) -> None:
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     Index(tmp_path, MAP).close()
+    (tmp_path / "seal").unlink()
     env = lmdb.open(str(tmp_path), max_dbs=3)
     with env.begin(write=True, db=env.open_db(b"meta")) as txn:
         txn.put(b"format", b"holdfast-index-2")
@@ -436,6 +437,7 @@ def test_deleting_takes_as_many_steps_as_one_is_allowed(index: Index) -> None:
 
 
 def _overwrite(directory: Path, db: bytes, key: bytes, value: bytes) -> None:
+    (directory / "seal").unlink(missing_ok=True)
     env = lmdb.open(str(directory), max_dbs=3)
     with env.begin(write=True, db=env.open_db(db)) as txn:
         txn.put(key, value)
@@ -537,6 +539,7 @@ for _ in range(int(sys.argv[3])):
         if index is not None:
             index.close()
         (directory / "condemned").unlink(missing_ok=True)
+        (directory / "seal").unlink(missing_ok=True)
 print("refused", refused)
 """
 

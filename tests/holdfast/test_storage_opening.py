@@ -401,6 +401,7 @@ async def test_an_index_that_shows_damage_in_use_is_rebuilt_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     await fill(tmp_path)
+    (tmp_path / "consumequeue" / "seal").unlink()
     env = lmdb.open(str(tmp_path / "consumequeue"), max_dbs=3)
     with env.begin(write=True, db=env.open_db(b"entries")) as txn:
         txn.put(bytes.fromhex("00000001000000000000000000000005"), b"?" * 44)

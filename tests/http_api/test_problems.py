@@ -20,6 +20,7 @@ from holdfast.commitlog.errors import (
     SequenceTooOld,
 )
 from holdfast.consumequeue.errors import (
+    IndexCorrupt,
     InvalidName,
     InvalidTopicChange,
     LimitReached,
@@ -57,6 +58,7 @@ ERRORS = [
     (StateUnavailable("EIO"), 503, "storage-unavailable", {}),
     (StateFull("no room"), 507, "disk-full", {}),
     (BatchTooLarge(9, 8), 413, "request-too-large", {"limit": 8}),
+    (IndexCorrupt("a checksum"), 500, "damaged-index", {}),
     (LogClosed(), 503, "draining", {}),
     (LogOverloaded(9, 8), 503, "overloaded", {"limit": 8}),
     (DiskFull(4096), 507, "disk-full", {"needed_bytes": 4096}),
