@@ -62,7 +62,9 @@ class Connections:
         self.refused[slug] += 1
         problem = self._too_many(slug, client)
         self.log_seldom(slug, problem.detail)
-        if not is_plain or len(self._farewells) >= MAX_FAREWELLS:
+        # Where few connections may be open, files are few: those who wait use some up as well.
+        most = min(MAX_FAREWELLS, max(self._config.max_connections // 4, 1))
+        if not is_plain or len(self._farewells) >= most:
             transport.abort()
             return None
         farewell = _TurnedAway(transport, self._farewells)
