@@ -4,6 +4,7 @@ The seed decides the operations and what each crash leaves. Threads run as they 
 is not a replay to the instruction; what failed once fails again within a few runs of its seed.
 """
 
+import errno
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from tests.support.simulated_broker import SimulatedBroker
 from tests.support.simulated_clients import Attempt, Plan, Producer
+from tests.support.simulated_disk import Call
 from tests.support.simulated_process import Ending
 
 #: (messages, bytes of a body). The larger ones fill a segment of 1 MiB in a few publishes.
@@ -128,8 +130,46 @@ class CrashRun:
         await self.publish_on()
 
     async def fail_write(self) -> None:
-        self.broker.disk.fail("write", after=self.rng.randint(0, 2), share=self.rng.random())
+        """Let a write fail when a part of it is done: a bad sector, or no room after all."""
+        code = self.rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
+        self.broker.disk.fail("write", code, after=self.rng.randint(0, 2), share=self.rng.random())
         await self.publish_on()
+
+    async def fail_read(self) -> None:
+        """Pull while the disk cannot be read, and again once it can."""
+        plan, queue = self._queue()
+        self.broker.disk.fail("read", after=self.rng.randint(0, 1))
+        await self.broker.consume(plan, queue, 1000, may_fail=True)
+        self.broker.disk.spare("read")
+        await self.broker.consume(plan, queue, 1000)
+
+    async def fail_segment(self) -> None:
+        """Let the next segment not be made at the first try."""
+        call: Call = self.rng.choice(("create", "rename", "sync_directory", "remove"))
+        code = self.rng.choice((errno.EIO, errno.EMFILE, errno.ENOSPC))
+        self.broker.disk.fail(call, code)
+        await self.publish_on()
+        await self.publish()
+        self.broker.disk.spare(call)
+        await self.broker.repeat_all()
+
+    async def fail_trim(self) -> None:
+        """Let retention fail to delete a segment that it has decided to delete."""
+        call: Call = self.rng.choice(("remove", "sync_directory"))
+        await self.broker.quiesce()
+        self.broker.disk.fail(call)
+        await self.broker.trim(self.rng.choice((1, 200_000)), may_fail=True)
+        self.broker.disk.spare(call)
+
+    async def jump_clock(self) -> None:
+        """Set the wall clock forward or back: by a leap second, a step, hours."""
+        self.broker.clock.jump(
+            self.rng.choice((-1, 1)) * self.rng.choice((1, 30, 3600, 3 * 3600)) * 1_000_000
+        )
+
+    async def expire(self) -> None:
+        """Let retention take what is too old by the clock as it is now."""
+        await self.broker.expire(self.rng.choice((100, 60_000, 7_200_000)))
 
     async def cut_power_soon(self) -> None:
         """Let the power go at one of the next changes to the disk, whatever that is."""
@@ -198,6 +238,11 @@ OPERATIONS: Operations = {
     CrashRun.fill_disk: 2,
     CrashRun.fail_sync: 1,
     CrashRun.fail_write: 1,
+    CrashRun.fail_read: 2,
+    CrashRun.fail_segment: 1,
+    CrashRun.fail_trim: 1,
+    CrashRun.jump_clock: 3,
+    CrashRun.expire: 2,
     CrashRun.add_topic: 1,
     CrashRun.churn_topic: 1,
 }

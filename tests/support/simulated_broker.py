@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from holdfast.commitlog.batch import Batch, encode_batch
@@ -16,7 +17,14 @@ from holdfast.commitlog.errors import DiskFull, LogPoisoned, NoSegment, Producer
 from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt, UnknownTopic
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
-from tests.support.history import Found, History, check_history, settle_power_loss
+from tests.support.history import (
+    Found,
+    History,
+    check_history,
+    check_marks,
+    check_read,
+    settle_power_loss,
+)
 from tests.support.simulated_clients import Attempt, Plan, Producer
 from tests.support.simulated_process import (
     BrokerViolation,
@@ -29,6 +37,30 @@ from tests.support.simulated_process import (
 _PULL_BYTES = 1024 * 1024
 
 
+@dataclass(slots=True)
+class Totals:
+    """What happened in runs, summed up."""
+
+    runs: int = 0
+    sends: int = 0
+    acks: int = 0
+    reads: int = 0
+    """Messages read, by consumers and by the judge."""
+    closes: int = 0
+    kills: int = 0
+    kills_unsynced: int = 0
+    """Kills while something was written that no sync had covered."""
+    power_losses: int = 0
+    lost_written: int = 0
+    """Messages acknowledged in written mode that a power loss took; all else is a violation."""
+    lossy_power_losses: int = 0
+
+    def add(self, other: "Totals") -> None:
+        """Add what happened in other runs."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
 class SimulatedBroker(SimulatedProcess):
     """Storage, disk and clients, all on one event loop. Anything that a right broker cannot do
     raises an AssertionError: HistoryViolation or BrokerViolation."""
@@ -39,7 +71,7 @@ class SimulatedBroker(SimulatedProcess):
         self.plans: list[Plan] = []
         self.producers: list[Producer] = []
         self.restart_count = 0
-        self.power_losses = 0
+        self.totals = Totals(runs=1)
         self._stored_offsets: dict[str, dict[int, int]] = {}
         self._consumed: dict[int, int] = {}
         """Per queue, the offset that its consumer pulls next."""
@@ -56,18 +88,24 @@ class SimulatedBroker(SimulatedProcess):
         *,
         forget: Sequence[str] = (),
         recovery_crashes: float = 0.3,
+        failing_reads: float = 0.1,
         hold_syncs: bool = False,
     ) -> None:
         """End the process, open what is left of it, and judge that.
 
         `forget` names LMDB environments ("consumequeue", "state") that are deleted in between;
-        `recovery_crashes` is how likely another power loss is while the storage opens; with
-        `hold_syncs` the disk is slow from then on.
+        `recovery_crashes` is how likely another power loss is while the storage opens, and
+        `failing_reads` how likely a read that fails then; with `hold_syncs` the disk is slow from
+        then on.
         """
         if ending == "close":
             await self.quiesce()
+        is_unsynced = self.storage.log.written_offset > self.storage.syncer.durable_offset
         ending = await self.end(ending)
         self.restart_count += 1
+        self.totals.closes += ending == "close"
+        self.totals.kills += ending == "kill"
+        self.totals.kills_unsynced += ending == "kill" and is_unsynced
         self.disk.mend()
         self.check()
         for name in forget:
@@ -75,7 +113,10 @@ class SimulatedBroker(SimulatedProcess):
         # Now and then the power goes while recovering, or soon after it.
         again = self.rng.random() < recovery_crashes
         self.disk.freeze_after(self.rng.randint(0, 6) if again else None)
+        if self.rng.random() < failing_reads:
+            self.disk.fail("read", after=self.rng.randint(0, 30))
         power_lost = await self.open() or ending == "crash"
+        self.disk.spare("read")
         if hold_syncs:
             self.disk.hold_syncs()
         await self._verify(power_lost=power_lost)
@@ -131,25 +172,65 @@ class SimulatedBroker(SimulatedProcess):
         except UnknownTopic as error:
             raise BrokerViolation(f"{plan} is gone") from error
 
-    async def trim(self, retention_bytes: int) -> None:
+    async def trim(self, retention_bytes: int, *, may_fail: bool = False) -> None:
         """Trim every topic to so many bytes, and delete the segments that nobody needs or that
-        are too many; publishes may be under way."""
+        are too many; publishes may be under way. With `may_fail` the disk is to refuse it."""
+        await self._retain({"retention_bytes": retention_bytes}, may_fail=may_fail)
+
+    async def expire(self, retention_ms: int) -> None:
+        """Let every topic forget what is older, by the clock as it is now: nothing else goes."""
+        stored = {
+            number: await self._timestamps(plan, queue)
+            for plan in self.plans
+            for queue, number in enumerate(plan.queues)
+        }
+        await self._retain({"retention_ms": retention_ms})
+        if self._trimming or self.config.commitlog.max_total_bytes:
+            return  # more than that may be gone
+        oldest_us = self.clock.now_us() - retention_ms * 1000
+        for number, begin in self._min_offsets.items():
+            young = [
+                at for at, stored_us in stored[number] if stored_us >= oldest_us and at < begin
+            ]
+            if young:
+                raise BrokerViolation(f"queue {number} forgot {young}, which are not so old")
+
+    async def _retain(self, limits: dict[str, int], *, may_fail: bool = False) -> None:
+        """Make one pass of retention with these limits on every topic."""
         if self.is_dead:
             return
         self.disk.release_syncs()  # a segment that is being prepared waits for one
         self._trimming = True
         for plan in self.plans:
-            await self.store.change_topic(plan.name, fields={"retention_bytes": retention_bytes})
+            await self.store.change_topic(plan.name, fields=limits)
         try:
             await self.storage.retention.run_once()
         except OSError:
-            if not self.disk.frozen:
+            if not self.disk.frozen and not may_fail:
                 raise
-            return
+            if self.disk.frozen:
+                return
         for plan in self.plans:
-            await self.store.change_topic(plan.name, fields={"retention_bytes": None})
+            await self.store.change_topic(plan.name, fields=dict.fromkeys(limits))
         self._trimming = False
         self._min_offsets = self._begins()
+
+    async def _timestamps(self, plan: Plan, queue: int) -> list[tuple[int, int]]:
+        """Return the offset and store timestamp of each batch of a queue that can be read."""
+        found = []
+        state = self.store.queue_state(self.topic(plan), queue)
+        offset = state.min_offset
+        while offset < state.max_offset:
+            fetched = await self.store.read(
+                self.topic(plan), queue, offset, max_messages=1000, max_bytes=_PULL_BYTES
+            )
+            for piece in fetched.slices:
+                first = max(piece.batch.header.base_offset, offset)
+                found.append((first, piece.batch.header.store_timestamp_us))
+            offset = fetched.next_offset
+        if [stored_us for _, stored_us in found] != sorted(stored_us for _, stored_us in found):
+            raise BrokerViolation(f"{plan.name}/{queue} goes back in time")
+        return found
 
     def _begins(self) -> dict[int, int]:
         return {
@@ -246,7 +327,7 @@ class SimulatedBroker(SimulatedProcess):
             return True
         if producer.unanswered[0] is not attempt:
             return False
-        if producer.durability == "fsync" or not self.power_losses:
+        if producer.durability == "fsync" or not self.totals.power_losses:
             raise BrokerViolation(f"{producer.name} is refused, but nothing of it was lost")
         # What is lost was acknowledged and will not come again: begin anew.
         producer.epoch += 1
@@ -263,9 +344,11 @@ class SimulatedBroker(SimulatedProcess):
 
     # -- consuming -------------------------------------------------------------------------
 
-    async def consume(self, plan: Plan, queue: int, max_messages: int) -> None:
-        """Pull once from where this queue's consumer is. What a durable topic shows is noted:
-        no crash may take it back."""
+    async def consume(
+        self, plan: Plan, queue: int, max_messages: int, *, may_fail: bool = False
+    ) -> None:
+        """Pull once from where this queue's consumer is. What it is shown is noted: no kill may
+        take it back, and of a durable topic no power loss. With `may_fail` a read is to fail."""
         number = plan.queues[queue]
         offset = self._consumed.get(number, 0)
         try:
@@ -273,12 +356,16 @@ class SimulatedBroker(SimulatedProcess):
         except OffsetTrimmed as error:
             self._consumed[number] = error.min_offset
             return
+        except QueueCorrupt as error:
+            if not may_fail or error.reason != "unreadable":
+                raise BrokerViolation(f"a crash left damage: {error}") from error
+            return
         self._consumed[number] = following
+        self.history.reached(f"the end of queue {number}", following)
         for message in found:
             if message.body not in self.history.sent_at:
                 raise BrokerViolation(f"{message} was never sent")
-            if plan.is_durable:
-                self.history.consumed(message)
+            self.history.consumed(message, durable=plan.is_durable)
 
     async def store_offsets(self, plan: Plan) -> None:
         """Store where this topic's consumers are."""
@@ -318,12 +405,9 @@ class SimulatedBroker(SimulatedProcess):
     async def _pull(
         self, plan: Plan, queue: int, offset: int, max_messages: int
     ) -> tuple[list[Found], int]:
-        try:
-            fetched = await self.store.read(
-                self.topic(plan), queue, offset, max_messages=max_messages, max_bytes=_PULL_BYTES
-            )
-        except QueueCorrupt as error:
-            raise BrokerViolation(f"a crash left damage: {error}") from error
+        fetched = await self.store.read(
+            self.topic(plan), queue, offset, max_messages=max_messages, max_bytes=_PULL_BYTES
+        )
         found = [
             Found(
                 plan.queues[queue],
@@ -334,6 +418,8 @@ class SimulatedBroker(SimulatedProcess):
             for piece in fetched.slices
             for row in piece.rows
         ]
+        check_read(plan.queues[queue], offset, found, fetched.next_offset)
+        self.totals.reads += len(found)
         return found, fetched.next_offset
 
     async def _read_all(self) -> list[Found]:
@@ -344,9 +430,12 @@ class SimulatedBroker(SimulatedProcess):
                 state = self.store.queue_state(self.topic(plan), queue)
                 offset = state.min_offset
                 while offset < state.max_offset:
-                    found, following = await self._pull(plan, queue, offset, 1000)
-                    if [message.offset for message in found] != list(range(offset, following)):
-                        raise BrokerViolation(f"a pull of {plan.name}/{queue} from {offset} skips")
+                    try:
+                        found, following = await self._pull(plan, queue, offset, 1000)
+                    except QueueCorrupt as error:
+                        raise BrokerViolation(f"a crash left damage: {error}") from error
+                    if following == offset:
+                        raise BrokerViolation(f"a pull of {plan.name}/{queue} ends at {offset}")
                     everything += found
                     offset = following
         return everything
@@ -364,14 +453,33 @@ class SimulatedBroker(SimulatedProcess):
         self._min_offsets = begins
         found = await self._read_all()
         if power_lost:
-            self.power_losses += 1
-            settle_power_loss(self.history, found, min_offsets=begins)
+            lost = settle_power_loss(self.history, found, min_offsets=begins)
+            self.totals.power_losses += 1
+            self.totals.lost_written += lost
+            self.totals.lossy_power_losses += lost > 0
         check_history(self.history, found, min_offsets=begins)
         self.history.written.clear()
+        self._verify_marks(power_lost)
+        self.totals.sends = len(self.history.sends)
+        self.totals.acks = len(self.history.acked_at)
         if {topic.name for topic in self.store.topics()} != {plan.name for plan in self.plans}:
             raise BrokerViolation(f"there are the topics {self.store.topics()}")
         for plan in self.plans:
             self._verify_topic(plan)
+
+    def _verify_marks(self, power_lost: bool) -> None:
+        """A queue's end goes back only where a power loss takes it from a written topic. Recovery
+        synced what it found: from here on that is durable."""
+        self.history.seen += self.history.seen_written
+        self.history.seen_written.clear()
+        for plan in self.plans:
+            for queue, number in enumerate(plan.queues):
+                mark = f"the end of queue {number}"
+                end = self.store.queue_state(self.topic(plan), queue).max_offset
+                if power_lost and not plan.is_durable:
+                    self.history.marks.pop(mark, None)
+                check_marks(self.history, {mark: end})
+                self.history.reached(mark, end)
 
     def _verify_topic(self, plan: Plan) -> None:
         topic = self.topic(plan)

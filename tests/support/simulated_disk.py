@@ -32,6 +32,9 @@ _SECTORS_PER_PAGE = PAGE_BYTES // SECTOR_BYTES
 #: A call that changes the disk, by the name of its method.
 Change = Literal["create", "write", "sync", "rename", "remove", "sync_directory"]
 
+#: A call that may be told to fail.
+Call = Literal[Change, "read"]
+
 _Captured = dict[int, tuple[int, bytes]]
 """What a sync is about: by sector, the write that made it dirty and the bytes it had then."""
 
@@ -151,7 +154,8 @@ class SimulatedDisk:
         self._durable_entries: _Entries = {}
         self._entry_changes: list[_EntryChange] = []
         self._freeze_at: int | None = None
-        self._failures: dict[Change, _Failure] = {}
+        self.failed_reads = 0
+        self._failures: dict[Call, _Failure] = {}
         self._holding = False
         self._held = 0
         self._changed = threading.Condition(threading.RLock())
@@ -260,12 +264,17 @@ class SimulatedDisk:
             self._freeze_at = None if changes is None else self.changes + changes + 1
 
     def fail(
-        self, change: Change, code: int = errno.EIO, *, after: int = 0, share: float = 0.0
+        self, call: Call, code: int = errno.EIO, *, after: int = 0, share: float = 0.0
     ) -> None:
         """Let one call fail, after so many that do not. A failing write writes a `share` of what
         it should; a failing sync leaves its pages clean and not durable."""
         with self._changed:
-            self._failures[change] = _Failure(code, after, share)
+            self._failures[call] = _Failure(code, after, share)
+
+    def spare(self, call: Call) -> None:
+        """Let no such call fail that was to fail."""
+        with self._changed:
+            self._failures.pop(call, None)
 
     def mend(self) -> None:
         """Let no call fail that was to fail, and make room."""
@@ -314,11 +323,21 @@ class SimulatedDisk:
             if change == "write":
                 return _Failure(errno.EIO, 0, 0.5)
             self._refuse_if_frozen()
-        failure = self._failures.get(change)
+        return self._planned_failure(change)
+
+    def _planned_failure(self, call: Call) -> _Failure | None:
+        failure = self._failures.get(call)
         if failure is not None and failure.after:
             failure.after -= 1
             return None
-        return self._failures.pop(change, None)
+        return self._failures.pop(call, None)
+
+    def _read(self) -> None:
+        """Fail a read that is to fail; nothing changes by it."""
+        failure = self._planned_failure("read")
+        if failure is not None:
+            self.failed_reads += 1
+            raise OSError(failure.code, os.strerror(failure.code))
 
     def _refuse_if_frozen(self) -> None:
         if self.frozen:
@@ -356,6 +375,7 @@ class SimulatedFile:
         if position < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         with self._disk._changed:
+            self._disk._read()
             return bytes(self._content.cache[position : position + size])
 
     def read_nowait(self, size: int, position: int) -> bytes | None:

@@ -18,6 +18,7 @@ from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.storage import Storage, StorageEvents
+from tests.support.simulated_clock import SimulatedClock
 from tests.support.simulated_disk import SimulatedDisk
 
 _MIB = 1024 * 1024
@@ -37,29 +38,41 @@ class SimulatedProcess:
 
     storage: Storage
     store: MessageStore
+    config: Config
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         self.rng = rng
         self.disk = SimulatedDisk()
+        self.clock = SimulatedClock()
         self.flush_interval_ms: int | None = None
         self.commit_interval_ms: int | None = None
         self._data_dir = directory / "data"
         self._kept_lmdb = directory / "lmdb"
 
     async def open(self) -> bool:
-        """Open the storage; return whether the power went once more in between."""
+        """Open the storage; return whether the power went once more in between. A start that
+        fails for a read is made again."""
         power_lost = False
         while True:
-            self.storage = Storage(self._config(), self._events(), disk=self.disk)
+            self.config = self._config()
+            failed_reads = self.disk.failed_reads
+            self.storage = Storage(
+                self.config, self._events(), disk=self.disk, now_us=self.clock.now_us
+            )
             self.storage.lock()
             try:
                 self.store: MessageStore = await self.storage.open()
             except OSError:
                 await self.storage.close()
+                if self.disk.failed_reads > failed_reads:
+                    continue  # a start that cannot read takes nothing for damage: it ends
                 if not self.disk.frozen:
                     raise
                 power_lost = True
                 self.disk = self.disk.crash(self.fork())
+                continue
+            if self.storage.degraded and self.disk.failed_reads > failed_reads:
+                await self.storage.close()
                 continue
             break
         if self.storage.degraded or self.storage.read_only:
