@@ -109,7 +109,13 @@ class Broker:
             audit=access.audit,
         )
         try:
-            await access.check_address(self._config.http_api.host)
+            http_api = self._config.http_api
+            await access.check_address(
+                http_api.host,
+                is_encrypted=bool(http_api.tls_certificate),
+                asks_for_certificates=bool(http_api.tls_client_ca)
+                and http_api.tls_client_certificates == "required",
+            )
             storage.lock()
             await access.start()
             self._audit("broker.start", version=__version__, config=changed_keys(self._config))
