@@ -8,7 +8,17 @@ import shutil
 import subprocess
 import sys
 
-NAMES = ("publish", "consume", "http_requests", "hold_http", "hold_table", "spark_scan")
+NAMES = (
+    "publish",
+    "consume",
+    "http_requests",
+    "cpu_floor",
+    "growth",
+    "restart",
+    "hold_http",
+    "hold_table",
+    "spark_scan",
+)
 
 
 def main() -> int:

@@ -1,0 +1,100 @@
+"""Batches made once and sent many times over one bare connection: a load that costs its sender
+next to nothing, so that what is measured is the broker."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from itertools import islice
+from urllib.parse import urlsplit
+
+from holdfast.commitlog.batch import encode_batch
+
+BATCH_TYPE = "application/vnd.holdfast.batch"
+#: Of the blocks in one request, as a producer with several queues sends them.
+REQUEST_BYTES = 8 * 1024 * 1024
+READ_BYTES = 16 * 1024 * 1024
+QUEUES_PER_POLL = 100
+
+
+class BulkConnection:
+    """One keep-alive connection to a broker."""
+
+    def __init__(self, url: str) -> None:
+        where = urlsplit(url)
+        self._connection = http.client.HTTPConnection(where.hostname or "", where.port)
+
+    def ask(self, method: str, path: str, body: bytes = b"", content_type: str = "") -> bytes:
+        """Send a request and return the body of its reply; RuntimeError unless it is a success."""
+        headers = {"Content-Type": content_type} if content_type else {}
+        self._connection.request(method, path, body, headers)
+        reply = self._connection.getresponse()
+        told = reply.read()
+        if reply.status >= 300:
+            raise RuntimeError(f"{method} {path}: {reply.status} {told[:300]!r}")
+        return told
+
+    def create(self, topic: str, *, queues: int = 1, durability: str = "written") -> None:
+        """Create a topic."""
+        settings = {"queues": queues, "durability": durability}
+        self.ask("PUT", f"/v1/topics/{topic}", json.dumps(settings).encode(), "application/json")
+
+    def publish(
+        self,
+        topic: str,
+        *,
+        messages: int,
+        body_bytes: int,
+        batch: int = 1000,
+        queues: int = 1,
+        request_bytes: int = REQUEST_BYTES,
+    ) -> None:
+        """Publish so many messages, in batches that take the queues in turn."""
+        path = f"/v1/topics/{topic}/messages"
+        for body in _requests(messages, body_bytes, batch, queues, request_bytes):
+            self.ask("POST", path, body, BATCH_TYPE)
+
+    def read_all(self, topic: str) -> int:
+        """Read a whole topic as stored blocks, polling many queues a request; return how many
+        messages it has."""
+        described = json.loads(self.ask("GET", f"/v1/topics/{topic}"))
+        ends = {each["queue"]: each["max_offset"] for each in described["queues"]}
+        left = {queue: 0 for queue, end in ends.items() if end}
+        while left:
+            some = dict(islice(left.items(), QUEUES_PER_POLL))
+            offsets = ",".join(f"{queue}:{offset}" for queue, offset in some.items())
+            self._connection.request(
+                "GET",
+                f"/v1/topics/{topic}/messages?offsets={offsets}&max_messages=10000"
+                f"&max_bytes={READ_BYTES}",
+                headers={"Accept": BATCH_TYPE},
+            )
+            reply = self._connection.getresponse()
+            if reply.status != 200:
+                raise RuntimeError(f"polling {topic}: {reply.status} {reply.read()[:300]!r}")
+            reply.read()
+            for pair in reply.headers["Holdfast-Next-Offset"].split(","):
+                queue, _, offset = pair.partition(":")
+                left[int(queue)] = int(offset)
+                if left[int(queue)] >= ends[int(queue)]:
+                    del left[int(queue)]
+        return sum(ends.values())
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+
+def _requests(
+    messages: int, body_bytes: int, batch: int, queues: int, request_bytes: int
+) -> Iterator[bytes]:
+    bodies = [b"x" * body_bytes] * batch
+    blocks = [
+        encode_batch(bodies, queue_id=queue, born_timestamp_us=1)
+        for queue in range(min(queues, messages // batch))
+    ]
+    each = max(1, request_bytes // len(blocks[0]))
+    count = messages // batch
+    for first in range(0, count, each):
+        yield b"".join(
+            blocks[number % len(blocks)] for number in range(first, min(first + each, count))
+        )

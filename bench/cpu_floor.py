@@ -1,0 +1,112 @@
+"""What a megabyte costs the broker's processors, beside the least that it could cost.
+
+    python -m bench.cpu_floor [--json] [--mb 1000]
+
+1 KiB x 1,000 in written mode. The floor, measured in the same run: a process that receives the
+same bytes from a loopback connection into one buffer and writes each request to a fresh file's
+page cache, and does nothing else.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+
+from bench.bulk import BulkConnection
+from bench.harness import broker
+
+_BODY_BYTES = 1024
+_BATCH = 1000
+_REQUEST_BYTES = 1_050_000  # one batch a request
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Processor time a megabyte published.")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--mb", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    ours, floor = [], []
+    for _ in range(options.rounds):
+        ours.append(broker_ms_per_mb(options.mb))
+        floor.append(floor_ms_per_mb(options.mb))
+    told = {
+        "broker_ms_per_mb": statistics.median(ours),
+        "floor_ms_per_mb": statistics.median(floor),
+        "times": statistics.median(ours) / statistics.median(floor),
+        "durability": "written",
+    }
+    if options.json:
+        print(json.dumps(told))
+    else:
+        print(", ".join(f"{name} {value}" for name, value in told.items()))
+
+
+def broker_ms_per_mb(size_mb: int) -> float:
+    """Publish; return the broker's processor time a megabyte, in milliseconds."""
+    with broker() as running:
+        process = psutil.Process(running.pid)
+        connection = BulkConnection(running.url)
+        connection.create("bulk")
+        before = _cpu_s(process)
+        messages = size_mb * 10**6 // _BODY_BYTES // _BATCH * _BATCH
+        connection.publish(
+            "bulk",
+            messages=messages,
+            body_bytes=_BODY_BYTES,
+            batch=_BATCH,
+            request_bytes=_REQUEST_BYTES,
+        )
+        return (_cpu_s(process) - before) / size_mb * 1000
+
+
+def floor_ms_per_mb(size_mb: int) -> float:
+    """Receive and write the same bytes in a bare process; return the same of it."""
+    ours, theirs = multiprocessing.Pipe()
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        receiver = multiprocessing.Process(
+            target=_receive_and_write, args=(theirs, Path(folder) / "file")
+        )
+        receiver.start()
+        with socket.create_connection(("127.0.0.1", ours.recv())) as sender:
+            request = b"x" * _REQUEST_BYTES
+            for _ in range(size_mb * 10**6 // len(request)):
+                sender.sendall(request)
+        spent: float = ours.recv()
+        receiver.join()
+    return spent / size_mb * 1000
+
+
+def _receive_and_write(out: Connection, file: Path) -> None:
+    buffer = bytearray(_REQUEST_BYTES)
+    view = memoryview(buffer)
+    with socket.create_server(("127.0.0.1", 0)) as server, file.open("wb", buffering=0) as target:
+        out.send(server.getsockname()[1])
+        connection, _ = server.accept()
+        before = _cpu_s(psutil.Process())
+        position = 0
+        while True:
+            filled = 0
+            while filled < len(buffer) and (got := connection.recv_into(view[filled:])):
+                filled += got
+            if not filled:
+                break
+            position += os.pwritev(target.fileno(), [view[:filled]], position)
+        out.send(_cpu_s(psutil.Process()) - before)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""How long a restart takes: after SIGKILL with a long log, and with the index to be built anew.
+
+    python -m bench.restart [--json] [--gb 10]
+
+The log is published in written mode, in batches of 64 KiB of messages of 1 KiB; then a second, of
+batches of one. The time is from the start of the process to its line that says it serves, and
+beside it that of an empty data directory.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from bench.bulk import BulkConnection
+from bench.harness import broker
+from holdfast.running_broker import RunningBroker
+
+_BODY_BYTES = 1024
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One restart. `gb` and `batches` are those of the log."""
+
+    what: str
+    gb: float
+    batches: int
+    seconds: float
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="How long a restart takes.")
+    parser.add_argument("--json", action="store_true", help="JSON lines in place of text")
+    parser.add_argument("--gb", type=int, default=10)
+    parser.add_argument("--small-batches", type=int, default=1_000_000)
+    options = parser.parse_args()
+    for restart in measure(options.gb, options.small_batches):
+        if options.json:
+            print(json.dumps(asdict(restart)), flush=True)
+        else:
+            print(
+                f"{restart.what:45} {restart.gb:6.2f} GB {restart.batches:10,} batches "
+                f"{restart.seconds:7.2f} s",
+                flush=True,
+            )
+
+
+def measure(size_gb: int, small_batches: int) -> Iterator[Restart]:
+    """Yield each restart as it is measured."""
+    with broker() as running:
+        yield Restart("an empty directory", 0.0, 0, _killed_and_started(running))
+    with broker() as running:
+        messages = size_gb * 10**9 // _BODY_BYTES // _BATCH * _BATCH
+        yield from _both(running, messages, _BATCH)
+    with broker() as running:
+        yield from _both(running, small_batches, 1)
+
+
+def _both(running: RunningBroker, messages: int, batch: int) -> Iterator[Restart]:
+    connection = BulkConnection(running.url)
+    connection.create("filling", queues=4)
+    connection.publish("filling", messages=messages, body_bytes=_BODY_BYTES, batch=batch, queues=4)
+    connection.close()
+    size_gb, batches = messages * _BODY_BYTES / 1e9, messages // batch
+    kind = f"batches of {batch}"
+    yield Restart(f"after SIGKILL, {kind}", size_gb, batches, _killed_and_started(running))
+    running.kill()
+    shutil.rmtree(running.data_dir / "consumequeue")
+    yield Restart(f"index built anew, {kind}", size_gb, batches, _started(running))
+
+
+def _killed_and_started(running: RunningBroker) -> float:
+    running.kill()
+    return _started(running)
+
+
+def _started(running: RunningBroker) -> float:
+    started = time.perf_counter()
+    running.start()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
