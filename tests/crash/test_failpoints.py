@@ -42,8 +42,6 @@ AT_FIRST_START = [
     ("folder made", 2),
     ("LMDB made", 1),
     ("LMDB made", 2),
-    ("segment allocated", 1),
-    ("segment renamed", 1),
 ]
 
 

@@ -211,7 +211,11 @@ class BatchPublisher(threading.Thread):
         try:
             while self._gate.passes():
                 try:
-                    with self._client.producer(self._topic.name) as producer:
+                    # Its pauses grow to seconds, so that it may miss a broker that is seldom
+                    # up for long, many times over.
+                    with self._client.producer(
+                        self._topic.name, delivery_timeout_ms=900_000
+                    ) as producer:
                         self._publish(producer, numbers)
                 except HoldfastError:
                     # It gave up, as it should when the broker turns read-only.
