@@ -26,7 +26,15 @@ from holdfast.http_api.config import HttpConfig
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 
 #: Names under the prefix that are not the broker's: the command line's own options.
-_COMMAND_LINE_VARIABLES = {"HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_CONFIG"}
+_COMMAND_LINE_VARIABLES = {
+    "HOLDFAST_URL",
+    "HOLDFAST_TOKEN",
+    "HOLDFAST_TOKEN_FILE",
+    "HOLDFAST_CONFIG",
+    "HOLDFAST_CA_FILE",
+    "HOLDFAST_CERT",
+    "HOLDFAST_KEY",
+}
 #: Kubernetes sets these in every pod beside a service that is called "holdfast": name=value.
 _SERVICE_LINK = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT.*)=.*|PORT_.*|PORT=\w+://.*)")
 
@@ -150,6 +158,8 @@ class Key:
         """Its default as one would write it."""
         if self.type is bool:
             return str(self.default).lower()
+        if self.default == "":
+            return "none"
         return format_size(self.default) if self.is_size else str(self.default)
 
     @property
@@ -201,7 +211,7 @@ class Key:
             return found if isinstance(found, bool) else _BOOLEANS.get(str(found).lower())
         if self.type is int:
             return parse_size(found) if self.is_size else _whole_number(found)
-        if not isinstance(found, str) or not found:
+        if not isinstance(found, str) or not (found or self.default == ""):
             return None
         return self.type(found)
 

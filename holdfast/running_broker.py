@@ -128,11 +128,26 @@ class RunningBroker:
         self.stop()
         self.start()
 
-    def client(self, *, token: str | None = None, timeout_ms: int = 30_000) -> "Client":
+    def client(
+        self,
+        *,
+        token: str | None = None,
+        timeout_ms: int = 30_000,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
+    ) -> "Client":
         """Return a client of it."""
         from holdfast.client import Client
 
-        return Client(self.url, token=token, timeout_ms=timeout_ms)
+        return Client(
+            self.url,
+            token=token,
+            timeout_ms=timeout_ms,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+        )
 
     def async_client(self, *, token: str | None = None, timeout_ms: int = 30_000) -> "AsyncClient":
         """Return a client of it for asyncio."""

@@ -64,7 +64,7 @@ class Bound:
         if self.group is None:
             raise ValueError("bind(..., group=...) names the group to save; this read has none")
         parsed = parse_options(self.options)
-        with BrokerClient.open(parsed.url, parsed.token) as client:
+        with BrokerClient.open(parsed.url, parsed.token, parsed.tls) as client:
             for topic in self.topics:
                 ends = {queue: part.end for queue, part in topic.ranges.items()}
                 client.store_offsets(
@@ -85,7 +85,7 @@ def bind(url: str, topic: str, *, group: str | None = None, **options: object) -
         **{name: _text(value) for name, value in options.items() if value is not None},
     }
     parsed = parse_options(given)
-    with BrokerClient.open(parsed.url, parsed.token) as client:
+    with BrokerClient.open(parsed.url, parsed.token, parsed.tls) as client:
         stored: dict[str, StoredOffsets] = {}
         if group is not None:
             stored = {

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
 from holdfast.spark.offsets import OffsetRange, QueueState
+from holdfast.spark.tls import NO_TLS_FILES, TlsFiles
 from holdfast.spark.transport import Reply, Transport
 
 BATCH_TYPE = "application/vnd.holdfast.batch"
@@ -66,9 +67,9 @@ class BrokerClient:
         self._transport = transport
 
     @classmethod
-    def open(cls, url: str, token: str | None = None) -> Self:
+    def open(cls, url: str, token: str | None = None, tls: TlsFiles = NO_TLS_FILES) -> Self:
         """Return a client that connects when it is first used."""
-        return cls(Transport(url, token=token))
+        return cls(Transport(url, token=token, tls=tls))
 
     def __enter__(self) -> Self:
         return self

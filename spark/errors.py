@@ -62,6 +62,21 @@ class BrokerUnavailable(SparkError):
         )
 
 
+class CertificateNotTrusted(SparkError):
+    """What answers at the address shows no certificate that this reader trusts for it."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
+        self.url = url
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the certificate of {self.url} is not trusted: {self.reason}; use the name that it is "
+            "for, or name the file of the authority that signed it by the option caFile"
+        )
+
+
 class BrokerRefused(SparkError):
     """The broker's problem+json, kept whole. `type` is its stable path, such as /problems/..."""
 

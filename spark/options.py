@@ -8,7 +8,7 @@ a job comes to read the wrong rows. Names follow the Kafka connector where it ha
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,12 +23,16 @@ from holdfast.spark.offsets import (
     OffsetSpec,
     parse_offsets,
 )
+from holdfast.spark.tls import TlsFiles
 
 #: Every option and what it does; docs/spark.md lists the same.
 OPTIONS: Mapping[str, str] = {
     "url": "address of the broker, as every executor can reach it",
     "kafka.bootstrap.servers": "the same under its Kafka name; host:port will do",
     "token": "access token",
+    "caFile": "authorities to trust in place of the system's (PEM, a path on every executor)",
+    "certFile": "certificate to show to a broker that asks for one (PEM, likewise)",
+    "keyFile": "its key (PEM, likewise); without it certFile holds it",
     "topic": "topic to read, or several with commas between",
     "subscribe": "the same under its Kafka name",
     "subscribePattern": "regular expression that topics match as a whole",
@@ -64,7 +68,8 @@ class ReadOptions:
     """One batch read. Exactly one of `topics`, `pattern` and `assigned` says what is read."""
 
     url: str
-    token: str | None
+    token: str | None = field(repr=False)
+    tls: TlsFiles
     topics: tuple[str, ...] | None
     pattern: str | None
     assigned: Mapping[str, frozenset[int]] | None
@@ -86,13 +91,15 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     topics, pattern, assigned = _parse_topics(options)
     several = pattern is not None or len(topics or assigned or ()) > 1
     start, end = _parse_range(options, several=several)
+    url = _parse_url(options)
     schema = options.one_of("schema", tuple(SCHEMAS), "holdfast")
     include_headers = options.flag("includeHeaders", False)
     if include_headers and schema != "kafka":
         raise InvalidOption("includeHeaders", "belongs to schema=kafka; the column is 'properties'")
     return ReadOptions(
-        url=_parse_url(options),
-        token=options.text("token"),
+        url=url,
+        token=_parse_token(options),
+        tls=_parse_tls(options, url),
         topics=topics,
         pattern=pattern,
         assigned=assigned,
@@ -201,6 +208,14 @@ def _unknown(name: str) -> InvalidOption:
     return InvalidOption(name, f"is unknown{nearest(name, OPTIONS)}")
 
 
+def _parse_token(options: _Options) -> str | None:
+    """Return the token. What is wrong with it is said without it."""
+    token = options.text("token")
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidOption("token", "holds a blank or a sign that no token has")
+    return token
+
+
 def _parse_url(options: _Options) -> str:
     name = options.exactly_one("url", "kafka.bootstrap.servers")
     text = options.text(name) or ""
@@ -217,6 +232,16 @@ def _parse_url(options: _Options) -> str:
     if parts.username or parts.query or parts.fragment:
         raise InvalidOption(name, "takes no user, query or fragment; access is by token")
     return url.rstrip("/")
+
+
+def _parse_tls(options: _Options, url: str) -> TlsFiles:
+    files = TlsFiles(options.text("caFile"), options.text("certFile"), options.text("keyFile"))
+    for name, value in (("caFile", files.ca_file), ("certFile", files.cert_file)):
+        if value is not None and not url.startswith("https://"):
+            raise InvalidOption(name, f"goes with an address that begins https://, not {url}")
+    if files.key_file is not None and files.cert_file is None:
+        raise InvalidOption("keyFile", "is the key of certFile; give both")
+    return files
 
 
 def _parse_topics(

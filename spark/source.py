@@ -40,7 +40,7 @@ class HoldfastDataSource(DataSource):
     def schema(self) -> str:
         """Check the options, bind the offsets, and return the columns."""
         options = parse_options(self.options)
-        with BrokerClient.open(options.url, options.token) as client:
+        with _open(options) as client:
             self._read = options, bind_topics(client, options)
         return ddl_of(options.columns)
 
@@ -75,13 +75,17 @@ class HoldfastReader(DataSourceReader):
 
         (Spark turns an empty list into one partition of None.)
         """
-        with BrokerClient.open(self._options.url, self._options.token) as client:
+        with _open(self._options) as client:
             plan = plan_partitions(client, self._options, self._topics)
         return [RangesPartition(ranges) for ranges in plan or [()]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition as Arrow record batches."""
         ranges: Any = partition.value
-        with BrokerClient.open(self._options.url, self._options.token) as client:
+        with _open(self._options) as client:
             for part in ranges or ():
                 yield from read_range(client, part, self._options)
+
+
+def _open(options: ReadOptions) -> BrokerClient:
+    return BrokerClient.open(options.url, options.token, options.tls)

@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ from http.client import HTTPMessage
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from holdfast.spark.errors import BrokerRefused, BrokerUnavailable, ReplyMismatch
+from holdfast.spark.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    CertificateNotTrusted,
+    ReplyMismatch,
+)
+from holdfast.spark.tls import NO_TLS_FILES, TlsFiles
 
 _log = logging.getLogger("holdfast.spark")
 
@@ -56,12 +63,14 @@ class Transport:
         token: str | None = None,
         retry_for_s: float = RETRY_FOR_S,
         timeout_s: float = TIMEOUT_S,
+        tls: TlsFiles = NO_TLS_FILES,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url
         self._parts = urlsplit(url)
         self._token = token
+        self._tls = tls
         self._retry_for_s = retry_for_s
         self._timeout_s = timeout_s
         self._clock = clock
@@ -116,6 +125,9 @@ class Transport:
         kept = self._connection is not None
         try:
             status, fields, content = self._exchange(method, target, body, headers)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise CertificateNotTrusted(self.url, error.verify_message) from error
         except _CONNECTION_ERRORS as error:
             self.close()
             if not kept:
@@ -142,10 +154,13 @@ class Transport:
         return response.status, response.headers, content
 
     def _connect(self) -> http.client.HTTPConnection:
-        secure = self._parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        assert self._parts.hostname is not None  # options.py saw to it
-        return kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
+        host, port = self._parts.hostname, self._parts.port
+        assert host is not None  # options.py saw to it
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(
+                host, port, timeout=self._timeout_s, context=self._tls.context()
+            )
+        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
 
 class _Again(Exception):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.connection import broker_options
+from holdfast.cli.connection import broker_options, open_client
 from holdfast.cli.exits import Failure
 from holdfast.cli.output import write_rows
 
@@ -39,9 +39,7 @@ Row = dict[str, Any]
 @click.option("--messages", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--size", "body_bytes", type=click.IntRange(0), default=100, show_default=True)
 @click.pass_context
-def bench(
-    context: click.Context, url: str, token: str | None, messages: int, body_bytes: int
-) -> None:
+def bench(context: click.Context, /, messages: int, body_bytes: int, **where: Any) -> None:
     """Measure a broker: latency, throughput, and how soon a held pull is answered.
 
     In a checkout, without --url or HOLDFAST_URL, the project's own benchmarks are run.
@@ -52,10 +50,8 @@ def bench(
         context.exit(
             subprocess.run([sys.executable, "-m", "bench"], cwd=own, check=False).returncode
         )
-    from holdfast.client import Client
-
     topic = f"bench-{secrets.token_hex(4)}"
-    with Client(url, token=token, timeout_ms=0) as client:
+    with open_client(**where) as client:
         client.create_topic(topic, queues=1)
         try:
             rows = measure(client, topic, messages, os.urandom(body_bytes))

@@ -99,6 +99,8 @@ def _of_client_error(error: Exception) -> Failure | None:
     if isinstance(error, errors.PublishFailed):
         cause = _of_client_error(error.cause)
         return Failure(str(error), cause.code if cause else ExitCode.FAILED)
+    if isinstance(error, errors.CertificateNotTrusted):
+        return Failure(str(error), ExitCode.UNREACHABLE)
     if isinstance(error, errors.ConnectionFailed):
         return Failure(
             f"no broker answers at {error.url} ({error.reason}); start one with "

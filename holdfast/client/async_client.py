@@ -39,6 +39,7 @@ from holdfast.client.reader import AsyncReader
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.sender import IdentityPool, PublishReply
 from holdfast.client.sources import QueueSource, Range, Source, TopicSource
+from holdfast.client.tls import File, TlsFiles
 from holdfast.client.transport import JSON, MSGPACK, Transport, checked_name
 
 DEFAULT_URL = "http://127.0.0.1:8711"
@@ -65,18 +66,30 @@ class _Messages(msgspec.Struct):
 class AsyncClient:
     """A client of the broker at `url`, for one event loop. Use it in `async with`, or close it.
 
-    `token` is sent as bearer token. What fails in a way that passes (no connection, a broker
+    `token` is sent as bearer token. For a broker that serves TLS, `ca_file` names the authorities
+    to trust in place of the system's, `cert_file` and `key_file` the certificate to show (PEM;
+    ValueError when they cannot be used). What fails in a way that passes (no connection, a broker
     that is restarting or busy) is tried again for `timeout_ms`, with growing pauses. Methods
     raise ApiError when the broker refuses, ConnectionFailed when it does not answer. Cancelling
     any of them is safe; what a cancelled publish sent may still be stored.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_ms: int = 30_000
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_ms: int = 30_000,
+        ca_file: File | None = None,
+        cert_file: File | None = None,
+        key_file: File | None = None,
     ) -> None:
         self.url = url
         self._transport = Transport(
-            url, token=token, retry=RetryPolicy(give_up_after_s=timeout_ms / 1000)
+            url,
+            token=token,
+            retry=RetryPolicy(give_up_after_s=timeout_ms / 1000),
+            tls=TlsFiles(ca_file, cert_file, key_file),
         )
         self._identities = IdentityPool()
         self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()

@@ -2,9 +2,12 @@
 
 HoldfastError
   ConnectionFailed      no answer: refused, reset, timed out (after all retries)
+    CertificateNotTrusted    TLS: not one that this client trusts; not tried again
   BadReply              an answer that the API does not promise, such as a proxy's page
   ClientClosed          the client was closed, perhaps while it was being read from
   ApiError              the broker refused: `type` is the stable word, `members` the values
+    Unauthenticated     no token, or one that is not valid (any more)               401
+    Forbidden           the token does not grant this                               403
     UnknownTopic, UnknownQueue, UnknownGroup, UnknownMessage                        404
     TopicConflict       the topic exists with another setting                       409
     TopicRecreated      the topic was deleted and made again                        409
@@ -46,6 +49,23 @@ class ConnectionFailed(HoldfastError):
 
     def __str__(self) -> str:
         return f"no answer from {self.url}: {self.reason}; is the broker running there?"
+
+
+class CertificateNotTrusted(ConnectionFailed):
+    """What answers at the address shows no certificate that this client trusts for it.
+
+    Nothing was sent, and trying again would not help.
+    """
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason, maybe_executed=False)
+        self.args = (url, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"the certificate of {self.url} is not trusted: {self.reason}; use the name that it is "
+            "for, or give the file of the authority that signed it (ca_file, --ca-file)"
+        )
 
 
 class BadReply(HoldfastError):
@@ -96,6 +116,19 @@ class ApiError(HoldfastError):
 
     def __str__(self) -> str:
         return f"{self.detail or self.title or 'refused'} ({self.status} {self.type})"
+
+
+class Unauthenticated(ApiError):
+    """The broker asks for a token, and there was none, or one that is not valid (any more)."""
+
+
+class Forbidden(ApiError):
+    """The token is valid, but does not grant this."""
+
+    @property
+    def verb(self) -> str:
+        """What it lacks: a verb, or several of which one would do."""
+        return str(self.members.get("verb", ""))
 
 
 class UnknownTopic(ApiError):
@@ -216,6 +249,8 @@ class Unavailable(ApiError):
 
 #: Problem types with a class of their own; every other one is a plain ApiError.
 _CLASS_BY_TYPE: dict[str, type[ApiError]] = {
+    "unauthenticated": Unauthenticated,
+    "forbidden": Forbidden,
     "unknown-topic": UnknownTopic,
     "unknown-queue": UnknownQueue,
     "unknown-group": UnknownGroup,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from holdfast.client.errors import ApiError, ConnectionFailed, HoldfastError
+from holdfast.client.errors import ApiError, CertificateNotTrusted, ConnectionFailed, HoldfastError
 
 T = TypeVar("T")
 
@@ -56,6 +56,8 @@ FOREVER = RetryPolicy(give_up_after_s=None)
 
 
 def _may_pass(error: HoldfastError, *, safe: bool) -> bool:
+    if isinstance(error, CertificateNotTrusted):
+        return False
     if isinstance(error, ConnectionFailed):
         return safe or not error.maybe_executed
     if isinstance(error, ApiError):

@@ -16,6 +16,7 @@ from holdfast.client.consumer import AsyncConsumer, Consumer
 from holdfast.client.loop_thread import LoopThread
 from holdfast.client.reader import AsyncReader, Reader
 from holdfast.client.sync_producer import Producer
+from holdfast.client.tls import File
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,18 +76,33 @@ def _producing(
 class Client:
     """A client of the broker at `url`, for any threads. Use it in `with`, or close it.
 
-    `token` is sent as bearer token. What fails in a way that passes (no connection, a broker
+    `token` is sent as bearer token; `ca_file`, `cert_file` and `key_file` are for a broker that
+    serves TLS (see AsyncClient). What fails in a way that passes (no connection, a broker
     that is restarting or busy) is tried again for `timeout_ms`, with growing pauses. Methods
     raise ApiError when the broker refuses, ConnectionFailed when it does not answer. A client
     does not survive a fork: make one in each process.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_ms: int = 30_000
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_ms: int = 30_000,
+        ca_file: File | None = None,
+        cert_file: File | None = None,
+        key_file: File | None = None,
     ) -> None:
         self.url = url
+        self._client = AsyncClient(
+            url,
+            token=token,
+            timeout_ms=timeout_ms,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+        )
         self._loop_thread = LoopThread()
-        self._client = AsyncClient(url, token=token, timeout_ms=timeout_ms)
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     create_topic = _waiting(AsyncClient.create_topic)

@@ -15,8 +15,15 @@ from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
-from holdfast.client.errors import BadReply, ClientClosed, ConnectionFailed, api_error
+from holdfast.client.errors import (
+    BadReply,
+    CertificateNotTrusted,
+    ClientClosed,
+    ConnectionFailed,
+    api_error,
+)
 from holdfast.client.retry import RetryPolicy, retried
+from holdfast.client.tls import TlsFiles
 
 T = TypeVar("T")
 
@@ -77,13 +84,23 @@ class Transport:
     `retry` is what requests follow that bring no policy of their own.
     """
 
-    def __init__(self, url: str, *, token: str | None, retry: RetryPolicy) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None,
+        retry: RetryPolicy,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         parsed = URL(self.url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError(f"a broker's address looks like http://127.0.0.1:8711, not {url!r}")
         self.retry = retry
-        self._token = token
+        self._token = None if token is None else checked_token(token)
+        self._tls = tls.context() if tls is not None else None
+        if self._tls is not None and parsed.scheme != "https":
+            raise ValueError(f"files for TLS go with an address that begins https://, not {url!r}")
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
 
@@ -138,6 +155,9 @@ class Transport:
                     content,
                     self.url,
                 )
+        except aiohttp.ClientConnectorCertificateError as error:
+            reason = str(error.certificate_error)
+            raise CertificateNotTrusted(self.url, reason) from error
         except aiohttp.ClientConnectorError as error:
             raise ConnectionFailed(self.url, str(error), maybe_executed=False) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -158,7 +178,9 @@ class Transport:
                 headers["Authorization"] = f"Bearer {self._token}"
             self._session = aiohttp.ClientSession(
                 # Held pulls each keep a connection, so their number is the caller's affair.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=_KEEPALIVE_S, ssl=self._tls or True
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=headers,
                 read_bufsize=_READ_BUFFER_BYTES,
@@ -221,6 +243,20 @@ def _retry_after_s(value: str | None) -> float | None:
     except ValueError:
         return None
     return seconds if seconds >= 0 else None
+
+
+def checked_token(token: str) -> str:
+    """Return a token as it goes into a header, without blanks around it.
+
+    Raises ValueError for a text that is none; the error does not repeat it.
+    """
+    stripped = token.strip()
+    if not stripped.isascii() or not stripped.isprintable() or not stripped or " " in stripped:
+        raise ValueError(
+            "the token is empty, or holds a blank or a sign that no token has; give it as "
+            "'holdfast token create' printed it"
+        )
+    return stripped
 
 
 def checked_name(kind: str, name: str) -> str:
