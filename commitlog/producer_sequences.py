@@ -6,6 +6,7 @@ starts at sequence 0; an unknown producer starts where it likes; then each batch
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
@@ -43,9 +44,17 @@ ProducerKey = tuple[int, int]
 
 
 class ProducerSequences:
-    """The last batches of every idempotent producer."""
+    """The last batches of every idempotent producer. By times after `not_after_us`, that of the
+    moment, nobody is forgotten: a clock that jumped ahead must not let duplicates in."""
 
-    def __init__(self, *, expiry_us: int, max_producers: int) -> None:
+    def __init__(
+        self,
+        *,
+        expiry_us: int,
+        max_producers: int,
+        not_after_us: Callable[[], int] = lambda: 2**63,
+    ) -> None:
+        self._not_after_us = not_after_us
         self._expiry_us = expiry_us
         self._max_producers = max_producers
         self._producers: OrderedDict[ProducerKey, ProducerState] = OrderedDict()
@@ -115,6 +124,7 @@ class ProducerSequences:
         """Forget producers unheard of for the expiry, and those idle longest when there are too
         many; return them. To be called after `record`, now and then."""
         forgotten = []
+        now_us = min(now_us, self._not_after_us())
         while self._producers:
             key, state = next(iter(self._producers.items()))
             is_surplus = len(self._producers) > self._max_producers
@@ -126,7 +136,10 @@ class ProducerSequences:
 
     def _current(self, key: ProducerKey, now_us: int) -> ProducerState | None:
         state = self._producers.get(key)
-        if state is not None and state.last_timestamp_us + self._expiry_us <= now_us:
+        if state is None:
+            return None
+        now_us = min(now_us, self._not_after_us())
+        if state.last_timestamp_us + self._expiry_us <= now_us:
             del self._producers[key]
             return None
         return state

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from holdfast.alarms import Alarms, index_backlog
+from holdfast.commitlog.ageing_clock import AgeingClock
 from holdfast.commitlog.appender import Appender, AppendRequest
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.data_dir import DataDir
@@ -27,6 +28,7 @@ from holdfast.consumequeue.damage_keeper import DamageKeeper
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.reput import ReputService
 from holdfast.consumequeue.retention_service import RetentionService
+from holdfast.consumequeue.scrub import Scrub
 from holdfast.consumequeue.state_journal import encode_snapshot
 from holdfast.consumequeue.topics import STATE_TOPIC_ID
 from holdfast.storage_opening import (
@@ -62,6 +64,7 @@ class Storage:
         self._events = events
         self._disk = disk if disk is not None else LinuxDisk()
         self._now_us = now_us
+        self._ageing = AgeingClock(now_us, lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
         self._executor = ThreadPoolExecutor(_READER_THREADS, "holdfast-reader")
         self.progress = RecoveryProgress()
         self.read_only: str | None = None
@@ -86,7 +89,9 @@ class Storage:
             self._completed,
             self.progress,
             now_us=self._now_us,
+            ageing=self._ageing,
         )
+        self._loop = asyncio.get_running_loop()
         opened = self._opened = await self._in_thread(opening.open)
         config = self._config
         self.syncer = Syncer(
@@ -145,13 +150,25 @@ class Storage:
             in_thread=self._in_thread,
             max_total_bytes=config.commitlog.max_total_bytes,
             interval_s=config.commitlog.retention_interval_ms / 1000,
-            now_us=self._now_us,
+            now_us=self._ageing.now_us,
+        )
+        self._ageing.start(opened.last_timestamp_us)
+        self.scrub = Scrub(
+            opened.log,
+            opened.index,
+            opened.queues,
+            opened.damage,
+            bytes_per_s=config.commitlog.scrub_bytes_per_s,
+            tell=self._on_loop,
+            is_busy=lambda: self.appender.waiting_bytes > 0,
+            reseal=self._reseal,
         )
         opened.state.start()
         opened.reput.start(opened.recovered.written_offset)
         self.syncer.start()
         self.appender.start()
         self.keeper.start()
+        self.scrub.start()
         self.retention.start()
         await self.alarms.start()
         self.damage_keeper = DamageKeeper(opened.damage, self.store.commit_state)
@@ -176,6 +193,7 @@ class Storage:
             self._data_dir = None
 
     def _stop_threads(self, opened: Opened) -> None:
+        self.scrub.stop()
         self.appender.stop()
         self.syncer.stop()
         opened.reput.stop()
@@ -221,6 +239,16 @@ class Storage:
 
     def _in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    def _on_loop(self, function: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            _logger.warning("the scrub found something after the event loop had ended")
+
+    def _reseal(self, segment: Segment) -> None:
+        segment.sealed = False
+        self.keeper.submit(lambda: self.log.seal(segment))
 
     # -- callbacks, in the storage's threads -----------------------------------------------
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import lmdb
 
+from holdfast.commitlog.ageing_clock import AgeingClock
 from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
@@ -124,8 +125,10 @@ class StorageOpening:
         progress: RecoveryProgress,
         *,
         now_us: Callable[[], int],
+        ageing: AgeingClock,
     ) -> None:
         self._now_us = now_us
+        self._ageing = ageing
         self._data_dir = data_dir
         self._config = config
         self._disk = disk
@@ -275,7 +278,9 @@ class StorageOpening:
     def _new_sequences(self) -> ProducerSequences:
         config = self._config.commitlog
         return ProducerSequences(
-            expiry_us=config.producer_expiry_ms * 1000, max_producers=config.max_producers
+            expiry_us=config.producer_expiry_ms * 1000,
+            max_producers=config.max_producers,
+            not_after_us=self._ageing.now_us,
         )
 
     def _set_progress(self, done: int, total: int) -> None:

@@ -341,3 +341,20 @@ def test_live_rebuilt_and_restored_agree_with_the_model(
                 queue,
                 epoch,
             )
+
+
+def test_a_clock_that_jumped_ahead_forgets_nobody() -> None:
+    """By the batches' own times a year has passed, by the clock that is handed in nothing has."""
+    really_us = 10
+    known = ProducerSequences(
+        expiry_us=EXPIRY_US, max_producers=100, not_after_us=lambda: really_us
+    )
+    known.record(header(0, at=5, offset=0))
+    late = 10**9
+    known.record(header(1, at=late, offset=2))
+    assert known.expire(late) == []
+    repeated = find(known, header(0, at=late))
+    assert isinstance(repeated, StoredSequence)
+    assert repeated.base_offset == 0
+    really_us = 5 * late
+    assert known.expire(really_us) == [(PRODUCER, 1)]
