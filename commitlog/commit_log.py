@@ -281,13 +281,19 @@ class CommitLog:
 
     def delete_before(self, physical_offset: int) -> list[Segment]:
         """Delete the segments that end at or before this offset, oldest first; never the
-        active one. Returns them; reads under way go on."""
+        active one. Returns them; reads under way go on. OSError passes through: that segment
+        and those after it are still in the row, lest a later call leaves a hole behind it."""
         with self._row_lock:
             row = self._segments
             gone = [segment for segment in row[:-1] if segment.end_offset <= physical_offset]
             self._segments = row[len(gone) :]
-        for segment in gone:
-            self._disk.remove(segment.path)
+        for index, segment in enumerate(gone):
+            try:
+                self._disk.remove(segment.path)
+            except OSError:
+                with self._row_lock:
+                    self._segments = (*gone[index:], *self._segments)
+                raise
         return gone
 
     # -- reading ---------------------------------------------------------------------------

@@ -577,6 +577,18 @@ def test_whole_segments_are_deleted_oldest_first_and_never_the_last(small: Small
     assert log.segments == (row[3],)
 
 
+def test_a_segment_that_cannot_be_deleted_stays_with_all_after_it(simulated: SmallLog) -> None:
+    """Else the next pass would delete what comes after it: a hole, found at the next start."""
+    _fill_segments(simulated, 4)
+    log = simulated.log
+    row = log.segments
+    _disk(simulated).fail("remove", after=1)
+    with pytest.raises(OSError):
+        log.delete_before(3 * SEGMENT_BYTES)
+    assert log.segments == row[1:]
+    assert log.delete_before(3 * SEGMENT_BYTES) == list(row[1:3])
+
+
 def test_a_read_under_way_outlives_its_segment(small: SmallLog) -> None:
     _fill_segments(small, 2)
     header = small.headers[0]
