@@ -175,7 +175,8 @@ class SimulatedBroker(SimulatedProcess):
     async def trim(self, retention_bytes: int, *, may_fail: bool = False) -> None:
         """Trim every topic to so many bytes, and delete the segments that nobody needs or that
         are too many; publishes may be under way. With `may_fail` the disk is to refuse it."""
-        await self._retain({"retention_bytes": retention_bytes}, may_fail=may_fail)
+        limits = {"retention_bytes": retention_bytes, "retention_ms": None}
+        await self._retain(limits, may_fail=may_fail)
 
     async def expire(self, retention_ms: int) -> None:
         """Let every topic forget what is older, by the clock as it is now: nothing else goes."""
@@ -184,7 +185,8 @@ class SimulatedBroker(SimulatedProcess):
             for plan in self.plans
             for queue, number in enumerate(plan.queues)
         }
-        await self._retain({"retention_ms": retention_ms})
+        # A pass that a crash cut short may have left its limit.
+        await self._retain({"retention_bytes": None, "retention_ms": retention_ms})
         if self._trimming or self.config.commitlog.max_total_bytes:
             return  # more than that may be gone
         oldest_us = self.clock.now_us() - retention_ms * 1000
@@ -195,7 +197,7 @@ class SimulatedBroker(SimulatedProcess):
             if young:
                 raise BrokerViolation(f"queue {number} forgot {young}, which are not so old")
 
-    async def _retain(self, limits: dict[str, int], *, may_fail: bool = False) -> None:
+    async def _retain(self, limits: dict[str, int | None], *, may_fail: bool = False) -> None:
         """Make one pass of retention with these limits on every topic."""
         if self.is_dead:
             return

@@ -1,0 +1,73 @@
+"""Many seeded runs side by side, a process for each core, until they are done or time is up."""
+
+import asyncio
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.crash_run import run_seed
+from tests.support.simulated_broker import Totals
+
+
+@dataclass(slots=True)
+class SeedRuns:
+    """What came of the runs."""
+
+    first_seed: int
+    totals: Totals = field(default_factory=Totals)
+    failures: dict[int, str] = field(default_factory=dict)
+    """By seed, the end of what went wrong."""
+
+    @property
+    def summary(self) -> str:
+        """The seeds and what happened, in a line."""
+        last = self.first_seed + self.totals.runs + len(self.failures) - 1
+        return f"seeds {self.first_seed} to {last}: {self.totals}, failed {sorted(self.failures)}"
+
+
+def run_seeds(first_seed: int, count: int, most_s: float, base: Path) -> SeedRuns:
+    """Run `count` seeds from `first_seed` on, in order, none begun after `most_s`; each in a
+    directory of its own under `base`."""
+    runs = SeedRuns(first_seed)
+    ends_at = time.monotonic() + most_s
+    seeds = iter(range(first_seed, first_seed + count))
+    context = multiprocessing.get_context("spawn")
+    workers = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        waiting = {
+            pool.submit(_run, seed, base) for _, seed in zip(range(workers), seeds, strict=False)
+        }
+        while waiting:
+            done = next(as_completed(waiting))
+            waiting.remove(done)
+            seed, found = done.result()
+            if isinstance(found, Totals):
+                runs.totals.add(found)
+            else:
+                runs.failures[seed] = found
+            if time.monotonic() < ends_at:
+                waiting |= {pool.submit(_run, seed, base) for seed in _next(seeds)}
+    return runs
+
+
+def _next(seeds: Iterator[int]) -> list[int]:
+    return [seed for _, seed in zip(range(1), seeds, strict=False)]
+
+
+def _run(seed: int, base: Path) -> tuple[int, Totals | str]:
+    """Run one seed, in a process of the pool."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    directory = Path(tempfile.mkdtemp(prefix=f"seed-{seed}-", dir=base))
+    try:
+        return seed, asyncio.run(run_seed(seed, directory)).totals
+    except BaseException:
+        return seed, traceback.format_exc()[-3000:]
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
