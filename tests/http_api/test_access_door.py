@@ -40,13 +40,13 @@ async def test_an_unknown_method_is_401_before_it_is_405(api: Api) -> None:
     for method in ("OPTIONS", "TRACE", "POST", "DELETE"):
         answer = await api.ask(method, "/v1/topics")
         assert (answer.status, "Allow" in answer.headers) == (401, False)
-        assert (await api.ask(method, "/v1/topics", **header)).status == 405
+        assert (await api.ask(method, "/v1/topics", None, **header)).status == 405
 
 
 async def test_head_asks_for_a_token_as_get_does(api: Api) -> None:
     header = let_in(api, "all")
     assert (await api.ask("HEAD", "/v1/topics")).status == 401
-    assert (await api.ask("HEAD", "/v1/topics", **header)).status == 200
+    assert (await api.ask("HEAD", "/v1/topics", None, **header)).status == 200
 
 
 async def test_two_authorization_headers_are_none(api: Api) -> None:
@@ -215,7 +215,7 @@ async def test_a_client_certificate_is_as_good_as_a_token(tmp_path: Path) -> Non
     ca = Certificates(tmp_path)
     certificate, key = ca.issue("broker", "127.0.0.1")
     known, _ = make_token("consume:*", certificate="reader.example")
-    files = {"tls_certificate": str(certificate), "tls_key": str(key),
+    files: dict[str, Any] = {"tls_certificate": str(certificate), "tls_key": str(key),
              "tls_client_ca": str(ca.ca_file), "tls_client_certificates": "optional"}  # fmt: skip
     async with running_api(**files) as api:
         api.context.access = access_of(known)
@@ -253,9 +253,9 @@ async def test_administrative_acts_and_denied_requests_are_recorded(
     reset = {"to": "latest", "dry_run": True}
     await api.send_json("POST", "/v1/groups/g/topics/orders/offsets/reset", reset, **header)
     await api.send_json("POST", "/v1/topics/auto/messages", {"messages": [{"body": "x"}]}, **header)
-    await api.ask("DELETE", "/v1/topics/orders", **header)
-    await api.ask("DELETE", "/v1/topics/orders?confirm=orders", **header)
-    await api.ask("DELETE", "/v1/topics/other?confirm=other", **header)
+    await api.ask("DELETE", "/v1/topics/orders", None, **header)
+    await api.ask("DELETE", "/v1/topics/orders?confirm=orders", None, **header)
+    await api.ask("DELETE", "/v1/topics/other?confirm=other", None, **header)
     await api.get("/v1/info?token=hidden")
     await api.get("/v1/topics", **header)
     audit.stop()
