@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
 
-import msgpack
 import msgspec
 
 from holdfast.http_api.problems import Problem
@@ -115,11 +114,11 @@ def decode(content_type: str, body: bytes, type_: type[T]) -> T:
     """
     kind = media_type(content_type)
     if not body:
-        return convert({}, type_)
+        return decode_json(b"{}", type_)
     if kind in (JSON, FORM, ""):
         return decode_json(body, type_)
     if kind == MSGPACK:
-        return convert(unpack(body), type_)
+        return decode_msgpack(body, type_)
     raise unsupported(kind, STRUCTURED)
 
 
@@ -148,33 +147,25 @@ def decode_json(body: bytes, type_: type[T], *, where: str = "") -> T:
     return cast(T, _checked(lambda: decoder.decode(body), "malformed-json", where))
 
 
-def convert(value: object, type_: type[T]) -> T:
-    """Return decoded msgpack as `type_`. Raises Problem: invalid-parameter."""
-    return _checked(lambda: msgspec.convert(value, type_), "malformed-msgpack", "")
+@cache
+def _msgpack_decoder(type_: Any) -> "msgspec.msgpack.Decoder[Any]":
+    return msgspec.msgpack.Decoder(type_)
 
 
-def unpack(body: bytes) -> Any:
-    """Return a msgpack body; no length in it may claim more than the body has.
+def decode_msgpack(body: bytes, type_: type[T], *, where: str = "") -> T:
+    """Return a msgpack body as `type_`; `where` leads the name of a member that is wrong. What
+    is not of the type is refused where it begins: nothing is built of what a body only claims.
 
-    Raises Problem: malformed-msgpack.
+    Raises Problem: malformed-msgpack, invalid-parameter.
     """
-    size = len(body)
-    try:
-        return msgpack.unpackb(
-            body,
-            strict_map_key=True,
-            max_str_len=size,
-            max_bin_len=size,
-            max_array_len=size,
-            max_map_len=size,
-            max_ext_len=0,
-        )
-    except (ValueError, msgpack.UnpackException) as error:
-        reason = str(error) or type(error).__name__
-        raise Problem(
-            "malformed-msgpack",
-            f"the body is not one msgpack object with text keys: {reason[:200]}; encode it again",
-        ) from error
+    decoder = _msgpack_decoder(cast(Any, type_))
+    return cast(T, _checked(lambda: decoder.decode(body), "malformed-msgpack", where))
+
+
+_MENDS = {
+    "malformed-json": "send UTF-8 that is well-formed",
+    "malformed-msgpack": "encode it again, as one msgpack object with text keys",
+}
 
 
 def _checked(decoding: Callable[[], T], malformed: str, where: str) -> T:
@@ -184,7 +175,7 @@ def _checked(decoding: Callable[[], T], malformed: str, where: str) -> T:
         raise _invalid_member(str(error), where) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         at = f"{where}: " if where else ""
-        raise Problem(malformed, f"{at}{error}; send UTF-8 that is well-formed") from error
+        raise Problem(malformed, f"{at}{error}; {_MENDS[malformed]}") from error
     except RecursionError as error:
         raise Problem(malformed, "it is nested too deeply; send it flat") from error
 

@@ -5,21 +5,23 @@ anything is stored. Names of values in problems are those of the request: `messa
 """
 
 import binascii
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import UNSET
 
 from holdfast.commitlog.batch_check import MessageLimits
-from holdfast.http_api.codecs import convert, decode_json, unpack
+from holdfast.http_api.codecs import decode_json, decode_msgpack
+from holdfast.http_api.message_count import lists_more_than
 from holdfast.http_api.params import invalid
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.types import (
     NewMessage,
     NewPackedMessage,
-    PackedPublishRequest,
-    PublishRequest,
+    publish_request,
 )
+
+M = TypeVar("M")
 
 
 class Incoming(NamedTuple):
@@ -38,16 +40,20 @@ class Incoming(NamedTuple):
 
 def from_json(body: bytes, limit: int) -> list[Incoming]:
     """Return the messages of a JSON body. Raises Problem."""
-    messages = decode_json(body, PublishRequest).messages
-    _check_count(len(messages), limit)
+    if lists_more_than(limit, body):
+        raise too_many_messages(limit)
+    messages = _listed(decode_json, body, NewMessage, limit)
     return [_from_text(message, "messages[{}]", i) for i, message in enumerate(messages)]
 
 
 def from_lines(body: bytes, limit: int) -> list[Incoming]:
-    """Return the messages of an NDJSON body: an object a line, blank lines left out.
+    """Return the messages of an NDJSON body: an object a line, blank lines left out, of which
+    there may be as many as there may be messages.
 
     Raises Problem.
     """
+    if body.count(b"\n") > 2 * limit:  # more blank lines than anybody means
+        raise too_many_messages(limit)
     lines = [(i, line) for i, line in enumerate(body.split(b"\n"), 1) if line.strip()]
     _check_count(len(lines), limit)
     return [
@@ -58,30 +64,46 @@ def from_lines(body: bytes, limit: int) -> list[Incoming]:
 
 def from_msgpack(body: bytes, limit: int) -> list[Incoming]:
     """Return the messages of a msgpack body. Raises Problem."""
-    value = unpack(body)
-    listed = value.get("messages") if isinstance(value, dict) else None
-    if isinstance(listed, list):
-        _check_count(len(listed), limit)
-        for message in listed:
-            _make_body_bytes(message)
-    return [_from_packed(each) for each in convert(value, PackedPublishRequest).messages]
+    messages = _listed(decode_msgpack, body, NewPackedMessage, limit)
+    return [_from_packed(message, i) for i, message in enumerate(messages)]
 
 
-def _make_body_bytes(message: Any) -> None:
-    """A body may be str too; msgspec would take that for base64."""
-    if isinstance(message, dict) and isinstance(message.get("body"), str):
-        message["body"] = message["body"].encode()
+def _listed(
+    decode: Callable[[bytes, Any], Any], body: bytes, message: Callable[..., M], limit: int
+) -> list[M]:
+    """Return a request's messages, at least one and at most `limit`."""
+    try:
+        messages: list[M] = decode(body, publish_request(message, limit)).messages
+    except Problem as problem:
+        if _TOO_LONG in problem.detail and problem.members.get("parameter") == "messages":
+            raise too_many_messages(limit) from None
+        raise
+    _check_count(len(messages), limit)
+    return messages
 
 
-def _from_packed(message: NewPackedMessage) -> Incoming:
+#: How msgspec words that a list is longer than its type allows.
+_TOO_LONG = "Expected `array` of length <="
+
+
+def _from_packed(message: NewPackedMessage, number: int) -> Incoming:
+    raw = bytes(message.body)
     return Incoming(
-        message.body,
+        # A body may be text too; a type cannot say both.
+        decode_msgpack(raw, str, where=f"messages[{number}].body").encode()
+        if _is_text(raw)
+        else decode_msgpack(raw, bytes, where=f"messages[{number}].body"),
         message.key,
         message.tag,
         message.properties,
         message.queue,
         message.ttl_ms,
     )
+
+
+def _is_text(raw: bytes) -> bool:
+    """Return whether a msgpack value is a str, by its first byte."""
+    return 0xA0 <= raw[0] <= 0xBF or raw[0] in (0xD9, 0xDA, 0xDB)
 
 
 def _from_text(message: NewMessage, where: str, number: int) -> Incoming:

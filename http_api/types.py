@@ -1,10 +1,11 @@
 """The bodies of requests and replies, as msgspec types: what is decoded, encoded and published
 in the OpenAPI document is the same."""
 
+from functools import cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from holdfast.http_api.params import MAX_OFFSET, MAX_TIMESTAMP_MS
 
@@ -48,7 +49,7 @@ class NewMessage(Request):
 class NewPackedMessage(Request):
     """A message to publish in msgpack: `body` is bin, or str for its UTF-8."""
 
-    body: bytes
+    body: Raw
     key: str | None = None
     tag: str | None = None
     properties: dict[str, str] | None = None
@@ -62,10 +63,12 @@ class PublishRequest(Request):
     messages: list[NewMessage]
 
 
-class PackedPublishRequest(Request):
-    """Messages to publish in msgpack, stored all or none."""
-
-    messages: list[NewPackedMessage]
+@cache
+def publish_request(message: Any, limit: int) -> Any:
+    """Return the type of a request with at most `limit` messages of a type: a longer list is
+    refused by its length, in msgpack before any of its messages is made."""
+    listed = Annotated[list[message], Meta(max_length=limit)]
+    return msgspec.defstruct("PublishRequest", [("messages", listed)], forbid_unknown_fields=True)
 
 
 class PublishResult(Struct):
