@@ -1,0 +1,215 @@
+"""Backups of a broker under full load, cut short, on full disks and through power losses.
+
+TEST_BACKUPS says how many are taken under load and how many are killed (4 of each unless told),
+TEST_SEED when.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.backup.create import make_backup
+from holdfast.backup.manifest import NotABackup
+from holdfast.backup.restore import restore_backup
+from holdfast.backup.stored import read_manifest, verify_files
+from holdfast.check import check_data_dir
+from holdfast.client import Client
+from holdfast.running_broker import RunningBroker
+from tests.support.gate import fetch
+from tests.support.history import History, check_history
+from tests.support.loop_volume import FILE_SYSTEMS, CannotMount, LoopVolume, why_not
+from tests.support.workload import ARGUMENTS, Workload, _everything
+from tests.support.workload_clients import LoadTopic
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
+
+BACKUPS = int(os.environ.get("TEST_BACKUPS", "4"))
+SEED = int(os.environ.get("TEST_SEED", "20261121"))
+
+
+def backup_command(data_dir: Path, target: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "holdfast", "backup"),
+        *("--data-dir", str(data_dir), str(target), "--incremental"),
+    ]
+
+
+def promised_so_far(topic: LoadTopic) -> History:
+    """Return what was acknowledged and seen of a topic up to now."""
+    with topic.history._lock:
+        return History(acks=dict(topic.history.acks), seen=list(topic.history.seen))
+
+
+def judge(restored: Path, promises: dict[str, tuple[LoadTopic, History]]) -> tuple[int, int]:
+    """Start a broker on what was restored; return how many messages it was promised, and has."""
+    promised = stored = 0
+    with RunningBroker(restored, ARGUMENTS) as broker, Client(broker.url) as client:
+        ready = fetch(f"{broker.url}/readyz").json
+        assert (ready["phase"], ready["degraded"]) == ("ready", [])
+        for topic, history in promises.values():
+            final, begins = _everything(client, topic)
+            # What was sent since may be in the backup too.
+            history.sends = list(topic.history.sends)
+            check_history(
+                history, final, allow_duplicates=not topic.is_idempotent, min_offsets=begins
+            )
+            promised += len(history.acks)
+            stored += len(final)
+        groups = fetch(f"{broker.url}/v1/groups/consumers")
+        ends = {
+            state["queue"]: state["max_offset"]
+            for state in client.describe_topic("durable")["queues"]
+        }
+        if groups.status == 200:
+            path = f"{broker.url}/v1/groups/consumers/topics/durable/offsets"
+            for queue, offset in fetch(path).json["offsets"].items():
+                assert offset <= ends[int(queue)], "an offset behind what was backed up"
+    return promised, stored
+
+
+def test_backups_under_load_hold_all_that_was_acknowledged_before(tmp_path: Path) -> None:
+    pause = random.Random(SEED)
+    print(f"seed {SEED}, {BACKUPS} backups")
+    data_dir, target = tmp_path / "data", tmp_path / "backup"
+    promised = stored = reused = 0
+    with RunningBroker(data_dir, ARGUMENTS) as broker, Workload(broker.url) as load:
+        for number in range(BACKUPS):
+            load.wait_for_more(200)
+            time.sleep(pause.uniform(0, 0.3))  # the load itself: when to begin
+            promises = {topic.name: (topic, promised_so_far(topic)) for topic in load.topics}
+            done = subprocess.run(
+                backup_command(data_dir, target), capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            load.verify()
+            assert verify_files(target, read_manifest(target)) == []
+            restored = tmp_path / f"restored-{number}"
+            restore_backup(target, restored)
+            report = check_data_dir(restored)
+            assert report.is_sound, report.findings
+            counts = judge(restored, promises)
+            promised, stored = promised + counts[0], stored + counts[1]
+            reused += '"reused_bytes":0' not in done.stdout
+        load.pause()
+        print(load.judge())
+    print(f"{promised} promised over all backups, {stored} restored; {reused} reused segments")
+
+
+def test_a_killed_backup_leaves_the_earlier_one_whole(tmp_path: Path) -> None:
+    when = random.Random(SEED)
+    print(f"seed {SEED}, {BACKUPS} kills")
+    data_dir, target = tmp_path / "data", tmp_path / "backup"
+    killed = 0
+    with RunningBroker(data_dir, ARGUMENTS) as broker, Workload(broker.url) as load:
+        load.wait_for_more(300)
+        make_backup(data_dir, target)
+        began = time.monotonic()
+        subprocess.run(backup_command(data_dir, target), check=True, capture_output=True)
+        takes_s = time.monotonic() - began
+        for _ in range(BACKUPS):
+            load.wait_for_more(200)
+            earlier = read_manifest(target)
+            # Not before it has begun to copy: starting Python takes the first half.
+            process = subprocess.Popen(backup_command(data_dir, target), stdout=subprocess.DEVNULL)
+            time.sleep(when.uniform(0.3, 1.0) * takes_s)
+            process.send_signal(signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+            found = read_manifest(target)
+            assert found.backup_id >= earlier.backup_id
+            assert verify_files(target, found) == []
+        subprocess.run(backup_command(data_dir, target), check=True, capture_output=True)
+        load.pause()
+    names = {path.name for path in target.iterdir()}
+    assert "UNFINISHED" not in names
+    assert len(names) == 3, names
+    restore_backup(target, tmp_path / "restored", finish=_is_sound)
+    print(f"{killed} of {BACKUPS} were killed before they ended")
+
+
+def _is_sound(built: Path) -> None:
+    report = check_data_dir(built)
+    assert report.is_sound, report.findings
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """Return what a broker left that had filled six segments."""
+    arguments = ("--commitlog-segment-bytes", "1MiB", "--commitlog-reserve-bytes", "0")
+    with RunningBroker(tmp_path / "data", arguments) as broker, Client(broker.url) as client:
+        client.create_topic("t", queues=1)
+        for _ in range(60):
+            client.publish("t", os.urandom(90_000), queue=0)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return an empty disk of 3 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: nothing can be mounted")
+    where = tmp_path / "small"
+    where.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+def test_a_full_disk_ends_a_backup_in_one_line_and_is_not_left_full(
+    filled: Path, small_disk: Path
+) -> None:
+    target = small_disk / "backup"
+    done = subprocess.run(
+        backup_command(filled, target), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
+    stats = os.statvfs(small_disk)
+    assert stats.f_bavail * stats.f_frsize > 2.5 * 1024 * 1024
+    with pytest.raises(NotABackup, match="not finished"):
+        restore_backup(target, small_disk / "restored")
+
+
+def test_a_full_disk_ends_a_restore_and_leaves_nothing(
+    filled: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    make_backup(filled, tmp_path / "backup")
+    with pytest.raises(OSError, match="No space left"):
+        restore_backup(tmp_path / "backup", small_disk / "data")
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("file_system", FILE_SYSTEMS)
+def test_a_backup_that_ended_and_a_restore_survive_a_power_loss(
+    filled: Path, file_system: str
+) -> None:
+    missing = why_not(file_system)
+    if missing:
+        pytest.skip(missing)
+    try:
+        volume = LoopVolume(file_system)
+    except CannotMount as error:
+        pytest.skip(f"nothing can be mounted here: {error}")
+    try:
+        make_backup(filled, volume.path / "backup")
+        volume.cut_power()
+        volume.restore_power()
+        assert check_data_dir(volume.path / "backup").is_sound
+        restore_backup(volume.path / "backup", volume.path / "data")
+        volume.cut_power()
+        volume.restore_power()
+        report = check_data_dir(volume.path / "data")
+        assert report.is_sound, report.findings
+        assert report.messages >= 60
+    finally:
+        volume.remove()
