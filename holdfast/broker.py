@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from holdfast import __version__
 from holdfast.config import Config, changed_keys
+from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
@@ -54,9 +55,13 @@ class Broker:
         if storage is None:
             return BrokerStatus(self._phase)
         progress = storage.progress
+        token_fault = self._access.fault if self._access is not None else None
         return BrokerStatus(
             self._phase,
-            tuple(storage.degraded),
+            (
+                *storage.degraded,
+                *([Fault("tokens-unreadable", token_fault)] if token_fault else ()),
+            ),
             storage.read_only,
             storage.raised_alarms,
             {

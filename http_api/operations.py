@@ -1,9 +1,12 @@
 """Operating the broker: is it alive, is it ready, what does it measure, what is it."""
 
+from dataclasses import replace
+
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.codecs import JSON
+from holdfast.http_api.context import BrokerStatus
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.reply import Reply
 from holdfast.http_api.types import FaultReply, HealthReply, ReadyReply
@@ -12,6 +15,9 @@ _WHY_NOT_READY = {
     "recovering": "the broker is recovering; wait until it is ready",
     "draining": "the broker is stopping; send the request again once it is back",
 }
+
+
+_WITHHELD = "told to those whose token grants operate"
 
 
 def not_ready(phase: str, /, **members: object) -> Problem:
@@ -28,9 +34,12 @@ async def get_health(call: Call[NoParams]) -> Reply:
 async def get_ready(call: Call[NoParams]) -> Reply:
     """Tell whether requests are served: 503 with the progress while the broker recovers.
 
-    A broker that serves in spite of faults is ready, and names them in `degraded`.
+    A broker that serves in spite of faults is ready, and names them in `degraded`. Where tokens
+    are asked for, the words that tell more are for one that grants `operate`.
     """
     status = call.context.status()
+    if not call.principal.may(("operate",)):
+        status = _without_details(status)
     degraded = [FaultReply(fault.reason, fault.detail) for fault in status.degraded]
     if status.phase != "ready":
         raise not_ready(
@@ -41,8 +50,16 @@ async def get_ready(call: Call[NoParams]) -> Reply:
             alarms=status.alarms,
             progress=status.progress,
         )
-    return call.reply(
-        ReadyReply(status.phase, degraded, status.read_only, dict(status.alarms))
+    return call.reply(ReadyReply(status.phase, degraded, status.read_only, dict(status.alarms)))
+
+
+def _without_details(status: BrokerStatus) -> BrokerStatus:
+    """Return what everybody may know: sentences about faults may name files and topics."""
+    return replace(
+        status,
+        degraded=tuple(replace(fault, detail=_WITHHELD) for fault in status.degraded),
+        read_only=status.read_only and _WITHHELD,
+        alarms=dict.fromkeys(status.alarms, _WITHHELD),
     )
 
 

@@ -125,6 +125,7 @@ async def test_damage_at_the_start_lets_nobody_in_and_says_so(
     with caplog.at_level(logging.ERROR):
         async with Broker(config) as broker:
             await until_it_is(401, broker, text)
+            assert [fault.reason for fault in broker.status.degraded] == ["tokens-unreadable"]
     assert "and so nobody gets in" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from multidict import CIMultiDict
 
 from holdfast.commitlog.message_id import format_message_id
+from holdfast.consumequeue.damage_book import Fault
 from holdfast.http_api.access.audit import AuditFile, AuditLog
 from holdfast.http_api.access.tokens import Tokens
+from holdfast.http_api.context import BrokerStatus
 from tests.support.api_server import Api, running_api
 from tests.support.certificates import Certificates
 from tests.support.raw_http import raw_connection
@@ -107,10 +110,10 @@ async def test_nobody_is_told_that_the_broker_recovers_before_who_they_are_is_kn
     api: Api,
 ) -> None:
     header = let_in(api, "all")
-    api.status = type(api.status)("recovering")
+    api.status = BrokerStatus("recovering")
     assert (await api.get("/v1/topics")).status == 401
     assert (await api.get("/v1/topics", **header)).status == 503
-    api.status = type(api.status)("ready")
+    api.status = BrokerStatus("ready")
 
 
 # -- what is shown ---------------------------------------------------------------------------
@@ -298,3 +301,21 @@ async def test_an_act_whose_client_went_away_is_recorded(api: Api, tmp_path: Pat
     (line,) = [json.loads(line) for line in file.path.read_text().splitlines()]
     assert (line["act"], line["object"]) == ("topic.create", "late")
     assert line["outcome"] == "begun, but its client went away"
+
+
+async def test_only_operators_are_told_the_details_of_faults(api: Api) -> None:
+    faulty = BrokerStatus(
+        "ready", (Fault("lost-range", "queue 0 of 'orders'"),), "in orders.log", {"disk": "orders"}
+    )
+    for phase in ("ready", "draining"):
+        api.status = replace(faulty, phase=phase)
+        operator = let_in(api, "operate")
+        told = await api.get("/readyz", **operator)
+        assert told.body.count(b"orders") == 3
+        for header in ({}, let_in(api, "consume:*", "admin:*")):
+            withheld = await api.get("/readyz", **header)
+            assert withheld.status == told.status
+            assert b"orders" not in withheld.body
+            assert withheld.json()["degraded"][0]["reason"] == "lost-range"
+            assert list(withheld.json()["alarms"]) == ["disk"]
+    api.status = BrokerStatus("ready")
