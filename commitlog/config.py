@@ -49,6 +49,11 @@ class CommitLogConfig:
     retention_interval_ms: int = setting(
         30_000, "How often retention looks for what may go.", minimum=10
     )
+    scrub_bytes_per_s: int = setting(
+        0,
+        "How fast sealed segments are read again to find rot before a reader does. 0: not at all.",
+        minimum=0,
+    )
     producer_expiry_ms: int = setting(
         86_400_000, "An idempotent producer unheard of for this long is forgotten.", minimum=1000
     )

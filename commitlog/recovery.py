@@ -88,7 +88,7 @@ def recover(
             if not isinstance(found, Damage):
                 accept(segment, found)
             elif found.start < durable:
-                for piece in _pieces(log, segment, found):
+                for piece in pieces(log, segment, found):
                     result.damage.append(piece)
                     if piece.header is not None:
                         accept(segment, piece.header)
@@ -126,7 +126,7 @@ def recover(
     return result
 
 
-def _pieces(log: CommitLog, segment: Segment, damage: Damage) -> list[Damage]:
+def pieces(log: CommitLog, segment: Segment, damage: Damage) -> list[Damage]:
     """Return damage block by block, where the segment's footer still lists the blocks that are
     no longer to be known by their headers: their queues keep the offsets."""
     tables = log.footer(segment) if damage.header is None else None

@@ -40,20 +40,28 @@ def holes(log: CommitLog) -> Iterator[tuple[int, int, str]]:
 def note_holes(
     log: CommitLog, index: Index, queues: Mapping[QueueKey, ConsumeQueue], book: DamageBook
 ) -> None:
-    """Note the holes of the log, and the messages that the index has and that lay in them. The
-    broker's own topic is passed over: what it notes is in the state too."""
+    """Note the holes of the log, and the messages that the index has and that lay in them."""
     for start, end, reason in holes(log):
         if start:
             book.files.append(Fault(reason, f"the log lacks {start} to {end}"))
-        for key, cq in queues.items():
-            if key[0] == STATE_TOPIC_ID:
-                continue
-            first = first_unit_reaching(index, key, cq, _END, start + 1)
-            if first is None or first.physical_offset >= end:
-                continue
-            after = first_unit_reaching(index, key, cq, PHYSICAL_OFFSET, end)
-            lost_end = cq.max_offset if after is None else after.base_offset
-            book.note_lost(key, max(first.base_offset, cq.min_offset), lost_end, reason)
+        for key, lost_start, lost_end in lost_between(index, queues, start, end):
+            book.note_lost(key, lost_start, lost_end, reason)
+
+
+def lost_between(
+    index: Index, queues: Mapping[QueueKey, ConsumeQueue], start: int, end: int
+) -> Iterator[tuple[QueueKey, int, int]]:
+    """Yield each queue that has messages in a hole of the log, with their first offset and the one
+    after them. The broker's own topic is passed over: what it notes is in the state too."""
+    for key, cq in queues.items():
+        if key[0] == STATE_TOPIC_ID:
+            continue
+        first = first_unit_reaching(index, key, cq, _END, start + 1)
+        if first is None or first.physical_offset >= end:
+            continue
+        after = first_unit_reaching(index, key, cq, PHYSICAL_OFFSET, end)
+        lost_end = cq.max_offset if after is None else after.base_offset
+        yield key, max(first.base_offset, cq.min_offset), lost_end
 
 
 def note_damage(found: Damage, book: DamageBook) -> None:

@@ -98,6 +98,13 @@ class DamageBook:
         self._is_damage_changed = True
         self.changed()
 
+    def note_file(self, fault: Fault) -> None:
+        """Note what is wrong with a file as a whole, until the next start looks again."""
+        if fault not in self.files and len(self.files) < MAX_RANGES:
+            self.counts[fault.reason] += 1
+            self._log(str(fault))
+            self.files.append(fault)
+
     def note_mended(self, key: QueueKey, start_offset: int, end_offset: int) -> None:
         """Note that these messages can be read: somebody put their file back."""
         known = self.lost.get(key, ())

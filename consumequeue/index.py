@@ -131,7 +131,7 @@ class Index:
                 if not self._guard.grow():
                     raise
             except CORRUPT as error:
-                self._condemn()
+                self.condemn()
                 raise IndexCorrupt(str(error)) from error
 
     def _commit(
@@ -256,13 +256,14 @@ class Index:
             with self._guard.transaction(), self._env.begin(db=db, write=write) as txn:
                 yield txn
         except CORRUPT as error:
-            self._condemn()
+            self.condemn()
             raise IndexCorrupt(str(error)) from error
         except IndexCorrupt:
-            self._condemn()
+            self.condemn()
             raise
 
-    def _condemn(self) -> None:
+    def condemn(self) -> None:
+        """Have it rebuilt at the next start: it was found damaged, or not to be the log's."""
         if not self.is_condemned and not self._is_readonly:
             self.is_condemned = True
             with contextlib.suppress(OSError):  # a full disk: the damage is met again

@@ -80,7 +80,8 @@ class StorageCollector(Collector):
             "Bytes of publishes accepted and not answered yet.",
             storage.admission.in_flight_bytes,
         )
-        yield _gauge("holdfast_degraded", "Damages found at the start.", len(storage.degraded))
+        yield _gauge("holdfast_degraded", "Damages that are known.", len(storage.degraded))
+        yield from _damage(storage)
         yield _gauge(
             "holdfast_disk_free_bytes",
             "Free bytes on the log's file system.",
@@ -91,6 +92,25 @@ class StorageCollector(Collector):
         )
         deleted.add_metric([], storage.retention.deleted_segments)
         yield deleted
+
+
+def _damage(storage: "Storage") -> Iterator[Metric]:
+    found = CounterMetricFamily(
+        "holdfast_corrupt_records", "Damaged places found, each once.", labels=["reason"]
+    )
+    for reason, count in sorted(storage.damage.counts.items()):
+        found.add_metric([reason], count)
+    yield found
+    progress = storage.scrub.progress
+    yield CounterMetricFamily(
+        "holdfast_scrub_bytes", "Bytes that the scrub has looked at.", value=progress.bytes
+    )
+    yield CounterMetricFamily(
+        "holdfast_scrub_passes", "How often the scrub came to the log's end.", value=progress.passes
+    )
+    yield _gauge(
+        "holdfast_scrub_offset", "Physical offset where the scrub is.", progress.physical_offset
+    )
 
 
 def _gauge(name: str, doc: str, value: float) -> GaugeMetricFamily:

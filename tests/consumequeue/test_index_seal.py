@@ -79,7 +79,7 @@ def test_a_damaged_seal_says_nothing_of_the_file(tmp_path: Path) -> None:
 def test_a_condemned_index_is_not_sealed(tmp_path: Path) -> None:
     filled(tmp_path)
     index = Index(tmp_path, MAP)
-    index._condemn()
+    index.condemn()
     index.close()
     assert not (tmp_path / SEAL).exists()
 

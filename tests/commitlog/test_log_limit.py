@@ -1,0 +1,15 @@
+"""Lines to the log, and how many were left out."""
+
+from holdfast.commitlog.log_limit import LogLimit
+
+
+def test_so_many_lines_pass_in_a_while_and_the_rest_is_counted() -> None:
+    limit = LogLimit(2, 10.0)
+    assert [limit.admit(0.0), limit.admit(1.0), limit.admit(2.0), limit.admit(9.9)] == [
+        0,
+        0,
+        None,
+        None,
+    ]
+    assert [limit.admit(10.0), limit.admit(10.0), limit.admit(10.0)] == [2, 0, None]
+    assert limit.admit(100.0) == 1
