@@ -49,10 +49,9 @@ class AgeingClock:
         with self._lock:
             certain_us = self._anchor_us + int((passed_s - self._anchored_s) * 1e6)
             ahead_us = wall_us - certain_us
-            if ahead_us > _TOLERANCE_US:
-                if not self._is_believed(passed_s, ahead_us):
-                    return certain_us
-                self._stands_s = JUMP_STANDS_S
+            if ahead_us > _TOLERANCE_US and not self._is_believed(passed_s, ahead_us):
+                return certain_us
+            self._stands_s = JUMP_STANDS_S
             self._ahead_since = None
             self._anchor_us, self._anchored_s = wall_us, passed_s
             return wall_us

@@ -96,6 +96,15 @@ def test_a_jump_is_not_believed_with_what_lay_before_the_start(
     assert clocks.now_s < YEAR_S
 
 
+def test_once_it_agreed_after_the_start_a_jump_must_stand_for_long(clocks: Clocks) -> None:
+    clocks.ageing.start(START_S * 1_000_000)
+    assert clocks.now_s == 0
+    clocks.wall_s += HOUR_S
+    assert clocks.now_s == 0
+    clocks.let_pass(START_STANDS_S)
+    assert clocks.now_s == START_STANDS_S
+
+
 def test_a_log_without_messages_begins_with_the_wall_clock(clocks: Clocks) -> None:
     clocks.ageing.start(0)
     assert clocks.now_s == 0
