@@ -86,6 +86,8 @@ class App:
         except asyncio.CancelledError:
             auditing.abandoned()
             raise
+        finally:
+            context.bodies.done(request)
         context.metrics.answered(path, reply.status, monotonic() - started - reply.held_s)
         return reply
 

@@ -1,14 +1,13 @@
 """Reading a request's body: whole, within its size and its time, and decompressed.
 
 A body that says it is too large is refused before any of it is read, one that turns out to be
-too large as soon as it is; what it decompresses to counts as well. All the bodies that are
-still arriving share a limit, so that slow senders cannot fill the memory.
+too large as soon as it is; what it decompresses to counts as well. All bodies share a limit from
+when they begin to arrive until they are answered, decompressed ones by what they say they are, so
+that neither slow senders nor many small bombs can fill the memory.
 """
 
 import asyncio
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -24,9 +23,11 @@ class BodyReader:
         self._config = config
         self._limit = config.max_request_bytes
         self._arriving_bytes = 0
+        self._sizes: dict[int, int] = {}
+        """By the request's identity: what it has of the bytes that all share."""
 
     async def read(self, request: web.BaseRequest) -> bytes:
-        """Return the body, decompressed; empty when there is none.
+        """Return the body, decompressed; empty when there is none. It counts until `done`.
 
         Raises Problem: unsupported-encoding, request-too-large, request-timeout, overloaded,
         malformed-encoding, malformed-request.
@@ -40,6 +41,7 @@ class BodyReader:
                 body = await self._arrive(request)
             else:
                 body = content.read_nowait()
+                self._take(request, len(body))
         except TimeoutError:
             timeout_ms = self._config.body_timeout_ms
             raise Problem(
@@ -55,44 +57,49 @@ class BodyReader:
         if len(body) > self._limit:
             raise self._too_large()
         if is_gzip:
+            size = min(_claimed_size(body), self._limit)
+            self._take(request, len(body) + size)
             # Rare, and slow enough to be kept off the loop.
-            body = await asyncio.to_thread(self._gunzip, body)
+            body = await asyncio.to_thread(self._gunzip, body, size)
+        self._take(request, len(body))
         return body
+
+    def done(self, request: web.BaseRequest) -> None:
+        """Let go of a request's body: it is answered. Nothing happens if it had none."""
+        self._arriving_bytes -= self._sizes.pop(id(request), 0)
 
     async def _arrive(self, request: web.BaseRequest) -> bytes:
         """Return the body once it is whole, or a little more of it than is allowed."""
         content, length = request.content, request.content_length
         # A reader stops its connection when it holds twice this much: not while this waits.
         content.set_read_chunk_size(self._limit if length is None else length)
-        with self._room_for(self._limit if length is None else length):
-            _invite(request)
-            async with asyncio.timeout(self._config.body_timeout_ms / 1000):
-                if length is not None:
-                    begun = content.read_nowait()  # goes on reading, if that has stopped already
-                    await content.wait_eof()
-                    return begun + content.read_nowait()
-                chunks, size = [], 0
-                while size <= self._limit and (chunk := await content.readany()):
-                    chunks.append(chunk)
-                    size += len(chunk)
-                return b"".join(chunks)
+        self._take(request, self._limit if length is None else length)
+        _invite(request)
+        async with asyncio.timeout(self._config.body_timeout_ms / 1000):
+            if length is not None:
+                begun = content.read_nowait()  # goes on reading, if that has stopped already
+                await content.wait_eof()
+                return begun + content.read_nowait()
+            chunks, size = [], 0
+            while size <= self._limit and (chunk := await content.readany()):
+                chunks.append(chunk)
+                size += len(chunk)
+            return b"".join(chunks)
 
-    @contextmanager
-    def _room_for(self, size: int) -> Iterator[None]:
+    def _take(self, request: web.BaseRequest, size: int) -> None:
+        """Count so many bytes for a request, in place of what it had. Raises Problem."""
         limit = self._config.max_arriving_bytes
-        if self._arriving_bytes and self._arriving_bytes + size > limit:
+        others = self._arriving_bytes - self._sizes.get(id(request), 0)
+        if others and others + size > limit:
             raise Problem(
                 "overloaded",
-                f"bodies of more than max_arriving_bytes ({limit}) are arriving; wait a moment "
-                "and send the request again",
+                f"bodies of more than max_arriving_bytes ({limit}) are arriving or at work; wait "
+                "a moment and send the request again",
                 limit=limit,
                 limit_name="max_arriving_bytes",
             )
-        self._arriving_bytes += size
-        try:
-            yield
-        finally:
-            self._arriving_bytes -= size
+        self._sizes[id(request)] = size
+        self._arriving_bytes = others + size
 
     def _too_large(self) -> Problem:
         return Problem(
@@ -103,20 +110,28 @@ class BodyReader:
             limit_name="max_request_bytes",
         )
 
-    def _gunzip(self, body: bytes) -> bytes:
-        """Return one gzip member decompressed; never makes more than one byte too many."""
+    def _gunzip(self, body: bytes, size: int) -> bytes:
+        """Return one gzip member decompressed; never makes more than one byte more than it says
+        to be, or than is allowed, which `size` is the less of."""
         inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         try:
-            plain = inflater.decompress(body, self._limit + 1)
+            plain = inflater.decompress(body, size + 1)
         except zlib.error as error:
             raise _not_gzip(str(error)) from error
         if len(plain) > self._limit:
             raise self._too_large()
+        if inflater.eof and inflater.unused_data:
+            raise _not_gzip("something follows after its end")
+        if len(plain) > size:
+            raise _not_gzip("it is longer than it says at its end")
         if not inflater.eof:
             raise _not_gzip("it ends too early")
-        if inflater.unused_data:
-            raise _not_gzip("something follows after its end")
         return plain
+
+
+def _claimed_size(body: bytes) -> int:
+    """Return the size that a gzip stream says, at its very end, to have been."""
+    return int.from_bytes(body[-4:], "little")
 
 
 def _invite(request: web.BaseRequest) -> None:

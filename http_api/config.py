@@ -55,7 +55,9 @@ class HttpConfig:
         10_000, "Over how long that rate is measured, and so the first time it counts.", minimum=1
     )
     max_arriving_bytes: int = setting(
-        256 * MIB, "Bodies that may be arriving at once, in all; beyond it 503.", minimum=1
+        256 * MIB,
+        "Bodies that may be arriving or at work at once, in all; beyond it 503.",
+        minimum=1,
     )
     max_unsent_bytes: int = setting(
         256 * MIB,

@@ -10,6 +10,7 @@ from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 
 HEAD = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
+PATH = "/v1/topics/orders/messages"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -122,6 +123,57 @@ async def test_bodies_that_are_arriving_share_a_limit() -> None:
         await slow.send(b"x" * 899)
         assert (await slow.answer())[0] == 200
         assert api.context.bodies._arriving_bytes == 0
+
+
+async def test_a_body_counts_until_it_is_answered(api: Api) -> None:
+    api.store.publish_gate = asyncio.Event()
+    task = asyncio.create_task(api.publish("orders", {"body": "x" * 1000}))
+    async with asyncio.timeout(10):
+        while not api.store.publishes:
+            await asyncio.sleep(0)
+    assert api.context.bodies._arriving_bytes > 1000
+    api.store.publish_gate.set()
+    assert (await task).status == 200
+    assert api.context.bodies._arriving_bytes == 0
+
+
+async def test_many_bombs_at_once_share_the_limit_by_what_they_say_they_are() -> None:
+    bomb = zlib.compress(bytes(1 << 20), 9, 31)
+    assert len(bomb) < 1200
+    async with running_api(max_arriving_bytes=3 << 20) as api:
+        answers = await asyncio.gather(
+            *(api.ask("POST", PATH, bomb, Content_Encoding="gzip") for _ in range(40))
+        )
+        assert {answer.status for answer in answers} == {200, 503}
+        assert {answer.problem for answer in answers if answer.status == 503} == {"overloaded"}
+        assert api.context.bodies._arriving_bytes == 0
+        answer = await api.ask("POST", PATH, bomb, Content_Encoding="gzip")
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("said", [0, 1, 5_000])
+async def test_a_bomb_that_lies_about_its_size_is_no_larger_than_it_says(
+    api: Api, said: int
+) -> None:
+    bomb = zlib.compress(bytes(10_000), 9, 31)[:-4] + said.to_bytes(4, "little")
+    answer = await api.ask("POST", PATH, bomb, Content_Encoding="gzip")
+    assert (answer.status, answer.problem) == (400, "malformed-encoding")
+    assert "longer than it says" in answer.json()["detail"]
+    assert stored(api) == []
+
+
+@pytest.mark.parametrize("encoding", ["deflate", "br", "zstd", "gzip, gzip", "compress"])
+async def test_what_is_not_gzip_is_not_decompressed(api: Api, encoding: str) -> None:
+    # A frame of zstd whose window would be 2 GiB.
+    frame = b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(100)
+    answer = await api.ask("POST", PATH, frame, Content_Encoding=encoding)
+    assert (answer.status, answer.problem) == (415, "unsupported-encoding")
+
+
+async def test_ten_thousand_empty_members_are_refused_at_the_second(api: Api) -> None:
+    members = zlib.compress(b"", 9, 31) * 10_000
+    answer = await api.ask("POST", PATH, members, Content_Encoding="gzip")
+    assert (answer.status, answer.problem) == (400, "malformed-encoding")
 
 
 async def test_a_small_bomb_is_not_blown_up() -> None:
