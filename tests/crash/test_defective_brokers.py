@@ -1,0 +1,69 @@
+"""Real brokers with a defect planted: the kills and power losses must refuse every one of them,
+or that they pass says nothing."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.client.errors import ApiError
+from holdfast.running_broker import RunningBroker
+from tests.support.loop_volume import LoopVolume
+from tests.support.workload import ARGUMENTS, Workload
+
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.crash,
+    pytest.mark.planted,
+    pytest.mark.timeout(300),
+]
+
+#: A defect that so many ends do not show is taken for one that none shows.
+MOST_ENDS = 8
+#: What the checker finds, or what the broker itself says of messages and topics that it lacks.
+REFUSALS = (AssertionError, ApiError)
+
+
+def test_acknowledging_without_a_sync_is_refused(volume: LoopVolume) -> None:
+    with pytest.raises(REFUSALS) as refused:
+        _end_again_and_again("acknowledge without sync", volume.path, volume)
+    print(f"no sync: {str(refused.value)[:200]}")
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        "acknowledge offsets without commit",
+        "index position before its entries",
+        "forget producers",
+    ],
+)
+def test_a_defect_is_refused_by_kills(tmp_path: Path, defect: str) -> None:
+    with pytest.raises(REFUSALS) as refused:
+        _end_again_and_again(defect, tmp_path / "data", None)
+    print(f"{defect}: {str(refused.value)[:200]}")
+
+
+def _end_again_and_again(defect: str, data_dir: Path, volume: LoopVolume | None) -> None:
+    broker = RunningBroker(data_dir, ARGUMENTS, start_timeout_s=60)
+    broker.program = (sys.executable, "-m", "tests.support.defective_program", defect)
+    broker.start()
+    try:
+        with Workload(broker.url) as load:
+            for _ in range(MOST_ENDS):
+                time.sleep(0.3)  # the load itself
+                if volume is not None:
+                    load.disk_fails()
+                    volume.cut_power()
+                load.close_gate()
+                broker.kill()
+                if volume is not None:
+                    volume.restore_power()
+                broker.start()
+                load.pause()
+                load.judge(power_was_lost=volume is not None)
+                load.resume()
+                load.wait_for_more()
+    finally:
+        broker.kill()
