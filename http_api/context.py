@@ -21,6 +21,9 @@ from holdfast.http_api.metrics import Metrics
 
 T = TypeVar("T")
 
+#: As many as there are threads that read from the disk.
+LARGE_REPLIES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
@@ -57,6 +60,8 @@ class ApiContext:
     metrics: Metrics = field(init=False)
     bodies: BodyReader = field(init=False)
     connections: Connections = field(init=False)
+    large_replies: asyncio.Semaphore = field(init=False)
+    """A turn each for the large replies that may be made at once."""
     openapi: bytes = field(init=False, default=b"")
     """This API's description."""
     _turns: dict[int, int] = field(init=False, default_factory=dict)
@@ -66,6 +71,7 @@ class ApiContext:
         self.metrics = Metrics(self.registry)
         self.bodies = BodyReader(self.config)
         self.connections = Connections(self.config)
+        self.large_replies = asyncio.Semaphore(LARGE_REPLIES)
 
     def next_queue(self, topic: Topic) -> int:
         """Return the queue whose turn it is, for messages that name none."""

@@ -5,7 +5,7 @@ JSON and msgpack wrap the messages in an envelope; NDJSON (a message a line) and
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,9 @@ MAX_QUEUES_IN_HEADERS = 128
 #: What a read passed over, because it is damaged or gone; only where there is such.
 SKIPPED_HEADER = "Holdfast-Skipped"
 
-#: More messages than this are encoded in a thread: they would keep the loop for milliseconds.
+#: More messages than this would keep the loop for milliseconds: they are made in portions, with
+#: others' turns of the loop between. (Not in a thread: that holds the interpreter's lock as long,
+#: and lets go of it only every 5 ms, whoever waits for it.)
 APART_MESSAGES = 500
 
 
@@ -133,6 +135,23 @@ def _queue_reply(read: QueueRead) -> QueueReply:
     )
 
 
+def portions(slices: Iterable[BatchSlice], most: int) -> Iterator[list[BatchSlice]]:
+    """Yield the same rows in lists of slices with at most `most` rows each, none of them empty."""
+    portion: list[BatchSlice] = []
+    room = most
+    for each in slices:
+        rows = each.rows
+        while len(rows):
+            taken, rows = rows[:room], rows[room:]
+            portion.append(BatchSlice(each.batch, taken))
+            room -= len(taken)
+            if room == 0:
+                yield portion
+                portion, room = [], most
+    if portion:
+        yield portion
+
+
 async def _deliver(
     context: ApiContext,
     topic: Topic,
@@ -147,14 +166,14 @@ async def _deliver(
     if media == BATCH:
         parts = [each.batch.block for each in slices]
     else:
-
-        def encoded() -> bytes:
-            if media == NDJSON:
-                return encode_lines(messages_of(topic.name, slices))
-            make = packed_messages_of if media == MSGPACK else messages_of
-            return encode(media, envelope(make(topic.name, slices)))
-
-        parts = [await asyncio.to_thread(encoded) if count > APART_MESSAGES else encoded()]
+        make = packed_messages_of if media == MSGPACK else messages_of
+        messages: list[Any] = []
+        for portion in [slices] if count <= APART_MESSAGES else portions(slices, APART_MESSAGES):
+            if messages:
+                await asyncio.sleep(0)
+            messages += make(topic.name, portion)
+        is_lines = media == NDJSON
+        parts = [encode_lines(messages) if is_lines else encode(media, envelope(messages))]
     if count:
         counters = context.metrics.topic(topic.name)
         counters.messages_out.inc(count)

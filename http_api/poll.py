@@ -26,8 +26,9 @@ from holdfast.http_api.delivery import (
 from holdfast.http_api.pairs import PATTERN, parse_pairs
 from holdfast.http_api.params import text
 from holdfast.http_api.problems import Problem, problem_for
-from holdfast.http_api.pull import PullBounds, Waiting, nothing_at
+from holdfast.http_api.pull import PullBounds, Waiting, nothing_at, turn_for
 from holdfast.http_api.reply import Reply
+from holdfast.http_api.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ async def poll(call: Call[PollParams]) -> Reply:
     read says so in its `problem`, and the others are read all the same; replies without an
     envelope (NDJSON, batches) are that problem as a whole.
     """
+    with turn_for(call) as turn:
+        return await _poll(call, turn)
+
+
+async def _poll(call: Call[PollParams], turn: Turn) -> Reply:
     context, params, topic = call.context, call.params, call.topic()
     limit = context.config.max_queues_per_poll
     if call.media in WITHOUT_ENVELOPE:
@@ -58,6 +64,7 @@ async def poll(call: Call[PollParams]) -> Reply:
     waiting = Waiting(params.wait_ms, call.received_at)
     skipped: dict[int, LostRanges] = {}
     while True:
+        await turn.begin()
         reads = await _read_queues(context, topic, offsets, params, message_filter)
         for read in reads:
             for found in read.fetched.skipped:
@@ -74,6 +81,7 @@ async def poll(call: Call[PollParams]) -> Reply:
             continue
         waits = {(topic.topic_id, queue): offset for queue, offset in offsets.items()}
         del reads
+        turn.end()
         scanned = await waiting.hold(context, topic, waits, call.client, message_filter)
         offsets = {queue: offset for (_, queue), offset in scanned.items()}
         if waiting.is_over():

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import monotonic, time
+from typing import Any
 
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
@@ -20,11 +21,13 @@ from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.holdservice.filters import parse_filter
 from holdfast.holdservice.pull_request_hold_service import Outcome
 from holdfast.http_api.call import Call
+from holdfast.http_api.codecs import BATCH
 from holdfast.http_api.context import ApiContext
-from holdfast.http_api.delivery import QueueRead, deliver_pull
+from holdfast.http_api.delivery import APART_MESSAGES, QueueRead, deliver_pull
 from holdfast.http_api.params import MAX_TIMESTAMP_MS, choice, flag, invalid, text, whole
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.reply import Reply
+from holdfast.http_api.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,11 @@ async def pull(call: Call[PullParams]) -> Reply:
     one arrives. Go on from `next_offset`. Binary replies are whole batches: cut them to your
     offset, count and filter.
     """
+    with turn_for(call) as turn:
+        return await _pull(call, turn)
+
+
+async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
     context, params, topic = call.context, call.params, call.topic()
     queue = call.queue(topic)
     message_filter = parse_filter(params.tag, params.filter)
@@ -79,6 +87,7 @@ async def pull(call: Call[PullParams]) -> Reply:
     offset = await _start(context, topic, queue, params)
     skipped: LostRanges = ()
     while True:
+        await turn.begin()
         fetched = await context.store.read(
             topic,
             queue,
@@ -97,6 +106,7 @@ async def pull(call: Call[PullParams]) -> Reply:
             # The filter scanned its share of a long queue; there is time for more.
             await asyncio.sleep(0)
             continue
+        turn.end()
         scanned = await waiting.hold(context, topic, {key: offset}, call.client, message_filter)
         offset = scanned[key]
         if waiting.is_over():
@@ -105,6 +115,12 @@ async def pull(call: Call[PullParams]) -> Reply:
     waiting.note_wake(context, fetched.slices)
     read = QueueRead(queue, replace(fetched, skipped=skipped))
     return await deliver_pull(context, topic, read, call.media, waiting.held_s)
+
+
+def turn_for(call: Call[Any]) -> Turn:
+    """Return the turn that a pull's or a poll's reply takes: a large one of text needs one."""
+    is_large = call.media != BATCH and call.params.max_messages > APART_MESSAGES
+    return Turn(call.context.large_replies if is_large else None)
 
 
 async def _start(context: ApiContext, topic: Topic, queue: int, params: PullParams) -> int:
