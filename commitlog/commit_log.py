@@ -97,12 +97,14 @@ class CommitLog:
 
     def open(self) -> None:
         """Open every segment. Raises UnknownFormatVersion for a newer format; a damaged
-        header is noted in `damaged_headers` and the file's name and size are used instead. A
-        file that lies over the one before it, or has no room for a header, is noted too, and
+        header is noted in `damaged_headers` and the file's name and size are used instead, the
+        size as far as the next file lets it. A file that lies over the one before it, or has no room for a header, is noted too, and
         left alone."""
         make_directory(self.directory)
         segments: list[Segment] = []
-        for name in self._disk.names(self.directory):
+        names = self._disk.names(self.directory)
+        starts = [start for name in names if (start := parse_segment_name(name)) is not None]
+        for name in names:
             path = self.directory / name
             if name.endswith(".new"):
                 self._disk.remove(path)
@@ -113,12 +115,13 @@ class CommitLog:
             if segments and start < segments[-1].end_offset:
                 self.damaged_headers.append((path, f"lies over {segments[-1].path.name}"))
                 continue
-            segment = self._open_segment(path, start)
+            following = starts[bisect.bisect_right(starts, start) :]
+            segment = self._open_segment(path, start, following[0] if following else None)
             if segment is not None:
                 segments.append(segment)
         self._segments = tuple(segments)
 
-    def _open_segment(self, path: Path, start: int) -> Segment | None:
+    def _open_segment(self, path: Path, start: int, following: int | None) -> Segment | None:
         file = self._disk.open(path)
         size = file.size()
         if size < SEGMENT_HEADER_SIZE:
@@ -134,6 +137,9 @@ class CommitLog:
             size = header.size
         except CorruptBatch as error:
             self.damaged_headers.append((path, str(error)))
+            if following is not None and following - start >= SEGMENT_HEADER_SIZE:
+                # The next file may prove what was durable: it is not to be left out.
+                size = min(size, following - start)
         return Segment(file, path, start, size, start + SEGMENT_HEADER_SIZE)
 
     def end_at(self, active: Segment) -> None:

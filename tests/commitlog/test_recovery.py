@@ -422,6 +422,20 @@ def test_a_damaged_header_page_or_footer_costs_no_message(small: SmallLog, where
 # -- crashes at the seams --------------------------------------------------------------------
 
 
+def test_a_damaged_header_of_a_file_that_has_grown_hides_no_other_segment(small: SmallLog) -> None:
+    places = _synced_blocks(small, 2)
+    ended = small.log.segments[0]
+    small.log.roll()
+    places += _synced_blocks(small, 2)
+    overwrite(ended.path, 0, b"\xff" * 8)
+    overwrite(ended.path, SEGMENT_BYTES, b"\xff" * 100)
+    reopened = small.reopened()
+    recovered = reopened.open()
+    assert (recovered.damage, recovered.cut_bytes) == ([], 0)
+    assert _places(reopened) == places
+    reopened.close()
+
+
 def test_an_ended_segment_without_a_next_one_gets_one(small: SmallLog) -> None:
     places = _synced_blocks(small, 2)
     small.log.roll()
