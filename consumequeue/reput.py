@@ -124,7 +124,7 @@ class ReputService:
     def recovered(self, header: BatchHeader) -> None:
         """Index a block found by recovery, before `start`; its log is synced already."""
         self._index_block(header, {}, visible=True)
-        if len(self._uncommitted) >= _RECOVERY_GROUP:
+        if len(self._uncommitted) % _RECOVERY_GROUP == 0:
             self._trim(self._try_commit(header.end_physical_offset))
 
     def start(self, durable_offset: int) -> None:

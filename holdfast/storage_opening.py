@@ -30,10 +30,11 @@ from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.damage_at_start import keep_ends, note_damage, note_holes, recheck
 from holdfast.consumequeue.damage_book import DamageBook, Fault
 from holdfast.consumequeue.index import Index, IndexCorrupt, ReputPosition
+from holdfast.consumequeue.offsets_beyond_end import offsets_beyond_end
 from holdfast.consumequeue.queue_lookup import queue_bytes_at
 from holdfast.consumequeue.reput import ReputService
 from holdfast.consumequeue.state_journal import state_in_log
-from holdfast.consumequeue.state_records import INCOMPLETE
+from holdfast.consumequeue.state_records import INCOMPLETE, encode_offsets, offsets_key
 from holdfast.consumequeue.state_store import StateCorrupt, StateStore
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
@@ -262,6 +263,7 @@ class StorageOpening:
         keep_ends(queues, book)
         note_holes(log, index, queues, book)
         recheck(log, index, queues, book)
+        _set_offsets_back(state, table, queues)
         return Opened(
             log,
             state,
@@ -352,6 +354,26 @@ def _note_gap(
         expected = cq.min_offset if cq.indexed is None else cq.indexed.end_offset
     if header.base_offset > expected:
         book.note_lost(key, expected, header.base_offset, "missing-block")
+
+
+def _set_offsets_back(
+    state: StateStore, table: TopicTable, queues: dict[QueueKey, ConsumeQueue]
+) -> None:
+    """Set stored offsets back to the end of a queue that a power loss has shortened."""
+    set_back = offsets_beyond_end(table, queues)
+    for (group, topic_id), stored in set_back.items():
+        before = table.offsets(group, topic_id)
+        topic = table.by_id(topic_id)
+        _logger.warning(
+            "group %s had stored %s for topic %s, which ends before that: set back to %s",
+            group,
+            before.offsets,
+            topic_id if topic is None else topic.name,
+            stored.offsets,
+        )
+        table.put_offsets(group, topic_id, stored)
+    if set_back:
+        state.restore({offsets_key(*key): encode_offsets(new) for key, new in set_back.items()})
 
 
 def _durability_of(table: TopicTable) -> Callable[[int], bool | None]:

@@ -1,0 +1,70 @@
+"""The power goes, and takes the end of a topic in written mode, but not the offset that a group
+had stored behind it: whoever goes on from there must not pass over what is published next."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.running_broker import RunningBroker
+from tests.support.broker_calls import Calls
+from tests.support.loop_volume import CannotMount, LoopVolume, why_not
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+
+_NO_SYNC = (
+    *("--commitlog-segment-bytes", "8MiB"),
+    *("--commitlog-flush-interval-ms", "3600000"),
+    *("--consumequeue-commit-interval-ms", "3600000"),
+)
+_MESSAGES = "/v1/topics/t/queues/0/messages"
+_OFFSETS = "/v1/groups/g/topics/t/offsets"
+
+
+@pytest.fixture
+def volume() -> Iterator[LoopVolume]:
+    if (missing := why_not("ext4")) is not None:
+        pytest.skip(missing)
+    try:
+        made = LoopVolume("ext4")
+    except CannotMount as error:
+        pytest.skip(str(error))
+    yield made
+    made.remove()
+
+
+def test_a_group_passes_over_nothing_that_takes_the_place_of_what_was_lost(
+    volume: LoopVolume,
+) -> None:
+    broker = RunningBroker(volume.path / "data", _NO_SYNC)
+    with broker:
+        calls = Calls(broker.url)
+        made = calls("PUT", "/v1/topics/t", {"queues": 1, "durability": "written"})
+        assert made.status == 201
+        assert calls.publish("t", "synced", "?durability=fsync").status == 200
+        for number in range(30):
+            assert calls.publish("t", f"lost-{number}").status == 200
+        assert len(calls.bodies("t")) == 31
+        stored = calls("PUT", _OFFSETS, {"offsets": {"0": 31}})
+        assert stored.status == 200
+        # The state's sync may have carried the log's pages along in the same file system's
+        # journal, but not its data: the log itself was never synced after the first message.
+        volume.cut_power()
+        broker.kill()
+    volume.restore_power()
+    with broker:
+        end = calls("GET", "/v1/topics/t").json["queues"][0]["max_offset"]
+        if end == 31:
+            pytest.skip("the power loss took nothing")
+        assert calls("GET", _OFFSETS).json["offsets"] == {"0": end}
+        # A consumer that still runs is told as soon as it stores its next offset.
+        etag = stored.headers["ETag"]
+        refused = calls("PUT", _OFFSETS, {"offsets": {"0": 32}}, If_Match=etag)
+        assert (refused.status, refused.problem) == (412, "offsets-changed")
+        # One that keeps its offset by itself is told that it is beyond the end.
+        beyond = calls("GET", f"{_MESSAGES}?offset=31")
+        assert (beyond.status, beyond.problem) == (416, "offset-beyond-end")
+        for number in range(40):
+            assert calls.publish("t", f"new-{number}").status == 200
+        found = calls("GET", f"{_MESSAGES}?offset={end}&max_messages=100").json["messages"]
+        assert [each["body"] for each in found] == [f"new-{number}" for number in range(40)]
+        assert broker.stop() == 0
