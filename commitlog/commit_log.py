@@ -98,8 +98,8 @@ class CommitLog:
     def open(self) -> None:
         """Open every segment. Raises UnknownFormatVersion for a newer format; a damaged
         header is noted in `damaged_headers` and the file's name and size are used instead, the
-        size as far as the next file lets it. A file that lies over the one before it, or has no room for a header, is noted too, and
-        left alone."""
+        size as far as the next file lets it. A file that lies over the one before it, or has no
+        room for a header, is noted too, and left alone."""
         make_directory(self.directory)
         segments: list[Segment] = []
         names = self._disk.names(self.directory)
