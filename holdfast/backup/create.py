@@ -15,7 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.backup.files import chunks, file_chunks, sha256_of, sync_tree, write_file
+from holdfast.backup.files import (
+    chunks,
+    clone_file,
+    file_chunks,
+    sha256_of,
+    sync_tree,
+    write_file,
+)
 from holdfast.backup.manifest import (
     MANIFEST_NAME,
     BackupFile,
@@ -65,6 +72,8 @@ class BackupReport:
     manifest: Manifest
     copied_bytes: int = 0
     reused_bytes: int = 0
+    cloned_bytes: int = 0
+    """Shared with the source's file system, which copies what is changed."""
     notes: list[str] = field(default_factory=list)
     """What is worth knowing and harms nothing."""
 
@@ -121,7 +130,7 @@ class _Backup:
         """What this run wrote."""
         self._damage: list[str] = []
         self._notes: list[str] = []
-        self._copied = self._reused = 0
+        self._copied = self._reused = self._cloned = 0
         self._done = self._total = 0
 
     def run(self) -> BackupReport:
@@ -141,7 +150,7 @@ class _Backup:
         unfinished.rename(self._target / MANIFEST_NAME)
         sync_directory(self._target)
         self._remove_others(manifest)
-        return BackupReport(manifest, self._copied, self._reused, self._notes)
+        return BackupReport(manifest, self._copied, self._reused, self._cloned, self._notes)
 
     def _copy(self) -> Manifest:
         # The first look at the state has stored offsets that the log to be read next has the
@@ -201,7 +210,9 @@ class _Backup:
         if self._is_reused(name, found):
             return
         stored_as = name if not (self._target / name).exists() else f"{name}.{self._id}"
-        size, checksum = self._write(stored_as, segment, segment.file.size())
+        size, checksum = self._clone(stored_as, segment) or self._write(
+            stored_as, segment, segment.file.size()
+        )
         self._files.append(
             BackupFile("segment", name, stored_as, segment.size, size, checksum, found)
         )
@@ -236,6 +247,16 @@ class _Backup:
         size, checksum = self._write(stored_as, segment, stored)
         role = "tail" if is_tail else "segment"
         self._files.append(BackupFile(role, name, stored_as, segment.size, size, checksum))
+
+    def _clone(self, stored_as: str, segment: Segment) -> tuple[int, str] | None:
+        """Share the blocks of a segment that never changes, where the file system can."""
+        path = self._target / stored_as
+        self._new.append(path)
+        size = segment.file.size()
+        if not clone_file(segment.path, path) or path.stat().st_size != size:
+            return None
+        self._cloned += size
+        return size, sha256_of(path, self._advance)
 
     def _write(self, stored_as: str, segment: Segment, size: int) -> tuple[int, str]:
         path = self._target / stored_as

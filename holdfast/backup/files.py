@@ -1,5 +1,7 @@
 """Copy and checksum the files of a backup. Zeros take no room where a file may be sparse."""
 
+import errno
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +12,9 @@ from holdfast.commitlog.disk import make_directory
 
 _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
+
+_FICLONE = 0x40049409
+_CANNOT_CLONE = {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
 
 Progress = Callable[[int], None]
 """Called with bytes done since the last call."""
@@ -66,6 +71,33 @@ def write_file(
     finally:
         os.close(descriptor)
     return at, checksum.hexdigest()
+
+
+def clone_file(source: Path, path: Path) -> bool:
+    """Let a new file share the source's blocks until one of them is written to, and sync it; False
+    where that cannot be: on another file system, on one that does not share, for a source that is
+    gone. OSError passes through."""
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        make_directory(path.parent)
+        path.unlink(missing_ok=True)
+        copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.ioctl(copy, _FICLONE, descriptor)
+            os.fsync(copy)
+        except OSError as error:
+            if error.errno not in _CANNOT_CLONE:
+                raise
+            path.unlink()
+            return False
+        finally:
+            os.close(copy)
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _write_all(descriptor: int, chunk: bytes, at: int) -> None:

@@ -47,8 +47,9 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
     if is_terminal():
         click.echo(
             f"backed up {len(manifest.files)} files to {safe_text(str(target))}: "
-            f"{format_size(report.copied_bytes)} copied, {format_size(report.reused_bytes)} "
-            f"there already; the log up to {manifest.end_offset}"
+            f"{format_size(report.copied_bytes)} copied, {format_size(report.cloned_bytes)} "
+            f"cloned, {format_size(report.reused_bytes)} there already; "
+            f"the log up to {manifest.end_offset}"
         )
     else:
         write_json_line(
@@ -57,6 +58,7 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
                 "files": len(manifest.files),
                 "copied_bytes": report.copied_bytes,
                 "reused_bytes": report.reused_bytes,
+                "cloned_bytes": report.cloned_bytes,
                 "min_offset": manifest.min_offset,
                 "end_offset": manifest.end_offset,
                 "damage": list(manifest.damage),
