@@ -58,13 +58,28 @@ class NotADataDir(LogError):
         )
 
 
+class DamagedVersion(UnknownFormatVersion):
+    """A VERSION file that says no version at all."""
+
+    def __init__(self, path: Path, found: str) -> None:
+        super().__init__(path, found, LAYOUT_VERSION)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} is damaged: it says {self.found!r}, which is no version. This Holdfast "
+            f"writes {self.known!r} there: if it is the one that made the directory, write that "
+            "again; nothing was changed"
+        )
+
+
 class DataDir:
     """An open data directory, locked until `close`."""
 
     def __init__(self, path: Path, reserve_bytes: int) -> None:
-        """Create or open, and lock. Raises DataDirInUse, NotADataDir, UnknownFormatVersion;
-        OSError passes through; the lock is then free. Nothing but the lock is changed before
-        it is held, and nothing at all in a folder that is not a data directory."""
+        """Create or open, and lock. Raises DataDirInUse, NotADataDir, DamagedVersion,
+        UnknownFormatVersion; OSError passes through; the lock is then free. Nothing but the lock
+        is changed before it is held, and nothing at all in a folder that is not a data
+        directory."""
         self.path = path
         self._reserve_bytes = reserve_bytes
         self._is_given_up = False
@@ -113,7 +128,7 @@ class DataDir:
     def restore_reserve(self) -> bool:
         """Take the reserve again when there is room for it and as much again; return whether
         it is there."""
-        if not self._reserve_bytes or self._reserve.exists():
+        if not self._reserve_bytes or self._has_whole_reserve():
             return True
         stats = os.statvfs(self.path)
         if stats.f_bavail * stats.f_frsize < 2 * self._reserve_bytes:
@@ -129,6 +144,14 @@ class DataDir:
                 raise
             return False
         return True
+
+    def _has_whole_reserve(self) -> bool:
+        """Whether there is a reserve of any size that somebody may have configured; one without
+        anything in it is none."""
+        try:
+            return self._reserve.stat().st_size > 0
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Let go of the lock; may be called twice."""
@@ -174,5 +197,7 @@ def _check_version(path: Path) -> None:
         unfinished.rename(version)
         sync_directory(path)
         return
+    if not found.isdigit():
+        raise DamagedVersion(version, found[:40])
     if found != LAYOUT_VERSION:
         raise UnknownFormatVersion(f"data directory {path}", found[:40], LAYOUT_VERSION)

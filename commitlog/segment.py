@@ -99,7 +99,8 @@ def largest_batch(segment_bytes: int) -> int:
 def create_segment(
     disk: Disk, directory: Path, start_offset: int, size: int, now_us: int
 ) -> Segment:
-    """Create, allocate and sync an empty segment; it is under its name only when whole."""
+    """Create, allocate and sync an empty segment; it is under its name only when whole. A file
+    that has the name, too damaged to be opened as a segment, is kept under another."""
     path = directory / segment_name(start_offset)
     unfinished = path.with_suffix(".new")
     disk.remove(unfinished)
@@ -107,6 +108,8 @@ def create_segment(
     try:
         file.write([SegmentHeader(start_offset, size, now_us).encode()], 0)
         file.sync()
+        if path.name in disk.names(directory):
+            disk.rename(path, path.with_name(f"{path.name}.damaged-{now_us}"))
         disk.rename(unfinished, path)
     except OSError:
         file.close()

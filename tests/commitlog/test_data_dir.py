@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDir, DataDirInUse, NotADataDir
+from holdfast.commitlog.data_dir import (
+    LAYOUT_VERSION,
+    DamagedVersion,
+    DataDir,
+    DataDirInUse,
+    NotADataDir,
+)
 from holdfast.commitlog.errors import UnknownFormatVersion
 
 RESERVE = 64 * 1024
@@ -106,6 +112,29 @@ def test_another_version_is_refused_and_left_alone(path: Path, found: str) -> No
     assert _contents(path) == before
     (path / "VERSION").write_text("1")
     DataDir(path, 0).close()  # the refusal let go of the lock
+
+
+@pytest.mark.parametrize("found", ["", "one", "q\n", "\x00", "1.0"])
+def test_a_damaged_version_names_the_mend(path: Path, found: str) -> None:
+    DataDir(path, 0).close()
+    (path / "VERSION").write_text(found)
+    with pytest.raises(DamagedVersion, match="write that again"):
+        DataDir(path, 0)
+
+
+@pytest.mark.parametrize("name", ["lock", "reserve"])
+@pytest.mark.parametrize("left", [b"", b"\xff" * 64, None])
+def test_what_the_lock_and_the_reserve_hold_does_not_matter(
+    path: Path, name: str, left: bytes | None
+) -> None:
+    DataDir(path, RESERVE).close()
+    (path / name).unlink()
+    if left is not None:
+        (path / name).write_bytes(left)
+    opened = DataDir(path, RESERVE)
+    assert (path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
+    assert opened.has_reserve()
+    opened.close()
 
 
 def test_a_foreign_folder_is_refused_and_nothing_is_put_there(path: Path) -> None:

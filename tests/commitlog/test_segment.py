@@ -50,6 +50,15 @@ def test_what_a_start_that_was_cut_short_left_is_made_anew(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["0" * 20]
 
 
+@pytest.mark.parametrize("left", [b"", b"no segment", bytes(4096)])
+def test_a_file_that_has_the_name_is_kept_under_another(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / ("0" * 20)).write_bytes(left)
+    segment = _segment(tmp_path)
+    kept = tmp_path / f"{'0' * 20}.damaged-{NOW_US}"
+    assert sorted(tmp_path.iterdir()) == [segment.path, kept]
+    assert kept.read_bytes() == left
+
+
 @pytest.mark.parametrize("step", ["create", "write", "sync", "rename"])
 def test_a_segment_that_cannot_be_made_leaves_nothing(step: str) -> None:
     disk = SimulatedDisk()
