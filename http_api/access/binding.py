@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from ipaddress import IPv6Address, ip_address
+
+from holdfast.http_api.access.loopback import is_loopback
 
 
 class RemoteWithoutAccess(Exception):
@@ -19,14 +20,6 @@ class RemoteWithoutAccess(Exception):
             "(--access-authentication true), listen on 127.0.0.1, or, where the network itself "
             "keeps others out, say so (--access-insecure-remote true)"
         )
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an IP address is reached from this machine alone. Pure."""
-    parsed = ip_address(address.partition("%")[0])
-    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
-    return parsed.is_loopback
 
 
 async def is_remote(host: str) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
 
+from holdfast.http_api.access.browsers import ORIGIN, SEC_FETCH_SITE, is_from_another_site
 from holdfast.http_api.access.grants import ANYONE, Door, Need, Principal, Verb
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.problems import Problem
@@ -62,6 +63,9 @@ class Access:
                 raise refusal from None
             raise
         if principal is ANYONE and route.access.door is not Door.SHUT:
+            headers = request.headers
+            if (ORIGIN in headers or SEC_FETCH_SITE in headers) and is_from_another_site(headers):
+                raise _from_another_site()
             return route, values, principal
         if route.access.is_met(principal if refusal is None else None, values):
             return route, values, principal
@@ -146,6 +150,15 @@ def lacks(
         "ask whoever runs the broker for one that does",
         principal.name,
         **members,
+    )
+
+
+def _from_another_site() -> Denied:
+    return Denied(
+        "forbidden",
+        "a web page of another site sent this by way of a browser, and this broker asks nobody for "
+        "a token; if pages are to use it, turn access.authentication on",
+        ANYONE.name,
     )
 
 

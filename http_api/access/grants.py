@@ -13,7 +13,7 @@ implies another. What is not granted is denied.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, get_args
@@ -114,7 +114,7 @@ class Principal:
     grants: Sequence[Grant]
 
     def may(
-        self, verbs: Collection[Verb], topic: str | None = None, group: str | None = None
+        self, verbs: tuple[Verb, ...], topic: str | None = None, group: str | None = None
     ) -> bool:
         """Whether one grant with any of these verbs covers both the topic and the group.
 

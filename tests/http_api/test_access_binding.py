@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.http_api.access.binding import RemoteWithoutAccess, is_loopback, is_remote
+from holdfast.http_api.access.binding import RemoteWithoutAccess, is_remote
 from holdfast.http_api.access.config import AccessConfig
+from holdfast.http_api.access.loopback import is_loopback
 from holdfast.http_api.access.service import AccessService
 
 

@@ -319,3 +319,40 @@ async def test_only_operators_are_told_the_details_of_faults(api: Api) -> None:
             assert withheld.json()["degraded"][0]["reason"] == "lost-range"
             assert list(withheld.json()["alarms"]) == ["disk"]
     api.status = BrokerStatus("ready")
+
+
+# -- browsers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "http://evil.example:8711"}, 403),
+        ({"Origin": "http://127.0.0.1.evil.example"}, 403),
+        ({"Origin": "http://localhost.evil.example"}, 403),
+        ({"Origin": "http://10.0.0.1"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": ""}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "Cross-Site", "Origin": "http://localhost"}, 403),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "http://127.0.0.1:8711"}, 200),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "http://[::1]:3000"}, 200),
+        ({"Origin": "http://console.localhost"}, 200),
+    ],
+)
+async def test_a_page_of_another_site_cannot_use_a_broker_that_asks_for_no_token(
+    api: Api, headers: dict[str, str], status: int
+) -> None:
+    path = "/v1/topics/orders/messages"
+    assert (
+        await api.ask("POST", path, b"x", Content_Type="text/plain", **headers)
+    ).status == status
+    assert api.store.queue_state(api.store.topic("orders"), 0).max_offset == (status == 200)
+    # A token is what a page of another site does not have.
+    shown = let_in(api, "all")
+    answer = await api.ask("POST", path, b"x", Content_Type="text/plain", **headers, **shown)
+    assert answer.status == 200
