@@ -1,11 +1,15 @@
 """The power goes at the worst moments there are: a broker stops dead at a named place of its
 work, the power is cut, and the next start must find everything that was acknowledged."""
 
+import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from holdfast.check import check_data_dir
+from holdfast.http_api.access.token_file import TokenFile
 from holdfast.running_broker import RunningBroker
 from tests.support.failpoint_program import PLACES, wait_until_stopped
 from tests.support.gate import fetch
@@ -44,9 +48,19 @@ AT_FIRST_START = [
     ("LMDB made", 2),
 ]
 
+#: The same for `holdfast token`, which writes two copies, and for `holdfast backup`.
+IN_TOKEN_COMMANDS = [
+    ("tokens written", 1),
+    ("tokens renamed", 1),
+    ("tokens written", 2),
+    ("tokens renamed", 2),
+]
+IN_BACKUP = ["manifest written", "manifest renamed"]
+
 
 def test_every_place_is_tried() -> None:
-    assert set(PLACES) == {*UNDER_LOAD, *dict(AT_FIRST_START)}
+    in_commands = {*dict(IN_TOKEN_COMMANDS), *IN_BACKUP}
+    assert set(PLACES) == {*UNDER_LOAD, *dict(AT_FIRST_START), *in_commands}
 
 
 @pytest.mark.parametrize("place", UNDER_LOAD)
@@ -98,6 +112,74 @@ def test_power_loss_at_the_first_start(volume: LoopVolume, place: str, count: in
         assert bytes(message.body) == b"x"
     finally:
         broker.kill()
+
+
+@pytest.mark.parametrize(("place", "count"), IN_TOKEN_COMMANDS)
+def test_power_loss_while_a_token_is_revoked(volume: LoopVolume, place: str, count: int) -> None:
+    data_dir = ("--data-dir", str(volume.path))
+    made = [_said("token", "create", *data_dir, "--name", n, "--allow", "all") for n in "ab"]
+    token_id = json.loads(made[1])["token_id"]
+    _run_until_power_is_lost(volume, place, count, "token", "revoke", *data_dir, token_id)
+    # A command that did not end may have had its effect or none; all before it had theirs.
+    tokens = TokenFile(volume.path)
+    after = {token.name for token in tokens.read().content.tokens}
+    assert {"a"} <= after <= {"a", "b"}
+    _said("token", "create", *data_dir, "--name", "c", "--allow", "all")
+    assert {token.name for token in tokens.read().content.tokens} == {*after, "c"}
+    assert tokens.read().faults == ()
+
+
+@pytest.mark.parametrize("place", IN_BACKUP)
+def test_power_loss_at_the_end_of_a_backup(volume: LoopVolume, place: str, tmp_path: Path) -> None:
+    data_dir, target = volume.path / "data", volume.path / "backup"
+    bodies = [b"%d" % n for n in range(100)]
+    with RunningBroker(data_dir, ARGUMENTS) as broker, broker.client() as client:
+        for body in bodies:
+            client.publish("t", body, queue=0)
+        command = ("backup", str(target), "--data-dir", str(data_dir))
+        _run_until_power_is_lost(volume, place, 1, *command, broker=broker)
+    restored = tmp_path / "restored"
+    done = _run("restore", str(target), "--data-dir", str(restored))
+    if done.returncode == 0:  # whole, or refused
+        with RunningBroker(restored, ARGUMENTS) as broker, broker.client() as client:
+            assert [bytes(m.body) for m in client.pull("t", queue=0, follow=False)] == bodies
+    else:
+        assert not restored.exists() or not any(restored.iterdir())
+        assert "Traceback" not in done.stderr
+    _said("backup", str(volume.path / "another"), "--data-dir", str(data_dir))
+    _said("restore", str(volume.path / "another"), "--data-dir", str(tmp_path / "again"))
+
+
+def _run_until_power_is_lost(
+    volume: LoopVolume,
+    place: str,
+    count: int,
+    *command: str,
+    broker: RunningBroker | None = None,
+) -> None:
+    """Run a command until it comes to its place, and cut the power there."""
+    process = subprocess.Popen([*_stopping_at(place, count), *command], stdout=subprocess.DEVNULL)
+    try:
+        wait_until_stopped(process.pid)
+        volume.cut_power()
+    finally:
+        process.kill()
+        process.wait()
+        if broker is not None:
+            broker.kill()
+    volume.restore_power()
+
+
+def _run(*command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*HOLDFAST, *command], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def _said(*command: str) -> str:
+    done = _run(*command)
+    assert done.returncode == 0, done
+    return done.stdout
 
 
 def _stopping_at(place: str, count: int) -> tuple[str, ...]:

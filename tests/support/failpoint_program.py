@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.backup.manifest import MANIFEST_NAME
+
 _SEGMENTS_THREAD = "holdfast-segments"
 
 
@@ -48,6 +50,18 @@ def _into_segment(_path: Path, target: Path) -> bool:
 
 def _into_version(_path: Path, target: Path) -> bool:
     return target.name == "VERSION"
+
+
+def _into_manifest(_path: Path, target: Path) -> bool:
+    return target.name == MANIFEST_NAME
+
+
+def _into_tokens(_path: Path, target: Path) -> bool:
+    return target.parent.name == "access"
+
+
+def _of_tokens(descriptor: int) -> bool:
+    return Path(f"/proc/self/fd/{descriptor}").readlink().parent.name == "access"
 
 
 def _of_version(descriptor: int) -> bool:
@@ -85,6 +99,11 @@ PLACES = {
     "version renamed": Place("pathlib", "Path.rename", "after", _into_version),
     "version entered": Place(_DATA_DIR, "sync_directory", "after"),
     "LMDB made": Place(_LMDB, "sync_directory"),
+    # Commands: a token is made or revoked in two copies; a backup is whole by its manifest.
+    "tokens written": Place("os", "fsync", "before", _of_tokens),
+    "tokens renamed": Place("pathlib", "Path.rename", "after", _into_tokens),
+    "manifest written": Place("pathlib", "Path.rename", "before", _into_manifest),
+    "manifest renamed": Place("pathlib", "Path.rename", "after", _into_manifest),
 }
 
 

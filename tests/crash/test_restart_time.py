@@ -1,0 +1,60 @@
+"""How long a broker takes to serve again after SIGKILL: 5 s per GB of log at most, also where the
+index is gone and the whole log is walked.
+
+The size of the log: TEST_RESTART_MIB (256 unless told).
+"""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.running_broker import RunningBroker
+
+pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(1800)]
+
+MIB = 1024 * 1024
+SIZE_MIB = int(os.environ.get("TEST_RESTART_MIB", "256"))
+S_PER_GB = 5.0
+#: A start without any log is mostly imports; it is measured, and may take that much longer.
+SLACK_S = 3.0
+BODY = b"x" * 1000
+
+
+def test_a_restart_takes_seconds_per_gigabyte_at_most(tmp_path: Path) -> None:
+    broker = RunningBroker(tmp_path / "data", ("--commitlog-segment-bytes", "64MiB"))
+    empty_s = _timed_start(broker)
+    count = SIZE_MIB * MIB // (len(BODY) + 16)
+    try:
+        with broker.client() as client:
+            client.create_topic("t", queues=4, durability="written")
+            with client.producer("t") as producer:
+                for number in range(count):
+                    producer.send(BODY, queue=number % 4)
+            ends = [state["max_offset"] for state in client.describe_topic("t")["queues"]]
+        assert sum(ends) == count
+        broker.kill()
+        killed_s = _timed_start(broker)
+        broker.kill()
+        shutil.rmtree(broker.data_dir / "consumequeue")
+        unindexed_s = _timed_start(broker)
+        with broker.client() as client:
+            after = [state["max_offset"] for state in client.describe_topic("t")["queues"]]
+        assert after == ends
+    finally:
+        broker.kill()
+    log_gb = sum(path.stat().st_size for path in (broker.data_dir / "commitlog").iterdir()) / 1e9
+    print(
+        f"{log_gb:.2f} GB of log: {empty_s:.2f} s empty, {killed_s:.2f} s after SIGKILL, "
+        f"{unindexed_s:.2f} s without index ({(unindexed_s - empty_s) / log_gb:.2f} s per GB)"
+    )
+    assert killed_s < empty_s + SLACK_S + S_PER_GB * log_gb
+    assert unindexed_s < empty_s + SLACK_S + S_PER_GB * log_gb
+
+
+def _timed_start(broker: RunningBroker) -> float:
+    started = time.monotonic()
+    broker.start()
+    return time.monotonic() - started
