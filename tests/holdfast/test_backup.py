@@ -18,11 +18,20 @@ from holdfast.backup.manifest import (
     encode_manifest,
 )
 from holdfast.backup.restore import RestoreRefused, restore_backup
+from holdfast.backup.source import LiveState
 from holdfast.backup.stored import read_manifest, verify_files
 from holdfast.check import check_data_dir
 from holdfast.commitlog.data_dir import DataDir, NotADataDir
 from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.commitlog.segment_format import segment_name
+from holdfast.consumequeue.state_records import (
+    StoredOffsets,
+    decode_kept,
+    decode_offsets,
+    encode_kept,
+    encode_offsets,
+    offsets_key,
+)
 from tests.support.stored import (
     MIB,
     batch,
@@ -164,6 +173,70 @@ def test_a_torn_tail_is_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
     report = make_backup(data_dir, tmp_path / "b")
     assert before < report.manifest.end_offset <= 2 * MIB + at
     assert report.manifest.damage == ()
+
+
+def test_offsets_are_those_from_before_the_log_was_read_and_all_else_from_after(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has what the first offsets point behind, and the messages of the later topics."""
+    looks = 0
+
+    def records(state: LiveState) -> tuple[dict[bytes, bytes], list[bytes]]:
+        nonlocal looks
+        looks += 1
+        found, damaged = LiveState._read(state)
+        later = {b"next_topic_id": b"\x09", b"kept/1": encode_kept({0: looks})}
+        offsets = {offsets_key("g", 1): encode_offsets(StoredOffsets({0: looks}, looks))}
+        return found | offsets | (later if looks == 2 else {}), damaged
+
+    monkeypatch.setattr(LiveState, "records", records)
+    manifest = make_backup(data_dir, tmp_path / "b").manifest
+    assert looks == 2
+    (state,) = manifest.of_role("state")
+    found = LiveState((tmp_path / "b" / state.stored_as).parent)._read()[0]
+    assert decode_offsets(found[b"offsets/g/1"]).offsets == {0: 1}
+    assert found[b"next_topic_id"] == b"\x09"
+    assert decode_kept(found[b"kept/1"]) == {0: 2}
+
+
+def _last_block(segment: Path) -> tuple[int, int]:
+    """Return where a segment's last block begins and ends."""
+    image = segment.read_bytes()
+    at = image.rindex(b"HFBT")
+    return at, at + int.from_bytes(image[at + 8 : at + 12], "little")
+
+
+def test_a_write_that_is_under_way_is_waited_for(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = data_dir / "commitlog" / segment_name(2 * MIB)
+    at, end = _last_block(segment)
+    image = segment.read_bytes()
+    segment.write_bytes(image[: at + 100] + bytes(MIB - at - 100))
+    monkeypatch.setattr(
+        "holdfast.backup.source.time.sleep", lambda seconds: segment.write_bytes(image)
+    )
+    report = make_backup(data_dir, tmp_path / "b")
+    assert report.manifest.end_offset == 2 * MIB + end
+    assert report.manifest.damage == ()
+
+
+def test_what_follows_damage_in_the_last_segment_is_backed_up_too(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    asyncio.run(_publish(data_dir, "soon damaged"))
+    asyncio.run(_publish(data_dir, "after it"))
+    segment = data_dir / "commitlog" / segment_name(2 * MIB)
+    flip(segment, segment.read_bytes().index(b"soon damaged"))
+    report = make_backup(data_dir, tmp_path / "b")
+    assert report.manifest.end_offset == 2 * MIB + _last_block(segment)[1]
+    (damage,) = report.manifest.damage
+    assert "payload-crc" in damage
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    found = check_data_dir(tmp_path / "new")
+    assert [str(lost) for each in found.findings for lost in each.lost] == [
+        f"offsets {found.ends[1, 0] - 2} to {found.ends[1, 0] - 1} of queue 0 of 't'"
+    ]
 
 
 # -- bringing one up to date ---------------------------------------------------------------
