@@ -2,7 +2,7 @@
 disk in a reader thread."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,6 +36,9 @@ from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 
 #: Blocks that a filtered read may look through on the event loop: a few milliseconds' work.
 MAX_HOT_SCAN_BYTES = 64 * 1024
+#: Reads given to the threads, or back from them and not yet taken by the loop. A few more than
+#: there are threads; without a bound, threads that are quicker than the loop fill the memory.
+READS_AT_ONCE = 6
 _T = TypeVar("_T")
 
 
@@ -70,6 +73,7 @@ class QueueReading:
         self._queues = queues
         self._table = table
         self._executor = executor
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._cache = BlockCache(cache_bytes)
         self._loop = asyncio.get_running_loop()
 
@@ -231,9 +235,10 @@ class QueueReading:
             key = (topic.topic_id, queue)
             self._damage.note_lost(key, lost.start_offset, lost.end_offset, lost.reason)
 
-    def in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
-        """Run what may wait for the disk in a reader thread."""
-        return self._loop.run_in_executor(self._executor, function)
+    async def in_thread(self, function: Callable[[], _T]) -> _T:
+        """Run what may wait for the disk in a reader thread, first come first served."""
+        async with self._reads:
+            return await self._loop.run_in_executor(self._executor, function)
 
     def _hot_reader(self, message_filter: MessageFilter | None) -> ReadBlock:
         """Return what reads blocks on the loop: with a filter only a few, the rest is a
