@@ -117,6 +117,7 @@ class StateCollector:
         build.add_metric([context.version], 1)
         yield build
         yield _gauge("ready", "1 while requests are served.", status.phase == "ready")
+        yield from _connections(context)
         if status.phase == "ready":
             yield from _held(context)
             yield from _topics(context)
@@ -125,6 +126,28 @@ class StateCollector:
 
 def _gauge(name: str, doc: str, value: float) -> Metric:
     return GaugeMetricFamily(f"holdfast_{name}", doc, value=float(value))
+
+
+def _connections(context: "ApiContext") -> Iterator[Metric]:
+    connections = context.connections
+    yield _gauge("http_connections", "Client connections that are open.", connections.count)
+    yield _gauge(
+        "http_unsent_bytes",
+        "Replies that wait in memory for their clients to take them.",
+        connections.unsent.total_bytes,
+    )
+    counts = {
+        "connections_refused": ("Connections not let in, by problem.", connections.refused),
+        "connections_closed_early": (
+            "Connections cut off, by what their clients did.",
+            connections.closed_early,
+        ),
+    }
+    for name, (doc, reasons) in counts.items():
+        family = CounterMetricFamily(f"holdfast_http_{name}", doc, labels=["reason"])
+        for reason, count in sorted(reasons.items()):
+            family.add_metric([reason], count)
+        yield family
 
 
 def _held(context: "ApiContext") -> Iterator[Metric]:
