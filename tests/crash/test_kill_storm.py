@@ -67,6 +67,22 @@ def test_a_storm_of_kills_loses_nothing(tmp_path: Path) -> None:
     assert report.is_sound, report.findings
 
 
+def test_kills_at_the_first_start_leave_nothing_in_the_way(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    for number in range(max(KILLS // 5, 2)):
+        broker = RunningBroker(tmp_path / f"data-{number}", ARGUMENTS, start_timeout_s=60)
+        try:
+            for _ in range(2):
+                _kill_while_it_starts(broker, rng.uniform(0.3, START_S))
+            broker.start()
+            with broker.client() as client:
+                assert client.publish("t", b"x").durable
+        finally:
+            assert broker.stop() == 0
+        report = check_data_dir(broker.data_dir)
+        assert report.is_sound, report.findings
+
+
 def _kill_while_it_starts(broker: RunningBroker, after_s: float) -> None:
     process = broker.launch()
     try:
