@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,22 @@ def test_power_loss_takes_what_was_not_synced_and_nothing_else(file_system: str)
         volume.remove()
     assert not volume.path.exists()
     assert str(volume.path) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_what_a_killed_test_process_left_is_cleared_away() -> None:
+    reason = why_not("ext4")
+    if reason is not None:
+        pytest.skip(reason)
+    code = (
+        "import os; from tests.support.loop_volume import LoopVolume; v = LoopVolume('ext4');"
+        "v.cut_power(); print(v.path, flush=True); os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if "CannotMount" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 9, done.stderr
+    left = done.stdout.strip()
+    assert left in Path("/proc/self/mountinfo").read_text()
+    LoopVolume("ext4").remove()
+    assert left not in Path("/proc/self/mountinfo").read_text()
+    assert not Path(left).parent.exists()
