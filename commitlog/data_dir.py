@@ -52,9 +52,21 @@ class NotADataDir(LogError):
         self.found = found
 
     def __str__(self) -> str:
+        if self.found == "MANIFEST":
+            return f"{self.path} is a backup; 'holdfast restore' builds a data directory from it"
         return (
             f"{self.path} is no Holdfast data directory (it has no VERSION, but holds "
             f"{self.found!r}); use an empty or a new directory"
+        )
+
+
+class NoDataDirThere(NotADataDir):
+    """A folder that was to be looked at, and is no data directory."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is no Holdfast data directory (it has no VERSION, but holds "
+            f"{self.found!r}); name the folder that 'holdfast serve --data-dir' is given"
         )
 
 
@@ -62,7 +74,7 @@ class DamagedVersion(UnknownFormatVersion):
     """A VERSION file that says no version at all."""
 
     def __init__(self, path: Path, found: str) -> None:
-        super().__init__(path, found, LAYOUT_VERSION)
+        super().__init__(str(path), found, LAYOUT_VERSION)
 
     def __str__(self) -> str:
         return (
@@ -173,6 +185,12 @@ def _lock(path: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def require_data_dir(path: Path) -> None:
+    """Raise NoDataDirThere for a folder without a VERSION; whatever that says."""
+    if not (path / "VERSION").exists():
+        raise NoDataDirThere(path, min((entry.name for entry in path.iterdir()), default="nothing"))
 
 
 def refuse_foreign(path: Path) -> None:

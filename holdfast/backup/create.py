@@ -38,7 +38,7 @@ from holdfast.backup.source import (
     identity,
     log_snapshot,
 )
-from holdfast.commitlog.data_dir import LAYOUT_VERSION, NotADataDir
+from holdfast.commitlog.data_dir import LAYOUT_VERSION, require_data_dir
 from holdfast.commitlog.disk import make_directory, sync_directory
 from holdfast.commitlog.errors import LogError, UnknownFormatVersion
 from holdfast.commitlog.log_scan import Damage, scan_segment
@@ -363,10 +363,8 @@ def _merged(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dict[bytes
 
 
 def _check_source(path: Path) -> None:
-    version = path / "VERSION"
-    if not version.exists():
-        raise NotADataDir(path, next((entry.name for entry in path.iterdir()), "nothing"))
-    found = version.read_text("ascii", "replace").strip()
+    require_data_dir(path)
+    found = (path / "VERSION").read_text("ascii", "replace").strip()
     if found != LAYOUT_VERSION:
         raise UnknownFormatVersion(f"data directory {path}", found[:40], LAYOUT_VERSION)
 

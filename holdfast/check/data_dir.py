@@ -16,7 +16,7 @@ from holdfast.check.report import CheckReport, Offsets
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDirInUse, NotADataDir
+from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDirInUse, require_data_dir
 from holdfast.commitlog.disk import Disk, LinuxDisk
 from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.commitlog.read_only import ReadOnlyDisk
@@ -86,8 +86,7 @@ def check_data_dir(
 
 
 def _check_version(path: Path, report: CheckReport) -> None:
-    if not (path / "VERSION").exists():
-        raise NotADataDir(path, next((entry.name for entry in path.iterdir()), "nothing"))
+    require_data_dir(path)
     version = (path / "VERSION").read_text("ascii", "replace").strip()
     if version == LAYOUT_VERSION:
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.check import CheckReport, check_data_dir
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
+from holdfast.commitlog.data_dir import DataDirInUse, require_data_dir
 from holdfast.commitlog.disk import LinuxDisk
 from holdfast.commitlog.read_only import ReadOnlyDisk
 from holdfast.repair.apply import Repair
@@ -58,8 +58,7 @@ def repair_data_dir(
     changed unless `accept_loss`. Raises DataDirInUse, NotADataDir, UnknownFormatVersion,
     NotRepairable; OSError and lmdb.Error pass through. May be cut short and run again.
     """
-    if not (path / "VERSION").exists():
-        raise NotADataDir(path, next((entry.name for entry in path.iterdir()), "nothing"))
+    require_data_dir(path)
     with _locked(path):
         before = check_data_dir(path, is_locked=True, progress=progress)
         loss = loss_of(before)

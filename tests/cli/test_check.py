@@ -114,7 +114,9 @@ def test_what_cannot_be_looked_at_is_another_code_than_damage(
 
 def test_another_folder_is_refused(holdfast: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert holdfast("check", str(tmp_path / "mine")).exit_code == 6
+    done = holdfast("check", str(tmp_path / "mine"))
+    assert done.exit_code == 6
+    assert "name the folder that 'holdfast serve --data-dir' is given" in done.stderr
     assert list((tmp_path / "mine").iterdir()) == []
 
 

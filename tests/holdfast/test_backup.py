@@ -467,5 +467,5 @@ def test_a_restore_whose_result_is_not_wanted_leaves_nothing(stored: Path, tmp_p
 
 
 def test_a_broker_does_not_start_on_a_backup(stored: Path) -> None:
-    with pytest.raises(NotADataDir):
+    with pytest.raises(NotADataDir, match="holdfast restore"):
         DataDir(stored, 0)
