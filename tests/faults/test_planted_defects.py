@@ -1,19 +1,37 @@
-"""Defects planted on purpose, each a shortcut that a broker might take: the simulated crashes
-must refuse every one of them, or that they pass says nothing."""
+"""Defects planted on purpose, each a shortcut that a broker might take: a test must refuse every
+one of them, or that the tests pass says nothing.
 
-from collections.abc import Callable
+Where the defect shows only after a crash, simulated crashes must refuse it; else the smallest
+check of the suite that its promise has. What refused it is printed and recorded.
+"""
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from holdfast.commitlog import log_scan, recovery
-from holdfast.commitlog.batch import Batch
+from holdfast.commitlog import commit_log, data_dir, disk, log_scan, recovery
+from holdfast.commitlog.batch import Batch, iter_batches
 from holdfast.commitlog.batch_header import Buffer
+from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.producer_sequences import ProducerSequences
+from holdfast.commitlog.segment import Segment
+from holdfast.commitlog.segment_format import BLOCK_DTYPE, KEY_DTYPE, Blocks, FooterTrailer, Keys
 from holdfast.commitlog.syncer import Syncer
+from holdfast.consumequeue import lmdb_env
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.reput import ReputService
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService, Woken
+from holdfast.http_api import binary
+from tests.faults import planted_checks as checks
 from tests.support.crash_run import OPERATIONS, CrashRun, Operations, run_seed
 from tests.support.history import HistoryViolation
 from tests.support.simulated_process import BrokerViolation
@@ -57,7 +75,116 @@ def _cut_without_zeros(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_cut", lambda log, offset: 0)
 
 
+def _acknowledge_before_writing(patch: pytest.MonkeyPatch) -> None:
+    """What was acknowledged is written with what comes next."""
+    append = CommitLog.append
+    held_back: dict[int, tuple[Segment, list[bytes], int]] = {}
+
+    def append_later(self: CommitLog, buffers: Any, headers: Any) -> None:
+        for segment, data, position in [held_back.pop(id(self))] if id(self) in held_back else []:
+            segment.file.write(data, position)
+        active = self.segments[-1]
+        position = active.written - active.start_offset
+        held_back[id(self)] = active, [bytes(buffer) for buffer in buffers], position
+        append(self, [], headers)
+
+    patch.setattr(CommitLog, "append", append_later)
+
+
+def _show_before_durable(patch: pytest.MonkeyPatch) -> None:
+    index_block = ReputService._index_block
+
+    def index_at_once(self: ReputService, header: Any, advanced: Any, **how: Any) -> None:
+        index_block(self, header, advanced, visible=True)
+
+    patch.setattr(ReputService, "_index_block", index_at_once)
+
+
+def _forget_the_idempotence_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProducerSequences, "restore", lambda self, key, state: None)
+
+
+def _pass_over_a_failed_removal(patch: pytest.MonkeyPatch) -> None:
+    """The row of segments forgets a file that is still there."""
+
+    def delete_before(self: CommitLog, physical_offset: int) -> list[Segment]:
+        row = self._segments
+        gone = [segment for segment in row[:-1] if segment.end_offset <= physical_offset]
+        self._segments = row[len(gone) :]
+        for segment in gone:
+            self._disk.remove(segment.path)
+        return gone
+
+    patch.setattr(CommitLog, "delete_before", delete_before)
+
+
+def _try_a_failed_sync_again(patch: pytest.MonkeyPatch) -> None:
+    """The kernel says yes the second time, and the pages are gone."""
+    patch.setattr(Segment, "sync", lambda self: self.file.sync())
+
+    def sync_twice(self: Syncer, mark: int) -> None:
+        for segment in self._log.segments:
+            with contextlib.suppress(OSError):
+                segment.sync()
+                continue
+            segment.sync()
+
+    patch.setattr(Syncer, "_sync", sync_twice)
+
+
+def _recheck_before_registering(patch: pytest.MonkeyPatch) -> None:
+    hold = PullRequestHoldService.hold
+
+    async def hold_late(self: PullRequestHoldService, waits: Any, **how: Any) -> Woken:
+        ends = {key: self._max_offset(key) for key in waits}
+        await asyncio.sleep(0)
+        stale = copy.copy(self)
+        stale._max_offset = ends.get
+        return await hold(stale, waits, **how)
+
+    patch.setattr(PullRequestHoldService, "hold", hold_late)
+
+
+def _read_without_payload_crc(patch: pytest.MonkeyPatch) -> None:
+    def decode(block: Buffer) -> Batch:
+        return Batch.decode(block, verify_payload=False)
+
+    patch.setattr(commit_log, "Batch", SimpleNamespace(decode=decode))
+
+
+def _take_in_without_payload_crc(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(binary, "iter_batches", partial(iter_batches, verify_payload=False))
+
+
+def _trust_footers(patch: pytest.MonkeyPatch) -> None:
+    def decode_footer(trailer: FooterTrailer, tables: Buffer) -> tuple[Blocks, Keys]:
+        split = trailer.block_count * BLOCK_DTYPE.itemsize
+        return np.frombuffer(tables[:split], BLOCK_DTYPE), np.frombuffer(tables[split:], KEY_DTYPE)
+
+    patch.setattr(commit_log, "decode_footer", decode_footer)
+
+
+def _cut_below_the_durable_mark(patch: pytest.MonkeyPatch) -> None:
+    """What blocks say of how far the log was durable is not listened to."""
+
+    def scan(segments: Any, start: int) -> Any:
+        for segment, found in log_scan.scan_log(segments, start):
+            if isinstance(found, Batch):
+                header = replace(found.header, durable_offset=0)
+                yield segment, Batch(header, found.block, found.layout)
+            else:
+                yield segment, found
+
+    patch.setattr(recovery, "scan_log", scan)
+
+
+def _leave_directories_unsynced(patch: pytest.MonkeyPatch) -> None:
+    for module in (disk, data_dir, lmdb_env):
+        patch.setattr(module, "sync_directory", lambda directory: None)
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
+Check = Callable[[Path], Awaitable[None]]
 
 _FAILING_DISK: Operations = {
     CrashRun.publish: 4,
@@ -66,32 +193,101 @@ _FAILING_DISK: Operations = {
     CrashRun.consume: 2,
     CrashRun.crash: 1,
 }
+_SLOW_DISK: Operations = {
+    CrashRun.publish: 1,
+    CrashRun.publish_on: 4,
+    CrashRun.hold_syncs: 4,
+    CrashRun.consume: 4,
+    CrashRun.crash: 2,
+}
+_KILLS: Operations = {CrashRun.publish: 4, CrashRun.publish_on: 2, CrashRun.kill: 1}
+_RETRIES: Operations = {CrashRun.publish_on: 4, CrashRun.quiesce: 1, CrashRun.kill: 2}
+_FAILING_RETENTION: Operations = {
+    CrashRun.publish: 6,
+    CrashRun.fail_trim: 2,
+    CrashRun.trim: 2,
+    CrashRun.kill: 1,
+}
 
-#: What is planted, and the operations that meet it soonest.
-DEFECTS: dict[str, tuple[Plant, Operations]] = {
+#: What is planted, and what refuses it: crashes in runs of these operations, or a check.
+DEFECTS: dict[str, tuple[Plant, Operations | Check]] = {
     "acknowledged without sync": (_acknowledge_without_sync, OPERATIONS),
+    "acknowledged before it is written": (_acknowledge_before_writing, _KILLS),
+    "shown before it is durable": (_show_before_durable, _SLOW_DISK),
     "indexed beyond the durable mark": (_index_what_is_not_durable, OPERATIONS),
     "index position committed before its entries": (_index_position_before_entries, OPERATIONS),
+    "idempotence window not restored": (_forget_the_idempotence_window, _RETRIES),
+    "failed sync tried again": (_try_a_failed_sync_again, _FAILING_DISK),
     "page cache trusted after a failed sync": (_trust_the_page_cache, _FAILING_DISK),
     "recovered without payload CRC": (_recover_without_payload_crc, OPERATIONS),
     "cut without zeros": (_cut_without_zeros, {CrashRun.crash_and_overwrite: 1}),
+    "failed removal passed over": (_pass_over_a_failed_removal, _FAILING_RETENTION),
+    "recheck before registration": (_recheck_before_registering, checks.no_wake_up_is_lost),
+    "read without payload CRC": (_read_without_payload_crc, checks.no_flipped_bit_is_served),
+    "taken in without payload CRC": (
+        _take_in_without_payload_crc,
+        checks.no_flipped_bit_is_taken_in,
+    ),
+    "footer trusted unchecked": (_trust_footers, checks.no_flipped_footer_is_believed),
+    "cut below the durable mark": (_cut_below_the_durable_mark, checks.nothing_durable_is_cut),
+    "directories not synced": (_leave_directories_unsynced, checks.every_name_is_durable),
+}
+
+
+#: These take their time to be noticed.
+_SLOW = {
+    "shown before it is durable",
+    "idempotence window not restored",
+    "failed sync tried again",
+    "failed removal passed over",
 }
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize(
+    "defect",
+    [
+        pytest.param(defect, marks=[pytest.mark.fault] if defect in _SLOW else [])
+        for defect in DEFECTS
+    ],
+)
 async def test_a_planted_defect_is_refused(
     defect: str,
     memory_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    plant, operations = DEFECTS[defect]
+    plant, catcher = DEFECTS[defect]
     plant(monkeypatch)
+    if isinstance(catcher, Mapping):
+        refused = await _refused_by_crashes(catcher, memory_path)
+    else:
+        refused = await _refused_by_check(catcher, memory_path)
+    if refused is None:
+        pytest.fail(f"nothing notices: {defect}")
+    print(f"{defect}: refused by {refused}")
+    record_property("refused", refused)
+
+
+async def _refused_by_crashes(operations: Operations, directory: Path) -> str | None:
     for seed in range(MOST_SEEDS):
         try:
-            await run_seed(seed, memory_path / str(seed), operations=operations)
+            await run_seed(seed, directory / str(seed), operations=operations)
         except (BrokerViolation, HistoryViolation) as violation:
-            record_property("refused", f"seed {seed}: {violation}")
-            return
-    pytest.fail(f"{MOST_SEEDS} runs did not notice: {defect}")
+            return f"simulated crashes, seed {seed}: {str(violation)[:200]}"
+    return None
+
+
+async def _refused_by_check(check: Check, directory: Path) -> str | None:
+    try:
+        await check(directory)
+    except AssertionError as violation:
+        return f"{check.__name__}: {str(violation)[:200]}"
+    return None
+
+
+@pytest.mark.parametrize(
+    "check", [each for _, each in DEFECTS.values() if not isinstance(each, Mapping)]
+)
+async def test_without_a_defect_its_check_passes(check: Check, memory_path: Path) -> None:
+    await check(memory_path)

@@ -301,8 +301,12 @@ class SimulatedBroker(SimulatedProcess):
         except (SequenceGap, ProducerFenced):
             is_over = self._judge_refusal(producer, attempt)
         else:
-            self._note(producer.plan, attempt, results)
-            is_over = producer.is_known = True
+            if attempt.loses_answer():
+                # It was stored; the client will not know before it asks again.
+                is_over = not producer.producer_id
+            else:
+                self._note(producer.plan, attempt, results)
+                is_over = producer.is_known = True
         if is_over:
             producer.unanswered.remove(attempt)
 

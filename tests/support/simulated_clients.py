@@ -11,6 +11,8 @@ from tests.support.history import Send
 #: Batches that a producer has under way at most: as many as the broker can answer twice.
 PIPELINE = 5
 _QUEUES_PER_TOPIC = 10
+#: How many of the answers never reach the client.
+_LOST_ANSWERS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,13 @@ class Attempt:
     durability: str
     epoch: int
     task: "asyncio.Task[None] | None" = None
+    tries: int = 0
+
+    def loses_answer(self) -> bool:
+        """Whether the answer to this try is lost on its way; never that to the third."""
+        self.tries += 1
+        draw = random.Random(self.sends[0][0].body[:16] + bytes([self.tries])).random()
+        return self.tries < 3 and draw < _LOST_ANSWERS
 
     @property
     def is_under_way(self) -> bool:
