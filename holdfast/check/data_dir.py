@@ -319,7 +319,7 @@ class _Check:
                         self._report.note(
                             f"queue {queue} of {topic.name!r}",
                             f"offsets {each.start_offset} to {each.end_offset} were let go of "
-                            f"by a repair ({each.reason})",
+                            f"({each.reason})",
                             "let-go",
                         )
 

@@ -72,22 +72,36 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
 @click.command()
 @click.argument("source", type=_EXISTING, metavar="SRC")
 @click.option("--data-dir", required=True, type=_FOLDER, help="Where to; new or empty.")
+@click.option(
+    "--reserve-offsets",
+    type=click.IntRange(0, 2**40),
+    default=0,
+    metavar="N",
+    help="Give out no offset among the N after each queue's end: consumers may have seen them.",
+)
 @click.pass_context
-def restore(context: click.Context, source: Path, data_dir: Path) -> None:
+def restore(context: click.Context, source: Path, data_dir: Path, reserve_offsets: int) -> None:
     """Build the data directory --data-dir from the backup SRC, whole or not at all.
 
     Every byte is compared with its checksum, and the result is checked before it gets its name.
     """
+    from holdfast.backup import reserved_offsets
     from holdfast.backup.restore import restore_backup
     from holdfast.check import CheckReport, check_data_dir
 
     reports: list[CheckReport] = []
+
+    def finish(built: Path) -> None:
+        report = check_data_dir(built)
+        reports.append(report)
+        reserved_offsets.reserve_offsets(built, report.ends, reserve_offsets)
+
     with progress("restoring") as show:
         report = restore_backup(
             source,
             data_dir,
             progress=lambda done, total: show(done, total, 0),
-            finish=lambda built: reports.append(check_data_dir(built)),
+            finish=finish,
         )
     (found,) = reports
     if is_terminal():

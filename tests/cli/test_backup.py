@@ -60,6 +60,28 @@ def test_a_running_brokers_backup_is_restored_and_served(
     assert [(row["offset"], row["body"]) for row in found] == [(0, "a"), (1, "b"), (2, "c")]
 
 
+def test_offsets_that_consumers_may_have_seen_are_not_given_again(
+    holdfast: Run, holdfast_broker: RunningBroker, backed_up: Path, tmp_path: Path
+) -> None:
+    _publish(holdfast, "seen at offset 3, and lost")
+    restored = tmp_path / "restored"
+    arguments = ("--data-dir", str(restored), "--reserve-offsets", "1000")
+    done = holdfast("restore", str(backed_up), *arguments)
+    assert done.exit_code == 0, done.stderr
+    assert holdfast("check", str(restored)).exit_code == 0
+    holdfast_broker.stop()
+    shutil.rmtree(holdfast_broker.data_dir)
+    shutil.move(restored, holdfast_broker.data_dir)
+    holdfast_broker.start()
+    _publish(holdfast, "new")
+    # A consumer that had come to offset 4 goes on, and misses nothing that is new.
+    for start in ("0", "4"):
+        found = lines(holdfast("pull", "t", "--queue", "0", "--from", start).stdout)
+        assert (found[-1]["offset"], found[-1]["body"]) == (1003, "new")
+    holdfast_broker.stop()
+    assert holdfast("check", str(holdfast_broker.data_dir)).exit_code == 0
+
+
 def test_a_backup_is_brought_up_to_date(
     holdfast: Run, holdfast_broker: RunningBroker, backed_up: Path
 ) -> None:
