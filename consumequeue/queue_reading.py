@@ -4,6 +4,7 @@ disk in a reader thread."""
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from holdfast.consumequeue.reader import (
     NeedsDisk,
     ReadBlock,
     collect,
+    filter_cost_us,
     first_match,
 )
 from holdfast.consumequeue.topic_table import TopicTable
@@ -36,6 +38,7 @@ from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 
 #: Blocks that a filtered read may look through on the event loop: a few milliseconds' work.
 MAX_HOT_SCAN_BYTES = 64 * 1024
+MAX_HOT_SCAN_US = 2000
 #: Reads given to the threads, or back from them and not yet taken by the loop. A few more than
 #: there are threads; without a bound, threads that are quicker than the loop fill the memory.
 READS_AT_ONCE = 6
@@ -74,6 +77,9 @@ class QueueReading:
         self._table = table
         self._executor = executor
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        #: Of those that filter one at a time: each keeps the interpreter busy, and together they
+        #: would keep the event loop from it.
+        self._filtered_reads = asyncio.Semaphore(1)
         self._cache = BlockCache(cache_bytes)
         self._loop = asyncio.get_running_loop()
 
@@ -199,7 +205,8 @@ class QueueReading:
             )
 
         try:
-            fetched = await self.in_thread(read_cold)
+            async with self._filtered_reads if filter is not None else nullcontext():
+                fetched = await self.in_thread(read_cold)
         except CorruptRecord as error:
             raise self._unreadable(topic, queue, offset, cq, error) from error
         return self._noted(topic, queue, cq, fetched)
@@ -208,13 +215,24 @@ class QueueReading:
         self, key: QueueKey, start: int, end: int, message_filter: MessageFilter
     ) -> int | None:
         """Return the first matching offset from `start` to before `end`, `end` if none does;
-        None when that would have to wait for the disk."""
+        None when that would have to wait for the disk, or would keep the loop for too long."""
         cq = self._queues.get(key)
         units = cq.from_tail(start) if cq is not None else None
         if units is None:
             return None
+        left_us = float(MAX_HOT_SCAN_US)
+
+        def read_block(unit: CqUnit) -> Batch:
+            nonlocal left_us
+            batch = self._read_block_hot(unit)
+            rows = min(end, unit.end_offset) - max(start, unit.base_offset)
+            left_us -= filter_cost_us(message_filter, batch) * rows / len(batch)
+            if left_us < 0:
+                raise NeedsDisk
+            return batch
+
         try:
-            return first_match(units, self._read_block_hot, key, start, end, message_filter)
+            return first_match(units, read_block, key, start, end, message_filter)
         except NeedsDisk:
             return None
 
@@ -243,18 +261,23 @@ class QueueReading:
     def _hot_reader(self, message_filter: MessageFilter | None) -> ReadBlock:
         """Return what reads blocks on the loop: with a filter only a few, the rest is a
         reader thread's work, and so is finding out how far a damage goes."""
-        left = MAX_HOT_SCAN_BYTES if message_filter is not None else None
+        left, left_us = MAX_HOT_SCAN_BYTES, float(MAX_HOT_SCAN_US)
 
         def read_block(unit: CqUnit) -> Batch:
-            nonlocal left
-            if left is not None:
+            nonlocal left, left_us
+            if message_filter is not None:
                 left -= unit.size
                 if left < 0:
                     raise NeedsDisk
             try:
-                return self._read_block_hot(unit)
+                batch = self._read_block_hot(unit)
             except CorruptRecord as error:
                 raise NeedsDisk from error
+            if message_filter is not None:
+                left_us -= filter_cost_us(message_filter, batch)
+                if left_us < 0:
+                    raise NeedsDisk
+            return batch
 
         return read_block
 

@@ -21,6 +21,8 @@ from holdfast.consumequeue.topics import QueueKey
 MAX_SCAN_BYTES = 16 * 1024 * 1024
 #: Ranges that one pull passes over before it answers: as many as fit a header.
 MAX_SKIPPED_RANGES = 64
+#: How long one filtered pull looks, about, before it answers with how far it got: others wait.
+MAX_SCAN_US = 20_000
 #: What a batch counts of that which its tag summary already rules out: a look at its entry.
 PASSED_OVER_BYTES = 128
 
@@ -30,6 +32,10 @@ class MessageFilter(Protocol):
 
     def may_match(self, tag_summary: int) -> bool:
         """Return False when no message of a batch with this summary can match."""
+
+    def cost_us(self, messages: int, text_bytes: int) -> float:
+        """Return about how long matching so many messages takes, with so many bytes of keys,
+        tags and property values in all."""
 
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
         """Return the rows from `start_row` to before `end_row` that match, ascending."""
@@ -91,12 +97,13 @@ def collect(
     slices: list[BatchSlice] = []
     passing = _Passing(offset, skip_corrupt, lost)
     at, count, size, scanned = offset, 0, 0, 0
+    left_us = float(MAX_SCAN_US)
     for unit in units:
         if unit.base_offset >= max_offset or count >= max_messages or size >= max_bytes:
             break
         if unit.end_offset <= at:
             continue
-        if passing.is_full or (scanned > MAX_SCAN_BYTES and at > offset):
+        if passing.is_full or ((scanned > MAX_SCAN_BYTES or left_us <= 0) and at > offset):
             break
         if unit.base_offset > at:
             # Nothing is indexed from `at` up to this entry: its block was damaged.
@@ -125,9 +132,13 @@ def collect(
         if passing.met is not None:
             break
         first = at - unit.base_offset
-        rows: range | Sequence[int] = range(first, len(batch))
+        end = len(batch)
+        rows: range | Sequence[int] = range(first, end)
         if message_filter is not None:
-            rows = message_filter.matching_rows(batch, first, len(batch))
+            row_us = filter_cost_us(message_filter, batch) / len(batch)
+            end = min(end, first + 1 + int(max(left_us, 0) / row_us))
+            left_us -= (end - first) * row_us
+            rows = message_filter.matching_rows(batch, first, end)
         taken, taken_size = _take(batch, rows, max_messages - count, max_bytes - size, not slices)
         if len(taken):
             slices.append(BatchSlice(batch, taken))
@@ -136,7 +147,9 @@ def collect(
         if len(taken) < len(rows):
             at = unit.base_offset + rows[len(taken)]
             break
-        at = unit.end_offset
+        at = unit.base_offset + end
+        if end < len(batch):
+            break
     else:
         # Nothing is indexed up to the queue's end: the log lost its tail.
         if at < max_offset and passing.over(at, max_offset, _no_block(0)):
@@ -209,6 +222,13 @@ def message_sizes(batch: Batch) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     if listed is not None and names is not None and values is not None:
         sizes += np.diff(names[listed].astype(np.int64) + values[listed])
     return sizes
+
+
+def filter_cost_us(message_filter: MessageFilter, batch: Batch) -> float:
+    """Return about how long a filter takes for all messages of a batch."""
+    header = batch.header
+    text_bytes = header.key_bytes + header.tag_bytes + header.property_value_bytes
+    return message_filter.cost_us(len(batch), text_bytes)
 
 
 def verified(batch: Batch, unit: CqUnit, key: QueueKey) -> Batch:

@@ -98,6 +98,10 @@ class TagFilter:
         """Whether a batch with this summary of its tags can hold a match."""
         return bool(summary & self._summary)
 
+    def cost_us(self, messages: int, text_bytes: int) -> float:
+        """Return about how long it takes to match so many messages."""
+        return 5 + messages * 0.02
+
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
         """Return the rows in [start_row, end_row) that match, ascending."""
         codes, offsets = batch.tag_codes, batch.tag_offsets
@@ -137,6 +141,13 @@ class Sql92Filter:
         """Return True: nothing is known of a batch's properties."""
         return True
 
+    def cost_us(self, messages: int, text_bytes: int) -> float:
+        """Return about how long it takes to match so many messages, with so many bytes of
+        keys, tags and property values: of the costly filters at most so long."""
+        condition = self._condition
+        per_byte = 0.01 * condition.terms + (0.5 + condition.wild / 1000) * bool(condition.wild)
+        return 5 + messages * (3 + 3 * condition.terms) + text_bytes * per_byte
+
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
         """Return the rows in [start_row, end_row) that match, ascending."""
         return self.select(batch, range(start_row, end_row))
@@ -158,6 +169,12 @@ class AllOf:
     def may_match(self, summary: int) -> bool:
         """Whether a batch with this summary of its tags can hold a match."""
         return self.tags.may_match(summary)
+
+    def cost_us(self, messages: int, text_bytes: int) -> float:
+        """Return about how long it takes to match so many messages that all have the tag."""
+        return self.tags.cost_us(messages, text_bytes) + self.condition.cost_us(
+            messages, text_bytes
+        )
 
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
         """Return the rows in [start_row, end_row) that match, ascending."""

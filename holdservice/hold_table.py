@@ -28,8 +28,7 @@ from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.deadlines import Deadlines
 from holdfast.holdservice.errors import HoldLimitExceeded
 
-#: Offsets that one step scans for a filter: half a millisecond with a usual one, some thirty
-#: with the costliest that the limits of filters allow.
+#: Offsets that one step scans for a filter at most: half a millisecond with a usual one.
 SCAN_STEP = 256
 
 T = TypeVar("T")
@@ -82,8 +81,12 @@ class _Queue(Generic[T]):
 class HoldTable(Generic[T]):
     """The held pulls, within the limits of `config`."""
 
-    def __init__(self, config: HoldServiceConfig) -> None:
+    def __init__(
+        self, config: HoldServiceConfig, step: Callable[[Any], int] = lambda filter: SCAN_STEP
+    ) -> None:
+        """`step` says how many offsets one step scans for a filter."""
         self._config = config
+        self._step = step
         self._queues: dict[QueueKey, _Queue[T]] = {}
         self._clients: dict[str, int] = {}
         self._deadlines: Deadlines[HeldPull[T]] = Deadlines()
@@ -158,7 +161,7 @@ class HoldTable(Generic[T]):
         is_match = True
         reached: int | None = group.offset
         if group.filter is not None and group.pulls:
-            end = min(group.offset + SCAN_STEP, queue.max_offset)
+            end = min(group.offset + self._step(group.filter), queue.max_offset)
             reached = scan(queue.key, group.offset, end, group.filter)
             is_match = reached is None or reached < end
         self._reached.popleft()

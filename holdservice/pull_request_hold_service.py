@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.errors import HoldLimitExceeded
-from holdfast.holdservice.hold_table import HeldPull, HoldTable
+from holdfast.holdservice.hold_table import SCAN_STEP, HeldPull, HoldTable
 
 if TYPE_CHECKING:
     from holdfast.consumequeue.message_store import MessageFilter
@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 
 #: Longest that waking keeps the loop from other work before it goes on in the next turn.
 SLICE_S = 0.002
+#: Of a costly filter no more is looked at in a step than takes about this long.
+STEP_US = 1500
+#: Bytes of keys, tags and property values that a usual message has.
+USUAL_TEXT_BYTES = 200
 #: Pulls that are answered for their deadline in one turn of the loop.
 EXPIRY_SLICE = 64
 #: When many pulls end together, the first are answered this much before their deadline for each
@@ -94,7 +98,7 @@ class PullRequestHoldService:
         self._config = config
         self._max_offset = max_offset
         self._scan = scan
-        self._table: HoldTable[asyncio.Future[Woken]] = HoldTable(config)
+        self._table: HoldTable[asyncio.Future[Woken]] = HoldTable(config, _scan_step)
         self._is_draining = False
         self._scanning: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -312,3 +316,9 @@ class PullRequestHoldService:
         self._last_scan_s = busy_s
         self._scans_total += 1
         return behind
+
+
+def _scan_step(message_filter: "MessageFilter") -> int:
+    """Return how many messages one step looks at, of the usual kind: with larger ones the scan
+    itself says that it would take too long."""
+    return max(1, min(SCAN_STEP, int(STEP_US / message_filter.cost_us(1, USUAL_TEXT_BYTES))))

@@ -47,6 +47,10 @@ class Condition:
 
     is_match: Callable[[Row], bool]
     names: frozenset[Name]
+    terms: int
+    """Names and values in it."""
+    wild: int
+    """Characters of its LIKE patterns that have a `_`: these walk a text character by character."""
 
 
 def parse_condition(text: str) -> Condition:
@@ -85,7 +89,7 @@ def parse_condition(text: str) -> Condition:
         accepted = parser.accepts()  # type: ignore[no-untyped-call]
         raise _unexpected(text, error.token, accepted) from None
     evaluate = node.evaluate
-    return Condition(lambda row: evaluate(row) is True, node.names)
+    return Condition(lambda row: evaluate(row) is True, node.names, terms, node.wild)
 
 
 # -- what the parser builds --------------------------------------------------------------------
@@ -103,6 +107,7 @@ class _Node:
     name: Name | None = None
     #: Evaluates to True, False or None; else to any value.
     is_condition: bool = True
+    wild: int = 0
 
 
 @v_args(inline=True)
@@ -163,7 +168,8 @@ class _Builder(Transformer[Token, _Node]):
             text = row.get(name)
             return None if text is None else is_like(text)
 
-        return _joined((value,), negated(evaluate) if negate else evaluate)
+        joined = _joined((value,), negated(evaluate) if negate else evaluate)
+        return replace(joined, wild=len(pattern) * ("_" in pattern))
 
     def is_null(self, value: _Node, word: Token, negate: Token | None) -> _Node:
         name = _name_of(value, word)
@@ -206,6 +212,7 @@ def _joined(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
         nodes[0].position,
         frozenset().union(*(node.names for node in nodes)),
         max(node.depth for node in nodes),
+        wild=sum(node.wild for node in nodes),
     )
 
 

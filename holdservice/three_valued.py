@@ -24,6 +24,8 @@ Value = str | int | float | bool | None
 Evaluate = Callable[[Row], Value]
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]*(?P<fraction>\.[0-9]*)?(?P<exponent>[eE][+-]?[0-9]+)?")
+#: Longest text that is read as a number; int() takes no more digits either.
+MAX_NUMBER_CHARACTERS: Final = 4300
 _TRUTHS: Final = {"true": True, "false": False}
 
 
@@ -117,7 +119,7 @@ def always(value: Value) -> Evaluate:
 
 def number(text: str) -> int | float | None:
     """Return the number that a text is, exact where it is whole; None when it is none."""
-    kind = _NUMBER.fullmatch(text)
+    kind = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARACTERS else None
     if kind is None:
         return None
     try:

@@ -64,6 +64,8 @@ class ApiContext:
     """A turn each for the large replies that may be made at once."""
     openapi: bytes = field(init=False, default=b"")
     """This API's description."""
+    filter_reading: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    """Held by the one that reads a long filter, apart from the event loop."""
     _turns: dict[int, int] = field(init=False, default_factory=dict)
     _changes: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
 

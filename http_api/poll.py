@@ -14,7 +14,6 @@ from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.message_store import Fetched, MessageFilter
 from holdfast.consumequeue.reader import MAX_SKIPPED_RANGES, message_sizes
 from holdfast.consumequeue.topics import Topic
-from holdfast.holdservice.filters import parse_filter
 from holdfast.http_api.call import Call
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.delivery import (
@@ -26,7 +25,7 @@ from holdfast.http_api.delivery import (
 from holdfast.http_api.pairs import PATTERN, parse_pairs
 from holdfast.http_api.params import text
 from holdfast.http_api.problems import Problem, problem_for
-from holdfast.http_api.pull import PullBounds, Waiting, nothing_at, turn_for
+from holdfast.http_api.pull import PullBounds, Waiting, filter_of, nothing_at, turn_for
 from holdfast.http_api.reply import Reply
 from holdfast.http_api.turns import Turn
 
@@ -60,7 +59,7 @@ async def _poll(call: Call[PollParams], turn: Turn) -> Reply:
     if call.media in WITHOUT_ENVELOPE:
         limit = min(limit, MAX_QUEUES_IN_HEADERS)
     offsets = _parse_offsets(params.offsets, topic, limit)
-    message_filter = parse_filter(params.tag, params.filter)
+    message_filter = await filter_of(context, params)
     waiting = Waiting(params.wait_ms, call.received_at)
     skipped: dict[int, LostRanges] = {}
     while True:

@@ -29,6 +29,9 @@ from holdfast.http_api.problems import Problem
 from holdfast.http_api.reply import Reply
 from holdfast.http_api.turns import Turn
 
+#: A filter up to this long is read on the event loop, in less than a millisecond.
+SHORT_FILTER_CHARACTERS = 128
+
 
 @dataclass(frozen=True, slots=True)
 class PullBounds:
@@ -81,7 +84,7 @@ async def pull(call: Call[PullParams]) -> Reply:
 async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
     context, params, topic = call.context, call.params, call.topic()
     queue = call.queue(topic)
-    message_filter = parse_filter(params.tag, params.filter)
+    message_filter = await filter_of(context, params)
     key = (topic.topic_id, queue)
     waiting = Waiting(params.wait_ms, call.received_at)
     offset = await _start(context, topic, queue, params)
@@ -115,6 +118,16 @@ async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
     waiting.note_wake(context, fetched.slices)
     read = QueueRead(queue, replace(fetched, skipped=skipped))
     return await deliver_pull(context, topic, read, call.media, waiting.held_s)
+
+
+async def filter_of(context: ApiContext, bounds: PullBounds) -> MessageFilter | None:
+    """Return the filter that a pull or poll asks for, a long one read apart: reading takes some
+    ten milliseconds for the longest, and one is read at a time. Raises InvalidFilter."""
+    tag, condition = bounds.tag, bounds.filter
+    if len(tag or "") + len(condition or "") <= SHORT_FILTER_CHARACTERS:
+        return parse_filter(tag, condition)
+    async with context.filter_reading:
+        return await asyncio.to_thread(parse_filter, tag, condition)
 
 
 def turn_for(call: Call[Any]) -> Turn:
@@ -169,8 +182,8 @@ class Waiting:
         self._is_over = wait_ms == 0
 
     def is_over(self) -> bool:
-        """Whether no time is left."""
-        return self._is_over
+        """Whether no time is left, be it spent held or scanning a long queue for a filter."""
+        return self._is_over or monotonic() >= self._deadline
 
     async def hold(
         self,

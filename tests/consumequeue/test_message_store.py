@@ -70,11 +70,15 @@ async def topic(store: MessageStore) -> Topic:
 class Tagged:
     """A filter on one tag."""
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, tag: str, message_us: float = 0.1) -> None:
         self.tag = tag
+        self.message_us = message_us
 
     def may_match(self, tag_summary: int) -> bool:
         return tag_summary != 0
+
+    def cost_us(self, messages: int, text_bytes: int) -> float:
+        return messages * self.message_us
 
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
         return [row for row in range(start_row, end_row) if batch.tag(row) == self.tag]
@@ -457,6 +461,9 @@ async def test_a_scan_finds_the_first_match_or_the_end_or_needs_the_disk(
         assert store.scan_hot(key, 3, 5, Tagged("y")) == 5
         assert store.scan_hot(key, 0, 2, Tagged("y")) == 2
         assert store.scan_hot((99, 0), 0, 2, Tagged("y")) is None
+        costly = Tagged("y", message_us=900)
+        assert store.scan_hot(key, 3, 5, costly) == 5
+        assert store.scan_hot(key, 0, 5, costly) is None  # three messages would be too much
     async with open_storage(small_config(tmp_path)) as storage:
         assert storage.store.scan_hot(key, 0, 5, Tagged("y")) is None
 

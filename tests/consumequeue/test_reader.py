@@ -89,12 +89,18 @@ class Queue:
 class Wanted:
     """A filter that matches given offsets, or a tag by its summary."""
 
-    def __init__(self, offsets: Iterable[int] = (), *, summary: int | None = None) -> None:
+    def __init__(
+        self, offsets: Iterable[int] = (), *, summary: int | None = None, message_us: float = 0.1
+    ) -> None:
         self.offsets = set(offsets)
         self.summary = summary
+        self.message_us = message_us
 
     def may_match(self, tag_summary: int) -> bool:
         return self.summary is None or bool(tag_summary & self.summary)
+
+    def cost_us(self, messages: int, text_bytes: int) -> float:
+        return messages * self.message_us
 
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
         base = batch.header.base_offset
@@ -241,6 +247,23 @@ def test_a_pull_scans_only_so_many_bytes_but_at_least_one_batch(
     for limit, reached in ((0, 1), (size, 1), (2 * size, 2), (2 * size + 1, 2), (9 * size, 4)):
         monkeypatch.setattr(reader, "MAX_SCAN_BYTES", limit)
         assert queue.pull(0, wanted=Wanted()).next_offset == reached
+
+
+@pytest.mark.parametrize(("message_us", "looked_at"), [(1, 100), (250, 80), (8000, 3), (1e9, 1)])
+def test_a_costly_filter_looks_at_its_share_and_goes_on_within_a_batch(
+    message_us: float, looked_at: int
+) -> None:
+    queue = Queue(50, 50)
+    wanted = Wanted([99], message_us=message_us)
+    fetched = queue.pull(0, wanted=wanted)
+    assert fetched.next_offset == pytest.approx(looked_at, abs=1)
+    at = 0
+    found: list[int] = []
+    while at < 100:
+        fetched = queue.pull(at, wanted=wanted)
+        assert fetched.next_offset > at
+        at, found = fetched.next_offset, found + offsets(fetched)
+    assert found == [99]
 
 
 def test_batches_that_are_passed_over_count_for_the_look_at_them(

@@ -229,3 +229,26 @@ def test_filters_that_state_the_same_are_equal() -> None:
     """The hold table scans once for all of them."""
     assert len({parse_filter("a,b", "c = 1"), parse_filter("b,a", "c = 1")}) == 1
     assert len({Sql92Filter("a = 1"), Sql92Filter("a = 1"), Sql92Filter("a = 2")}) == 2
+
+
+# -- cost ------------------------------------------------------------------------------------
+
+
+def test_the_costliest_filters_are_told_from_the_usual_ones() -> None:
+    usual = parse_filter("red", "size > 3 AND colour = 'red'")
+    costly = parse_filter(None, " OR ".join(["a > 1"] * 128))
+    wild = parse_filter(None, "a LIKE '%x_y%'")
+    plain = parse_filter(None, "a LIKE '%xyz%'")
+    assert usual is not None
+    assert costly is not None
+    assert wild is not None
+    assert plain is not None
+    assert usual.cost_us(100, 10_000) < 3000 < costly.cost_us(100, 10_000)
+    assert plain.cost_us(1, 32_000) < 1000 < wild.cost_us(1, 32_000)
+
+
+def test_a_text_of_a_million_digits_is_no_number() -> None:
+    batch = Batch.decode(encode_batch([b""] * 2, properties=[{"a": "9" * 4301}, {"a": "9" * 4300}]))
+    condition = parse_filter(None, "a > 1")
+    assert condition is not None
+    assert list(condition.matching_rows(batch, 0, 2)) == [1]

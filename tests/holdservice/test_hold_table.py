@@ -173,6 +173,16 @@ def test_when_a_scan_needs_the_disk_the_pulls_read_for_themselves() -> None:
     assert pull.scanned == {Q0: 0}
 
 
+def test_a_costly_filter_is_scanned_in_smaller_steps() -> None:
+    table: HoldTable[str] = HoldTable(HoldServiceConfig(), step=lambda filter: len(str(filter)))
+    messages = Messages()
+    messages.queues[Q0] = "x" * 7
+    suspend(table, "costly", filter="abc")
+    table.message_arriving(Q0, 7)
+    assert wake_all(table, messages.scan) == []
+    assert [end - start for _, start, end, _ in messages.scans] == [3, 3, 1]
+
+
 def test_a_long_range_is_scanned_in_steps() -> None:
     table, messages = new_table(), Messages()
     messages.queues[Q0] = "x" * (2 * hold_table.SCAN_STEP + 10)

@@ -13,7 +13,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.holdservice import pull_request_hold_service as module
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.errors import HoldLimitExceeded
-from holdfast.holdservice.filters import TagFilter
+from holdfast.holdservice.filters import TagFilter, parse_filter
 from holdfast.holdservice.pull_request_hold_service import (
     CROWD_LEAD_US,
     MAX_LEAD_MS,
@@ -525,3 +525,15 @@ async def test_short_polling_holds_no_longer_than_its_interval(broker: Broker) -
 @pytest.mark.parametrize("config", [replace(SHORT_POLLING, short_polling_ms=20)])
 async def test_short_polling_scans_at_its_interval(broker: Broker) -> None:
     await until(lambda: broker.stats.scans_total >= 2)
+
+
+@pytest.mark.parametrize(
+    ("condition", "least", "most"),
+    [("a = 1", 30, 256), (" OR ".join(["a > 1"] * 128), 1, 3), ("a LIKE '_'", 1, 30)],
+)
+def test_of_a_costly_filter_less_is_looked_at_in_a_step(
+    condition: str, least: int, most: int
+) -> None:
+    message_filter = parse_filter(None, condition)
+    assert message_filter is not None
+    assert least <= module._scan_step(message_filter) <= most
