@@ -29,8 +29,8 @@ LostRanges = tuple[LostRange, ...]
 
 
 def with_lost(ranges: LostRanges, found: LostRange) -> LostRanges:
-    """Return the ranges with one more; where they overlap, what was known before stands. What is
-    not accepted is joined to its neighbours of the same reason."""
+    """Return the ranges with one more; where they overlap, what was known before stands. What
+    follows at once is one range, and its reason is that of the first part."""
     pieces = []
     at = found.start_offset
     for known in ranges:
@@ -49,7 +49,7 @@ def with_lost(ranges: LostRanges, found: LostRange) -> LostRanges:
         if (
             last is not None
             and last.end_offset == each.start_offset
-            and (last.reason, last.accepted) == (each.reason, each.accepted)
+            and last.accepted == each.accepted
         ):
             joined[-1] = replace(last, end_offset=each.end_offset)
         else:

@@ -21,13 +21,13 @@ _FOUND = st.builds(
 )
 
 
-def offsets(ranges: LostRanges) -> dict[int, tuple[str, bool]]:
-    """Return what stands for each offset."""
-    found: dict[int, tuple[str, bool]] = {}
+def offsets(ranges: LostRanges) -> dict[int, bool]:
+    """Return for each offset whether it is accepted."""
+    found: dict[int, bool] = {}
     for each in ranges:
         for offset in range(each.start_offset, each.end_offset):
             assert offset not in found
-            found[offset] = (each.reason, each.accepted)
+            found[offset] = each.accepted
     return found
 
 
@@ -36,7 +36,7 @@ def test_ranges_are_a_set_of_offsets_in_order(
     found: list[LostRange], asked: tuple[int, int]
 ) -> None:
     ranges: LostRanges = ()
-    expected: dict[int, tuple[str, bool]] = {}
+    expected: dict[int, bool] = {}
     for each in found:
         ranges = with_lost(ranges, each)
         expected = {**offsets((each,)), **expected}
@@ -46,17 +46,17 @@ def test_ranges_are_a_set_of_offsets_in_order(
 
     start, end = asked
     left = without(ranges, start, end)
-    assert offsets(left) == {at: word for at, word in expected.items() if not start <= at < end}
+    assert offsets(left) == {at: kind for at, kind in expected.items() if not start <= at < end}
     assert overlaps(ranges, start, end) == any(at in expected for at in range(start, end))
     assert is_accepted(ranges, start, end) == all(
-        at in expected and expected[at][1] for at in range(start, end)
+        expected.get(at, False) for at in range(start, end)
     )
 
 
-def test_neighbours_of_one_reason_become_one_range() -> None:
+def test_neighbours_are_one_range_and_the_accepted_one_of_its_own() -> None:
     ranges: LostRanges = ()
-    for start in (4, 0, 2):
-        ranges = with_lost(ranges, LostRange(start, start + 2, "payload-crc"))
-    assert ranges == (LostRange(0, 6, "payload-crc"),)
-    ranges = with_lost(ranges, LostRange(6, 8, "bad-magic"))
-    assert len(ranges) == 2
+    for start, reason in ((4, "payload-crc"), (0, "bad-magic"), (2, "payload-crc")):
+        ranges = with_lost(ranges, LostRange(start, start + 2, reason))
+    assert ranges == (LostRange(0, 6, "bad-magic"),)
+    ranges = with_lost(ranges, LostRange(6, 8, "bad-magic", accepted=True))
+    assert ranges == (LostRange(0, 6, "bad-magic"), LostRange(6, 8, "bad-magic", accepted=True))

@@ -1,0 +1,426 @@
+"""A real broker over a damaged log: what is damaged is said, costs itself alone, and never ends the
+broker; all else is served, byte for byte, on every path by which it can be read.
+
+Rows 10 to 18 of the fault matrix, over HTTP, in a process of its own: a wrong step with a damaged
+file may be the end of a process (SIGBUS), and then of this broker, not of the tests.
+"""
+
+import json
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from holdfast.client import Client
+from holdfast.client.errors import RecordCorrupt
+from holdfast.commitlog.batch import iter_batches
+from holdfast.commitlog.batch_header import MAGIC, BatchHeader
+from holdfast.running_broker import RunningBroker
+from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.errors import DataLost
+from holdfast.spark.fetch import read_range
+from holdfast.spark.offsets import QueueRange
+from holdfast.spark.options import parse_options
+
+pytestmark = pytest.mark.fault
+
+MIB = 1024 * 1024
+COUNT = 60
+ARGUMENTS = (
+    *("--commitlog-segment-bytes", "1MiB"),
+    *("--commitlog-reserve-bytes", "0"),
+    *("--commitlog-min-free-bytes", "0"),
+)
+
+
+T = TypeVar("T")
+
+
+def body_of(offset: int) -> bytes:
+    return b"message %06d " % offset * 4000
+
+
+def some(cases: Iterable[T], count: int) -> list[T]:
+    """Return the first few of the cases; all of them with TEST_ALL_DAMAGE=1."""
+    return list(cases)[: None if os.environ.get("TEST_ALL_DAMAGE") else count]
+
+
+@dataclass
+class Log:
+    """A stopped broker with COUNT messages in one queue, a block each, over several segments."""
+
+    broker: RunningBroker
+    topic_id: int
+
+    @property
+    def directory(self) -> Path:
+        return self.broker.data_dir
+
+    def segments(self) -> list[Path]:
+        """The segments that have messages, oldest first."""
+        found = sorted((self.directory / "commitlog").iterdir())
+        return [path for path in found if self.blocks(path)]
+
+    def blocks(self, path: Path) -> list[tuple[int, BatchHeader]]:
+        """Return the topic's blocks of a segment: position in the file, header."""
+        image, at, found = path.read_bytes(), 0, []
+        while (at := image.find(MAGIC, at)) >= 0:
+            header = BatchHeader.decode(image, at)
+            if header.topic_id == self.topic_id:
+                found.append((at, header))
+            at += header.total_size
+        return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """Make the data directory once; each test damages a copy."""
+    folder = tmp_path_factory.mktemp("made") / "data"
+    with RunningBroker(folder, ARGUMENTS) as broker, broker.client() as client:
+        client.create_topic("t", queues=1)
+        for offset in range(COUNT):
+            client.publish("t", body_of(offset), queue=0, key=f"k{offset}")
+        topic_id = client.describe_topic("t")["topic_id"]
+    return folder, topic_id
+
+
+@pytest.fixture
+def log(made: tuple[Path, int], tmp_path: Path) -> Iterator[Log]:
+    shutil.copytree(made[0], tmp_path / "data")
+    broker = RunningBroker(tmp_path / "data", ARGUMENTS)
+    yield Log(broker, made[1])
+    broker.stop()
+
+
+def ask(broker: RunningBroker, path: str, **headers: str) -> tuple[int, Any, Any]:
+    """Return status, headers and body of a GET; a body that is not JSON as bytes."""
+    request = urllib.request.Request(broker.url + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            status, fields, content = reply.status, reply.headers, reply.read()
+    except urllib.error.HTTPError as error:
+        status, fields, content = error.code, error.headers, error.read()
+    is_json = "json" in fields["Content-Type"] and "ndjson" not in fields["Content-Type"]
+    return status, fields, json.loads(content) if is_json else content
+
+
+def degraded(broker: RunningBroker) -> list[dict[str, str]]:
+    status, _, reply = ask(broker, "/readyz")
+    assert status == 200
+    found: list[dict[str, str]] = reply["degraded"]
+    return found
+
+
+def metric(broker: RunningBroker, name: str) -> float:
+    _, _, page = ask(broker, "/metrics")
+    lines = [line.split() for line in page.decode().splitlines() if line.startswith(name)]
+    return sum(float(words[-1]) for words in lines)
+
+
+PULL = "/v1/topics/t/queues/0/messages"
+
+
+def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> None:
+    """Expect of a running broker that the messages from `start` to before `end` are lost, and
+    that everything else is served on every path."""
+    broker = log.broker
+    whole = "max_messages=10000&max_bytes=16777216"
+    kept = [offset for offset in range(COUNT) if not start <= offset < end]
+    # By offset, in every format: nothing but what was stored, and the damage where it is.
+    for accept in (
+        "application/json",
+        "application/msgpack",
+        "application/x-ndjson",
+        "application/vnd.holdfast.batch",
+    ):
+        for at in {start, (start + end) // 2, end - 1}:
+            status, _, problem = ask(broker, f"{PULL}?offset={at}&{whole}", Accept=accept)
+            assert (status, problem["type"]) == (500, "/problems/corrupt-record")
+            assert problem["next_offset"] == end
+            assert reason is None or problem["reason"] == reason
+        _, fields, _ = ask(broker, f"{PULL}?offset=0&{whole}&skip_corrupt=true", Accept=accept)
+        assert fields["Holdfast-Skipped"] == f"0:{start}:{end}"
+        assert fields["Holdfast-Next-Offset"] == str(COUNT)
+    _, _, blocks = ask(
+        broker,
+        f"{PULL}?offset=0&{whole}&skip_corrupt=true",
+        Accept="application/vnd.holdfast.batch",
+    )
+    assert [(b.header.base_offset, b.body(0)) for b in iter_batches(blocks)] == [
+        (offset, body_of(offset)) for offset in kept
+    ]
+    # A poll.
+    _, _, polled = ask(broker, f"/v1/topics/t/messages?offsets=0:{start}&{whole}")
+    assert polled["queues"][0]["problem"]["next_offset"] == end
+    _, _, polled = ask(broker, f"/v1/topics/t/messages?offsets=0:0&{whole}&skip_corrupt=true")
+    assert [each["offset"] for each in polled["messages"]] == kept
+    (skipped,) = polled["skipped"]
+    assert (skipped["start_offset"], skipped["end_offset"]) == (start, end)
+    # A held pull with a filter, and one that is not held.
+    status, fields, _ = ask(
+        broker, f"{PULL}?offset={start}&tag=none&skip_corrupt=true&wait_ms=50&{whole}"
+    )
+    assert (status, fields["Holdfast-Next-Offset"]) == (200, str(COUNT))
+    # By id, by key, by time.
+    for offset in (start, end - 1):
+        message_id = f"{log.topic_id:08X}{0:08X}{offset:016X}"
+        status, _, problem = ask(broker, f"/v1/messages/{message_id}")
+        assert (status, problem["type"]) == (500, "/problems/corrupt-record")
+        _, _, found = ask(broker, f"/v1/topics/t/messages/search?key=k{offset}")
+        assert found["messages"] == []
+    for offset in (kept[0], kept[-1]):
+        message_id = f"{log.topic_id:08X}{0:08X}{offset:016X}"
+        _, _, message = ask(broker, f"/v1/messages/{message_id}")
+        assert message["body"].encode() == body_of(offset)
+        _, _, found = ask(broker, f"/v1/topics/t/messages/search?key=k{offset}")
+        assert [each["offset"] for each in found["messages"]] == [offset]
+        _, _, at_time = ask(
+            broker, f"/v1/topics/t/queues/0/offset?timestamp_ms={message['store_timestamp_ms']}"
+        )
+        assert at_time["offset"] <= offset
+    # The client and Spark.
+    with broker.client() as client:
+        with pytest.raises(RecordCorrupt) as caught:
+            list(client.pull("t", 0, 0, follow=False))
+        assert caught.value.next_offset == end
+        messages = list(client.pull("t", 0, 0, follow=False, skip_corrupt=True))
+        assert [(each.offset, each.body) for each in messages] == [
+            (offset, body_of(offset)) for offset in kept
+        ]
+    assert spark_offsets(log, failOnDataLoss="false") == kept
+    with pytest.raises(DataLost):
+        spark_offsets(log)
+    # Said, counted.
+    assert any(f"from offset {start} to {end}" in each["detail"] for each in degraded(broker))
+    assert metric(broker, "holdfast_degraded") >= 1
+
+
+def spark_offsets(log: Log, **options: str) -> list[int]:
+    wanted = parse_options({"url": log.broker.url, "topic": "t", **options})
+    with BrokerClient.open(log.broker.url) as client:
+        batches = read_range(client, QueueRange("t", log.topic_id, 0, 0, COUNT), wanted)
+        return [row["offset"] for batch in batches for row in batch.to_pylist()]
+
+
+def expect_lost_now_and_later(log: Log, start: int, end: int, reason: str | None = None) -> None:
+    """Expect it at the first start, at the next one with nothing published in between, and when
+    the index is gone as well; and no lost offset is given again."""
+    log.broker.start()
+    expect_lost(log, start, end, reason)
+    first = degraded(log.broker)
+    log.broker.restart()
+    remembered = [each["detail"] for each in degraded(log.broker)]
+    assert {each["detail"] for each in first if "queue 0" in each["detail"]} <= set(remembered)
+    log.broker.stop()
+    shutil.rmtree(log.directory / "consumequeue")
+    log.broker.start()
+    expect_lost(log, start, end)
+    with log.broker.client() as client:
+        assert client.publish("t", b"goes on", queue=0).offset == COUNT
+    size = log.broker.log_path.stat().st_size
+    for _ in range(200):
+        assert ask(log.broker, f"{PULL}?offset={start}")[0] == 500
+    assert log.broker.log_path.stat().st_size - size < 4000, "damage floods the log"
+
+
+def flip(path: Path, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+#: Where in a block a bit is flipped, from its begin.
+REGIONS = {"magic": 0, "body": 300, "size": 8, "header crc": 12, "payload crc": 16, "offset": 41}
+
+
+@pytest.mark.parametrize("region", some(REGIONS, 2))
+def test_a_flipped_bit_in_a_sealed_segment_costs_its_block_alone(log: Log, region: str) -> None:
+    path = log.segments()[1]
+    blocks = log.blocks(path)
+    at, header = blocks[len(blocks) // 2]
+    before = path.read_bytes()
+    flip(path, (at + REGIONS[region]) * 8 + 3)
+    damaged = path.read_bytes()
+    assert damaged != before
+    expect_lost_now_and_later(log, header.base_offset, header.end_offset)
+    assert path.read_bytes() == damaged
+
+
+def test_several_damaged_blocks_are_one_loss(log: Log) -> None:
+    path = log.segments()[1]
+    lost = log.blocks(path)[3:7]
+    for number, (at, header) in enumerate(lost):
+        flip(path, (at if number % 2 else at + header.total_size - 40) * 8)
+    expect_lost_now_and_later(log, lost[0][1].base_offset, lost[-1][1].end_offset)
+
+
+def test_a_flipped_bit_below_the_durable_mark_is_not_cut(log: Log) -> None:
+    path = log.segments()[-1]
+    blocks = log.blocks(path)
+    at, header = blocks[len(blocks) // 2]
+    flip(path, (at + 300) * 8)
+    damaged = path.read_bytes()
+    shutil.rmtree(log.directory / "consumequeue")
+    log.broker.start()
+    expect_lost(log, header.base_offset, header.end_offset, "payload-crc")
+    assert path.read_bytes()[: len(damaged.rstrip(b"\0"))] == damaged.rstrip(b"\0")
+
+
+def first(log: Log) -> Path:
+    return log.segments()[0]
+
+
+def middle(log: Log) -> Path:
+    return log.segments()[1]
+
+
+def last(log: Log) -> Path:
+    return log.segments()[-1]
+
+
+GONE = [(which, left) for left in (None, 0, 100) for which in (middle, first, last)]
+
+
+@pytest.mark.parametrize(
+    ("which", "left"), some(GONE, 3), ids=lambda each: getattr(each, "__name__", str(each))
+)
+def test_a_segment_that_is_gone_is_one_loss(
+    log: Log, which: Callable[[Log], Path], left: int | None
+) -> None:
+    path = which(log)
+    blocks = log.blocks(path)
+    if left is None:
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    expect_lost_now_and_later(log, blocks[0][1].base_offset, blocks[-1][1].end_offset)
+
+
+def test_all_segments_gone_is_one_loss(log: Log) -> None:
+    for path in (log.directory / "commitlog").iterdir():
+        path.unlink()
+    log.broker.start()
+    for _ in range(2):
+        status, _, problem = ask(log.broker, f"{PULL}?offset=0")
+        assert (status, problem["next_offset"]) == (500, COUNT)
+        log.broker.restart()
+    with log.broker.client() as client:
+        assert client.publish("t", b"goes on", queue=0).offset == COUNT
+
+
+@pytest.mark.parametrize("which", some([last, middle], 1), ids=lambda which: which.__name__)
+def test_a_segment_that_is_cut_short_loses_its_end(log: Log, which: Callable[[Log], Path]) -> None:
+    path = which(log)
+    blocks = log.blocks(path)
+    at, header = blocks[4]
+    os.truncate(path, at + 1000)
+    expect_lost_now_and_later(log, header.base_offset, blocks[-1][1].end_offset)
+
+
+def test_a_segment_that_is_cut_short_in_use_harms_no_broker(log: Log) -> None:
+    log.broker.start()
+    path = middle(log)
+    blocks = log.blocks(path)
+    at, header = blocks[4]
+    os.truncate(path, at + 1000)
+    expect_lost(log, header.base_offset, blocks[-1][1].end_offset)
+
+
+def test_a_segment_that_was_put_back_is_whole_again(log: Log) -> None:
+    path = middle(log)
+    image = path.read_bytes()
+    path.unlink()
+    log.broker.start()
+    assert degraded(log.broker)
+    log.broker.stop()
+    path.write_bytes(image)
+    log.broker.start()
+    assert degraded(log.broker) == []
+    with log.broker.client() as client:
+        bodies = [message.body for message in client.pull("t", 0, 0, follow=False)]
+    assert bodies == [body_of(offset) for offset in range(COUNT)]
+
+
+def everything(client: Client) -> list[tuple[int, bytes, str | None]]:
+    return [
+        (message.offset, message.body, message.key)
+        for message in client.pull("t", 0, 0, follow=False)
+    ]
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "in use"])
+def test_a_flipped_bit_in_any_page_of_the_index_changes_no_answer(log: Log, sealed: bool) -> None:
+    data = log.directory / "consumequeue" / "data.mdb"
+    image = data.read_bytes()
+    log.broker.start()
+    with log.broker.client() as client:
+        truth = everything(client)
+    log.broker.stop()
+    assert len(truth) == COUNT
+    for page in some(range(0, len(image), 4096)[::-1], 3):
+        if page >= len(image):
+            continue  # it was rebuilt, and is smaller
+        data.write_bytes(image)
+        seal = log.directory / "consumequeue" / "seal"
+        if not sealed:
+            seal.unlink(missing_ok=True)
+        flip(data, (page + 37) * 8 + 1)
+        log.broker.start()
+        with log.broker.client() as client:
+            assert everything(client) == truth
+        assert log.broker.stop() == 0
+        image = data.read_bytes()
+
+
+def test_a_deleted_index_is_rebuilt_to_the_same_answers(log: Log) -> None:
+    shutil.rmtree(log.directory / "consumequeue")
+    log.broker.start()
+    assert degraded(log.broker) == []
+    with log.broker.client() as client:
+        assert [offset for offset, *_ in everything(client)] == list(range(COUNT))
+
+
+def test_an_index_of_an_older_log_is_brought_up_to_date(log: Log, tmp_path: Path) -> None:
+    """It is behind by more than a segment: everything from its position on is indexed again."""
+    kept = tmp_path / "older"
+    shutil.copytree(log.directory / "consumequeue", kept)
+    log.broker.start()
+    with log.broker.client() as client:
+        for offset in range(COUNT, COUNT + 40):
+            client.publish("t", body_of(offset), queue=0, key=f"k{offset}")
+    log.broker.stop()
+    shutil.rmtree(log.directory / "consumequeue")
+    kept.rename(log.directory / "consumequeue")
+    log.broker.start()
+    assert degraded(log.broker) == []
+    with log.broker.client() as client:
+        assert [(at, body) for at, body, _ in everything(client)] == [
+            (offset, body_of(offset)) for offset in range(COUNT + 40)
+        ]
+
+
+def test_a_scrub_finds_rot_before_any_reader(log: Log) -> None:
+    log.broker = RunningBroker(
+        log.directory, (*ARGUMENTS, "--commitlog-scrub-bytes-per-s", "100000000")
+    )
+    log.broker.start()
+    path = middle(log)
+    at, header = log.blocks(path)[2]
+    log.broker.stop()
+    flip(path, (at + 300) * 8)
+    log.broker.start()
+    while not metric(log.broker, "holdfast_scrub_passes_total"):
+        pass
+    (fault,) = degraded(log.broker)
+    assert fault["reason"] == "payload-crc"
+    assert f"from offset {header.base_offset} to {header.end_offset}" in fault["detail"]
+    assert metric(log.broker, "holdfast_corrupt_records_total") == 1
+    expect_lost(log, header.base_offset, header.end_offset)
