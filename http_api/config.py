@@ -65,6 +65,13 @@ class HttpConfig:
         "holds the most is cut off.",
         minimum=1,
     )
+    send_buffer_bytes: int = setting(
+        0,
+        "What the system may hold of one connection's replies (SO_SNDBUF); 0 leaves it to the "
+        "system, which goes up to net.ipv4.tcp_wmem.",
+        minimum=0,
+        maximum=2**30,
+    )
     keepalive_timeout_ms: int = setting(
         75_000, "An idle connection is closed after this.", minimum=1
     )

@@ -5,6 +5,7 @@ Shared by everything that serves one listening socket; belongs to one event loop
 
 import asyncio
 import logging
+import socket
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,10 @@ class Connections:
         client = client_at(transport)
         slug = self._admission.enter(client)
         if slug is None:
+            if self._config.send_buffer_bytes:
+                transport.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.send_buffer_bytes
+                )
             return client
         self.refused[slug] += 1
         problem = self._too_many(slug, client)

@@ -218,6 +218,22 @@ async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
             one.close()
 
 
+async def test_the_system_holds_no_more_of_a_reply_than_it_is_told() -> None:
+    async with running_api(send_buffer_bytes=32 * 1024) as api:
+        await api.store.create_topic("orders")
+        await api.publish("orders", {"body": "x" * 1_000_000, "queue": 0})
+        with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
+            stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=2000000&wait"))
+            async with asyncio.timeout(10):
+                while not api.context.connections.unsent.total_bytes:
+                    await asyncio.sleep(0)
+            (connection,) = [each for each in api.context.connections.open if each.writing_paused]
+            assert connection.transport is not None
+            system = connection.transport.get_extra_info("socket")
+            # Linux doubles what it is told.
+            assert system.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 64 * 1024
+
+
 async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
     async with running_api(transfer_grace_ms=400, min_transfer_bytes_per_s=100_000) as api:
         await api.store.create_topic("orders")

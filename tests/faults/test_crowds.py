@@ -1,0 +1,160 @@
+"""Ten thousand clients that do not behave, against a broker process: its memory stays under the
+bound that docs/limits.md states, the others are served, and nothing is left behind.
+
+TEST_CLIENTS sets how many.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.running_broker import RunningBroker
+from tests.support.crowd import (
+    Crowd,
+    await_metric,
+    files_that_may_be_open,
+    healthy_client,
+    metrics,
+)
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
+
+CLIENTS = int(os.environ.get("TEST_CLIENTS", "10000"))
+MIB = 1024 * 1024
+
+#: docs/limits.md, "How much memory a broker takes".
+PER_CONNECTION = 32 * 1024
+UNSENT = 256 * MIB
+READS_UNDER_WAY = 6 * 16 * MIB
+TEXT_UNDER_WAY = 4 * 4 * 16 * MIB
+HOT = 32 * MIB
+
+CUT_OFF = 'holdfast_http_connections_closed_early_total{reason="unsent-limit"}'
+ANSWERED = (
+    'holdfast_http_request_seconds_count{code="200",'
+    'route="/v1/topics/{topic}/queues/{queue}/messages"}'
+)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[RunningBroker]:
+    if files_that_may_be_open() < CLIENTS + 2000:
+        pytest.skip(f"{CLIENTS} clients need more open files than the hard limit allows")
+    settings = {
+        "commitlog-segment-bytes": "64MiB",
+        "http-api-send-buffer-bytes": "64KiB",  # what the system takes is no memory of ours
+        "http-api-transfer-grace-ms": "600000",  # the slow are to stay, so that they add up
+        "http-api-write-timeout-ms": "600000",
+    }
+    arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
+    with RunningBroker(tmp_path / "data", arguments) as running:
+        yield running
+
+
+def port_of(broker: RunningBroker) -> int:
+    return int(broker.url.rpartition(":")[2])
+
+
+def rss(broker: RunningBroker) -> int:
+    return int(psutil.Process(broker.pid).memory_info().rss)
+
+
+def publish(broker: RunningBroker, mib: int) -> None:
+    with broker.client() as client:
+        client.create_topic("orders", queues=1, durability="written")
+        with client.producer("orders", queue=0) as producer:
+            for _ in range(mib * 1024):
+                producer.send(b"x" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("media", "max_bytes", "under_way"),
+    [
+        ("application/vnd.holdfast.batch", 512 * 1024, READS_UNDER_WAY),
+        ("application/json", 256 * 1024, READS_UNDER_WAY + TEXT_UNDER_WAY),
+    ],
+)
+def test_clients_that_never_read_hold_no_more_than_the_bound(
+    broker: RunningBroker, media: str, max_bytes: int, under_way: int
+) -> None:
+    publish(broker, 64)
+    idle = rss(broker)
+    bound = idle + CLIENTS * PER_CONNECTION + UNSENT + under_way + HOT
+    peak = 0
+
+    def request(number: int) -> bytes:
+        offset = number * 997 % 60_000
+        query = f"offset={offset}&max_messages=10000&max_bytes={max_bytes}"
+        return (
+            f"GET /v1/topics/orders/queues/0/messages?{query} HTTP/1.1\r\n"
+            f"Host: x\r\nAccept: {media}\r\n\r\n"
+        ).encode()
+
+    started = time.monotonic()
+    with Crowd(port_of(broker)) as crowd, healthy_client(broker.url) as other:
+        for _ in range(0, CLIENTS, 500):
+            crowd.join(500, request, receive_buffer=4096)
+            peak = max(peak, rss(broker))
+        deadline = time.monotonic() + 300
+        while (found := metrics(broker.url)).get(ANSWERED, 0) < CLIENTS:
+            peak = max(peak, rss(broker))
+            assert found["holdfast_http_unsent_bytes"] <= UNSENT
+            assert time.monotonic() < deadline, f"only {found.get(ANSWERED)} are answered"
+        peak = max(peak, rss(broker))
+        cut_off = metrics(broker.url).get(CUT_OFF, 0)
+    await_metric(broker.url, "holdfast_http_connections", lambda count: count <= 1)
+    print(
+        f"\n{CLIENTS} clients that never read, {media}: {time.monotonic() - started:.0f} s, "
+        f"memory idle {idle / MIB:.0f} MiB, peak {peak / MIB:.0f}, bound {bound / MIB:.0f}, "
+        f"after {rss(broker) / MIB:.0f}; {cut_off:.0f} cut off; others' requests "
+        f"{len(other.seconds)}, p50 {other.quantile_ms(0.5):.0f} ms, p99 "
+        f"{other.quantile_ms(0.99):.0f} ms"
+    )
+    assert peak < bound
+    assert other.failures == []
+    assert cut_off > 0, "the crowd was too small to fill the room: the test shows nothing"
+    assert metrics(broker.url)["holdfast_http_unsent_bytes"] == 0
+
+
+def test_held_pulls_that_vanish_all_at_once_leave_nothing(broker: RunningBroker) -> None:
+    with broker.client() as client:
+        client.create_topic("orders", queues=4)
+    idle = rss(broker)
+
+    def request(number: int) -> bytes:
+        path = f"/v1/topics/orders/queues/{number % 4}/messages?offset=0&wait_ms=60000"
+        return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+    peaks, afters = [], []
+    with healthy_client(broker.url) as other:
+        for _ in range(3):
+            with Crowd(port_of(broker)) as crowd:
+                crowd.join(CLIENTS, request)
+                await_metric(broker.url, "holdfast_long_poll_parked", lambda n: n == CLIENTS)
+                peaks.append(rss(broker))
+                started = time.monotonic()
+                crowd.vanish()
+            await_metric(broker.url, "holdfast_long_poll_parked", lambda n: n == 0)
+            await_metric(broker.url, "holdfast_http_connections", lambda n: n <= 1)
+            gone_s = time.monotonic() - started
+            afters.append(rss(broker))
+    found = metrics(broker.url)
+    print(
+        f"\n{CLIENTS} held pulls vanish, three times: gone after {gone_s:.1f} s, memory idle "
+        f"{idle / MIB:.0f} MiB, held {[round(each / MIB) for each in peaks]}, after "
+        f"{[round(each / MIB) for each in afters]}; others' requests {len(other.seconds)}, p50 "
+        f"{other.quantile_ms(0.5):.0f} ms, p99 {other.quantile_ms(0.99):.0f} ms"
+    )
+    assert max(peaks) < idle + CLIENTS * PER_CONNECTION + 32 * MIB
+    # What one crowd leaves in the allocator's hands the next one uses: it does not add up.
+    assert afters[2] < afters[0] + 16 * MIB
+    assert found["holdfast_long_poll_cancelled_total"] == 3 * CLIENTS
+    assert found["holdfast_scan_rescues_total"] == 0
+    assert other.failures == []
+    with broker.client() as client:
+        client.publish("orders", b"after", queue=0)
+        assert [m.body for m in client.pull("orders", 0, 0, follow=False)] == [b"after"]

@@ -1,0 +1,152 @@
+"""Thousands of clients at once, as bare sockets of one process, from several loopback addresses."""
+
+import contextlib
+import resource
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.request import urlopen
+
+#: Addresses 127.0.0.2 and on: limits for one address, and its ports, are not in the way.
+ADDRESSES = 100
+_RESET = struct.pack("ii", 1, 0)
+
+
+def files_that_may_be_open() -> int:
+    """Raise this process's soft limit to the hard one, and return it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+class Crowd:
+    """Clients of the server on `port`. Use it in `with`: they are gone after it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._joined = 0
+        self.sockets: list[socket.socket] = []
+
+    def join(
+        self, count: int, request: Callable[[int], bytes], *, receive_buffer: int | None = None
+    ) -> list[socket.socket]:
+        """Connect so many more, each having sent what `request` gives for its number."""
+        joined = []
+        for _ in range(count):
+            number = self._joined
+            self._joined += 1
+            one = socket.socket()
+            self.sockets.append(one)
+            joined.append(one)
+            if receive_buffer is not None:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            one.bind((f"127.0.0.{2 + number % ADDRESSES}", 0))
+            one.connect(("127.0.0.1", self._port))
+            sent = request(number)
+            if sent:
+                one.sendall(sent)
+        return joined
+
+    def drip(self, part: bytes) -> int:
+        """Send a little more from each that is still connected; return how many that are."""
+        alive = 0
+        for one in self.sockets:
+            with contextlib.suppress(OSError):
+                one.send(part, socket.MSG_DONTWAIT)
+                alive += 1
+        return alive
+
+    def await_closed(self, sockets: list[socket.socket], timeout_s: float) -> int:
+        """Read what comes until each is closed; return how many are not in time."""
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            for one in sockets:
+                one.setblocking(False)
+                selector.register(one, selectors.EVENT_READ)
+            while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    one = key.fileobj  # type: ignore[assignment]
+                    try:
+                        if one.recv(1 << 20):
+                            continue
+                    except BlockingIOError:
+                        continue
+                    except OSError:
+                        pass
+                    selector.unregister(one)
+            return len(selector.get_map())
+
+    def vanish(self) -> None:
+        """Go away all at once, without a word: each connection is reset."""
+        for one in self.sockets:
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            one.close()
+        self.sockets.clear()
+
+    def __enter__(self) -> "Crowd":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.vanish()
+
+
+@dataclass
+class Healthy:
+    """What somebody else met meanwhile: how long each request took, and what went wrong."""
+
+    seconds: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def quantile_ms(self, share: float) -> float:
+        ordered = sorted(self.seconds)
+        return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000
+
+
+@contextmanager
+def healthy_client(url: str, *, timeout_s: float = 30.0) -> Iterator[Healthy]:
+    """Ask for /healthz on new connections, some 20 times a second, until the block ends."""
+    met, ends = Healthy(), threading.Event()
+
+    def ask() -> None:
+        while not ends.wait(0.05):
+            started = time.perf_counter()
+            try:
+                with urlopen(f"{url}/healthz", timeout=timeout_s) as reply:
+                    reply.read()
+            except OSError as error:
+                met.failures.append(repr(error))
+            else:
+                met.seconds.append(time.perf_counter() - started)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        yield met
+    finally:
+        ends.set()
+        thread.join(timeout_s)
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Return the broker's metrics, by name and labels as they are written."""
+    with urlopen(f"{url}/metrics", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
+def await_metric(
+    url: str, name: str, is_so: Callable[[float], bool], timeout_s: float = 60.0
+) -> float:
+    """Return a metric (0 if absent) once it is as told. AssertionError when it is not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so(found := metrics(url).get(name, 0.0)):
+        assert time.monotonic() < deadline, f"{name} is still {found}"
+        time.sleep(0.1)
+    return found
