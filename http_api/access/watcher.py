@@ -45,8 +45,14 @@ class TokenWatcher:
         """Take over the file's tokens if it has changed since it was last looked at."""
         try:
             found = await asyncio.to_thread(self._read_if_changed)
-        except (TokensUnreadable, OSError) as error:
+        except TokensUnreadable as error:
             self._report(str(error))
+            return
+        except OSError as error:
+            self._report(
+                f"the access tokens cannot be read ({error}): they stay as they were; let the "
+                "broker's user read the folder access/ in its data directory"
+            )
             return
         if found is None:
             return
@@ -62,8 +68,9 @@ class TokenWatcher:
         stamp = self._file.stamp()
         if stamp == self._stamp:
             return None
-        self._stamp = stamp
         read = self._file.read()
+        # Only now: what cannot be read is tried again at the next look.
+        self._stamp = stamp
         return Tokens(read.content.tokens), read.faults
 
     def _report(self, fault: str) -> None:
