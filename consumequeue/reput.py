@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
 import lmdb
@@ -325,7 +324,10 @@ class ReputService:
         lmdb.Error passes through; nothing is lost then.
         """
         group = []
-        for item in list(islice(self._uncommitted, _COMMIT_GROUP)):
+        waiting = self._uncommitted
+        # By their places: the reput thread appends meanwhile, which ends an iteration by an error.
+        for at in range(min(len(waiting), _COMMIT_GROUP)):
+            item = waiting[at]
             if item.unit.end_physical_offset > durable_offset:
                 break
             group.append(item)

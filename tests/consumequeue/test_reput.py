@@ -2,10 +2,12 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -315,6 +317,24 @@ def test_only_what_is_durable_is_committed(tmp_path: Path) -> None:
         assert reput.on_disk(WRITTEN) == [0, 1]
         assert reput.index.position() == ReputPosition(2 * SIZE, 0, 2, 0)
         assert reput.service.uncommitted_count == 2
+
+
+class _Appended(deque[Any]):
+    """A deque that another thread appends to whenever somebody is about to walk over it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        walk = super().__iter__()
+        self.append(self[-1])
+        return walk
+
+
+def test_what_is_written_while_the_index_is_committed_ends_no_thread(tmp_path: Path) -> None:
+    log = Log()
+    with running(tmp_path, commit_interval_s=NEVER_S) as reput:
+        reput.service.dispatch([log.write() for _ in range(3)])
+        reput.indexed(log)
+        reput.service._uncommitted = _Appended(reput.service._uncommitted)
+        assert reput.service.commit(2 * SIZE) == {(DURABLE, 0): 2}
 
 
 def test_the_position_counts_blocks_and_keyed_messages_of_its_segment(tmp_path: Path) -> None:
