@@ -94,6 +94,8 @@ class Transport:
     ) -> None:
         self.url = url.rstrip("/")
         parsed = URL(self.url)
+        if parsed.raw_user is not None or parsed.raw_password is not None:
+            raise ValueError("a broker's address takes no user and no password; give a token")
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError(f"a broker's address looks like http://127.0.0.1:8711, not {url!r}")
         self.retry = retry

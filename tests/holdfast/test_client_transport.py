@@ -8,11 +8,13 @@ from holdfast.client.errors import (
     BadReply,
     ClientClosed,
     ConnectionFailed,
+    Forbidden,
     Overloaded,
+    Unauthenticated,
     UnknownTopic,
 )
 from holdfast.client.retry import RetryPolicy
-from holdfast.client.transport import Transport, checked_name
+from holdfast.client.transport import Transport, checked_name, checked_token
 from tests.support.scripted_server import drop, problem, scripted_server
 
 QUICK = RetryPolicy(give_up_after_s=10.0, first_pause_s=0.001, longest_pause_s=0.01)
@@ -189,3 +191,39 @@ def test_a_name_that_could_be_another_path_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["orders", "a.b_c-D9", "x" * 127, "...", "__state"])
 def test_a_brokers_name_passes(name: str) -> None:
     assert checked_name("topic", name) == name
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_who_is_not_let_in_is_told_at_once(status: int) -> None:
+    type_, error = {401: ("unauthenticated", Unauthenticated), 403: ("forbidden", Forbidden)}[
+        status
+    ]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return problem(status, type_)
+
+    async with scripted_server(answer) as server:
+        transport = transport_to(server.url, token="secret-token")
+        with pytest.raises(error) as raised:
+            await transport.request("GET", "/v1/info")
+        await transport.close()
+        assert len(server.requests) == 1
+        assert "secret-token" not in f"{raised.value!r} {raised.value} {transport!r}"
+
+
+@pytest.mark.parametrize("token", ["", " ", "two words", "line\nbreak", "zé", "a\x00b", "a\x7f"])
+def test_a_token_that_is_none_is_refused_without_being_repeated(token: str) -> None:
+    with pytest.raises(ValueError, match="no token has") as raised:
+        transport_to("http://127.0.0.1:1", token=token)
+    assert not token.strip() or token not in str(raised.value)
+
+
+def test_blanks_around_a_token_are_not_part_of_it() -> None:
+    assert checked_token(" token\n") == "token"
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@broker:8711", "ftp://secret@broker"])
+def test_an_address_with_a_password_is_refused_without_being_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match="give a token") as raised:
+        transport_to(url)
+    assert "secret" not in str(raised.value)
