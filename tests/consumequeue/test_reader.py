@@ -1,6 +1,7 @@
 """What a pull takes of a queue: bounds, filters, gaps and damage."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,9 @@ from holdfast.commitlog.batch import Batch, encode_batch
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.consumequeue import reader
 from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.reader import (
+    MAX_SKIPPED_RANGES,
     PASSED_OVER_BYTES,
     Fetched,
     NeedsDisk,
@@ -71,6 +74,7 @@ class Queue:
         max_bytes: int = 1_000_000,
         wanted: "Wanted | None" = None,
         max_offset: int | None = None,
+        **damage: Any,
     ) -> Fetched:
         units = (unit for unit in self.units if unit.end_offset > offset)
         return collect(
@@ -83,6 +87,7 @@ class Queue:
             max_messages=max_messages,
             max_bytes=max_bytes,
             message_filter=wanted,
+            **damage,
         )
 
 
@@ -304,6 +309,139 @@ def test_a_pull_that_starts_in_a_damaged_batch_is_told_where_it_ends() -> None:
             queue.pull(offset)
         assert (caught.value.reason, caught.value.next_offset) == ("payload-crc", 4)
     assert offsets(queue.pull(4)) == [4, 5]
+
+
+def test_a_run_of_damage_is_told_as_one_to_its_end() -> None:
+    queue = Queue(2, 2, 2, 2, 2, 2).damage(1).damage(2).without(3).damage(3)  # entry 3 is now 4
+    for offset in range(2, 10):
+        with pytest.raises(CorruptRecord) as caught:
+            queue.pull(offset)
+        assert caught.value.next_offset == 10
+    assert offsets(queue.pull(10)) == [10, 11]
+    assert offsets(queue.pull(0)) == [0, 1]
+
+
+def test_a_queue_that_lost_its_end_says_so_up_to_there() -> None:
+    queue = Queue(2, 2, 2).without(2)
+    assert offsets(queue.pull(0)) == [0, 1, 2, 3]
+    for lacking in (queue, queue.damage(1)):
+        with pytest.raises(CorruptRecord) as caught:
+            lacking.pull(4)
+        assert (caught.value.reason, caught.value.next_offset) == ("missing-block", 6)
+    with pytest.raises(CorruptRecord) as caught:
+        queue.pull(2)
+    assert (caught.value.reason, caught.value.next_offset) == ("payload-crc", 6)
+    with pytest.raises(CorruptRecord):
+        Queue(2).without(0).pull(0)
+
+
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    damaged=st.sets(st.integers(0, 7)),
+    gone=st.sets(st.integers(0, 7)),
+    start=st.integers(0, 31),
+    most=st.integers(1, 9),
+    wanted=st.none() | st.sets(st.integers(0, 31)),
+)
+def test_reading_on_past_damage_gives_all_that_is_whole_and_names_the_rest(
+    counts: list[int],
+    damaged: set[int],
+    gone: set[int],
+    start: int,
+    most: int,
+    wanted: set[int] | None,
+) -> None:
+    """By its errors, and by skip_corrupt, in whatever pieces."""
+    queue = Queue(*counts)
+    ends = {unit.base_offset: unit.end_offset for unit in queue.units}
+    whole = [
+        offset
+        for number, unit in enumerate(queue.units)
+        if number not in damaged | gone
+        for offset in range(unit.base_offset, unit.end_offset)
+        if offset >= start
+    ]
+    for number in damaged & set(range(len(counts))):
+        queue.damage(number)
+    queue.without(*gone)
+    matching = None if wanted is None else Wanted(wanted)
+    expected = [offset for offset in whole if wanted is None or offset in wanted]
+    for skip in (False, True):
+        found, lost, at = [], set[int](), min(start, queue.max_offset)
+        while at < queue.max_offset:
+            try:
+                fetched = queue.pull(at, max_messages=most, wanted=matching, skip_corrupt=skip)
+            except CorruptRecord as error:
+                assert not skip
+                assert error.next_offset is not None
+                lost |= set(range(at, error.next_offset))
+                following = error.next_offset
+            else:
+                found += offsets(fetched)
+                for each in fetched.skipped:
+                    assert at <= each.start_offset < each.end_offset <= fetched.next_offset
+                    lost |= set(range(each.start_offset, each.end_offset))
+                following = fetched.next_offset
+            assert following > at
+            at = following
+        assert found == expected
+        assert lost == set(range(min(start, queue.max_offset), queue.max_offset)) - set(whole)
+    assert ends
+
+
+def test_a_missing_segment_is_passed_in_one_step() -> None:
+    queue = Queue(*[1] * 10)
+    reads = queue.reads
+
+    def read(unit: CqUnit) -> Batch:
+        reads.append(unit.base_offset)
+        if 2 <= unit.base_offset < 8:
+            raise CorruptRecord(unit.physical_offset, "missing-segment")
+        return queue.batches[unit.physical_offset]
+
+    queue.read = read  # type: ignore[method-assign]
+    with pytest.raises(CorruptRecord) as caught:
+        queue.pull(2, gap_end=lambda unit: 8)
+    assert caught.value.next_offset == 8
+    assert reads == [2, 8]
+    fetched = queue.pull(0, skip_corrupt=True, gap_end=lambda unit: 8)
+    assert offsets(fetched) == [0, 1, 8, 9]
+    assert fetched.skipped == (LostRange(2, 8, "missing-segment"),)
+
+
+def test_what_was_let_go_of_is_passed_over_unasked_and_nothing_more() -> None:
+    queue = Queue(2, 2, 2, 2).damage(1).damage(2)
+    let_go = (LostRange(2, 4, "payload-crc", accepted=True),)
+    fetched = queue.pull(0, lost=let_go)
+    assert (offsets(fetched), fetched.next_offset, fetched.skipped) == ([0, 1], 4, let_go)
+    with pytest.raises(CorruptRecord) as caught:
+        queue.pull(4, lost=let_go)
+    assert caught.value.next_offset == 6
+    both = (LostRange(2, 6, "payload-crc", accepted=True),)
+    assert offsets(queue.pull(3, lost=both)) == [6, 7]
+
+
+def test_so_many_ranges_are_passed_over_in_one_pull() -> None:
+    count = 2 * MAX_SKIPPED_RANGES + 1
+    queue = Queue(*[1] * count)
+    for number in range(0, count, 2):
+        queue.damage(number)
+    fetched = queue.pull(0, skip_corrupt=True)
+    assert len(fetched.skipped) == MAX_SKIPPED_RANGES
+    following = queue.pull(fetched.next_offset, skip_corrupt=True)
+    assert len(following.skipped) == 1
+    assert following.next_offset == count
+
+
+def test_only_so_many_bytes_of_damage_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(*[1] * 10)
+    for number in range(10):
+        queue.damage(number)
+    monkeypatch.setattr(reader, "MAX_SCAN_BYTES", 3 * queue.units[0].size)
+    with pytest.raises(CorruptRecord) as caught:
+        queue.pull(0)
+    assert caught.value.next_offset == 4
+    assert queue.pull(0, skip_corrupt=True).next_offset == 4
 
 
 def test_a_filter_that_has_moved_on_ends_before_the_damage() -> None:
