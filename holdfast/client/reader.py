@@ -67,7 +67,7 @@ class AsyncReader(Generic[T]):
         if self._is_closed:
             return None
         if self._under_way is None:
-            self._under_way = asyncio.create_task(self._source.fetch())
+            self._under_way = self._fetch_ahead()
         await asyncio.wait([self._under_way])
         if self._under_way.cancelled():
             return None
@@ -77,10 +77,16 @@ class AsyncReader(Generic[T]):
             self._failure = error
             raise
         if fetched is not None and not self._is_closed:
-            self._under_way = asyncio.create_task(self._source.fetch())
+            self._under_way = self._fetch_ahead()
             # The next request is written before the reader goes to work on this range.
             await asyncio.sleep(0)
         return fetched
+
+    def _fetch_ahead(self) -> "asyncio.Task[Range | None]":
+        task = asyncio.create_task(self._source.fetch())
+        # It fails for whoever asks for it; if nobody does, that is nobody's concern.
+        task.add_done_callback(_failure_is_known)
+        return task
 
     async def close(self) -> None:
         """End the reading, and the request that waits for more. May be called twice."""
@@ -95,6 +101,12 @@ class AsyncReader(Generic[T]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _failure_is_known(task: "asyncio.Task[Range | None]") -> None:
+    """Keep asyncio from logging a failure that nobody will ask for, whenever it is collected."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Reader(Generic[T]):
