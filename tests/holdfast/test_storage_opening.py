@@ -10,11 +10,12 @@ import pytest
 
 from holdfast import storage_opening
 from holdfast.check import check_data_dir
+from holdfast.commitlog.batch_header import MAGIC
 from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
 from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
 from holdfast.consumequeue.index import Index, IndexCorrupt
-from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.message_store import StoredOffsets
 from holdfast.consumequeue.state_changes import StateChanges
 from holdfast.consumequeue.state_store import StateStore
@@ -28,6 +29,7 @@ from tests.support.stored import (
     read_queue,
     settled,
     small_config,
+    until,
 )
 
 EVENTS = StorageEvents(arrived=lambda advanced: None, failed=lambda error: None)
@@ -285,6 +287,33 @@ async def test_a_segment_that_is_gone_is_said_and_a_pull_in_it_is_told(
         first = await storage.store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
         with pytest.raises(QueueCorrupt):
             await storage.store.read(topic, 0, first.next_offset, max_messages=1, max_bytes=MIB)
+
+
+async def test_a_block_without_a_header_is_known_from_its_segments_footer(tmp_path: Path) -> None:
+    """Also the last one of its queue, of which nothing but the footer knows once the index is
+    gone as well: its offset is not given again."""
+    async with open_storage(small_config(tmp_path)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=2)
+        await storage.store.publish(topic, [batch(["only", "two"], 1)])
+        await fill_segment(storage, topic, 0)
+        await settled(storage)
+        await until(lambda: storage.log.segments[0].sealed)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    at = image.rindex(MAGIC, 0, image.index(b"only"))
+    image[at : at + 128] = bytes(128)
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "consumequeue")
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            topic = storage.store.topic("t")
+            with pytest.raises(QueueCorrupt) as caught:
+                await storage.store.read(topic, 1, 0, max_messages=1, max_bytes=1)
+            assert caught.value.next_offset == 2
+            assert len(storage.degraded) == 1
+    async with open_storage(small_config(tmp_path)) as storage:
+        (published,) = await storage.store.publish(topic, [batch("next", 1)])
+        assert published.base_offset == 2
 
 
 async def test_offsets_of_messages_whose_segment_is_gone_are_not_given_again(
