@@ -3,7 +3,8 @@
 A body that says it is too large is refused before any of it is read, one that turns out to be
 too large as soon as it is; what it decompresses to counts as well. All bodies share a limit from
 when they begin to arrive until they are answered, decompressed ones by what they say they are, so
-that neither slow senders nor many small bombs can fill the memory.
+that neither slow senders nor many small bombs can fill the memory. When it is full, the client
+whose bodies that still arrive take the most gives way to one that asks for less.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.connections import connection_of
+from holdfast.http_api.pace import Pace
 from holdfast.http_api.problems import Problem
 
 
@@ -25,6 +28,8 @@ class BodyReader:
         self._arriving_bytes = 0
         self._sizes: dict[int, int] = {}
         """By the request's identity: what it has of the bytes that all share."""
+        self._arrivals: dict[int, _Arrival] = {}
+        """By the request's identity, the oldest first: those whose body has not come whole."""
 
     async def read(self, request: web.BaseRequest) -> bytes:
         """Return the body, decompressed; empty when there is none. It counts until `done`.
@@ -42,14 +47,6 @@ class BodyReader:
             else:
                 body = content.read_nowait()
                 self._take(request, len(body))
-        except TimeoutError:
-            timeout_ms = self._config.body_timeout_ms
-            raise Problem(
-                "request-timeout",
-                f"the body was not complete after body_timeout_ms ({timeout_ms}); send less at "
-                "a time, or over a faster connection",
-                limit=timeout_ms,
-            ) from None
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise Problem(
                 "malformed-request", f"the body's framing is broken ({error}); send it again"
@@ -75,31 +72,61 @@ class BodyReader:
         content.set_read_chunk_size(self._limit if length is None else length)
         self._take(request, self._limit if length is None else length)
         _invite(request)
-        async with asyncio.timeout(self._config.body_timeout_ms / 1000):
-            if length is not None:
-                begun = content.read_nowait()  # goes on reading, if that has stopped already
-                await content.wait_eof()
-                return begun + content.read_nowait()
-            chunks, size = [], 0
-            while size <= self._limit and (chunk := await content.readany()):
-                chunks.append(chunk)
-                size += len(chunk)
-            return b"".join(chunks)
+        arrival = self._arrivals[id(request)] = _Arrival(request, self._config)
+        try:
+            async with arrival.timeout:
+                if length is not None:
+                    begun = content.read_nowait()  # goes on reading, if that has stopped already
+                    await content.wait_eof()
+                    return begun + content.read_nowait()
+                chunks, size = [], 0
+                while size <= self._limit and (chunk := await content.readany()):
+                    chunks.append(chunk)
+                    size += len(chunk)
+                return b"".join(chunks)
+        except TimeoutError:
+            raise arrival.problem from None
+        finally:
+            arrival.end()
+            del self._arrivals[id(request)]
 
     def _take(self, request: web.BaseRequest, size: int) -> None:
         """Count so many bytes for a request, in place of what it had. Raises Problem."""
         limit = self._config.max_arriving_bytes
         others = self._arriving_bytes - self._sizes.get(id(request), 0)
-        if others and others + size > limit:
-            raise Problem(
-                "overloaded",
-                f"bodies of more than max_arriving_bytes ({limit}) are arriving or at work; wait "
-                "a moment and send the request again",
-                limit=limit,
-                limit_name="max_arriving_bytes",
-            )
+        while others and others + size > limit:
+            slowest = self._one_to_give_way(connection_of(request).client, size)
+            if slowest is None:
+                raise self._overloaded()
+            slowest.give_way(self._overloaded())
+            others -= self._sizes.pop(id(slowest.request), 0)
         self._sizes[id(request)] = size
         self._arriving_bytes = others + size
+
+    def _one_to_give_way(self, client: str, size: int) -> "_Arrival | None":
+        """Return the oldest body of the client whose arriving bodies take the most; None when
+        nobody's take more than this client's would with `size` bytes more."""
+        taken: dict[str, int] = {}
+        for key, arrival in self._arrivals.items():
+            taken[arrival.client] = taken.get(arrival.client, 0) + self._sizes.get(key, 0)
+        greediest = max(taken, key=taken.__getitem__, default=client)
+        if greediest == client or taken[greediest] <= taken.get(client, 0) + size:
+            return None
+        return next(
+            arrival
+            for key, arrival in self._arrivals.items()
+            if arrival.client == greediest and self._sizes.get(key, 0)
+        )
+
+    def _overloaded(self) -> Problem:
+        limit = self._config.max_arriving_bytes
+        return Problem(
+            "overloaded",
+            f"bodies of more than max_arriving_bytes ({limit}) are arriving or at work; wait "
+            "a moment and send the request again",
+            limit=limit,
+            limit_name="max_arriving_bytes",
+        )
 
     def _too_large(self) -> Problem:
         return Problem(
@@ -127,6 +154,50 @@ class BodyReader:
         if not inflater.eof:
             raise _not_gzip("it ends too early")
         return plain
+
+
+class _Arrival:
+    """A body that is coming: in its time, and at the least pace. `problem` says what ended it."""
+
+    def __init__(self, request: web.BaseRequest, config: HttpConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._grace_s = config.transfer_grace_ms / 1000
+        self._pace = Pace(config.min_transfer_bytes_per_s, self._loop.time())
+        self._timer = self._loop.call_later(self._grace_s, self._check_pace)
+        self.request = request
+        self.client = connection_of(request).client
+        self.timeout = asyncio.timeout(config.body_timeout_ms / 1000)
+        self.problem = Problem(
+            "request-timeout",
+            f"the body was not complete after body_timeout_ms ({config.body_timeout_ms}); send "
+            "less at a time, or over a faster connection",
+            limit=config.body_timeout_ms,
+            limit_name="body_timeout_ms",
+        )
+        self._too_slow = Problem(
+            "request-timeout",
+            f"the body came slower than min_transfer_bytes_per_s "
+            f"({config.min_transfer_bytes_per_s}); send it over a faster connection",
+            limit=config.min_transfer_bytes_per_s,
+            limit_name="min_transfer_bytes_per_s",
+        )
+
+    def give_way(self, problem: Problem) -> None:
+        """End it with this problem."""
+        if self.timeout.expired():
+            return
+        self.problem = problem
+        self.timeout.reschedule(self._loop.time())
+
+    def end(self) -> None:
+        """Look at its pace no more."""
+        self._timer.cancel()
+
+    def _check_pace(self) -> None:
+        if self._pace.is_too_slow(self._loop.time(), self.request.content.total_bytes):
+            self.give_way(self._too_slow)
+        else:
+            self._timer = self._loop.call_later(self._grace_s, self._check_pace)
 
 
 def _claimed_size(body: bytes) -> int:

@@ -7,7 +7,9 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from aiohttp import web
 
 from holdfast.http_api.admission import Admission
 from holdfast.http_api.byte_share import ByteShare
@@ -115,6 +117,11 @@ class Connections:
             limit=limit,
             limit_name=name,
         )
+
+
+def connection_of(request: web.BaseRequest) -> "Connection":
+    """Return the connection that a request came on."""
+    return cast("Connection", request.protocol)
 
 
 def client_at(transport: asyncio.BaseTransport) -> str:

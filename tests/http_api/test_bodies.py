@@ -3,6 +3,7 @@
 import asyncio
 import tracemalloc
 import zlib
+from typing import Any
 
 import pytest
 
@@ -174,6 +175,77 @@ async def test_ten_thousand_empty_members_are_refused_at_the_second(api: Api) ->
     members = zlib.compress(b"", 9, 31) * 10_000
     answer = await api.ask("POST", PATH, members, Content_Encoding="gzip")
     assert (answer.status, answer.problem) == (400, "malformed-encoding")
+
+
+async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
+    async with running_api(max_arriving_bytes=1000) as api:
+        async with (
+            raw_connection(api.server.port, address="127.0.0.2") as oldest,
+            raw_connection(api.server.port, address="127.0.0.2") as next_one,
+            raw_connection(api.server.port, address="127.0.0.3") as modest,
+            raw_connection(api.server.port) as newcomer,
+        ):
+            for one, size, all_of_them in (
+                (oldest, 300, 300),
+                (next_one, 400, 700),
+                (modest, 300, 1000),
+            ):
+                await one.send(HEAD + b"Content-Length: %d\r\n\r\nx" % size)
+                async with asyncio.timeout(10):
+                    while api.context.bodies._arriving_bytes != all_of_them:
+                        await asyncio.sleep(0)
+            await newcomer.send(HEAD + b"Content-Length: 200\r\n\r\n" + b"x" * 200)
+            assert (await newcomer.answer())[0] == 200
+            status, headers, body = await oldest.answer()
+            assert (status, slug(body), headers["connection"]) == (503, "overloaded", "close")
+            for one, left in ((next_one, 399), (modest, 299)):
+                await one.send(b"x" * left)
+                assert (await one.answer())[0] == 200
+        assert api.context.bodies._arriving_bytes == 0
+        assert api.context.bodies._arrivals == {}
+
+
+async def test_who_would_take_the_most_is_refused_and_pushes_nobody_out() -> None:
+    async with (
+        running_api(max_arriving_bytes=1000) as api,
+        raw_connection(api.server.port, address="127.0.0.2") as first,
+        raw_connection(api.server.port) as newcomer,
+    ):
+        await first.send(HEAD + b"Content-Length: 600\r\n\r\nx")
+        async with asyncio.timeout(10):
+            while not api.context.bodies._arriving_bytes:
+                await asyncio.sleep(0)
+        await newcomer.send(HEAD + b"Content-Length: 600\r\n\r\n")
+        status, _, body = await newcomer.answer()
+        assert (status, slug(body)) == (503, "overloaded")
+        await first.send(b"x" * 599)
+        assert (await first.answer())[0] == 200
+
+
+async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
+    settings: dict[str, Any] = {"transfer_grace_ms": 100, "min_transfer_bytes_per_s": 1000}
+    async with running_api(**settings) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 1000\r\n\r\n")
+        async with asyncio.timeout(10):
+            while not api.server.connection_count:
+                await asyncio.sleep(0)
+            answer = asyncio.create_task(one.answer())
+            while not answer.done():
+                await one.send(b"x")
+                await asyncio.sleep(0.01)
+        status, _, body = await answer
+        assert (status, slug(body)) == (408, "request-timeout")
+        assert b"min_transfer_bytes_per_s" in body
+
+
+async def test_a_body_that_is_slow_but_keeps_the_pace_is_taken() -> None:
+    settings: dict[str, Any] = {"transfer_grace_ms": 50, "min_transfer_bytes_per_s": 100}
+    async with running_api(**settings) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 2000\r\n\r\n")
+        for _ in range(20):
+            await one.send(b"x" * 100)
+            await asyncio.sleep(0.01)
+        assert (await one.answer())[0] == 200
 
 
 async def test_a_small_bomb_is_not_blown_up() -> None:

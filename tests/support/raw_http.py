@@ -35,11 +35,13 @@ class RawConnection:
 
 @asynccontextmanager
 async def raw_connection(
-    port: int, tls: ssl.SSLContext | None = None
+    port: int, tls: ssl.SSLContext | None = None, *, address: str = "127.0.0.1"
 ) -> AsyncIterator[RawConnection]:
-    """Connect; with `tls` shake hands as "localhost" expects it."""
+    """Connect, from this address; with `tls` shake hands as "localhost" expects it."""
     name = "localhost" if tls is not None else None
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=name)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=tls, server_hostname=name, local_addr=(address, 0)
+    )
     try:
         yield RawConnection(reader, writer)
     finally:
