@@ -55,6 +55,7 @@ _logger = logging.getLogger(__name__)
 #: After a full disk, the next try to allocate a segment waits this long.
 DISK_FULL_RETRY_S = 1.0
 
+_ROWS_AT_ONCE = 4096
 _NO_HASHES = np.zeros(0, "<u4")
 
 
@@ -365,22 +366,37 @@ def block_tables(
     """Return the footer's tables of a segment, by walking it. What is damaged is handed to
     `damaged`; where its header is intact it is in the tables all the same, without keys, so
     that no reader passes over it unawares."""
-    headers: list[BatchHeader] = []
+    # A segment may hold millions of blocks: a few thousand at a time are objects.
+    parts: list[tuple[Blocks, UInt32s, UInt32s]] = []
+    rows: list[tuple[int, ...]] = []
     hashes: list[UInt32s] = []
     for found in scan_segment(segment):
         if isinstance(found, Damage):
             damaged(found)
         if found.header is not None:
-            headers.append(found.header)
+            rows.append(_block_row(found.header))
             hashes.append(_NO_HASHES if isinstance(found, Damage) else _hashes_of_keys(found))
-    blocks = np.array([_block_row(header) for header in headers], BLOCK_DTYPE)
+        if len(rows) == _ROWS_AT_ONCE:
+            parts.append(_packed(rows, hashes))
+            rows, hashes = [], []
+    parts.append(_packed(rows, hashes))
+    blocks = np.concatenate([part[0] for part in parts])
+    key_counts = np.concatenate([part[1] for part in parts])
+    key_hashes = np.concatenate([part[2] for part in parts])
+    del parts
     order = np.lexsort((blocks["base_offset"], blocks["queue_id"], blocks["topic_id"]))
-    sorted_hashes = [hashes[row] for row in order]
-    keys = np.zeros(sum(map(len, sorted_hashes)), KEY_DTYPE)
-    if len(keys):
-        keys["key_hash"] = np.concatenate(sorted_hashes)
-        keys["block"] = np.repeat(np.arange(len(order)), [len(part) for part in sorted_hashes])
-    return blocks[order], keys[np.argsort(keys["key_hash"], kind="stable")]
+    place = np.empty(len(order), "<u4")
+    place[order] = np.arange(len(order))
+    keys = np.zeros(len(key_hashes), KEY_DTYPE)
+    keys["key_hash"] = key_hashes
+    keys["block"] = np.repeat(place, key_counts)
+    return blocks[order], keys[np.lexsort((keys["block"], keys["key_hash"]))]
+
+
+def _packed(rows: list[tuple[int, ...]], hashes: list[UInt32s]) -> tuple[Blocks, UInt32s, UInt32s]:
+    """Return rows of a block table, how many keys each has, and all of the keys' hashes."""
+    counts = np.array([len(each) for each in hashes], "<u4")
+    return np.array(rows, BLOCK_DTYPE), counts, np.concatenate([_NO_HASHES, *hashes])
 
 
 def _hashes_of_keys(batch: Batch) -> UInt32s:

@@ -1,0 +1,145 @@
+"""The broker's memory: bounded over a backlog far larger than it, in blocks large and small, and
+publishers are refused before it runs out.
+
+How large the backlog is: TEST_BACKLOG_GB (1 unless told; 10 by hand).
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.commitlog.batch import encode_batch
+from holdfast.running_broker import RunningBroker
+from tests.support.broker_calls import Calls
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
+
+MIB = 1024 * 1024
+BACKLOG_BYTES = int(float(os.environ.get("TEST_BACKLOG_GB", "1")) * 1024 * MIB)
+#: docs/operations.md, "Memory": what a broker takes beside requests, replies and index entries.
+BACKLOG_BUDGET_BYTES = 512 * MIB
+_BATCH = "application/vnd.holdfast.batch"
+_MESSAGES = 1000
+
+
+class _Peak(threading.Thread):
+    """Watches what memory of its own a process has; `measured` by what was done meanwhile."""
+
+    def __init__(self, broker: RunningBroker) -> None:
+        super().__init__(daemon=True)
+        self._broker = broker
+        self._over = threading.Event()
+        self._peak = 0
+        self.measured: dict[str, int] = {}
+
+    def run(self) -> None:
+        while not self._over.wait(0.02):
+            with contextlib.suppress(OSError, AttributeError, ValueError):
+                self._peak = max(self._peak, own_bytes(self._broker.pid))
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        self._peak = 0
+        started = time.monotonic()
+        yield
+        self.measured[what] = self._peak
+        print(f"{what}: {self._peak // MIB} MiB, {time.monotonic() - started:.1f} s")
+
+    def end(self) -> int:
+        self._over.set()
+        self.join()
+        return max(self.measured.values())
+
+
+def own_bytes(pid: int) -> int:
+    """Return a process's memory without pages of files."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(pid)
+
+
+def _publish(url: str, topic: str, body: bytes, times: int) -> None:
+    def run(count: int) -> None:
+        calls = Calls(url, keep_alive=True, timeout_s=120)
+        for _ in range(count):
+            while True:
+                answer = calls("POST", f"/v1/topics/{topic}/messages", body, Content_Type=_BATCH)
+                if answer.status == 200:
+                    break
+                assert answer.status in (503, 507), answer
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=run, args=(times // 4,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _consume(url: str, topic: str, queue: int, most: int) -> int:
+    """Read a queue from its begin, as large as may be; return the bytes."""
+    calls = Calls(url, keep_alive=True, timeout_s=120)
+    path = f"/v1/topics/{topic}/queues/{queue}/messages?max_messages=10000&max_bytes=16777216"
+    start, size = "from=earliest", 0
+    while size < most:
+        answer = calls("GET", f"{path}&{start}", Accept=_BATCH)
+        if not answer.raw:
+            break
+        size += len(answer.raw)
+        start = f"offset={answer.headers['Holdfast-Next-Offset']}"
+    return size
+
+
+def test_a_large_backlog_takes_no_more_memory(tmp_path: Path) -> None:
+    bodies = [os.urandom(512).hex().encode() for _ in range(_MESSAGES)]
+    block = encode_batch(bodies, keys=[f"key-{n}" for n in range(_MESSAGES)], queue_id=0)
+    first = encode_batch([b"the first"], keys=["first"], queue_id=0)
+    times = BACKLOG_BYTES // len(block)
+    with RunningBroker(tmp_path / "data", start_timeout_s=600, stop_timeout_s=60) as broker:
+        peak = _Peak(broker)
+        peak.start()
+        calls = Calls(broker.url, timeout_s=120)
+        made = calls("PUT", "/v1/topics/t", {"queues": 1, "durability": "written"})
+        assert made.status == 201
+        assert calls("POST", "/v1/topics/t/messages", first, Content_Type=_BATCH).status == 200
+        with peak.during("publishing"):
+            _publish(broker.url, "t", block, times)
+        with peak.during("consuming it all, by four at once"):
+            readers = [
+                threading.Thread(target=_consume, args=(broker.url, "t", 0, BACKLOG_BYTES // 2))
+                for _ in range(4)
+            ]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+        with peak.during("tailing"):
+            end = calls("GET", "/v1/topics/t").json["queues"][0]["max_offset"]
+            for number in range(100):
+                assert calls.publish("t", f"tail-{number}").status == 200
+            path = f"/v1/topics/t/queues/0/messages?offset={end}&max_messages=1000&wait_ms=100"
+            assert len(calls("GET", path).json["messages"]) == 100
+        with peak.during("looking up by time"):
+            found = calls("GET", "/v1/topics/t/queues/0/offset?timestamp_ms=0").json
+            assert found["offset"] == 0
+            now_ms = int(time.time() * 1000) + 60_000
+            assert calls("GET", f"/v1/topics/t/queues/0/offset?timestamp_ms={now_ms}").status == 200
+        with peak.during("searching by key"):
+            answer = calls("GET", "/v1/topics/t/messages/search?key=first")
+            assert [each["body"] for each in answer.json["messages"]] == ["the first"]
+        broker.kill()
+        with peak.during("starting again after a kill"):
+            broker.start()
+        broker.stop()
+        for path_ in (broker.data_dir / "consumequeue").iterdir():
+            path_.unlink()
+        with peak.during("indexing it anew"):
+            broker.start()
+        assert calls("GET", "/v1/topics/t").json["queues"][0]["max_offset"] == end + 100
+        assert peak.end() < BACKLOG_BUDGET_BYTES, peak.measured
