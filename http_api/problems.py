@@ -104,6 +104,7 @@ KINDS: Mapping[str, Kind] = {
     "offset-beyond-end": Kind(416, "The offset is beyond the end of the queue"),
     "invalid-topic-change": Kind(422, "The topic cannot be changed like this"),
     # The broker cannot do it, or not now.
+    "rate-limited": Kind(429, "Too much of one client"),
     "too-many-client-connections": Kind(429, "Too many connections of one client", retry_after_s=1),
     "too-many-connections": Kind(503, "Too many connections", retry_after_s=1),
     "too-many-held": Kind(429, "Too many pulls are held", retry_after_s=1),
