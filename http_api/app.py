@@ -66,6 +66,9 @@ class App:
             route, values, principal = context.access.admit(request, self._router)
             path = route.path
             auditing.admitted(route, values, principal)
+            limiter = context.rate_limiter if not route.is_open else None
+            if limiter is not None:
+                limiter.admit(request, principal)
             if not route.is_open and (phase := context.status().phase) != "ready":
                 raise not_ready(phase)
             check_encoding(request.rel_url.raw_query_string)
@@ -78,6 +81,8 @@ class App:
             reply = await route.handler(Call(context, request, values, params, media, principal))
             if reply.held_s:
                 context.access.check_still(principal)
+            if limiter is not None:
+                limiter.answered(request, principal, reply)
             auditing.answered(reply)
         except Exception as error:
             problem = problem_for(error)

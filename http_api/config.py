@@ -83,6 +83,18 @@ class HttpConfig:
     max_connections_per_client: int = setting(
         30_000, "Connections of one client address (of one /64 network in IPv6).", minimum=1
     )
+    max_requests_per_s_per_client: int = setting(
+        0,
+        "Requests a second of one client, known by its token or else by its address; beyond it "
+        "429. 0: as many as it likes.",
+        minimum=0,
+    )
+    max_bytes_per_s_per_client: int = setting(
+        0,
+        "Bytes a second of one client's bodies and replies; beyond it 429 until it is back "
+        "within. 0: as many as it likes.",
+        minimum=0,
+    )
     default_pull_messages: int = setting(32, "max_messages of a pull that does not say.", minimum=1)
     max_pull_messages: int = setting(10_000, "Largest max_messages of a pull.", minimum=1)
     default_pull_bytes: int = setting(MIB, "max_bytes of a pull that does not say.", minimum=1)

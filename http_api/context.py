@@ -18,6 +18,7 @@ from holdfast.http_api.bodies import BodyReader
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.connections import Connections
 from holdfast.http_api.metrics import Metrics
+from holdfast.http_api.rate_limiter import RateLimiter
 
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ class ApiContext:
     metrics: Metrics = field(init=False)
     bodies: BodyReader = field(init=False)
     connections: Connections = field(init=False)
+    rate_limiter: RateLimiter | None = field(init=False, default=None)
+    """None when nobody's rate is limited."""
     large_replies: asyncio.Semaphore = field(init=False)
     """A turn each for the large replies that may be made at once."""
     openapi: bytes = field(init=False, default=b"")
@@ -73,6 +76,8 @@ class ApiContext:
         self.metrics = Metrics(self.registry)
         self.bodies = BodyReader(self.config)
         self.connections = Connections(self.config)
+        if self.config.max_requests_per_s_per_client or self.config.max_bytes_per_s_per_client:
+            self.rate_limiter = RateLimiter(self.config)
         self.large_replies = asyncio.Semaphore(LARGE_REPLIES)
 
     def next_queue(self, topic: Topic) -> int:

@@ -63,6 +63,11 @@ class Reply(web.StreamResponse):
         """What the audit log is to say of an administrative act beside its outcome."""
 
     @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return sum(map(len, self._parts))
+
+    @property
     def keep_alive(self) -> bool:
         """Whether the connection may be used again; False until the reply is prepared."""
         return self._keeps_alive
