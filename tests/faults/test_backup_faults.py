@@ -90,6 +90,8 @@ def test_backups_under_load_hold_all_that_was_acknowledged_before(tmp_path: Path
             )
             assert done.returncode == 0, done.stderr
             load.verify()
+            beside = check_data_dir(data_dir, live=True)
+            assert beside.is_sound, beside.findings
             assert verify_files(target, read_manifest(target)) == []
             restored = tmp_path / f"restored-{number}"
             restore_backup(target, restored)

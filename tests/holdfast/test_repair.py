@@ -258,6 +258,21 @@ def test_what_is_overwritten_is_kept_byte_for_byte(data_dir: Path) -> None:
     assert after[end:at] == image[end:at]
 
 
+def test_without_room_for_copies_nothing_is_changed(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _header(data_dir)
+    before = fingerprints(data_dir)
+
+    def refuse(*arguments: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("holdfast.repair.apply.write_file", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        repair_data_dir(data_dir, accept_loss=True)
+    assert fingerprints(data_dir) == before
+
+
 def test_a_second_repair_finds_nothing_to_do(data_dir: Path) -> None:
     _header(data_dir)
     repair_data_dir(data_dir, accept_loss=True)

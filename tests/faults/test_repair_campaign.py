@@ -1,0 +1,139 @@
+"""Whatever happens to the files of a data directory, a check names what it costs, a repair makes it
+sound, and what is served afterwards is what was there but for that.
+
+TEST_REPAIRS says how many damaged directories are tried (15 unless told), TEST_SEED from which
+seed on; a failure says its seed.
+"""
+
+import asyncio
+import os
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from holdfast.check import check_data_dir
+from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.repair import NotRepairable, repair_data_dir
+from tests.holdfast.test_repair import Messages, _fill, _read
+from tests.support.stored import MIB, open_storage, small_config
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
+
+REPAIRS = int(os.environ.get("TEST_REPAIRS", "15"))
+SEED = int(os.environ.get("TEST_SEED", "1"))
+
+
+def _files(data_dir: Path) -> list[Path]:
+    """Return the files that have something in them, the log's more often than the others."""
+    log = sorted((data_dir / "commitlog").iterdir())
+    others = [data_dir / "VERSION", *data_dir.glob("*/data.mdb")]
+    return [*log, *log, *others]
+
+
+def _flip(path: Path, rng: random.Random) -> None:
+    size = path.stat().st_size
+    image = path.read_bytes()
+    # Where something is: most of a young segment is zeros.
+    end = len(image.rstrip(b"\0")) or size
+    at = rng.choice((rng.randrange(end), rng.randrange(size)))
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([image[at] ^ 1 << rng.randrange(8)]))
+
+
+def _scribble(path: Path, rng: random.Random) -> None:
+    size = path.stat().st_size
+    length = min(size, rng.choice((8, 100, 4096, 50_000)))
+    with path.open("r+b") as file:
+        file.seek(rng.randrange(size - length + 1))
+        file.write(rng.choice((bytes(length), rng.randbytes(length))))
+
+
+def _truncate(path: Path, rng: random.Random) -> None:
+    os.truncate(path, rng.choice((0, rng.randrange(path.stat().st_size))))
+
+
+def _remove(path: Path, rng: random.Random) -> None:
+    if path.name != "VERSION":
+        path.unlink()
+
+
+def _add(path: Path, rng: random.Random) -> None:
+    name = f"{rng.randrange(4 * MIB) // 8 * 8:020d}"
+    if not (path.parent / name).exists() and path.parent.name == "commitlog":
+        (path.parent / name).write_bytes(rng.randbytes(rng.choice((0, 100, 10_000))))
+
+
+_FAULTS = {_flip: 12, _scribble: 5, _truncate: 3, _remove: 2, _add: 1}
+
+
+def _spoil(data_dir: Path, rng: random.Random) -> list[str]:
+    done = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        path = rng.choice([path for path in _files(data_dir) if path.exists()])
+        if path.stat().st_size == 0:
+            continue
+        (fault,) = rng.choices(list(_FAULTS), list(_FAULTS.values()))
+        fault(path, rng)
+        done.append(f"{fault.__name__} {path.relative_to(data_dir)}")
+    return done
+
+
+async def _topics(data_dir: Path) -> list[str]:
+    async with open_storage(small_config(data_dir)) as storage:
+        return [topic.name for topic in storage.store.topics()]
+
+
+def _repaired(data_dir: Path, truth: Messages) -> str:
+    """Check, repair, serve, compare; return what came of it."""
+    try:
+        before = check_data_dir(data_dir)
+        done = repair_data_dir(data_dir, accept_loss=True)
+    except UnknownFormatVersion:
+        return "taken for a newer one"
+    except NotRepairable as error:
+        return f"not repairable: {error.where.partition('/')[0]}"
+    assert done.is_sound, [str(each) for each in (done.after or done.before).findings]
+    assert check_data_dir(data_dir).is_sound
+    lost = {
+        (each.queue, offset)
+        for each, _ in done.loss.lost
+        for offset in range(each.start_offset, each.end_offset)
+    }
+    if done.loss.topics_may_be_missing and asyncio.run(_topics(data_dir)) != ["t"]:
+        assert not before.is_sound
+        return "the topic was lost"
+    messages, skipped, degraded = asyncio.run(_read(data_dir))
+    assert degraded == []
+    passed = {
+        (queue, offset)
+        for queue, ranges in skipped.items()
+        for start, end in ranges
+        for offset in range(start, end)
+    }
+    assert messages.keys() | passed == truth.keys()
+    assert all(truth[place] == body for place, body in messages.items())
+    assert truth.keys() - messages.keys() == passed == lost
+    assert not lost or not before.is_sound
+    return "messages were lost" if lost else "nothing was lost"
+
+
+def test_whatever_is_damaged_is_made_sound_and_costs_what_was_said(tmp_path: Path) -> None:
+    sound = tmp_path / "sound"
+    truth = asyncio.run(_fill(sound))
+    outcomes: Counter[str] = Counter()
+    for seed in range(SEED, SEED + REPAIRS):
+        data_dir = tmp_path / "data"
+        shutil.copytree(sound, data_dir)
+        done = _spoil(data_dir, random.Random(seed))
+        try:
+            outcomes[_repaired(data_dir, truth)] += 1
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {', '.join(done)}")
+            raise
+        shutil.rmtree(data_dir)
+    print(f"seeds {SEED} to {SEED + REPAIRS - 1}: {dict(outcomes)}")
+    assert outcomes["messages were lost"]
