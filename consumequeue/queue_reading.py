@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from time import sleep
 from typing import TypeVar
 
 from holdfast.commitlog.batch import Batch
@@ -202,6 +203,7 @@ class QueueReading:
                 skip_corrupt=skip_corrupt,
                 lost=lost,
                 gap_end=lambda unit: self._gap_end(key, cq, unit, max_offset),
+                pause=_let_others,
             )
 
         try:
@@ -327,3 +329,8 @@ class QueueReading:
         return QueueCorrupt(
             topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
         )
+
+
+def _let_others() -> None:
+    """Let the event loop have the interpreter: it would get it after 5 ms, each time anew."""
+    sleep(0)

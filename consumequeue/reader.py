@@ -23,6 +23,8 @@ MAX_SCAN_BYTES = 16 * 1024 * 1024
 MAX_SKIPPED_RANGES = 64
 #: How long one filtered pull looks, about, before it answers with how far it got: others wait.
 MAX_SCAN_US = 20_000
+#: A filter is tried for about so long before others that want the interpreter get it.
+STEP_US = 500
 #: What a batch counts of that which its tag summary already rules out: a look at its entry.
 PASSED_OVER_BYTES = 128
 
@@ -84,6 +86,7 @@ def collect(
     skip_corrupt: bool = False,
     lost: LostRanges = (),
     gap_end: Callable[[CqUnit], int] = attrgetter("end_offset"),
+    pause: Callable[[], None] = lambda: None,
 ) -> Fetched:
     """Deliver from `offset` on: at most `max_messages`, and after the first one at most
     `max_bytes` of message texts; `units` start with the entry that holds `offset`.
@@ -92,7 +95,8 @@ def collect(
     CorruptRecord passes through, with `next_offset` past all the damage that follows it at once.
     With `skip_corrupt` the pull goes on behind it, and says so in `skipped`; what is accepted of
     `lost` is always passed over so. `gap_end` tells for an entry whose segment is missing where
-    the next segment begins in this queue. NeedsDisk passes through.
+    the next segment begins in this queue. `pause` is called about every STEP_US of filtering.
+    NeedsDisk passes through.
     """
     slices: list[BatchSlice] = []
     passing = _Passing(offset, skip_corrupt, lost)
@@ -133,12 +137,16 @@ def collect(
             break
         first = at - unit.base_offset
         end = len(batch)
-        rows: range | Sequence[int] = range(first, end)
+        rows: range | list[int] = range(first, end)
         if message_filter is not None:
             row_us = filter_cost_us(message_filter, batch) / len(batch)
             end = min(end, first + 1 + int(max(left_us, 0) / row_us))
             left_us -= (end - first) * row_us
-            rows = message_filter.matching_rows(batch, first, end)
+            rows = []
+            step = 1 + int(STEP_US / row_us)
+            for row in range(first, end, step):
+                rows += message_filter.matching_rows(batch, row, min(row + step, end))
+                pause()
         taken, taken_size = _take(batch, rows, max_messages - count, max_bytes - size, not slices)
         if len(taken):
             slices.append(BatchSlice(batch, taken))

@@ -145,7 +145,7 @@ class Sql92Filter:
         """Return about how long it takes to match so many messages, with so many bytes of
         keys, tags and property values: of the costly filters at most so long."""
         condition = self._condition
-        per_byte = 0.01 * condition.terms + (0.5 + condition.wild / 1000) * bool(condition.wild)
+        per_byte = 0.01 * condition.terms + condition.like_byte_us
         return 5 + messages * (3 + 3 * condition.terms) + text_bytes * per_byte
 
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:

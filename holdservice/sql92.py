@@ -17,7 +17,7 @@ from typing import Final
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
 from holdfast.holdservice.errors import InvalidFilter
-from holdfast.holdservice.like import InvalidPattern, compile_like
+from holdfast.holdservice.like import InvalidPattern, byte_us, compile_like
 from holdfast.holdservice.three_valued import (
     Column,
     Evaluate,
@@ -49,8 +49,8 @@ class Condition:
     names: frozenset[Name]
     terms: int
     """Names and values in it."""
-    wild: int
-    """Characters of its LIKE patterns that have a `_`: these walk a text character by character."""
+    like_byte_us: float
+    """What its LIKEs take for each byte of text, in microseconds."""
 
 
 def parse_condition(text: str) -> Condition:
@@ -89,7 +89,7 @@ def parse_condition(text: str) -> Condition:
         accepted = parser.accepts()  # type: ignore[no-untyped-call]
         raise _unexpected(text, error.token, accepted) from None
     evaluate = node.evaluate
-    return Condition(lambda row: evaluate(row) is True, node.names, terms, node.wild)
+    return Condition(lambda row: evaluate(row) is True, node.names, terms, node.like_byte_us)
 
 
 # -- what the parser builds --------------------------------------------------------------------
@@ -107,7 +107,7 @@ class _Node:
     name: Name | None = None
     #: Evaluates to True, False or None; else to any value.
     is_condition: bool = True
-    wild: int = 0
+    like_byte_us: float = 0.0
 
 
 @v_args(inline=True)
@@ -169,7 +169,7 @@ class _Builder(Transformer[Token, _Node]):
             return None if text is None else is_like(text)
 
         joined = _joined((value,), negated(evaluate) if negate else evaluate)
-        return replace(joined, wild=len(pattern) * ("_" in pattern))
+        return replace(joined, like_byte_us=byte_us(pattern))
 
     def is_null(self, value: _Node, word: Token, negate: Token | None) -> _Node:
         name = _name_of(value, word)
@@ -212,7 +212,7 @@ def _joined(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
         nodes[0].position,
         frozenset().union(*(node.names for node in nodes)),
         max(node.depth for node in nodes),
-        wild=sum(node.wild for node in nodes),
+        like_byte_us=sum(node.like_byte_us for node in nodes),
     )
 
 

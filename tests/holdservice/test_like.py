@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.holdservice import like
 from holdfast.holdservice.like import InvalidPattern, compile_like
 
 
@@ -65,6 +66,9 @@ def test_patterns_mean_what_a_regular_expression_means(pattern: str, text: str) 
     meaning = {"%": ".*", "_": "."}
     expected = re.fullmatch("".join(meaning.get(c, c) for c in pattern), text, re.DOTALL)
     assert compile_like(pattern)(text) is bool(expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(like, "MAX_SEARCHED", 0)  # as a long pattern is tried
+        assert compile_like(pattern)(text) is bool(expected)
 
 
 class CountedText(str):
@@ -93,7 +97,10 @@ def test_a_character_is_looked_at_once_whatever_the_pattern(pattern: str) -> Non
 
 
 @pytest.mark.parametrize(("pattern", "looks"), [("_b%", 3), ("%_b%", 3), ("x_%", 1)])
-def test_no_more_of_a_text_is_looked_at_than_decides(pattern: str, looks: int) -> None:
+def test_no_more_of_a_text_is_looked_at_than_decides(
+    pattern: str, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(like, "MAX_SEARCHED", 0)
     text = CountedText("ab" * 1000)
     compile_like(pattern)(text)
     assert text.looks == looks
