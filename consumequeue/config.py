@@ -67,4 +67,5 @@ class TopicsConfig:
     )
     max_topics: int = setting(10_000, "Topics that may exist at once.", minimum=1)
     max_queues_per_topic: int = setting(10_000, "Queues that one topic may have.", minimum=1)
+    max_queues: int = setting(100_000, "Queues that all topics may have together.", minimum=1)
     max_groups: int = setting(100_000, "Groups that may have stored offsets.", minimum=1)

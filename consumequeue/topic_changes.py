@@ -76,7 +76,7 @@ class TopicChanges:
                 name,
                 self._table.next_topic_id,
                 self._checked_queues(
-                    name, self._config.default_queues if queues is None else queues
+                    name, self._config.default_queues if queues is None else queues, had=0
                 ),
                 replace(self._default_config(), **_normal(given)),
                 self._now_ms(),
@@ -109,7 +109,7 @@ class TopicChanges:
                     raise InvalidTopicChange(
                         name, f"it has {count} queues; queues can be added, never removed"
                     )
-                count = self._checked_queues(name, queues)
+                count = self._checked_queues(name, queues, had=count)
             changed = replace(
                 topic, queue_count=count, config=replace(topic.config, **_normal(fields))
             )
@@ -138,11 +138,13 @@ class TopicChanges:
             self._table.remove(topic)
             self._deleted(topic.topic_id)
 
-    def _checked_queues(self, name: str, queues: int) -> int:
+    def _checked_queues(self, name: str, queues: int, *, had: int) -> int:
         if queues < 1:
             raise InvalidTopicChange(name, "it needs at least one queue")
         if queues > self._config.max_queues_per_topic:
             raise LimitReached("max_queues_per_topic", self._config.max_queues_per_topic)
+        if queues > had and self._table.queue_count - had + queues > self._config.max_queues:
+            raise LimitReached("max_queues", self._config.max_queues)
         return queues
 
     def _default_config(self) -> TopicConfig:

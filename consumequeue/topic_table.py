@@ -24,6 +24,8 @@ class TopicTable:
     def __init__(self, records: dict[bytes, bytes]) -> None:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[int, Topic] = {}
+        self.queue_count = 0
+        """Queues of all topics together."""
         self._offsets: dict[str, dict[int, StoredOffsets]] = {}
         self.kept: dict[int, dict[int, int]] = {}
         """Where each topic's queues begin, by topic id; a queue not named begins at 0."""
@@ -67,12 +69,14 @@ class TopicTable:
 
     def put(self, topic: Topic) -> None:
         """Add a topic or replace it."""
+        replaced = self._by_name.get(topic.name)
+        self.queue_count += topic.queue_count - (replaced.queue_count if replaced else 0)
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
 
     def remove(self, topic: Topic) -> None:
         """Forget a topic, with the offsets that groups stored for it."""
-        del self._by_name[topic.name]
+        self.queue_count -= self._by_name.pop(topic.name).queue_count
         del self._by_id[topic.topic_id]
         self.kept.pop(topic.topic_id, None)
         for group in list(self._offsets):

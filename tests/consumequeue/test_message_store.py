@@ -207,6 +207,28 @@ async def test_there_are_limits_to_topics_queues_and_groups(tmp_path: Path) -> N
         await store.create_topic("c", queues=1)
 
 
+async def test_all_topics_share_a_limit_of_queues(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    limits = replace(config.topics, max_queues=10, default_queues=4)
+    async with open_storage(replace(config, topics=limits)) as storage:
+        store = storage.store
+        await store.create_topic("a", queues=5)
+        await store.create_topic("b")  # 9 of 10
+        with pytest.raises(LimitReached, match=r"max_queues\b"):
+            await store.create_topic("c", queues=2)
+        with pytest.raises(LimitReached, match=r"max_queues\b"):
+            await store.create_topic("c")
+        with pytest.raises(LimitReached, match=r"max_queues\b"):
+            await store.change_topic("a", queues=7, fields={})
+        await store.change_topic("a", queues=6, fields={})
+        await store.change_topic("a", queues=6, fields={"retention_ms": 1000})
+        await store.delete_topic("b")
+        await store.create_topic("c", queues=4)
+    async with open_storage(replace(config, topics=limits)) as storage:
+        with pytest.raises(LimitReached, match=r"max_queues\b"):
+            await storage.store.create_topic("d", queues=1)
+
+
 async def test_a_topic_made_again_is_another(storage: Storage, topic: Topic) -> None:
     store = storage.store
     told: list[int] = []

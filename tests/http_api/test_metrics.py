@@ -1,6 +1,7 @@
 import asyncio
 import re
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -100,3 +101,22 @@ def test_topics_beyond_the_limit_share_a_label() -> None:
     assert registry.get_sample_value("holdfast_messages_in_total", {"topic": metrics.OTHER}) == 50
     counted.forget_topic("topic-0")
     assert registry.get_sample_value("holdfast_messages_in_total", {"topic": "topic-0"}) is None
+
+
+async def test_a_scrape_looks_at_so_many_queues_and_counts_what_it_leaves_out(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "MAX_QUEUES_LOOKED_AT", 10)
+    for name, queues in [("a", 4), ("b", 6), ("c", 1)]:
+        await api.store.create_topic(name, queues=queues)
+        await api.store.store_offsets(f"group-{name}", api.store.topic(name), {0: 0})
+    found = await scrape(api)
+    assert {key[1] for key in found if key[0] == "holdfast_topic_messages"} == {"a", "b"}
+    assert found[("holdfast_topics_left_out",)] == 2  # c, and orders
+    assert ("holdfast_group_lag_messages", "group-c", "c") in found
+
+    monkeypatch.setattr(metrics, "MAX_QUEUES_LOOKED_AT", 2)
+    found = await scrape(api)
+    lags = {key[1] for key in found if key[0] == "holdfast_group_lag_messages"}
+    assert lags == {"group-a", "group-b"}
+    assert {key[1] for key in found if key[0] == "holdfast_topic_messages"} == {"a"}
