@@ -3,6 +3,7 @@
 import logging
 import sys
 from datetime import UTC, datetime
+from textwrap import indent
 
 from holdfast.cli.output import safe_text
 
@@ -14,7 +15,7 @@ class TextFormatter(logging.Formatter):
     """`2026-11-21T10:00:00.250Z WARNING holdfast.commitlog: message name=value`, one line.
 
     A name that a client chose can neither begin a line of its own nor colour the terminal: all
-    that is not printable is escaped. Only a traceback takes further lines.
+    that is not printable is escaped. Only a traceback takes further lines, which are indented.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -22,7 +23,11 @@ class TextFormatter(logging.Formatter):
         line = f"{_time(record)} {record.levelname} {record.name}: {safe_text(record.getMessage())}"
         for name, value in _extras(record).items():
             line += f" {name}={safe_text(str(value))}"
-        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+        if record.exc_info:
+            # The exception's own words may hold a line break, too.
+            traceback = safe_text(self.formatException(record.exc_info), keep="\n")
+            line += "\n" + indent(traceback, "    ")
+        return line
 
 
 class JsonFormatter(logging.Formatter):

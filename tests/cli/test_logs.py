@@ -13,7 +13,7 @@ def record(
     exc_info = None
     if failed:
         try:
-            raise ValueError("no")
+            raise ValueError("no\n2026-11-21T10:00:00.250Z INFO all is well\x1b[2J")
         except ValueError:
             exc_info = sys.exc_info()
     made = logging.LogRecord(
@@ -48,6 +48,13 @@ def test_json_holds_what_text_does() -> None:
         "queue": 3,
         "path": str(logging),
     }
+
+
+def test_an_exception_cannot_forge_a_line_either() -> None:
+    lines = TextFormatter().format(record("x", failed=True)).split("\n")
+    assert len(lines) > 3
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert not any("\x1b" in line for line in lines)
 
 
 def test_a_traceback_is_kept() -> None:
