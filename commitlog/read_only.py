@@ -1,21 +1,30 @@
-"""The log's files for those who only look: nothing is created, written, renamed or removed.
-
-What a directory's files were when their names were listed stays readable, also when retention
-deletes them meanwhile: each is opened then.
-"""
+"""The log's files for those who only look: nothing is created, written, renamed or removed, and
+what the files permit is only asked to be read."""
 
 import os
 from pathlib import Path
+from typing import Protocol
 
-from holdfast.commitlog.disk import Disk, File, LinuxFile
+from holdfast.commitlog.disk import File, LinuxDisk, LinuxFile
+
+
+class Readable(Protocol):
+    """What a Disk is to those who only look."""
+
+    def names(self, directory: Path) -> list[str]:
+        """Return the names in `directory`, sorted."""
+
+    def open(self, path: Path) -> File:
+        """Open an existing file."""
 
 
 class ReadOnlyDisk:
-    """A Disk over another one that leaves everything as it is."""
+    """A Disk that leaves everything as it is."""
 
-    def __init__(self, disk: Disk) -> None:
-        self.names = disk.names
-        self.open = disk.open
+    def __init__(self, disk: Readable | None = None) -> None:
+        """`disk` is where the files are, the machine's own if not given."""
+        self.names = disk.names if disk is not None else LinuxDisk().names
+        self.open = disk.open if disk is not None else _opened
 
     def create(self, path: Path, size: int) -> File:
         """Nobody who only looks creates."""
@@ -26,26 +35,28 @@ class ReadOnlyDisk:
         raise AssertionError(f"nothing is renamed: {source} to {target}")
 
     def remove(self, path: Path) -> None:
-        """A file that a crash left unfinished stays."""
+        """A file that is not finished yet, or was left so by a crash, stays."""
 
 
-class SnapshotDisk:
-    """The Disk of the machine as it was when `names` was called, beside a running broker."""
+class Snapshot:
+    """The files of the machine as they were when `names` was called, beside a running broker:
+    each is opened then, and stays readable when retention deletes it. Look at it through a
+    ReadOnlyDisk."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, LinuxFile] = {}
+        self._files: dict[Path, File] = {}
         self.vanished: list[Path] = []
         """Files that were deleted between being listed and being opened."""
 
     def names(self, directory: Path) -> list[str]:
         """Open every file in `directory`, and return the names of those that were still there."""
         found = []
-        for name in sorted(os.listdir(directory)):  # noqa: PTH208 - names, not paths
+        for name in LinuxDisk().names(directory):
             path = directory / name
             if not path.is_file():
                 continue
             try:
-                self._files[path] = LinuxFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self._files[path] = _opened(path)
             except FileNotFoundError:
                 self.vanished.append(path)
             else:
@@ -56,19 +67,12 @@ class SnapshotDisk:
         """Return a file that `names` found."""
         return self._files[path]
 
-    def create(self, path: Path, size: int) -> File:
-        """Nobody who only looks creates."""
-        raise AssertionError(f"nothing is created: {path}, {size} bytes")
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Nobody who only looks renames."""
-        raise AssertionError(f"nothing is renamed: {source} to {target}")
-
-    def remove(self, path: Path) -> None:
-        """A file that is not finished yet is its maker's."""
-
     def close(self) -> None:
         """Close every file that is still open; may be called twice."""
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def _opened(path: Path) -> File:
+    return LinuxFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))

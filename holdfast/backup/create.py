@@ -94,7 +94,7 @@ def make_backup(
     NotADataDir, UnknownFormatVersion, BackupRefused; OSError (a full disk) and lmdb.Error pass
     through. Whatever happens, an earlier backup in `target` stays whole.
     """
-    _check_source(data_dir)
+    _check_source(data_dir, target)
     if target.resolve().is_relative_to(data_dir.resolve()):
         raise BackupRefused(target, "it lies in the data directory itself; name another folder")
     with _locked_target(target) as previous:
@@ -362,11 +362,13 @@ def _merged(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dict[bytes
     return others | offsets
 
 
-def _check_source(path: Path) -> None:
+def _check_source(path: Path, target: Path) -> None:
     require_data_dir(path)
     found = (path / "VERSION").read_text("ascii", "replace").strip()
     if found != LAYOUT_VERSION:
         raise UnknownFormatVersion(f"data directory {path}", found[:40], LAYOUT_VERSION)
+    if not (path / "commitlog").is_dir():
+        raise BackupRefused(target, f"{path} has no log: 'holdfast check' says more")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.log_scan import Damage, scan_log
-from holdfast.commitlog.read_only import SnapshotDisk
+from holdfast.commitlog.read_only import ReadOnlyDisk, Snapshot
 from holdfast.commitlog.segment import Segment, read_trailer
 from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE, TRAILER_SIZE
 from holdfast.consumequeue.lmdb_env import CORRUPT
@@ -54,8 +54,8 @@ def log_snapshot(directory: Path) -> Iterator[LogSnapshot]:
     Only what is not sealed is walked, with its payloads. All of it is synced before this returns,
     so that it is on the source's disk too. Raises UnknownFormatVersion; OSError passes through.
     """
-    disk = SnapshotDisk()
-    log = CommitLog(directory, CommitLogConfig(), disk, now_us=lambda: 0)
+    files = Snapshot()
+    log = CommitLog(directory, CommitLogConfig(), ReadOnlyDisk(files), now_us=lambda: 0)
     try:
         log.open()
         first = next(
@@ -64,14 +64,14 @@ def log_snapshot(directory: Path) -> Iterator[LogSnapshot]:
         )
         # Segments are sealed in turn. One without a footer before sealed ones has lost it.
         sealed = [segment for segment in log.segments if _is_sealed(segment)]
-        snapshot = LogSnapshot(log, 0, sealed, [], [], disk.vanished)
+        snapshot = LogSnapshot(log, 0, sealed, [], [], files.vanished)
         _walk(snapshot, log.segments[first:])
         for segment in snapshot.unsealed:
             segment.file.sync()
         yield snapshot
     finally:
         log.close()
-        disk.close()
+        files.close()
 
 
 def identity(segment: Segment) -> str:
@@ -93,7 +93,10 @@ def _is_sealed(segment: Segment) -> bool:
 def _walk(snapshot: LogSnapshot, segments: tuple[Segment, ...]) -> None:
     """Fill in where the log ends, looking again at what may be a write under way."""
     durable = 0
-    end = segments[0].first_offset if segments else snapshot.log.segments[-1].end_offset
+    if segments:
+        end = segments[0].first_offset
+    else:
+        end = snapshot.log.segments[-1].end_offset if snapshot.log.segments else 0
     at = segments[0].start_offset if segments else 0
     with_blocks: set[int] = set()
     for look in range(_LOOKS):
@@ -134,7 +137,12 @@ class LiveState:
         """Open. lmdb.Error passes through, OSError for one that is not there."""
         size = (directory / "data.mdb").stat().st_size
         self._env = lmdb.open(
-            str(directory), map_size=size + 2**24, readonly=True, max_readers=512, lock=True
+            str(directory),
+            map_size=size + 2**24,
+            readonly=True,
+            max_readers=512,
+            # Whoever writes has made it. It is not made here, or it might be somebody else's.
+            lock=(directory / "lock.mdb").exists(),
         )
 
     def records(self) -> tuple[dict[bytes, bytes], list[bytes]]:

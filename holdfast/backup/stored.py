@@ -58,8 +58,8 @@ def verify_files(
     return wrong
 
 
-class BackupDisk:
-    """The log's files as they were in the data directory. Reads only."""
+class BackupFiles:
+    """The log's files as they were in the data directory. Look at it through a ReadOnlyDisk."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self._path = path
@@ -74,18 +74,6 @@ class BackupDisk:
         file = self._files[path.name]
         descriptor = os.open(self._path / file.stored_as, os.O_RDONLY | os.O_CLOEXEC)
         return _StoredFile(LinuxFile(descriptor), file.stored_bytes, file.size)
-
-    def create(self, path: Path, size: int) -> File:
-        """A backup is only looked at."""
-        raise AssertionError(f"nothing is created: {path}, {size} bytes")
-
-    def rename(self, source: Path, target: Path) -> None:
-        """A backup is only looked at."""
-        raise AssertionError(f"nothing is renamed: {source} to {target}")
-
-    def remove(self, path: Path) -> None:
-        """A backup is only looked at."""
-        raise AssertionError(f"nothing is removed: {path}")
 
 
 class _StoredFile:

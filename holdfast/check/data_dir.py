@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from holdfast.backup.source import STATE_FAILURES, LiveState, log_snapshot
-from holdfast.backup.stored import BackupDisk, is_backup, read_manifest, verify_files
+from holdfast.backup.stored import BackupFiles, is_backup, read_manifest, verify_files
 from holdfast.check.log_check import LogCheck
 from holdfast.check.queue_cover import Evidence
 from holdfast.check.report import CheckReport, Offsets
@@ -17,9 +17,8 @@ from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDirInUse, require_data_dir
-from holdfast.commitlog.disk import Disk, LinuxDisk
 from holdfast.commitlog.errors import UnknownFormatVersion
-from holdfast.commitlog.read_only import ReadOnlyDisk
+from holdfast.commitlog.read_only import Readable, ReadOnlyDisk
 from holdfast.commitlog.segment_format import parse_segment_name
 from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.index import Index, IndexCorrupt
@@ -63,7 +62,7 @@ def check_data_dir(
     live: bool = False,
     is_locked: bool = False,
     progress: Progress = lambda done, total: None,
-    disk: Disk | None = None,
+    disk: Readable | None = None,
 ) -> CheckReport:
     """Check a data directory that no broker has open, or a backup.
 
@@ -82,7 +81,7 @@ def check_data_dir(
     if live:
         return check.live()
     with nullcontext() if is_locked else _locked(path):
-        return check.stopped(disk or LinuxDisk())
+        return check.stopped(disk)
 
 
 def _check_version(path: Path, report: CheckReport) -> None:
@@ -102,8 +101,12 @@ def _check_version(path: Path, report: CheckReport) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep brokers out. The lock file is not changed, and made only if it is missing."""
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    """Keep brokers out. The lock file is not changed; without one no broker runs."""
+    try:
+        descriptor = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +135,7 @@ def _check_backup(path: Path, deep: bool, progress: Progress) -> CheckReport:
     (state,) = manifest.of_role("state")
     state_dir = (path / state.stored_as).parent
     check = _Check(path, deep, progress, report)
-    check.log_of(BackupDisk(path, manifest), state_dir)
+    check.log_of(BackupFiles(path, manifest), state_dir)
     return report
 
 
@@ -151,7 +154,7 @@ class _Check:
 
     # -- which parts -----------------------------------------------------------------------
 
-    def stopped(self, disk: Disk) -> CheckReport:
+    def stopped(self, disk: Readable | None) -> CheckReport:
         """Check everything; the caller keeps brokers out."""
         self._check_names()
         self._check_access()
@@ -189,10 +192,12 @@ class _Check:
             self._check_log(snapshot.log, table, None, limit=snapshot.end_offset)
         return self._report
 
-    def log_of(self, disk: Disk, state_dir: Path) -> None:
+    def log_of(self, files: Readable, state_dir: Path) -> None:
         """Check the log of a backup and the state in `state_dir`."""
         records = self._check_state(state_dir)
-        log = CommitLog(self._path / "commitlog", CommitLogConfig(), disk, now_us=lambda: 0)
+        log = CommitLog(
+            self._path / "commitlog", CommitLogConfig(), ReadOnlyDisk(files), now_us=lambda: 0
+        )
         try:
             log.open()
             self._check_log(log, self._check_records(records, log), None, limit=None)

@@ -12,7 +12,6 @@ from holdfast.check import CheckReport, check_data_dir
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.data_dir import DataDirInUse, require_data_dir
-from holdfast.commitlog.disk import LinuxDisk
 from holdfast.commitlog.read_only import ReadOnlyDisk
 from holdfast.repair.apply import Repair
 from holdfast.repair.plan import (
@@ -99,8 +98,7 @@ def _has_notes_of_damage(report: CheckReport) -> bool:
 
 
 def _segment_ends(path: Path) -> dict[str, int]:
-    disk = ReadOnlyDisk(LinuxDisk())
-    log = CommitLog(path / "commitlog", CommitLogConfig(), disk, now_us=lambda: 0)
+    log = CommitLog(path / "commitlog", CommitLogConfig(), ReadOnlyDisk(), now_us=lambda: 0)
     try:
         log.open()
         return {segment.path.name: segment.end_offset for segment in log.segments}

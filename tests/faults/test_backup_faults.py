@@ -183,6 +183,18 @@ def test_a_full_disk_ends_a_backup_in_one_line_and_is_not_left_full(
         restore_backup(target, small_disk / "restored")
 
 
+def test_a_disk_that_is_mounted_read_only_is_checked_and_backed_up(
+    filled: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    source = Path(shutil.copytree(filled, small_disk / "data"))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    report = check_data_dir(source)
+    assert report.is_sound, report.findings
+    make_backup(source, tmp_path / "backup")
+    restore_backup(tmp_path / "backup", tmp_path / "restored", finish=_is_sound)
+
+
 def test_a_full_disk_ends_a_restore_and_leaves_nothing(
     filled: Path, small_disk: Path, tmp_path: Path
 ) -> None:

@@ -129,6 +129,19 @@ def test_taking_a_backup_changes_nothing_at_its_source(data_dir: Path, tmp_path:
     assert fingerprints(data_dir) == before
 
 
+async def test_a_broker_that_never_had_anything_is_backed_up_too(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path / "data")):
+        pass
+    make_backup(tmp_path / "data", tmp_path / "b")
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    async with open_storage(small_config(tmp_path / "new")) as storage:
+        assert storage.degraded == []
+    shutil.rmtree(tmp_path / "data" / "commitlog")
+    with pytest.raises(BackupRefused, match="has no log"):
+        make_backup(tmp_path / "data", tmp_path / "b2")
+    assert not (tmp_path / "b2").exists()
+
+
 def test_a_restored_queue_goes_on_after_its_last_message(
     backed_up: tuple[Path, Contents], tmp_path: Path
 ) -> None:
