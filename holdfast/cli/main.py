@@ -15,6 +15,7 @@ from holdfast.cli.demo import demo
 from holdfast.cli.exits import ExitCode, Failure, failure_of
 from holdfast.cli.group import group
 from holdfast.cli.message import message
+from holdfast.cli.output import safe_text
 from holdfast.cli.publish import publish
 from holdfast.cli.pull import pull
 from holdfast.cli.repair import repair
@@ -61,7 +62,8 @@ class Root(click.Group):
 
 
 def _fail(sentence: str, code: int) -> int:
-    click.echo(f"holdfast: {' '.join(sentence.split())}", err=True)
+    # A sentence may quote what another sent: nothing in it is for the terminal to obey.
+    click.echo(f"holdfast: {safe_text(' '.join(sentence.split()))}", err=True)
     return code
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from holdfast.cli.main import main
+from holdfast.cli.main import _fail, main
 
 HEAVY = {"aiohttp", "asyncio", "lmdb", "msgspec", "numpy", "pyspark", "rich", "uvloop"}
 
@@ -36,7 +36,7 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[s
 def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys\n"
-        "from holdfast.cli.main import main\n"
+        "from holdfast.cli.main import _fail, main\n"
         "try: main(['serve', '--help'])\n"
         f"finally: print({HEAVY!r} & set(sys.modules), file=sys.stderr)"
     )
@@ -127,3 +127,14 @@ def test_the_reader_of_the_output_may_go_away() -> None:
 def test_completion_knows_the_commands() -> None:
     done = run(COMP_WORDS="holdfast to", COMP_CWORD="1", _HOLDFAST_COMPLETE="bash_complete")
     assert done.stdout.split() == ["plain,token", "plain,topic"]
+
+
+def test_nothing_in_a_failure_is_for_the_terminal_to_obey(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hostile = "no topic \x1b[2J\x1b]0;title\x07 =cmd()\r\n\u202eback"
+    code = _fail(hostile, 4)
+    said = capsys.readouterr().err
+    assert code == 4
+    assert said.count("\n") == 1
+    assert said.strip().isprintable()
