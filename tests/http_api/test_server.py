@@ -1,6 +1,7 @@
 """The server's own promises: deadlines, the cap, what is no HTTP, and a clean stop."""
 
 import asyncio
+import contextlib
 import socket
 from dataclasses import replace
 from typing import Any
@@ -362,3 +363,94 @@ async def test_a_port_in_use_is_told_and_leaves_nothing_running(api: Api) -> Non
     with pytest.raises(OSError, match="in use"):
         await start_server(make_app(context), HttpConfig(port=api.server.port))
     assert asyncio.all_tasks() <= tasks
+
+
+# -- how connections are used --------------------------------------------------------------
+
+
+async def test_answers_come_in_the_order_of_pipelined_requests(api: Api) -> None:
+    """Also when the first is held and the second could be answered at once."""
+    async with raw_connection(api.server.port) as one:
+        await one.send(PULL + HEALTH + HEALTH)
+        await api.held(1)
+        await api.publish("orders", {"body": "x", "queue": 0})
+        _, headers, _ = await one.answer()
+        assert headers["holdfast-next-offset"] == "1"
+        for _ in range(2):
+            assert b'"alive"' in (await one.answer())[2]
+
+
+async def test_many_pipelined_requests_are_all_answered(api: Api) -> None:
+    """More than are taken in at once: reading stops and goes on."""
+    async with raw_connection(api.server.port) as one:
+        one.writer.write(HEALTH * 300)
+        for _ in range(300):
+            assert (await one.answer())[0] == 200
+
+
+async def test_a_client_that_has_said_all_counts_as_gone(api: Api) -> None:
+    """A half-closed connection cannot be told from one that was closed: its pull is let go."""
+    async with raw_connection(api.server.port) as one:
+        await one.send(PULL)
+        await api.held(1)
+        one.writer.write_eof()
+        await api.held(0)
+        assert await one.closed() == b""
+        assert api.hold.stats().cancelled_total == 1
+
+
+async def test_many_held_pulls_that_vanish_leave_no_task_and_no_place(api: Api) -> None:
+    tasks = len(asyncio.all_tasks())
+    before = api.server.connection_count
+    for _ in range(2):
+        sockets = []
+        for _ in range(300):
+            one = socket.create_connection(("127.0.0.1", api.server.port))
+            one.sendall(PULL)
+            sockets.append(one)
+        await api.held(300)
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            one.close()
+        await api.held(0)
+        async with asyncio.timeout(10):
+            while api.server.connection_count > before or len(asyncio.all_tasks()) > tasks:
+                await asyncio.sleep(0)
+            while len(api.server._manager.connections) > before:
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("body_length", "status"), [(b"Content-Length: 20000000", 413), (b"Content-Length: 5", 400)]
+)
+@pytest.mark.parametrize("expects", [b"Expect: 100-continue\r\n", b""])
+async def test_a_body_that_is_refused_early_is_not_asked_for_and_ends_the_connection(
+    api: Api, body_length: bytes, status: int, expects: bytes
+) -> None:
+    """The answer comes before the body; what of it comes all the same is read for a while, so that
+    the client gets to see why."""
+    async with raw_connection(api.server.port) as one:
+        path = b"/v1/topics/orders/messages" + (b"?queue=x" if status == 400 else b"")
+        head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + expects + body_length
+        await one.send(head + b"\r\n\r\n")
+        found, headers, _ = await one.answer()
+        assert (found, headers["connection"]) == (status, "close")
+        for _ in range(50):
+            one.writer.write(b"x" * 10_000)
+        async with asyncio.timeout(10):
+            await one.closed()
+        assert api.context.bodies._arriving_bytes == 0
+
+
+async def test_lingering_ends_though_the_client_never_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_S", 0.2)
+    async with running_api() as api, raw_connection(api.server.port) as one:
+        await one.send(b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n\r\n")
+        assert (await one.answer())[0] == 404
+        async with asyncio.timeout(10):
+            while api.server.connection_count:
+                with contextlib.suppress(ConnectionError):
+                    await one.send(b"x" * 100)
+                await asyncio.sleep(0.01)
