@@ -51,9 +51,7 @@ def _print(report: "RepairReport") -> None:
     for each, reason in report.loss.lost:
         click.echo(f"{'let go' if done else 'would let go'} of {safe_text(str(each))} ({reason})")
     if report.loss.topics_may_be_missing:
-        click.echo(
-            "topics and stored offsets that neither the state nor the log has any more are let go of"
-        )
+        click.echo("topics and stored offsets that neither the state nor the log has are let go of")
     if not report.loss.is_nothing:
         verb = "were" if done else "would be"
         click.echo(
