@@ -6,6 +6,7 @@ backlog whenever somebody asks. An alarm stops publishers only.
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import resource
@@ -88,7 +89,10 @@ class Alarms:
         if low is not None:
             found[DISK] = low
         used, limit = memory_use(self._max_memory_bytes)
-        if limit and used > limit:
+        if used > limit:
+            give_memory_back()
+            used, limit = memory_use(self._max_memory_bytes)
+        if used > limit:
             found[MEMORY] = MemoryLow(used, limit)
         return found
 
@@ -131,18 +135,22 @@ def index_backlog(reput: ReputService, max_entries: int) -> Callable[[], IndexBe
 def memory_use(max_memory_bytes: int) -> tuple[int, int]:
     """Return the bytes that this process uses, and how many it may before publishing stops.
 
-    Counted is memory of its own, not pages of files, which the kernel takes back. Where address
-    space is limited, that is what counts, should it be nearer to its limit.
+    Counted is memory of its own, not pages of files, which the kernel takes back. A limit on
+    address space leaves half of what files do not take: allocators reserve more than they use.
     """
     sizes = _own_sizes()
-    used = sizes.get("RssAnon", 0)
     limit = max_memory_bytes or int(_machine_bytes() * _SHARE)
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
-        of_space, may = sizes.get("VmSize", 0), int(space * _SHARE)
-        if of_space - may > used - limit:
-            return of_space, may
-    return used, limit
+        of_files = sizes.get("VmSize", 0) - sizes.get("VmData", 0)
+        limit = min(limit, max(space - of_files, 0) // 2)
+    return sizes.get("RssAnon", 0), limit
+
+
+def give_memory_back() -> None:
+    """Have the allocator return what was freed: it keeps much of it, which would look like use."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _own_sizes() -> dict[str, int]:

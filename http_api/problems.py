@@ -275,6 +275,10 @@ def problem_for(error: Exception) -> Problem:
     logged with its traceback, and the client is told no more than that."""
     if isinstance(error, Problem):
         return error
+    if isinstance(error, MemoryError):
+        return Problem(
+            "overloaded", "there is no memory for this now; wait a moment and send it again"
+        )
     rule = _RULES.get(type(error))
     if isinstance(error, OSError) and error.errno == errno.EIO:
         _logger.error("the disk failed a read: %s", error)

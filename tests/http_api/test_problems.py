@@ -105,6 +105,12 @@ def test_every_rule_names_a_kind() -> None:
     assert {rule.slug for rule in _RULES.values()} <= set(KINDS)
 
 
+def test_a_request_that_no_memory_is_left_for_may_come_again() -> None:
+    problem = problem_for(MemoryError())
+    assert (problem.slug, problem.kind.status) == ("overloaded", 503)
+    assert problem.kind.retry_after_s
+
+
 def test_an_unforeseen_error_tells_nothing_of_itself() -> None:
     problem = problem_for(KeyError("/secret/path"))
     assert problem.slug == "internal-error"
