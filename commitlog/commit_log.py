@@ -157,6 +157,16 @@ class CommitLog:
             else:
                 self._disk.remove(segment.path)
 
+    def leave_out(self, first: Segment) -> list[Path]:
+        """Take this segment and all after it for none of the log's; return their files, which
+        stay as they are."""
+        index = self._segments.index(first)
+        left_out = self._segments[index:]
+        self._segments = self._segments[:index]
+        for segment in left_out:
+            segment.file.close()
+        return [segment.path for segment in left_out]
+
     def close(self) -> None:
         """Close every file; may be called twice."""
         for segment in (*self._segments, *([self._prepared] if self._prepared else [])):

@@ -7,18 +7,20 @@ single intact block later in the log can prove that a hole before it is rot and 
 
     damage, and something proves it was durable   corruption: kept, reported, never served
     damage with no such proof                     a torn tail: cut, with all that follows it
+    files behind a hole, with no such proof       not of a crash: left as they are, and reported
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog, block_header
-from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptBatch
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.segment import Segment, read_trailer
 from holdfast.commitlog.segment_format import END_MARK_SIZE
@@ -38,6 +40,8 @@ class Recovered:
     last_timestamp_us: int = 0
     cut_bytes: int = 0
     """Bytes of a torn tail that were cut."""
+    left_out: list[Path] = field(default_factory=list)
+    """Files behind a hole at the end of the log: no crash leaves one, so they are not cut."""
     damage: list[Damage] = field(default_factory=list)
     """What is corrupt: durable once, unreadable now. Where its header is intact, or known from
     the segment's footer, `on_block` got it too: its queue keeps the offsets, and a pull that
@@ -104,6 +108,12 @@ def recover(
             progress(found.header.physical_offset - from_offset, total)
         unproven.append((segment, found if isinstance(found, Damage) else found.header))
         settle()
+    for index, (behind, unsure) in enumerate(unproven):
+        if isinstance(unsure, Damage) and unsure.reason == MISSING_SEGMENT:
+            # The name of each segment was durable before the next one was made.
+            result.left_out = log.leave_out(behind)
+            unproven = deque(list(unproven)[:index])
+            break
     active = unproven[0][0] if unproven else None
     if unproven:
         torn = unproven[0][1]

@@ -255,6 +255,12 @@ class StorageOpening:
             on_block=on_block,
             progress=self._set_progress,
         )
+        book.files += [
+            Fault(
+                "damaged-file", f"{path.name}: behind a hole at the end of the log, left as it is"
+            )
+            for path in recovered.left_out
+        ]
         for found in recovered.damage:
             if found.reason != MISSING_SEGMENT:
                 note_damage(found, book)

@@ -371,6 +371,22 @@ def test_a_missing_segment_is_reported_and_nothing_is_cut(small: SmallLog) -> No
     reopened.close()
 
 
+def test_what_lies_behind_a_hole_at_the_end_is_left_as_it_is(small: SmallLog) -> None:
+    """A file put there by mistake, or all that is left of a log: no crash leaves such a hole."""
+    places = _blocks(small, 3)
+    path = small.log.segments[0].path
+    away = path.with_name(f"{9 * SEGMENT_BYTES:020d}")
+    away.write_bytes(path.read_bytes())
+    before = away.read_bytes()
+    again = small.reopened()
+    recovered = again.open()
+    assert recovered.left_out == [away]
+    assert walk(again.log)[:-1] == places
+    assert away.read_bytes() == before
+    assert len(again.log.segments) == 1
+    again.close()
+
+
 def test_a_lost_end_mark_below_the_durable_offset_is_damage(small: SmallLog) -> None:
     places = _synced_blocks(small, 2)
     small.log.roll()

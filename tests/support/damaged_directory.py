@@ -43,7 +43,7 @@ class Truth:
     """By topic and queue, from offset 0 on."""
     offsets: dict[str, dict[int, int]] = field(default_factory=dict)
     log: dict[str, bytes] = field(default_factory=dict)
-    """The segments' bytes, as far as they are written."""
+    """The segments' bytes, as far as they are written; the last one is prepared, and empty."""
 
 
 def config_of(data_dir: Path) -> Config:
@@ -60,7 +60,7 @@ async def make_directory(data_dir: Path) -> Truth:
         for number in range(60):
             for topic in topics:
                 await storage.store.publish(topic, [_batch(number, number % _QUEUES)])
-            if number % 20 == 10:
+            if number % 10 == 5:
                 # Large ones, so that there are sealed segments.
                 for queue in range(_QUEUES):
                     large = encode_batch([bytes([number]) * 150_000] * 2, queue_id=queue)
@@ -76,9 +76,9 @@ async def make_directory(data_dir: Path) -> Truth:
                 truth.rows[topic.name, queue] = [found[offset] for offset in range(len(found))]
     finally:
         await storage.close()
-    for path in sorted((data_dir / "commitlog").iterdir()):
-        if parse_segment_name(path.name) is not None:
-            truth.log[path.name] = path.read_bytes().rstrip(b"\0")
+    *written, prepared = sorted(log_files(data_dir).items())
+    truth.log = {name: content.rstrip(b"\0") for name, content in written}
+    truth.log[prepared[0]] = b""
     return truth
 
 
@@ -100,10 +100,11 @@ def _batch(number: int, queue: int) -> Batch:
 async def examine(data_dir: Path, truth: Truth) -> str:
     """Start on the directory, use all of it, stop. Return "right" when all was served, "declared"
     when the rest was declared damaged, "refused: ..." for a start refused with a message.
-    Raises DamageViolation; any other exception is a defect too."""
+    Raises DamageViolation; any exception that the command line has no message for is a defect
+    too."""
     try:
         storage = await _opened(data_dir)
-    except LogError as error:
+    except (LogError, OSError) as error:
         return f"refused: {error}"
     try:
         is_whole = await _examine_messages(storage, truth)
@@ -268,29 +269,32 @@ def _must_be_degraded(storage: Storage, what: str) -> None:
 
 def judge_files(before: dict[str, bytes], data_dir: Path, truth: Truth) -> None:
     """Raise DamageViolation when a segment is gone that was there when the broker started, or
-    bytes of it are other than they were, as far as anything was written to it."""
+    bytes of it are other than they were, as far as anything was written to it. A file may be
+    kept under another name."""
+    now = [path.read_bytes() for path in (data_dir / "commitlog").glob("*") if path.is_file()]
     for name, content in before.items():
-        path = data_dir / "commitlog" / name
-        if not path.exists():
-            raise DamageViolation(f"{name} was deleted")
         written = content[: len(truth.log.get(name, content))]
-        if path.read_bytes()[: len(written)] != written:
-            raise DamageViolation(f"{name} was changed")
+        path = data_dir / "commitlog" / name
+        if path.exists() and path.read_bytes()[: len(written)] == written:
+            continue
+        if not any(kept[: len(written)] == written for kept in now):
+            raise DamageViolation(f"{name} was changed or deleted")
 
 
 def judge_check(data_dir: Path) -> list[str]:
-    """Let `holdfast check` look; return what it finds. Only a LogError may be raised."""
+    """Let `holdfast check` look; return what it finds, or why it cannot look."""
     try:
         return [str(finding) for finding in check_data_dir(data_dir).findings]
-    except LogError as error:
+    except (LogError, OSError) as error:
         return [str(error)]
 
 
 def log_files(data_dir: Path) -> dict[str, bytes]:
     """Return the segments' bytes by name."""
+    directory = data_dir / "commitlog"
     return {
         path.name: path.read_bytes()
-        for path in (data_dir / "commitlog").iterdir()
+        for path in (directory.iterdir() if directory.is_dir() else ())
         if path.is_file() and parse_segment_name(path.name) is not None
     }
 
