@@ -289,6 +289,23 @@ async def test_a_segment_that_is_gone_is_said_and_a_pull_in_it_is_told(
             await storage.store.read(topic, 0, first.next_offset, max_messages=1, max_bytes=MIB)
 
 
+async def test_a_hole_is_known_and_passed_in_one_step_without_the_index_too(tmp_path: Path) -> None:
+    gone = (await fill_segments(tmp_path, count=4))[1]
+    gone.unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            said = [fault.detail for fault in storage.degraded]
+            store, topic = storage.store, storage.store.topic("t")
+            begin = await store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+            with pytest.raises(QueueCorrupt) as caught:
+                await store.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
+            end = caught.value.next_offset
+            assert any(f"from offset {begin.next_offset} to {end}" in each for each in said), said
+            behind = await store.read(topic, 0, end, max_messages=1, max_bytes=MIB)
+            assert behind.message_count == 1
+
+
 async def test_a_block_without_a_header_is_known_from_its_segments_footer(tmp_path: Path) -> None:
     """Also the last one of its queue, of which nothing but the footer knows once the index is
     gone as well: its offset is not given again."""
