@@ -149,6 +149,8 @@ class _Check:
         self._report = report
         self._accepted: dict[QueueKey, list[Offsets]] = {}
         self._known_ends: dict[QueueKey, int] = {}
+        self._is_from_log = False
+        """Whether (some of) the state had to be read from the log."""
         self._intact: Records = {}
         """What of the state is not damaged."""
 
@@ -284,15 +286,11 @@ class _Check:
         report = self._report
         is_complete = True
         if records is None:
+            self._is_from_log = True
             in_log, is_complete = state_in_log(log) if log is not None else ({}, False)
             records = in_log | self._intact
         if INCOMPLETE in records or not is_complete:
-            report.damage(
-                "state",
-                "read from a damaged log: topics may be missing",
-                "state-incomplete",
-                mend="restore a backup, or let go of them: 'holdfast repair'",
-            )
+            self._report_incomplete()
         try:
             table = TopicTable(records)
             self._read_lost(records, table)
@@ -302,6 +300,14 @@ class _Check:
         report.topics = len(table)
         report.groups = len(table.groups())
         return table
+
+    def _report_incomplete(self) -> None:
+        self._report.damage(
+            "state",
+            "read from a damaged log: topics and stored offsets may be missing",
+            "state-incomplete",
+            mend="restore a backup, or let go of them: 'holdfast repair'",
+        )
 
     def _read_lost(self, records: dict[bytes, bytes], table: TopicTable) -> None:
         """Take what the state knows to be lost; say what was let go of."""
@@ -355,6 +361,10 @@ class _Check:
         except IndexCorrupt as error:
             report.damage("consumequeue", f"{error}; {_REBUILD}", "index-damaged", mend=_REBUILD)
         check.conclude(self._known_ends)
+        kinds = {finding.kind for finding in report.findings}
+        if self._is_from_log and (report.places or report.lost) and "state-incomplete" not in kinds:
+            # The log alone took for its end what the index knows to be a loss.
+            self._report_incomplete()
 
     def _report_headers(self, log: CommitLog) -> None:
         opened = {segment.path for segment in log.segments}

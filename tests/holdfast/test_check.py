@@ -429,6 +429,14 @@ def test_a_missing_or_unfinished_state_is_a_note(data_dir: Path) -> None:
     assert any("unfinished" in each for each in findings(checked(data_dir), damage=False))
 
 
+def test_a_state_that_a_log_without_its_end_must_tell_may_lack_something(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "state")
+    for name in (LAST, segment_name(3 * MIB)):
+        (data_dir / "commitlog" / name).unlink()
+    kinds = {finding.kind for finding in checked(data_dir).findings if finding.damage}
+    assert "state-incomplete" in kinds
+
+
 # -- after mending -------------------------------------------------------------------------
 
 
