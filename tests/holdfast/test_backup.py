@@ -450,6 +450,23 @@ def test_a_manifest_cannot_name_what_lies_elsewhere(name: str, stored_as: str) -
         decode_manifest(encode_manifest(Manifest("1", 1, "", "1", 0, 1, (file,))), "b")
 
 
+def test_one_sealed_segment_can_be_put_back_by_hand(
+    data_dir: Path, filled: tuple[Path, Contents], stored: Path
+) -> None:
+    """What a check names as the mend: the others have come further meanwhile."""
+    asyncio.run(_publish(data_dir, "since the backup"))
+    segment = data_dir / "commitlog" / segment_name(0)
+    flip(segment, 9000)
+    assert not check_data_dir(data_dir).is_sound
+    asyncio.run(_publish(data_dir, "while it was damaged"))
+    shutil.copy(stored / "commitlog" / segment_name(0), segment)
+    assert check_data_dir(data_dir).is_sound
+    found = asyncio.run(_contents(data_dir))
+    end = len(filled[1][0])
+    new = [(end, b"since the backup"), (end + 1, b"while it was damaged")]
+    assert found == {0: [*filled[1][0], *new], 1: filled[1][1]}
+
+
 def test_nothing_is_restored_over_anything(stored: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "x").touch()
