@@ -391,3 +391,23 @@ def test_one_file_may_hold_certificate_and_key(ca: Certificates, tmp_path: Path)
     files = TlsFiles.of(HttpConfig(tls_certificate=str(both)))
     assert files is not None
     assert files.context().minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_no_session_is_resumed(ca: Certificates, version: ssl.TLSVersion) -> None:
+    context = ca.trusting()
+    context.maximum_version = version
+
+    def connect(session: ssl.SSLSession | None) -> tuple[bool | None, ssl.SSLSession | None]:
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            context.wrap_socket(plain, server_hostname="localhost", session=session) as one,
+        ):
+            one.sendall(HEALTH)
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
+            return one.session_reused, one.session
+
+    async with running_api(**served_with(ca.issue("server"))) as api:
+        port = api.server.port
+        _, session = await asyncio.to_thread(connect, None)
+        assert (await asyncio.to_thread(connect, session))[0] is False
