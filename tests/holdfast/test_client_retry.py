@@ -26,6 +26,7 @@ POLICY = RetryPolicy(give_up_after_s=30.0, first_pause_s=0.1, longest_pause_s=5.
         (Unavailable(503, "recovering"), True, True),
         (Overloaded(503, "overloaded"), True, True),
         (DiskFull(507, "disk-full"), True, True),
+        (ApiError(503, "storage-unavailable", retry_after_s=1.0), True, True),
         (ApiError(502, "about:blank"), True, False),
         (ApiError(504, "about:blank"), True, False),
         (ApiError(503, "read-only"), False, False),

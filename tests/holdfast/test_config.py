@@ -131,6 +131,21 @@ def test_a_default_above_its_own_maximum_is_refused() -> None:
         load(flags={"http_api.max_pull_messages": "10"})
 
 
+@pytest.mark.parametrize(("more", "is_refused"), [(-1, False), (0, False), (1, True)])
+def test_a_message_that_no_request_can_carry_is_refused_at_the_start(
+    more: int, is_refused: bool
+) -> None:
+    flags = {
+        "http_api.max_request_bytes": "1MiB",
+        "topics.default_max_message_bytes": str(1024 * 1024 + more),
+    }
+    if is_refused:
+        with pytest.raises(InvalidValue, match=r"at most http_api.max_request_bytes \(1048576\)"):
+            load(flags=flags)
+    else:
+        load(flags=flags)
+
+
 def test_unknown_keys_name_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownKey, match=r"did you mean commitlog.segment_bytes\?"):
         load("[commitlog]\nsegmnt_bytes = 1\n", folder=tmp_path)
