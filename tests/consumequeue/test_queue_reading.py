@@ -1,20 +1,24 @@
 """What the threads have read and the loop has not taken yet is bounded."""
 
 import asyncio
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 from holdfast.consumequeue.queue_reading import READS_AT_ONCE, QueueReading
+
+
+def reading_with(executor: ThreadPoolExecutor) -> QueueReading:
+    """Return one that has threads and nothing to read."""
+    parts: dict[str, Any] = dict.fromkeys(inspect.signature(QueueReading).parameters)
+    return QueueReading(**{**parts, "queues": {}, "cache_bytes": 0, "executor": executor})
 
 
 async def test_threads_do_not_run_ahead_of_the_loop() -> None:
     begun: list[int] = []
     with ThreadPoolExecutor(4) as executor:
-        nothing = cast(Any, None)
-        reading = QueueReading(
-            log=nothing, index=nothing, queues={}, table=nothing, executor=executor, cache_bytes=0
-        )
+        reading = reading_with(executor)
         reads = [asyncio.create_task(reading.in_thread(lambda: begun.append(1))) for _ in range(50)]
         await asyncio.sleep(0)
         # The loop takes nothing as long as this goes on; the threads have all the time they want.
@@ -27,10 +31,7 @@ async def test_threads_do_not_run_ahead_of_the_loop() -> None:
 
 async def test_a_read_that_is_given_up_leaves_its_place_to_the_next() -> None:
     with ThreadPoolExecutor(1) as executor:
-        nothing = cast(Any, None)
-        reading = QueueReading(
-            log=nothing, index=nothing, queues={}, table=nothing, executor=executor, cache_bytes=0
-        )
+        reading = reading_with(executor)
         release = threading.Event()
         stuck = [asyncio.create_task(reading.in_thread(release.wait)) for _ in range(20)]
         await asyncio.sleep(0)
