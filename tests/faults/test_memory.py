@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.commitlog.batch import encode_batch
 from holdfast.running_broker import RunningBroker
-from tests.support.broker_calls import Calls
+from tests.support.broker_calls import Calls, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
 
@@ -143,3 +143,61 @@ def test_a_large_backlog_takes_no_more_memory(tmp_path: Path) -> None:
             broker.start()
         assert calls("GET", "/v1/topics/t").json["queues"][0]["max_offset"] == end + 100
         assert peak.end() < BACKLOG_BUDGET_BYTES, peak.measured
+
+
+_LIMIT_BYTES = 120 * MIB
+
+
+def _flood(url: str, seconds: float) -> set[int]:
+    """Publish as much as may be at once; return the answers' statuses, 0 for none."""
+    message = '{"queue":0,"body":"' + "x" * 3 * MIB + '"},'
+    body = ('{"messages":[' + (message * 4)[:-1] + "]}").encode()
+    until = time.monotonic() + seconds
+    statuses: set[int] = set()
+
+    def run() -> None:
+        while time.monotonic() < until:
+            try:
+                answer = Calls(url, timeout_s=60)(
+                    "POST", "/v1/topics/t/messages", body, Content_Type="application/json"
+                )
+                statuses.add(answer.status)
+                if answer.status == 503:
+                    assert answer.retry_after_s > 0
+            except OSError:
+                statuses.add(0)  # refused before the body was sent whole
+
+    threads = [threading.Thread(target=run) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return statuses
+
+
+def test_publishers_are_refused_before_memory_runs_out(tmp_path: Path) -> None:
+    arguments = (
+        *("--max-memory-bytes", str(_LIMIT_BYTES)),
+        *("--http-api-max-arriving-bytes", "64MiB"),
+        *("--commitlog-segment-bytes", "64MiB"),
+        *("--commitlog-retention-interval-ms", "200"),
+    )
+    with RunningBroker(tmp_path / "data", arguments) as broker:
+        calls = Calls(broker.url)
+        settings = {"queues": 1, "durability": "written", "retention_bytes": 64 * MIB}
+        assert calls("PUT", "/v1/topics/t", settings).status == 201
+        peak = _Peak(broker)
+        peak.start()
+        with peak.during("a flood"):
+            statuses = _flood(broker.url, 6.0)
+        assert statuses <= {200, 429, 503, 0}
+        assert "max_memory_bytes" in broker.log_path.read_text(), "the alarm was not raised"
+        assert peak.end() < _LIMIT_BYTES + 512 * MIB  # what was let in before it was noticed
+        # It lives, reads go on, and publishing comes back by itself.
+        assert calls("GET", "/healthz").status == 200
+        pull = "/v1/topics/t/queues/0/messages?from=latest"
+        assert calls("GET", pull).status == 200
+        wait_until(lambda: calls.publish("t", "after").status == 200, "publishing resumes", 60)
+        assert calls.alarms() == {}
+        assert calls("GET", "/readyz").json["read_only"] is None
+        assert broker.stop() == 0
