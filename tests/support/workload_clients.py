@@ -12,7 +12,7 @@ from holdfast.client import Client
 from holdfast.client.errors import HoldfastError
 from holdfast.client.sync_producer import Producer
 from tests.support.gate import Answer, Gate, GateClient
-from tests.support.history import Found, History, Send
+from tests.support.history import Found, History, Send, check_read
 
 
 @dataclass(slots=True)
@@ -107,10 +107,13 @@ class Puller(GateClient):
             self._offset = answer.json["max_offset"]
             return
         assert answer.status == HTTPStatus.OK, answer.raw
-        for message in answer.json["messages"]:
-            self._topic.history.consumed(
-                Found(self._queue, message["offset"], message["key"], message["body"].encode())
-            )
+        found = [
+            Found(self._queue, message["offset"], message["key"], message["body"].encode())
+            for message in answer.json["messages"]
+        ]
+        check_read(self._queue, self._offset, found, answer.json["next_offset"])
+        for each in found:
+            self._topic.history.consumed(each, durable=self._topic.is_durable)
         self._offset = answer.json["next_offset"]
 
 
@@ -232,8 +235,9 @@ class BatchPublisher(threading.Thread):
             handles = [producer.send(send.body, key=send.key) for send in sends]
             for send, handle in zip(sends, handles, strict=True):
                 result = handle.result()
-                self._topic.history.acknowledged(send, result.queue, result.offset)
                 assert result.durable
+                if not self._gate.disk_fails:
+                    self._topic.history.acknowledged(send, result.queue, result.offset)
             self._gate.wait(0.05)
 
     def _send(self, number: int) -> Send:
@@ -272,9 +276,9 @@ class GroupConsumer(threading.Thread):
             self._topic.name, group=self.name, start="earliest", commit_interval_ms=50
         ) as messages:
             for message in messages:
-                self._topic.history.consumed(
-                    Found(message.queue, message.offset, message.key, bytes(message.body))
-                )
+                found = Found(message.queue, message.offset, message.key, bytes(message.body))
+                if not self._gate.disk_fails:
+                    self._topic.history.consumed(found)
 
     def end(self) -> None:
         """Say that the client may be closed now."""
