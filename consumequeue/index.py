@@ -29,7 +29,7 @@ from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.errors import IndexCorrupt
 from holdfast.consumequeue.index_check import check_apart
 from holdfast.consumequeue.index_seal import break_seal, seal
-from holdfast.consumequeue.lmdb_env import CORRUPT, VERIFIED_BYTES, open_env
+from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
 from holdfast.consumequeue.map_growth import MapGuard
 from holdfast.consumequeue.topics import QueueKey
 
@@ -43,6 +43,10 @@ _PRODUCER = struct.Struct(">QI")
 
 
 __all__ = ["Index", "IndexCorrupt", "ReputPosition"]
+
+#: A file without a seal is verified in this process up to this size; a larger one is looked
+#: through in a child, which is quicker then.
+SMALL_BYTES = 4 * 1024 * 1024
 
 _CONDEMNED = "condemned"
 
@@ -276,7 +280,7 @@ def _is_sound(directory: Path) -> bool:
     if break_seal(directory):
         return True
     data = directory / "data.mdb"
-    if not data.exists() or data.stat().st_size <= VERIFIED_BYTES:
+    if not data.exists() or data.stat().st_size <= SMALL_BYTES:
         return False  # it is new, or will be verified as it is opened
     check_apart(directory)
     return True

@@ -26,10 +26,10 @@ CORRUPT = (
     lmdb.VersionMismatchError,
 )
 
-#: Files up to this size are verified whole before a broker uses them: less than a second, sixty
-#: thousand entries. Larger ones, which would hold up every start, only when they are too short
-#: (the index has other means, `index_seal` and `index_check`); `holdfast check` verifies any.
-VERIFIED_BYTES = 8 * 1024 * 1024
+#: Files up to this size are verified whole before a broker uses them: a few seconds at most, half a
+#: million records. Larger ones, which would hold up every start, only when they are too short (the
+#: index has quicker means, `index_seal` and `index_check`); `holdfast check` verifies any.
+VERIFIED_BYTES = 64 * 1024 * 1024
 
 
 _MAX_READERS = 512

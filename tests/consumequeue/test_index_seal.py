@@ -95,7 +95,7 @@ def test_a_large_file_without_a_seal_is_looked_through_apart(
 ) -> None:
     data = filled(tmp_path)
     image = data.read_bytes()
-    monkeypatch.setattr(index_module, "VERIFIED_BYTES", 0)
+    monkeypatch.setattr(index_module, "SMALL_BYTES", 0)
     (tmp_path / SEAL).unlink()
     Index(tmp_path, MAP).close()
     refused = 0
