@@ -1,0 +1,222 @@
+"""A simulated process beside producers that write down what they send and what they are told.
+
+Queues of all topics are numbered in one row, so that one History sees the whole log.
+"""
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.errors import (
+    DiskFull,
+    LogPoisoned,
+    NoSegment,
+    ProducerFenced,
+    SequenceGap,
+)
+from holdfast.consumequeue.errors import UnknownTopic
+from holdfast.consumequeue.message_store import Published
+from holdfast.consumequeue.topics import Topic
+from tests.support.history import History
+from tests.support.simulated_clients import Attempt, Plan, Producer
+from tests.support.simulated_process import BrokerViolation, SimulatedProcess, bounded, until
+
+
+@dataclass(slots=True)
+class Totals:
+    """What happened in runs, summed up."""
+
+    runs: int = 0
+    sends: int = 0
+    acks: int = 0
+    reads: int = 0
+    """Messages read, by consumers and by the judge."""
+    closes: int = 0
+    kills: int = 0
+    kills_unsynced: int = 0
+    """Kills while something was written that no sync had covered."""
+    power_losses: int = 0
+    lost_written: int = 0
+    """Messages acknowledged in written mode that a power loss took; all else is a violation."""
+    lossy_power_losses: int = 0
+
+    def add(self, other: "Totals") -> None:
+        """Add what happened in other runs."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+class SimulatedPublishing(SimulatedProcess):
+    """Storage, disk and producers, all on one event loop. Anything that a right broker cannot do
+    raises an AssertionError: HistoryViolation or BrokerViolation."""
+
+    def __init__(self, directory: Path, rng: random.Random) -> None:
+        super().__init__(directory, rng)
+        self.history = History()
+        self.plans: list[Plan] = []
+        self.producers: list[Producer] = []
+        self.totals = Totals(runs=1)
+        self._deleted_ids: set[int] = set()
+
+    # -- topics ----------------------------------------------------------------------------
+
+    async def create_topic(self, queue_count: int, durability: str) -> Plan:
+        """Create a topic."""
+        number = len(self.plans)
+        plan = Plan(number, f"topic-{number}", queue_count, durability)
+        await self.store.create_topic(
+            plan.name, queues=queue_count, fields={"durability": durability}
+        )
+        self.plans.append(plan)
+        return plan
+
+    async def churn_topic(self) -> None:
+        """Create a topic, publish to it, delete it. It must not come back, nor what it held."""
+        self.disk.release_syncs()
+        topic, is_new = await self.store.create_topic("short-lived", queues=1)
+        state = self.store.queue_state(topic, 0)
+        if not is_new or topic.topic_id in self._deleted_ids or state.max_offset:
+            raise BrokerViolation(f"{topic} came back with {state}")
+        batch = Batch.decode(encode_batch([b"forget me"], queue_id=0))
+        with contextlib.suppress(LogPoisoned, DiskFull, NoSegment):
+            await bounded(self.store.publish(topic, [batch]))
+        await self.store.delete_topic(topic.name)
+        self._deleted_ids.add(topic.topic_id)
+
+    def topic(self, plan: Plan) -> Topic:
+        """Return the topic as the store has it."""
+        try:
+            return self.store.topic(plan.name)
+        except UnknownTopic as error:
+            raise BrokerViolation(f"{plan} is gone") from error
+
+    # -- publishing ------------------------------------------------------------------------
+
+    def add_producer(
+        self, plan: Plan, queue: int | None, *, idempotent: bool, durability: str | None = None
+    ) -> Producer:
+        """Add a producer; `durability` if its publishes ask for another than the topic's."""
+        number = len(self.producers) + 1
+        producer = Producer(
+            f"p{number:03d}",
+            plan,
+            queue,
+            number if idempotent else 0,
+            durability or plan.durability,
+        )
+        self.producers.append(producer)
+        return producer
+
+    def publish(self, producer: Producer, messages: int, body_bytes: int) -> Attempt | None:
+        """Send off the next publish, or first again what failed; None when too many of this
+        producer are under way."""
+        if repeated := self._repeat(producer):
+            return repeated[-1]
+        if not producer.can_send:
+            return None
+        attempt = producer.attempt(messages, body_bytes)
+        for sends in attempt.sends:
+            for send in sends:
+                self.history.sent(send)
+        producer.unanswered.append(attempt)
+        self._send_off(producer, attempt)
+        return attempt
+
+    def _repeat(self, producer: Producer) -> list[Attempt]:
+        """What a client does after a failure: send again what was not answered, in order."""
+        repeated = [attempt for attempt in producer.unanswered if not attempt.is_under_way]
+        for attempt in repeated:
+            if attempt.task is not None:
+                attempt.task.result()  # raises what it found
+            self._send_off(producer, attempt)
+        return repeated
+
+    async def wait_for(self, attempt: Attempt | None) -> None:
+        """Wait until a publish is answered or failed; syncs that are held are let go."""
+        if attempt is not None and attempt.task is not None:
+            self.disk.release_syncs()
+            await bounded(attempt.task)
+
+    def _send_off(self, producer: Producer, attempt: Attempt) -> None:
+        attempt.task = asyncio.create_task(self._answer(producer, attempt))
+
+    async def _answer(self, producer: Producer, attempt: Attempt) -> None:
+        try:
+            results = await self.store.publish(
+                self.topic(producer.plan), attempt.batches, durability=attempt.durability
+            )
+        except (LogPoisoned, DiskFull, NoSegment):
+            is_over = not producer.producer_id
+        except (SequenceGap, ProducerFenced):
+            is_over = self._judge_refusal(producer, attempt)
+        else:
+            if attempt.loses_answer():
+                # It was stored; the client will not know before it asks again.
+                is_over = not producer.producer_id
+            else:
+                self._note(producer.plan, attempt, results)
+                is_over = producer.is_known = True
+        if is_over:
+            producer.unanswered.remove(attempt)
+
+    def _note(self, plan: Plan, attempt: Attempt, results: list[Published]) -> None:
+        for result, sends in zip(results, attempt.sends, strict=True):
+            if result.count != len(sends):
+                raise BrokerViolation(f"{result} answers {len(sends)} messages")
+            self._must_be_readable(plan, result)
+            for row, send in enumerate(sends):
+                place = plan.queues[result.queue], result.base_offset + row
+                self.history.acknowledged(send, *place, durable=result.durable)
+
+    def _must_be_readable(self, plan: Plan, result: Published) -> None:
+        """Who is told an offset can read from it, unless the topic demands more than was asked."""
+        end = self.store.queue_state(self.topic(plan), result.queue).max_offset
+        is_shown = result.durable or not plan.is_durable
+        if is_shown and end < result.base_offset + result.count:
+            raise BrokerViolation(f"{result} was answered, but {plan.name} ends at {end}")
+
+    def _judge_refusal(self, producer: Producer, attempt: Attempt) -> bool:
+        """Return whether a refused publish is given up. A gap follows from a publish before
+        that failed and will be repeated, or from what a power loss took."""
+        if attempt.epoch < producer.epoch:
+            return True
+        if producer.unanswered[0] is not attempt:
+            return False
+        if producer.durability == "fsync" or not self.totals.power_losses:
+            raise BrokerViolation(f"{producer.name} is refused, but nothing of it was lost")
+        # What is lost was acknowledged and will not come again: begin anew.
+        producer.epoch += 1
+        producer.sequence = 0
+        return True
+
+    async def repeat_all(self) -> None:
+        """Let every producer send again what failed, until all is answered."""
+        self.disk.release_syncs()
+        await self._settle()
+        for producer in self.producers:
+            for attempt in self._repeat(producer):
+                await bounded(attempt.task)
+
+    # -- waiting ---------------------------------------------------------------------------
+
+    async def quiesce(self) -> None:
+        """Wait until every thread is idle and all that was written is synced and visible. Returns
+        early when the process turns out to be dead."""
+        self.disk.release_syncs()
+        await self._settle()
+        if self.is_dead:
+            return
+        if not await self.all_written():
+            return
+        await self.keeper_done()
+        await until(self.is_idle)
+
+    async def _settle(self) -> None:
+        """Wait until every publish under way is answered or failed."""
+        for producer in self.producers:
+            for attempt in list(producer.unanswered):
+                if attempt.task is not None:
+                    await bounded(attempt.task)

@@ -1,0 +1,194 @@
+"""Consumers, look-ups and retention of a simulated broker, each judged as it goes."""
+
+import random
+from pathlib import Path
+
+from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
+from tests.support.history import Found, check_read
+from tests.support.simulated_clients import Plan
+from tests.support.simulated_process import BrokerViolation
+from tests.support.simulated_publishing import SimulatedPublishing
+
+_PULL_BYTES = 1024 * 1024
+
+
+class SimulatedReading(SimulatedPublishing):
+    """What is read of a simulated broker, and what it may forget."""
+
+    def __init__(self, directory: Path, rng: random.Random) -> None:
+        super().__init__(directory, rng)
+        self._stored_offsets: dict[str, dict[int, int]] = {}
+        self._consumed: dict[int, int] = {}
+        """Per queue, the offset that its consumer pulls next."""
+        self._min_offsets: dict[int, int] = {}
+        self._trimming = False
+        """Whether queues may begin later than they did: retention was at work last."""
+
+    # -- consuming -------------------------------------------------------------------------
+
+    async def consume(
+        self, plan: Plan, queue: int, max_messages: int, *, may_fail: bool = False
+    ) -> None:
+        """Pull once from where this queue's consumer is. What it is shown is noted: no kill may
+        take it back, and of a durable topic no power loss. With `may_fail` a read is to fail."""
+        number = plan.queues[queue]
+        offset = self._consumed.get(number, 0)
+        try:
+            found, following = await self._pull(plan, queue, offset, max_messages)
+        except OffsetTrimmed as error:
+            self._consumed[number] = error.min_offset
+            return
+        except QueueCorrupt as error:
+            if not may_fail or error.reason != "unreadable":
+                raise BrokerViolation(f"a crash left damage: {error}") from error
+            return
+        self._consumed[number] = following
+        self.history.reached(f"the end of queue {number}", following)
+        for message in found:
+            if message.body not in self.history.sent_at:
+                raise BrokerViolation(f"{message} was never sent")
+            self.history.consumed(message, durable=plan.is_durable)
+
+    async def store_offsets(self, plan: Plan) -> None:
+        """Store where this topic's consumers are."""
+        offsets = {
+            queue: self._consumed[number]
+            for queue, number in enumerate(plan.queues)
+            if number in self._consumed
+        }
+        if offsets:
+            await self.store.store_offsets("group", self.topic(plan), offsets)
+            self._stored_offsets.setdefault(plan.name, {}).update(offsets)
+
+    async def search(self) -> None:
+        """Find one acknowledged message by its key."""
+        await self.quiesce()
+        if self.is_dead:
+            return
+        promised = [
+            (send, place)
+            for send in self.history.sends
+            if (place := self.history.acks.get(send.body)) is not None
+            and place[1] >= self._min_offsets.get(place[0], 0)
+        ]
+        if not promised or self._trimming:
+            return
+        send, (number, offset) = self.fork().choice(promised)
+        plan = next(plan for plan in self.plans if number in plan.queues)
+        assert send.key is not None
+        matches = await self.store.search_key(self.topic(plan), send.key, 1_000_000)
+        places = {
+            (plan.queues[batch.header.queue_id], batch.header.base_offset + row): batch.body(row)
+            for batch, row in matches
+        }
+        if places.get((number, offset)) != send.body:
+            raise BrokerViolation(f"{send.producer} {send.number} is not found by its key")
+
+    async def _pull(
+        self, plan: Plan, queue: int, offset: int, max_messages: int
+    ) -> tuple[list[Found], int]:
+        fetched = await self.store.read(
+            self.topic(plan), queue, offset, max_messages=max_messages, max_bytes=_PULL_BYTES
+        )
+        found = [
+            Found(
+                plan.queues[queue],
+                piece.batch.header.base_offset + row,
+                piece.batch.key(row),
+                piece.batch.body(row),
+            )
+            for piece in fetched.slices
+            for row in piece.rows
+        ]
+        check_read(plan.queues[queue], offset, found, fetched.next_offset)
+        self.totals.reads += len(found)
+        return found, fetched.next_offset
+
+    async def _read_all(self) -> list[Found]:
+        """Read every queue from its first offset to its last."""
+        everything: list[Found] = []
+        for plan in self.plans:
+            for queue in range(plan.queue_count):
+                state = self.store.queue_state(self.topic(plan), queue)
+                offset = state.min_offset
+                while offset < state.max_offset:
+                    try:
+                        found, following = await self._pull(plan, queue, offset, 1000)
+                    except QueueCorrupt as error:
+                        raise BrokerViolation(f"a crash left damage: {error}") from error
+                    if following == offset:
+                        raise BrokerViolation(f"a pull of {plan.name}/{queue} ends at {offset}")
+                    everything += found
+                    offset = following
+        return everything
+
+    # -- retention -------------------------------------------------------------------------
+
+    async def trim(self, retention_bytes: int, *, may_fail: bool = False) -> None:
+        """Trim every topic to so many bytes, and delete the segments that nobody needs or that
+        are too many; publishes may be under way. With `may_fail` the disk is to refuse it."""
+        limits = {"retention_bytes": retention_bytes, "retention_ms": None}
+        await self._retain(limits, may_fail=may_fail)
+
+    async def expire(self, retention_ms: int) -> None:
+        """Let every topic forget what is older, by the clock as it is now: nothing else goes."""
+        stored = {
+            number: await self._timestamps(plan, queue)
+            for plan in self.plans
+            for queue, number in enumerate(plan.queues)
+        }
+        # A pass that a crash cut short may have left its limit.
+        await self._retain({"retention_bytes": None, "retention_ms": retention_ms})
+        if self._trimming or self.config.commitlog.max_total_bytes:
+            return  # more than that may be gone
+        oldest_us = self.clock.now_us() - retention_ms * 1000
+        for number, begin in self._min_offsets.items():
+            young = [
+                at for at, stored_us in stored[number] if stored_us >= oldest_us and at < begin
+            ]
+            if young:
+                raise BrokerViolation(f"queue {number} forgot {young}, which are not so old")
+
+    async def _retain(self, limits: dict[str, int | None], *, may_fail: bool = False) -> None:
+        """Make one pass of retention with these limits on every topic."""
+        if self.is_dead:
+            return
+        self.disk.release_syncs()  # a segment that is being prepared waits for one
+        self._trimming = True
+        for plan in self.plans:
+            await self.store.change_topic(plan.name, fields=limits)
+        try:
+            await self.storage.retention.run_once()
+        except OSError:
+            if not self.disk.frozen and not may_fail:
+                raise
+            if self.disk.frozen:
+                return
+        for plan in self.plans:
+            await self.store.change_topic(plan.name, fields=dict.fromkeys(limits))
+        self._trimming = False
+        self._min_offsets = self._begins()
+
+    async def _timestamps(self, plan: Plan, queue: int) -> list[tuple[int, int]]:
+        """Return the offset and store timestamp of each batch of a queue that can be read."""
+        found = []
+        state = self.store.queue_state(self.topic(plan), queue)
+        offset = state.min_offset
+        while offset < state.max_offset:
+            fetched = await self.store.read(
+                self.topic(plan), queue, offset, max_messages=1000, max_bytes=_PULL_BYTES
+            )
+            for piece in fetched.slices:
+                first = max(piece.batch.header.base_offset, offset)
+                found.append((first, piece.batch.header.store_timestamp_us))
+            offset = fetched.next_offset
+        if [stored_us for _, stored_us in found] != sorted(stored_us for _, stored_us in found):
+            raise BrokerViolation(f"{plan.name}/{queue} goes back in time")
+        return found
+
+    def _begins(self) -> dict[int, int]:
+        return {
+            number: self.store.queue_state(self.topic(plan), queue).min_offset
+            for plan in self.plans
+            for queue, number in enumerate(plan.queues)
+        }
