@@ -235,6 +235,22 @@ async def test_the_system_holds_no_more_of_a_reply_than_it_is_told() -> None:
             assert system.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 64 * 1024
 
 
+async def test_a_small_reply_that_is_not_taken_counts_and_is_cut_off_as_well() -> None:
+    async with running_api(send_buffer_bytes=4096, transfer_grace_ms=50) as api:
+        await api.store.create_topic("orders")
+        await api.publish("orders", {"body": "x" * 60_000, "queue": 0})
+        with socket.socket() as stuck:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            stuck.connect(("127.0.0.1", api.server.port))
+            stuck.sendall(PULL)
+            connections = api.context.connections
+            async with asyncio.timeout(10):
+                while not connections.unsent.total_bytes:
+                    await asyncio.sleep(0)
+                while not connections.closed_early["slow-reader"]:
+                    await asyncio.sleep(0.001)
+
+
 async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
     async with running_api(transfer_grace_ms=400, min_transfer_bytes_per_s=100_000) as api:
         await api.store.create_topic("orders")
