@@ -2,6 +2,7 @@
 parallel readers. Every method is the event loop's; what waits for the disk does so in a reader
 thread."""
 
+import asyncio
 from collections.abc import Mapping
 
 from holdfast.commitlog.batch import Batch
@@ -36,6 +37,8 @@ class LookUps:
         self._queues = queues
         self._table = table
         self._reading = reading
+        #: A search holds the tables of a segment, and a reader thread for as long as it takes.
+        self._searching = asyncio.Lock()
 
     async def offset_by_time(
         self, topic: Topic, queue: int, timestamp_us: int
@@ -81,24 +84,26 @@ class LookUps:
         skipped: list[tuple[int, LostRange]] | None = None,
     ) -> list[tuple[Batch, int]]:
         """Return up to `limit` kept messages with this key as (batch, row), newest first.
-        `skipped` gets what was passed over because it is damaged: queue and offsets."""
+        `skipped` gets what was passed over because it is damaged: queue and offsets. One search
+        goes on at a time, others wait."""
         passed_over: list[tuple[int, LostRange]] = []
         queues = {
             queue: cq
             for queue in range(topic.queue_count)
             if (cq := self._queues.get((topic.topic_id, queue))) is not None
         }
-        found = await self._reading.in_thread(
-            lambda: find_key(
-                self._log,
-                self._index,
-                topic.topic_id,
-                queues,
-                key,
-                limit,
-                lambda queue, lost: passed_over.append((queue, lost)),
+        async with self._searching:
+            found = await self._reading.in_thread(
+                lambda: find_key(
+                    self._log,
+                    self._index,
+                    topic.topic_id,
+                    queues,
+                    key,
+                    limit,
+                    lambda queue, lost: passed_over.append((queue, lost)),
+                )
             )
-        )
         for queue, lost in passed_over:
             self._reading.note_lost(topic, queue, lost)
         if skipped is not None:
