@@ -4,7 +4,6 @@ How many kills: TEST_KILLS (5 unless told; twenty and more by hand).
 """
 
 import http.client
-import json
 import os
 import random
 import shutil
@@ -20,7 +19,9 @@ from holdfast.check import check_data_dir
 from holdfast.client import Client
 from holdfast.client.errors import ClientClosed
 from holdfast.running_broker import RunningBroker
-from tests.support.history import Found, History, Send, check_history
+from tests.support.gate import Gate
+from tests.support.history import Found, History, check_history
+from tests.support.workload_clients import LoadTopic, Publisher
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
@@ -29,75 +30,6 @@ SEED = int(os.environ.get("TEST_SEED", "20150519"))
 PUBLISHERS = 8
 QUEUES = 4
 TOPIC = "crash"
-
-
-class Publisher(threading.Thread):
-    """Publishes one message at a time with idempotence headers and no help from the client
-    library; a request without an answer is sent again until there is one."""
-
-    def __init__(self, number: int, url: str, history: History, stop: threading.Event) -> None:
-        super().__init__(name=f"publisher-{number}", daemon=True)
-        parts = urlsplit(url)
-        assert parts.hostname
-        self._address = (parts.hostname, parts.port)
-        self._number = number
-        self._history = history
-        self._stop_asked = stop
-        self._connection: http.client.HTTPConnection | None = None
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            sequence = 0
-            while not self._stop_asked.is_set():
-                self._publish(sequence)
-                sequence += 1
-        except Exception as error:
-            self.error = error
-
-    def _publish(self, sequence: int) -> None:
-        key = f"key-{self._number}-{sequence % 3}"
-        body = f"{self._number}:{sequence}:".encode() + b"x" * (sequence * 37 % 600)
-        send = Send(self.name, sequence, key, body)
-        self._history.sent(send)
-        request = json.dumps({"messages": [{"body": body.decode(), "key": key}]})
-        while True:
-            reply = self._post(request, sequence)
-            if reply is not None:
-                self._history.acknowledged(send, reply["queue"], reply["offset"])
-                return
-            if self._stop_asked.wait(0.01):
-                return
-
-    def _post(self, body: str, sequence: int) -> dict[str, int] | None:
-        try:
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection(*self._address, timeout=20)
-            self._connection.request(
-                "POST",
-                f"/v1/topics/{TOPIC}/messages",
-                body,
-                {
-                    "Content-Type": "application/json",
-                    "Holdfast-Producer-Id": f"publisher-{self._number}",
-                    "Holdfast-Producer-Epoch": "0",
-                    "Holdfast-Producer-Sequence": str(sequence),
-                },
-            )
-            response = self._connection.getresponse()
-            raw = response.read()
-        except (OSError, http.client.HTTPException):
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
-            return None
-        if response.status in (429, 503):
-            return None
-        assert response.status == 200, raw
-        reply = json.loads(raw)
-        assert reply["durable"] is True
-        result = reply["results"][0]
-        return {"queue": result["queue"], "offset": result["offset"]}
 
 
 class Watcher(threading.Thread):
@@ -128,14 +60,17 @@ def _everything(client: Client) -> Iterator[Found]:
 def test_sigkills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     random_ms = random.Random(SEED)
     print(f"seed {SEED}, {KILLS} kills")
-    history = History()
-    stop = threading.Event()
+    topic = LoadTopic(TOPIC, QUEUES)
+    history = topic.history
+    gate = Gate()
     broker = RunningBroker(tmp_path / "data", ("--commitlog-segment-bytes", "1MiB"))
     broker.start()
     try:
         with Client(broker.url) as client:
             client.create_topic(TOPIC, queues=QUEUES)
-            publishers = [Publisher(n, broker.url, history, stop) for n in range(PUBLISHERS)]
+            publishers = [
+                Publisher(f"publisher-{n}", broker.url, gate, topic) for n in range(PUBLISHERS)
+            ]
             watcher = Watcher(client, history)
             for thread in (*publishers, watcher):
                 thread.start()
@@ -147,7 +82,7 @@ def test_sigkills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path) 
                 assert report.is_sound, report.findings
                 broker.start()
                 _wait_for_more(history, acknowledged, publishers)
-            stop.set()
+            gate.end()
             for publisher in publishers:
                 publisher.join(30)
                 assert publisher.error is None, publisher.error
@@ -200,7 +135,7 @@ def _replies(url: str) -> list[bytes]:
             f"{base}/messages?offset=0&max_messages=10000&max_bytes=16777216",
             f"{base}/offset?timestamp_ms=0",
         ]
-    paths.append(f"/v1/topics/{TOPIC}/messages/search?key=key-0-0")
+    paths.append(f"/v1/topics/{TOPIC}/messages/search?key=key-publisher-0-0")
     for path in paths:
         connection.request("GET", path)
         response = connection.getresponse()
