@@ -1,0 +1,72 @@
+"""More than a broker takes: who is over a limit is told which and when to come back, does, and in
+the end everything is stored once."""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.running_broker import RunningBroker
+from tests.support import slow_broker
+from tests.support.broker_calls import Answer, Calls
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+
+_BODY = "x" * 400_000
+_LIMIT = ("--commitlog-max-in-flight-bytes", "1MiB")
+
+
+def _broker(tmp_path: Path, sync_s: float) -> RunningBroker:
+    program = (sys.executable, slow_broker.__file__, str(sync_s), "sleep")
+    return RunningBroker(tmp_path / "data", _LIMIT, program=program)
+
+
+def test_what_waits_for_slow_syncs_is_bounded_and_the_rest_told_to_come_back(
+    tmp_path: Path,
+) -> None:
+    with _broker(tmp_path, 1.0) as broker:
+        calls = Calls(broker.url)
+        for topic, durability in (("t", "fsync"), ("w", "written")):
+            made = calls("PUT", f"/v1/topics/{topic}", {"queues": 1, "durability": durability})
+            assert made.status == 201
+        answers: list[Answer] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(Calls(broker.url).publish("t", _BODY)))
+            for _ in range(12)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {answer.status for answer in answers} == {200, 503}
+        for answer in answers:
+            if answer.status == 503:
+                assert answer.problem == "overloaded"
+                assert answer.json["limit_name"] == "max_in_flight_bytes"
+                assert answer.retry_after_s == 1
+        stored = sum(answer.status == 200 for answer in answers)
+        assert len(calls.bodies("t")) == stored
+        assert calls.publish("t", _BODY).status == 200
+        assert calls.metric("holdfast_in_flight_bytes") == 0
+
+
+def test_clients_come_back_until_everything_is_stored_once(tmp_path: Path) -> None:
+    with _broker(tmp_path, 0.1) as broker, broker.client() as client:
+        client.create_topic("t", queues=1)
+
+        def publish(number: int) -> None:
+            with client.producer("t", queue=0, batch_bytes=300_000) as producer:
+                for index in range(4):
+                    producer.send(f"{number}-{index}-{_BODY}".encode())
+
+        threads = [threading.Thread(target=publish, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = [body.rpartition("-")[0] for body in Calls(broker.url).bodies("t")]
+        assert sorted(found) == [f"{number}-{index}" for number in range(6) for index in range(4)]
+        for number in range(6):
+            of_one = [each for each in found if each.startswith(f"{number}-")]
+            assert of_one == sorted(of_one), "out of order"
