@@ -14,12 +14,14 @@ import pytest
 from holdfast.cli import serving
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.config import Config
+from holdfast.http_api.context import BrokerStatus
 
 
 class FakeBroker:
     """Starts, and then: is told to stop, fails, or hangs."""
 
     url = "http://127.0.0.1:1"
+    status = BrokerStatus("ready")
     made: "FakeBroker"
 
     def __init__(self, config: Config) -> None:
@@ -59,6 +61,16 @@ def test_a_signal_stops_it(
     assert run(monkeypatch, FakeBroker) is ExitCode.OK
     assert FakeBroker.made.events == ["started", "stopped"]
     assert capsys.readouterr().out == "holdfast: serving on http://127.0.0.1:1\n"
+
+
+def test_a_broker_that_was_read_only_ends_as_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class ReadOnly(FakeBroker):
+        status = BrokerStatus("ready", read_only="a sync failed")
+
+    assert run(monkeypatch, ReadOnly) is ExitCode.FAILED
+    assert ReadOnly.made.events == ["started", "stopped"]
 
 
 def test_a_signal_while_it_recovers_stops_it(
