@@ -25,7 +25,7 @@ _MAGIC = b"HFIS"
 _SEAL = struct.Struct("<4sIQI")
 _CHUNK_BYTES = 4 * 1024 * 1024
 #: A larger file is closed without a seal: a stop must not take seconds.
-MAX_SEALED_BYTES = 4 * 1024 * 1024 * 1024
+MAX_SEALED_BYTES = 1024 * 1024 * 1024
 
 
 def seal(directory: Path) -> None:

@@ -246,12 +246,14 @@ async def _topic_lag(
 
 
 async def _lag_seconds(context: ApiContext, topic: Topic, state: QueueState, offset: int) -> float:
-    """Return the age of a queue's message at `offset`; 0 at the end, and when it cannot be
-    read."""
+    """Return the age of a queue's first message from `offset` on that can be read; 0 when there
+    is none."""
     if offset >= state.max_offset:
         return 0.0
     try:
-        fetched = await context.store.read(topic, state.queue, offset, max_messages=1, max_bytes=1)
+        fetched = await context.store.read(
+            topic, state.queue, offset, max_messages=1, max_bytes=1, skip_corrupt=True
+        )
     except (OffsetTrimmed, QueueCorrupt):
         return 0.0
     if not fetched.slices:

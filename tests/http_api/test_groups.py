@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 
@@ -136,3 +137,16 @@ async def test_a_full_disk_is_told(filled: Api) -> None:
     filled.store.state_error = StateFull("no room")
     answer = await store(filled, {"0": 1})
     assert (answer.status, answer.problem) == (507, "disk-full")
+
+
+async def test_damage_where_a_group_stands_hides_no_lag(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for body in ("damaged", "whole"):
+        await api.publish("orders", {"body": body, "queue": 0})
+    api.store.damaged.add(4096)
+    await store(api, {"0": 0})
+    monkeypatch.setattr("holdfast.http_api.groups.time", lambda: time.time() + 100)
+    reply = (await api.get("/v1/groups/billing")).json()
+    assert reply["lag_messages"] == 2
+    assert reply["lag_seconds"] >= 99
