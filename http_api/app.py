@@ -88,6 +88,9 @@ class App:
             problem = problem_for(error)
             auditing.refused(problem)
             reply = problem_reply(problem)
+            # Its traceback holds this frame, and this frame would hold it: a circle that keeps
+            # the request's messages until the garbage is collected.
+            del problem
         except asyncio.CancelledError:
             auditing.abandoned()
             raise

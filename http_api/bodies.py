@@ -68,9 +68,9 @@ class BodyReader:
     async def _arrive(self, request: web.BaseRequest) -> bytes:
         """Return the body once it is whole, or a little more of it than is allowed."""
         content, length = request.content, request.content_length
+        self._take(request, self._limit if length is None else length)
         # A reader stops its connection when it holds twice this much: not while this waits.
         content.set_read_chunk_size(self._limit if length is None else length)
-        self._take(request, self._limit if length is None else length)
         _invite(request)
         arrival = self._arrivals[id(request)] = _Arrival(request, self._config)
         try:

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 #: As many as there are threads that read from the disk.
 LARGE_REPLIES = 4
+#: Large texts that are made into messages at once: 16 MiB may take 300 MiB as objects.
+LARGE_TEXTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class ApiContext:
     """A turn each for the large replies that may be made at once."""
     openapi: bytes = field(init=False, default=b"")
     """This API's description."""
+    large_texts: asyncio.Semaphore = field(init=False)
+    """A turn each for the large texts that may be made into messages at once."""
     filter_reading: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     """Held by the one that reads a long filter, apart from the event loop."""
     _turns: dict[int, int] = field(init=False, default_factory=dict)
@@ -79,6 +83,7 @@ class ApiContext:
         if self.config.max_requests_per_s_per_client or self.config.max_bytes_per_s_per_client:
             self.rate_limiter = RateLimiter(self.config)
         self.large_replies = asyncio.Semaphore(LARGE_REPLIES)
+        self.large_texts = asyncio.Semaphore(LARGE_TEXTS)
 
     def next_queue(self, topic: Topic) -> int:
         """Return the queue whose turn it is, for messages that name none."""

@@ -40,6 +40,7 @@ from holdfast.http_api.incoming import (
 from holdfast.http_api.params import choice, invalid, text, whole
 from holdfast.http_api.producer import Producer, refuse_producer, request_producer
 from holdfast.http_api.reply import Reply
+from holdfast.http_api.turns import Turn
 from holdfast.http_api.types import PublishReply, PublishResult
 
 T = TypeVar("T")
@@ -98,8 +99,11 @@ async def _publish_text(
     body = await call.context.bodies.read(call.request)
     limit = call.context.config.max_messages_per_request
     apart = len(body) > TEXT_APART_BYTES
-    messages = await _run(lambda: decode(body, limit), apart=apart)
-    return await _store(call, name, messages, producer, apart=apart)
+    # Made into messages a text takes many times its size: only so many are at once.
+    with Turn(call.context.large_texts if apart else None) as turn:
+        await turn.begin()
+        messages = await _run(lambda: decode(body, limit), apart=apart)
+        return await _store(call, name, messages, producer, turn, apart=apart)
 
 
 async def _publish_raw(call: Call[PublishParams], name: str) -> PublishReply:
@@ -107,7 +111,7 @@ async def _publish_raw(call: Call[PublishParams], name: str) -> PublishReply:
     producer = request_producer(call.headers)
     body = await call.context.bodies.read(call.request)
     message = Incoming(body, params.key, params.tag, queue=params.queue)
-    return await _store(call, name, [message], producer, apart=False)
+    return await _store(call, name, [message], producer, Turn(None), apart=False)
 
 
 def _refuse_raw_params(params: PublishParams) -> None:
@@ -124,11 +128,13 @@ def _refuse_raw_params(params: PublishParams) -> None:
 async def _store(
     call: Call[PublishParams],
     name: str,
-    messages: Sequence[Incoming],
+    messages: list[Incoming],
     producer: Producer | None,
+    turn: Turn,
     *,
     apart: bool,
 ) -> PublishReply:
+    """Store messages, which are let go of, as is the turn, once they are batches."""
     context = call.context
     topic = _existing(context, name)
     limits = _limits(context, topic)
@@ -151,12 +157,15 @@ async def _store(
         ],
         apart=apart,
     )
+    count = len(messages)
+    messages.clear()
+    turn.end()
     published = await _publish(context, topic, batches, call.params.durability)
     results: dict[int, PublishResult] = {}
     for each, indexes in zip(published, rows.values(), strict=True):
         for offset, index in enumerate(indexes, each.base_offset):
             results[index] = _result(topic, each.queue, offset)
-    return _reply([results[index] for index in range(len(messages))], published)
+    return _reply([results[index] for index in range(count)], published)
 
 
 async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply:
