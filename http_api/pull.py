@@ -33,6 +33,11 @@ from holdfast.http_api.turns import Turn
 SHORT_FILTER_CHARACTERS = 128
 
 
+#: A reply of text that may be larger than this takes a turn: making it keeps the loop for
+#: milliseconds, and a hundred of them in one turn of the loop would keep it for a second.
+LARGE_BYTES = 1024 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class PullBounds:
     """What every kind of pull may bound: how much, how long, and which messages."""
@@ -132,7 +137,9 @@ async def filter_of(context: ApiContext, bounds: PullBounds) -> MessageFilter | 
 
 def turn_for(call: Call[Any]) -> Turn:
     """Return the turn that a pull's or a poll's reply takes: a large one of text needs one."""
-    is_large = call.media != BATCH and call.params.max_messages > APART_MESSAGES
+    params = call.params
+    is_large = params.max_messages > APART_MESSAGES or params.max_bytes > LARGE_BYTES
+    is_large = is_large and call.media != BATCH
     return Turn(call.context.large_replies if is_large else None)
 
 

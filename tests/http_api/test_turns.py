@@ -3,6 +3,7 @@
 import asyncio
 
 from holdfast.http_api.context import LARGE_REPLIES
+from holdfast.http_api.pull import LARGE_BYTES
 from holdfast.http_api.turns import Turn
 from tests.support.api_server import Api
 
@@ -49,18 +50,21 @@ async def test_large_replies_wait_before_they_read_and_small_ones_do_not(api: Ap
     for _ in range(LARGE_REPLIES):
         await turns.acquire()
     waiting = [asyncio.create_task(api.get(large)) for _ in range(3)]
+    heavy = large.replace("max_messages=501", f"max_bytes={LARGE_BYTES + 1}")
+    waiting.append(asyncio.create_task(api.get(heavy)))
     waiting.append(
         asyncio.create_task(api.get("/v1/topics/orders/messages?offsets=0:0&max_messages=501"))
     )
     async with asyncio.timeout(10):
-        while len(turns._waiters or ()) < 4:
+        while len(turns._waiters or ()) < 5:
             await asyncio.sleep(0)
     assert (await api.get(large.replace("501", "500"))).status == 200
+    assert (await api.get(heavy.replace(str(LARGE_BYTES + 1), str(LARGE_BYTES)))).status == 200
     assert (await api.get(large, Accept="application/vnd.holdfast.batch")).status == 200
     assert not any(each.done() for each in waiting)
     for _ in range(LARGE_REPLIES):
         turns.release()
-    assert [(await each).status for each in waiting] == [200] * 4
+    assert [(await each).status for each in waiting] == [200] * 5
     assert turns._value == LARGE_REPLIES
 
 
