@@ -11,7 +11,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,7 @@ from holdfast.commitlog.segment_format import (
     encode_end_mark,
     encode_footer,
     parse_segment_name,
+    segment_name,
 )
 
 _logger = logging.getLogger(__name__)
@@ -116,13 +117,20 @@ class CommitLog:
             if segments and start < segments[-1].end_offset:
                 self.damaged_headers.append((path, f"lies over {segments[-1].path.name}"))
                 continue
-            following = starts[bisect.bisect_right(starts, start) :]
-            segment = self._open_segment(path, start, following[0] if following else None)
+            following = filter(self._may_be_segment, starts[bisect.bisect_right(starts, start) :])
+            segment = self._open_segment(path, start, following)
             if segment is not None:
                 segments.append(segment)
         self._segments = tuple(segments)
 
-    def _open_segment(self, path: Path, start: int, following: int | None) -> Segment | None:
+    def _may_be_segment(self, start: int) -> bool:
+        file = self._disk.open(self.directory / segment_name(start))
+        try:
+            return file.size() >= SEGMENT_HEADER_SIZE
+        finally:
+            file.close()
+
+    def _open_segment(self, path: Path, start: int, following: Iterator[int]) -> Segment | None:
         file = self._disk.open(path)
         size = file.size()
         if size < SEGMENT_HEADER_SIZE:
@@ -138,9 +146,10 @@ class CommitLog:
             size = header.size
         except CorruptBatch as error:
             self.damaged_headers.append((path, str(error)))
-            if following is not None and following - start >= SEGMENT_HEADER_SIZE:
+            end = next(following, None)
+            if end is not None and end - start >= SEGMENT_HEADER_SIZE:
                 # The next file may prove what was durable: it is not to be left out.
-                size = min(size, following - start)
+                size = min(size, end - start)
         return Segment(file, path, start, size, start + SEGMENT_HEADER_SIZE)
 
     def end_at(self, active: Segment) -> None:

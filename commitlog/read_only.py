@@ -44,7 +44,7 @@ class Snapshot:
     ReadOnlyDisk."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, File] = {}
+        self._descriptors: dict[Path, int] = {}
         self.vanished: list[Path] = []
         """Files that were deleted between being listed and being opened."""
 
@@ -56,7 +56,7 @@ class Snapshot:
             if not path.is_file():
                 continue
             try:
-                self._files[path] = _opened(path)
+                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 self.vanished.append(path)
             else:
@@ -64,14 +64,14 @@ class Snapshot:
         return found
 
     def open(self, path: Path) -> File:
-        """Return a file that `names` found."""
-        return self._files[path]
+        """Open a file that `names` found, as often as wanted."""
+        return LinuxFile(os.dup(self._descriptors[path]))
 
     def close(self) -> None:
-        """Close every file that is still open; may be called twice."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        """Let go of what `names` opened; may be called twice."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
 
 
 def _opened(path: Path) -> File:

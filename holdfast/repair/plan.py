@@ -156,7 +156,8 @@ def lossless_steps(report: CheckReport) -> list[Step]:
             case "version":
                 steps.insert(0, WriteVersion())
             case "segment-unusable":
-                steps.append(SetAside(name))
+                # Before any header is written: it may hide where the segment before it ends.
+                steps.insert(0, SetAside(name))
             case "segment-header":
                 steps.append(WriteHeader(name))
             case "segment-footer" if not _is_damaged(name, report):

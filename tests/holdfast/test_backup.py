@@ -311,6 +311,16 @@ def test_of_another_history_nothing_is_used_again(data_dir: Path, tmp_path: Path
     assert asyncio.run(_contents(tmp_path / "new")) == contents
 
 
+def test_a_segment_whose_header_is_damaged_is_backed_up_with_all_its_blocks(
+    data_dir: Path, filled: tuple[Path, Contents], tmp_path: Path
+) -> None:
+    flip(data_dir / "commitlog" / segment_name(MIB), 9)
+    report = make_backup(data_dir, tmp_path / "b")
+    assert any("segment-header" in each for each in report.manifest.damage)
+    restore_backup(tmp_path / "b", tmp_path / "new")
+    assert check_data_dir(tmp_path / "new").blocks == check_data_dir(data_dir).blocks
+
+
 # -- where none is put ---------------------------------------------------------------------
 
 

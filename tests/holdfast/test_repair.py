@@ -336,6 +336,11 @@ def _overlapping(data_dir: Path) -> None:
     (data_dir / "commitlog" / segment_name(4096)).write_bytes(b"\1" * 8192)
 
 
+def _empty_file_within_a_segment_without_header(data_dir: Path) -> None:
+    (data_dir / "commitlog" / segment_name(MIB + 800 * 1024)).touch()
+    _segment_header(data_dir)
+
+
 def _state_record(data_dir: Path) -> None:
     env = lmdb.open(str(data_dir / "state"))
     with env.begin(write=True) as txn:
@@ -354,6 +359,7 @@ FREE = [
     _version,
     _index_entry,
     _overlapping,
+    _empty_file_within_a_segment_without_header,
     _state_record,
     _state,
 ]
