@@ -56,6 +56,9 @@ def lost_between(
     for key, cq in queues.items():
         if key[0] == STATE_TOPIC_ID:
             continue
+        oldest = next(units_from(index, key, cq, cq.min_offset), None)
+        if oldest is None or oldest.physical_offset >= end:
+            continue  # so it is for every queue after retention: one look, no search
         first = first_unit_reaching(index, key, cq, _END, start + 1)
         if first is None or first.physical_offset >= end:
             continue

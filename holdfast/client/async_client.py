@@ -378,6 +378,7 @@ class AsyncClient:
         commit_interval_ms: int = 1000,
         tag: str | None = None,
         filter: str | None = None,
+        skip_corrupt: bool = False,
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
     ) -> AsyncConsumer:
@@ -387,6 +388,7 @@ class AsyncClient:
         next one is asked for; that is stored every `commit_interval_ms` (0: at once) and on
         closing, so after a crash some messages come again and none is passed over. The group is
         for one consumer at a time: when another one moves its offsets, OffsetsChanged is raised.
+        `tag`, `filter` and `skip_corrupt` as in `pull`.
         """
         options = ConsumeOptions(
             group=checked_name("group", group),
@@ -394,7 +396,13 @@ class AsyncClient:
             start=start,
             follow=follow,
             commit_interval_ms=commit_interval_ms,
-            pull=PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, tag=tag, filter=filter),
+            pull=PullOptions(
+                max_bytes=max_bytes,
+                wait_ms=wait_ms,
+                tag=tag,
+                filter=filter,
+                skip_corrupt=skip_corrupt,
+            ),
         )
         return AsyncConsumer(self._transport, options)
 

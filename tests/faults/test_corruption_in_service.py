@@ -193,6 +193,10 @@ def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> No
         assert [(each.offset, each.body) for each in messages] == [
             (offset, body_of(offset)) for offset in kept
         ]
+        group = f"group-{os.urandom(4).hex()}"
+        with client.consume("t", group, follow=False, skip_corrupt=True) as consumer:
+            assert [each.offset for each in consumer] == kept
+        assert client.stored_offsets(group, "t").offsets == {0: COUNT}
     assert spark_offsets(log, failOnDataLoss="false") == kept
     with pytest.raises(DataLost):
         spark_offsets(log)
