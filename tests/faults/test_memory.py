@@ -6,6 +6,7 @@ How large the backlog is: TEST_BACKLOG_GB (1 unless told; 10 by hand).
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from holdfast.commitlog.batch import encode_batch
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Calls, wait_until
+from tests.support.memory_cgroup import memory_cgroup
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
 
@@ -201,3 +203,28 @@ def test_publishers_are_refused_before_memory_runs_out(tmp_path: Path) -> None:
         assert calls.alarms() == {}
         assert calls("GET", "/readyz").json["read_only"] is None
         assert broker.stop() == 0
+
+
+def test_a_container_of_little_memory_is_not_overfilled(tmp_path: Path) -> None:
+    """The limit is found by itself; the kernel would kill who exceeds it."""
+    with memory_cgroup(400 * MIB) as members:
+        command = f'echo $$ > {members}; exec "$0" -m holdfast "$@"'
+        program = ("bash", "-c", command, sys.executable)
+        # What docs/limits.md adds up, for so little memory.
+        arguments = (
+            *("--http-api-max-arriving-bytes", "16MiB"),
+            *("--commitlog-max-in-flight-bytes", "32MiB"),
+            *("--commitlog-segment-bytes", "64MiB"),
+            *("--commitlog-retention-interval-ms", "200"),
+        )
+        with RunningBroker(tmp_path / "data", arguments, program=program) as broker:
+            calls = Calls(broker.url)
+            settings = {"queues": 1, "durability": "written", "retention_bytes": 64 * MIB}
+            assert calls("PUT", "/v1/topics/t", settings).status == 201
+            pid = broker.pid
+            statuses = _flood(broker.url, 5.0)
+            assert 503 in statuses or 429 in statuses
+            assert broker.pid == pid
+            assert calls("GET", "/healthz").status == 200
+            wait_until(lambda: calls.publish("t", "after").status == 200, "publishing resumes", 60)
+            assert broker.stop() == 0
