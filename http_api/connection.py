@@ -187,6 +187,8 @@ class Connection(RequestHandler):
     async def _send_encrypted(self, parts: Sequence[Bytes], raw: asyncio.Transport) -> None:
         """Send piece by piece: what TLS has encrypted, its own flow control counts no more."""
         self._written_bytes = 0
+        # Beside the reply a piece of it waits encrypted, with the library and with the transport.
+        self._sending_bytes += 2 * min(self._sending_bytes, _TLS_PIECE_BYTES)
         try:
             for part in parts:
                 for start in range(0, len(part), _TLS_PIECE_BYTES):
