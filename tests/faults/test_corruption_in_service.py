@@ -8,6 +8,7 @@ file may be the end of a process (SIGBUS), and then of this broker, not of the t
 import json
 import os
 import shutil
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -421,8 +422,9 @@ def test_a_scrub_finds_rot_before_any_reader(log: Log) -> None:
     log.broker.stop()
     flip(path, (at + 300) * 8)
     log.broker.start()
+    deadline = time.monotonic() + 60
     while not metric(log.broker, "holdfast_scrub_passes_total"):
-        pass
+        assert time.monotonic() < deadline
     (fault,) = degraded(log.broker)
     assert fault["reason"] == "payload-crc"
     assert f"from offset {header.base_offset} to {header.end_offset}" in fault["detail"]
