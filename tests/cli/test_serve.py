@@ -134,7 +134,9 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    said = refused("--data-dir", tmp_path / "d", "--host", "192.0.2.1", "--port", 0)
+    arguments = ("--data-dir", tmp_path / "d", "--host", "192.0.2.1", "--port", 0)
+    assert "--access-insecure-remote true" in refused(*arguments)
+    said = refused(*arguments, "--access-insecure-remote", "true")
     assert "cannot listen on 192.0.2.1" in said
 
 
