@@ -184,6 +184,8 @@ def check_messages(messages: Sequence[Incoming], limits: MessageLimits) -> None:
                 if not name:
                     raise _empty("properties", index, "a property name is empty; name it")
                 properties_size += len(name.encode()) + len(value.encode())
+                if properties_size > limits.max_properties_bytes:  # there may be a million more
+                    break
             _check_size("max_properties_bytes", limits.max_properties_bytes, properties_size, index)
             size += properties_size
         _check_size("max_message_bytes", limits.max_message_bytes, size, index)
