@@ -128,6 +128,22 @@ async def test_a_connection_beyond_the_cap_is_told_so_and_closed(
             await asyncio.sleep(0)
 
 
+async def test_one_that_is_turned_away_while_it_sends_sees_why() -> None:
+    """Closed at once, with something of it unread, it would see a reset instead."""
+    async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
+        await first.send(HEALTH)
+        await first.answer()
+        with socket.create_connection(("127.0.0.1", api.server.port)) as second:
+            second.setblocking(False)
+            async with asyncio.timeout(10):
+                while not api.context.connections.refused:
+                    await asyncio.sleep(0)
+                for _ in range(20):
+                    second.send(HEALTH)
+                    await asyncio.sleep(0.001)
+            assert second.recv(1000).startswith(b"HTTP/1.1 503 ")
+
+
 async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
