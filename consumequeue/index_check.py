@@ -23,7 +23,7 @@ _DATABASES = (b"entries", b"meta", b"producers")
 
 def check_apart(directory: Path) -> None:
     """Look through the index in `directory` in a child process, which nothing else may have open.
-    Raises lmdb.CorruptedError when it is damaged. About 5 s a GiB."""
+    Raises lmdb.CorruptedError when it is damaged. About 8 s of a processor a GiB."""
     command = [sys.executable, "-m", "holdfast.consumequeue.index_check", str(directory)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
