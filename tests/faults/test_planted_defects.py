@@ -244,6 +244,7 @@ _SLOW = {
 
 
 @pytest.mark.planted
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "defect",
     [

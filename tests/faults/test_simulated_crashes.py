@@ -18,7 +18,7 @@ from tests.support.seed_runs import SeedRuns, run_seeds
 
 _FIRST = int(os.environ.get("TEST_FIRST_SEED", "0"))
 _COUNT = int(os.environ.get("TEST_SEEDS", "25"))
-_SECONDS = float(os.environ.get("TEST_SEED_SECONDS", "270"))
+_SECONDS = float(os.environ.get("TEST_SEED_SECONDS", "240"))
 #: A run of which written mode lost nothing at all would prove nothing of what it may lose.
 _ENOUGH_RUNS = 20
 

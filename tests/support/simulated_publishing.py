@@ -21,7 +21,7 @@ from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
 from tests.support.history import History
-from tests.support.simulated_clients import Attempt, Plan, Producer
+from tests.support.simulated_clients import MOST_TRIES, Attempt, Plan, Producer
 from tests.support.simulated_process import BrokerViolation, SimulatedProcess, bounded, until
 
 
@@ -193,12 +193,13 @@ class SimulatedPublishing(SimulatedProcess):
         return True
 
     async def repeat_all(self) -> None:
-        """Let every producer send again what failed, until all is answered."""
+        """Let every producer send again what failed, until all is answered or fails again."""
         self.disk.release_syncs()
         await self._settle()
-        for producer in self.producers:
-            for attempt in self._repeat(producer):
-                await bounded(attempt.task)
+        for _ in range(MOST_TRIES):
+            for producer in self.producers:
+                for attempt in self._repeat(producer):
+                    await bounded(attempt.task)
 
     # -- waiting ---------------------------------------------------------------------------
 
