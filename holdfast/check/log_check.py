@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import TypeGuard
 
 import numpy as np
 
@@ -79,7 +80,12 @@ class LogCheck:
                 self._progress(at - start, total)
             while unproven and _is_certain(unproven[0][1], durable):
                 self._found(*unproven.popleft())
+        hole = next((found for _, found in unproven if _is_hole(found)), None)
+        if hole is not None:
+            self._report_behind(hole)
         for segment, found in unproven:
+            if found is hole:
+                break
             if isinstance(found, Damage) and found.reason != "unwritten":
                 report.note(
                     f"commitlog/{segment.path.name}",
@@ -93,6 +99,17 @@ class LogCheck:
         for segment in log.segments:
             if cut is None or segment.end_offset <= cut:
                 self._check_footer(segment)
+
+    def _report_behind(self, hole: Damage) -> None:
+        for segment in self._log.segments:
+            if segment.start_offset >= hole.end:
+                self._report.damage(
+                    f"commitlog/{segment.path.name}",
+                    "it lies behind a hole at the end of the log, which no crash leaves: "
+                    f"the log is missing from {hole.start} to {hole.end}",
+                    "segment-behind-hole",
+                    mend="put what is missing back from a backup; 'holdfast repair' sets it aside",
+                )
 
     def _found(self, segment: Segment, found: Batch | Damage) -> None:
         if isinstance(found, Damage):
@@ -255,6 +272,10 @@ class LogCheck:
         """Return a queue's name for people."""
         topic = self._table.by_id(key[0])
         return f"queue {key[1]} of {repr(topic.name) if topic else f'topic id {key[0]}'}"
+
+
+def _is_hole(found: Batch | Damage) -> TypeGuard[Damage]:
+    return isinstance(found, Damage) and found.reason == "missing-segment"
 
 
 def _is_certain(found: Batch | Damage, durable: int) -> bool:

@@ -155,7 +155,7 @@ def lossless_steps(report: CheckReport) -> list[Step]:
         match finding.kind:
             case "version":
                 steps.insert(0, WriteVersion())
-            case "segment-unusable":
+            case "segment-unusable" | "segment-behind-hole":
                 # Before any header is written: it may hide where the segment before it ends.
                 steps.insert(0, SetAside(name))
             case "segment-header":

@@ -379,6 +379,26 @@ async def test_what_costs_no_message_is_mended_without_leave(
     assert await _read(data_dir) == (filled[1], {}, [])
 
 
+async def test_what_lies_behind_a_hole_at_the_logs_end_is_set_aside(
+    data_dir: Path, filled: tuple[Path, Messages]
+) -> None:
+    """Nothing is left that proves that the missing file was ever durable."""
+    shutil.rmtree(data_dir / "consumequeue")
+    (data_dir / "commitlog" / LAST).unlink()
+    found = await asyncio.to_thread(check_data_dir, data_dir)
+    behind = segment_name(3 * MIB)
+    assert [(each.where, each.kind) for each in found.findings if each.damage] == [
+        (f"commitlog/{behind}", "segment-behind-hole")
+    ]
+    done = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=False)
+    assert done.is_sound
+    assert done.copies is not None
+    assert (done.copies / behind).exists()
+    messages, skipped, degraded = await _read(data_dir)
+    assert (skipped, degraded) == ({}, [])
+    assert messages.items() < filled[1].items()
+
+
 def test_a_sound_directory_is_not_touched(data_dir: Path) -> None:
     before = fingerprints(data_dir)
     assert repair_data_dir(data_dir, accept_loss=True).is_sound
