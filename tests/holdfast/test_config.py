@@ -135,7 +135,7 @@ def test_a_default_above_its_own_maximum_is_refused() -> None:
 def test_a_message_that_no_request_can_carry_is_refused_at_the_start(
     more: int, is_refused: bool
 ) -> None:
-    flags = {
+    flags: dict[str, object] = {
         "http_api.max_request_bytes": "1MiB",
         "topics.default_max_message_bytes": str(1024 * 1024 + more),
     }
