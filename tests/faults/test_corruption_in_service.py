@@ -361,6 +361,7 @@ def everything(client: Client) -> list[tuple[int, bytes, str | None]]:
     ]
 
 
+@pytest.mark.timeout(900)  # with all pages; each is a start of a broker
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "in use"])
 def test_a_flipped_bit_in_any_page_of_the_index_changes_no_answer(log: Log, sealed: bool) -> None:
     data = log.directory / "consumequeue" / "data.mdb"
