@@ -102,15 +102,18 @@ def test_kill_9_of_the_whole_process_group_loses_nothing(tmp_path: Path) -> None
     broker.stop()
     # A shell that is given to die with its children: publisher and broker in one group.
     publish = f"seq 1 200000 | {' '.join(HOLDFAST)} publish t --queue 0 --url {broker.url}"
+    ready = tmp_path / "ready"
+    wait = f"until [ -e {ready} ]; do sleep 0.02; done"
     broker.program = (
         "setsid",
-        *("bash", "-c", f'{{ sleep 1; {publish}; }} & exec "$@"', "group"),
+        *("bash", "-c", f'{{ {wait}; {publish}; }} & exec "$@"', "group"),
         *HOLDFAST,
     )
     broker.start()
     try:
         with broker.client() as client:
             client.create_topic("t", queues=1)
+            ready.touch()
             wait_until(lambda: _end(client) > 1000, "the command publishes")
             seen = _end(client)
         os.killpg(broker.pid, signal.SIGKILL)

@@ -213,6 +213,7 @@ class BatchPublisher(threading.Thread):
         self._gate.enter()
         try:
             while self._gate.passes():
+                failures = self._gate.disk_failures
                 try:
                     # Its pauses grow to seconds, so that it may miss a broker that is seldom
                     # up for long, many times over.
@@ -221,8 +222,9 @@ class BatchPublisher(threading.Thread):
                     ) as producer:
                         self._publish(producer, numbers)
                 except HoldfastError:
-                    # It gave up, as it should when the broker turns read-only.
-                    if not self._gate.disk_fails:
+                    # It gave up, as it should when the broker turns read-only; or goes on
+                    # behind what it was told in vain.
+                    if failures == self._gate.disk_failures:
                         raise
         except BaseException as error:
             self.error = error
