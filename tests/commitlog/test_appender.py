@@ -250,7 +250,7 @@ def test_what_does_not_fit_goes_to_the_next_segment(publishing: Publishing) -> N
     assert kinds == ["dispatch", "rolled", "dispatch", "written", "complete"]
 
 
-def test_a_segment_prepared_too_small_is_passed_over() -> None:
+def test_a_segment_prepared_too_small_is_made_anew() -> None:
     publishing = Publishing()
     publishing.submit()
     _run(publishing)
@@ -260,8 +260,8 @@ def test_a_segment_prepared_too_small_is_passed_over() -> None:
     _run(later)
     assert large.error is None
     [header] = later.dispatched()
-    assert header.physical_offset == 2 * SEGMENT_BYTES + FIRST
-    assert [s.size for s in later.log.segments] == [SEGMENT_BYTES, SEGMENT_BYTES, 4 * SEGMENT_BYTES]
+    assert header.physical_offset == SEGMENT_BYTES + FIRST
+    assert [s.size for s in later.log.segments] == [SEGMENT_BYTES, 4 * SEGMENT_BYTES]
     again = SmallLog(later.small.directory, later.disk)
     recovered = again.open()
     assert (len(again.headers), recovered.damage) == (2, [])
