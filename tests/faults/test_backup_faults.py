@@ -1,6 +1,6 @@
 """Backups of a broker under full load, cut short, on full disks and through power losses.
 
-TEST_BACKUPS says how many are taken under load and how many are killed (4 of each unless told),
+TEST_BACKUPS says how many are taken under load and how many are killed (3 of each unless told),
 TEST_SEED when.
 """
 
@@ -31,7 +31,7 @@ from tests.support.workload_clients import LoadTopic
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
 
-BACKUPS = int(os.environ.get("TEST_BACKUPS", "4"))
+BACKUPS = int(os.environ.get("TEST_BACKUPS", "3"))
 SEED = int(os.environ.get("TEST_SEED", "20261121"))
 
 
