@@ -2,7 +2,8 @@
 
 What the broker accepts must be readable to the last row, by every reader alike, and is the same
 when it is encoded anew. The first byte of the input says how much of the rest is put right: its
-checksums, so that the checks behind them are reached, and its size as well.
+checksums, so that the checks behind them are reached, and its size as well; or that the rest are
+edits of the numbers in one of the seeds' columns.
 """
 
 from dataclasses import replace
@@ -26,13 +27,18 @@ from holdfast.spark.blocks import Blocks
 LIMITS = MessageLimits(4096, 64, 32, 256)
 MAX_BYTES = 64 * 1024
 
-AS_IT_IS, WITH_CHECKSUMS, WITH_SIZES = range(3)
+AS_IT_IS, WITH_CHECKSUMS, WITH_SIZES, EDITED = range(4)
 
 _FILTERS = (parse_filter("red,blue", None), parse_filter(None, "a = 'x' OR TAGS IS NULL"))
 
 
 def seeds() -> list[bytes]:
-    """Return batches of every shape, each for every way of putting it right."""
+    """Return batches of every shape, each for every way of putting it right, and one edit."""
+    put_right = [bytes([mode]) + each for each in _raw() for mode in range(EDITED)]
+    return [*put_right, *(bytes([EDITED, number, 0, 0, 0]) for number in range(len(_raw())))]
+
+
+def _raw() -> list[bytes]:
     raw = [
         encode_batch([b"one"]),
         encode_batch([b"", b"two", b"\xff"], keys=["k", None, "é"], queue_id=1),
@@ -47,15 +53,17 @@ def seeds() -> list[bytes]:
         ),
     ]
     raw.append(raw[0] + raw[3])
-    return [bytes([mode]) + each for each in raw for mode in range(3)]
+    return raw
 
 
 def check(data: bytes) -> None:
     """Raise for anything that a reader of batches should not do."""
     if not data:
         return
-    mode, body = data[0] % 3, data[1:]
-    if mode != AS_IT_IS:
+    mode, body = data[0] % 4, data[1:]
+    if mode == EDITED:
+        body = _edited(body)
+    elif mode != AS_IT_IS:
         body = _put_right(body, with_sizes=mode == WITH_SIZES)
     try:
         batches = list(iter_batches(body))
@@ -72,6 +80,26 @@ def check(data: bytes) -> None:
         pass
     for batch in accepted:
         _read(batch)
+
+
+def _edited(edits: bytes) -> bytes:
+    """Return a seed whose numbers were changed a little: by column, place and difference."""
+    raws = _raw()
+    raw = bytearray(raws[edits[0] % len(raws)]) if edits else bytearray(raws[0])
+    batch = Batch.decode(bytes(raw))
+    columns = [
+        section
+        for name in ("body", "key", "tag", "name", "value")
+        if (section := getattr(batch.layout, f"{name}_offsets")) is not None
+    ]
+    if batch.layout.property_list is not None:
+        columns.append(batch.layout.property_list)
+    for column, place, difference in zip(edits[1::3], edits[2::3], edits[3::3], strict=False):
+        start, end = columns[column % len(columns)]
+        at = start + 4 * (place % ((end - start) // 4))
+        number = int.from_bytes(raw[at : at + 4], "little") + difference % 7 - 3
+        raw[at : at + 4] = (number % 2**32).to_bytes(4, "little")
+    return _put_right(bytes(raw), with_sizes=False)
 
 
 def _put_right(body: bytes, *, with_sizes: bool) -> bytes:
