@@ -127,9 +127,10 @@ def apply_begins(index: Index, queues: Mapping[QueueKey, ConsumeQueue], begins: 
         cq = queues.get(key)
         if cq is None or begin <= cq.min_offset:
             continue
-        newest = cq.newest
         cq.trim_queue(begin, queue_bytes_at(index, key, cq, begin))
-        if newest is not None:
-            # The newest entry stays: it says where the queue goes on after a restart.
-            while index.delete_before(key, min(begin, newest.base_offset)) > 0:
+        last = index.last(key)
+        if last is not None:
+            # The newest entry that is committed stays: it says where the queue goes on after a
+            # restart. What is newer than that, a power loss may take.
+            while index.delete_before(key, min(begin, last.base_offset)) > 0:
                 pass

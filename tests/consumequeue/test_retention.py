@@ -171,6 +171,17 @@ def test_a_begin_moves_in_memory_and_frees_the_index_but_for_the_newest_entry(
     index.close()
 
 
+def test_the_newest_entry_that_is_committed_stays_when_newer_ones_are_not(tmp_path: Path) -> None:
+    """A power loss may take those; without any entry the queue would begin at 0 again."""
+    index = Index(tmp_path, 1 << 26)
+    cq = queue((1, 100), (2, 100), (3, 100))
+    index.commit([((1, 0), unit) for unit in list(cq.entries)[:2]], ReputPosition())
+    apply_begins(index, {(1, 0): cq}, {(1, 0): 20})
+    assert cq.min_offset == 20
+    assert [unit.base_offset for unit in index.units((1, 0), 0)] == [10]
+    index.close()
+
+
 # -- which segments nobody needs -----------------------------------------------------------
 
 
