@@ -2,6 +2,7 @@
 index and of the state. What was not acknowledged then is never acknowledged later."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,22 +26,31 @@ def _needs() -> None:
     need_strace()
 
 
-def _start(tmp_path: Path, *arguments: str) -> tuple[RunningBroker, Calls]:
-    broker = RunningBroker(tmp_path / "data", (*_QUIET, *arguments))
-    broker.start()
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[RunningBroker]:
+    # Blocks that were read are not kept: each read is one of the disk.
+    made = RunningBroker(tmp_path / "data", (*_QUIET, "--consumequeue-hot-cache-bytes", "0"))
+    made.start()
+    yield made
+    made.kill()
+
+
+def _filled(broker: RunningBroker) -> Calls:
     calls = Calls(broker.url)
     assert calls("PUT", "/v1/topics/t", {"queues": 1}).status == 201
     for number in range(20):
         assert calls.publish("t", f"before-{number}").status == 200
-    return broker, calls
+    return calls
 
 
 _BEFORE = [f"before-{number}" for number in range(20)]
 
 
 @pytest.mark.parametrize("call", ["fdatasync", "pwritev,pwritev2"])
-def test_a_failed_sync_or_write_is_never_acknowledged_later(tmp_path: Path, call: str) -> None:
-    broker, calls = _start(tmp_path)
+def test_a_failed_sync_or_write_is_never_acknowledged_later(
+    broker: RunningBroker, tmp_path: Path, call: str
+) -> None:
+    calls = _filled(broker)
     answers: list[Answer] = []
 
     def publish(number: int) -> None:
@@ -76,8 +86,10 @@ def test_a_failed_sync_or_write_is_never_acknowledged_later(tmp_path: Path, call
         assert calls.publish("t", "again").status == 200
 
 
-def test_a_read_that_fails_is_an_error_of_that_read_alone(tmp_path: Path) -> None:
-    broker, calls = _start(tmp_path, "--consumequeue-hot-cache-bytes", "0")
+def test_a_read_that_fails_is_an_error_of_that_read_alone(
+    broker: RunningBroker, tmp_path: Path
+) -> None:
+    calls = _filled(broker)
     one = "/v1/topics/t/queues/0/messages?max_messages=1&offset="
     with broker:
         # The event loop's look at the page cache fails once, then the reader thread's read.
@@ -94,8 +106,10 @@ def test_a_read_that_fails_is_an_error_of_that_read_alone(tmp_path: Path) -> Non
         assert broker.stop() == 0
 
 
-def test_a_failed_commit_of_the_state_refuses_that_change_alone(tmp_path: Path) -> None:
-    broker, calls = _start(tmp_path)
+def test_a_failed_commit_of_the_state_refuses_that_change_alone(
+    broker: RunningBroker, tmp_path: Path
+) -> None:
+    calls = _filled(broker)
     path = "/v1/groups/g/topics/t/offsets"
     with broker:
         assert calls("PUT", path, {"offsets": {"0": 3}}).status == 200
