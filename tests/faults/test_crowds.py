@@ -74,8 +74,8 @@ def publish(broker: RunningBroker, mib: int) -> None:
 @pytest.mark.parametrize(
     ("media", "max_bytes", "under_way"),
     [
-        ("application/vnd.holdfast.batch", 512 * 1024, READS_UNDER_WAY),
-        ("application/json", 256 * 1024, READS_UNDER_WAY + TEXT_UNDER_WAY),
+        ("application/vnd.holdfast.batch", 256 * 1024, READS_UNDER_WAY),
+        ("application/json", 128 * 1024, READS_UNDER_WAY + TEXT_UNDER_WAY),
     ],
 )
 def test_clients_that_never_read_hold_no_more_than_the_bound(
@@ -106,7 +106,7 @@ def test_clients_that_never_read_hold_no_more_than_the_bound(
             assert time.monotonic() < deadline, f"only {found.get(ANSWERED)} are answered"
         peak = max(peak, rss(broker))
         cut_off = metrics(broker.url).get(CUT_OFF, 0)
-    await_metric(broker.url, "holdfast_http_connections", lambda count: count <= 1)
+    await_metric(broker.url, "holdfast_http_connections", lambda n: n <= 2)
     print(
         f"\n{CLIENTS} clients that never read, {media}: {time.monotonic() - started:.0f} s, "
         f"memory idle {idle / MIB:.0f} MiB, peak {peak / MIB:.0f}, bound {bound / MIB:.0f}, "
@@ -131,7 +131,7 @@ def test_held_pulls_that_vanish_all_at_once_leave_nothing(broker: RunningBroker)
 
     peaks, afters = [], []
     with healthy_client(broker.url) as other:
-        for _ in range(3):
+        for _ in range(2):
             with Crowd(port_of(broker)) as crowd:
                 crowd.join(CLIENTS, request)
                 await_metric(broker.url, "holdfast_long_poll_parked", lambda n: n == CLIENTS)
@@ -139,20 +139,20 @@ def test_held_pulls_that_vanish_all_at_once_leave_nothing(broker: RunningBroker)
                 started = time.monotonic()
                 crowd.vanish()
             await_metric(broker.url, "holdfast_long_poll_parked", lambda n: n == 0)
-            await_metric(broker.url, "holdfast_http_connections", lambda n: n <= 1)
+            await_metric(broker.url, "holdfast_http_connections", lambda n: n <= 2)
             gone_s = time.monotonic() - started
             afters.append(rss(broker))
     found = metrics(broker.url)
     print(
-        f"\n{CLIENTS} held pulls vanish, three times: gone after {gone_s:.1f} s, memory idle "
+        f"\n{CLIENTS} held pulls vanish, twice: gone after {gone_s:.1f} s, memory idle "
         f"{idle / MIB:.0f} MiB, held {[round(each / MIB) for each in peaks]}, after "
         f"{[round(each / MIB) for each in afters]}; others' requests {len(other.seconds)}, p50 "
         f"{other.quantile_ms(0.5):.0f} ms, p99 {other.quantile_ms(0.99):.0f} ms"
     )
     assert max(peaks) < idle + CLIENTS * PER_CONNECTION + 32 * MIB
     # What one crowd leaves in the allocator's hands the next one uses: it does not add up.
-    assert afters[2] < afters[0] + 16 * MIB
-    assert found["holdfast_long_poll_cancelled_total"] == 3 * CLIENTS
+    assert afters[1] < afters[0] + 16 * MIB
+    assert found["holdfast_long_poll_cancelled_total"] == 2 * CLIENTS
     assert found["holdfast_scan_rescues_total"] == 0
     assert other.failures == []
     with broker.client() as client:
