@@ -63,6 +63,7 @@ class SimulatedBroker(SimulatedReading):
         power_lost = await self.open() or ending == "crash"
         self.disk.spare("read")
         if hold_syncs:
+            await self.keeper_done()  # the next segment is there: no roll waits for a sync
             self.disk.hold_syncs()
         await self._verify(power_lost=power_lost)
 
