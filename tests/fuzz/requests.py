@@ -37,7 +37,19 @@ LIMITS = MessageLimits(4096, 64, 32, 256)
 MAX_MESSAGES = 50
 DICTIONARY = [
     *('{"messages":[', '"body"', '"body_base64"', '"key"', '"tag"', '"properties"', '"queue"'),
-    *('"ttl_ms"', "null", "true", "1e999", "-1", "18446744073709551616", "\\ud800", "{}", "[]"),
+    *(
+        '"ttl_ms"',
+        "null",
+        "true",
+        "1e999",
+        "-1",
+        "18446744073709551616",
+        "\\ud800",
+        "{}",
+        "[]",
+        '""',
+        '{"":""}',
+    ),
     *("offset=", "from=earliest", "tag=", "filter=", "%00", "%FF", "%2f", "wait_ms=", "0:12,1:4"),
     *("charset=utf-8", ";q=0.5", "/v1/topics/", "/queues/", "application/json", "*/*"),
 ]
@@ -59,6 +71,9 @@ def seeds() -> list[bytes]:
         b"\1" + line + b"\n\n" + line,
         b"\2" + packed,
         b"\2\x81\xa8messages\xdd\xff\xff\xff\xff",
+        b'\0{"messages":[{"body":"x","properties":{"a":"b"}}]}',
+        b'\0{"messages":[{"body":"x","key":"k"}]}',
+        b'\1{"body":"x","tag":"t"}',
         b"\3application/json\n" + b'{"queues":3,"retention_ms":null,"durability":"written"}',
         b"\3application/msgpack\n" + msgpack.packb({"offsets": {"0": 7}}),
         b'\3\n{"to":{"timestamp_ms":5},"queues":[0],"dry_run":true}',
@@ -71,6 +86,9 @@ def seeds() -> list[bytes]:
         b"\6/v1/groups/..%2f/topics/%00/offsets",
         b"\7application/json;q=0.5, */*;q=2\napplication/json; charset=latin-1",
         b"\x080:12,1:40",
+        b"\x09\0\0\1\2\1\4\x10",
+        b"\x09\1\0\1\xff\0\0\1",
+        b"\x09\2\0\1\3\2",
     ]
 
 
@@ -111,6 +129,30 @@ def _messages(decode_body: Callable[[bytes, int], list[Incoming]]) -> Callable[[
             assert batch.properties(row) == (message.properties or {})
 
     return check_body
+
+
+_FIELDS = ("body", "body_base64", "key", "tag", "properties", "queue", "ttl_ms", "other")
+_VALUES: tuple[object, ...] = (
+    *("", "x", "é\0", "k" * 33, "/w==", None, 0, 1, -1, 2**31, 10**15 + 1, True, 0.5, [], {}),
+    *({"": "b"}, {"a": "b"}, {"a": 1}, {"a": "b" * 300}, {"é": "\0", "b": ""}),
+)
+
+
+def _built(data: bytes) -> None:
+    """Try messages that are well-formed, made of fields and values that the bytes choose."""
+    messages: list[dict[str, object]] = [{}]
+    for choice, value in zip(data[1::2], data[2::2], strict=False):
+        if choice >= 0xF0:
+            messages.append({})
+        else:
+            messages[-1][_FIELDS[choice % len(_FIELDS)]] = _VALUES[value % len(_VALUES)]
+    match data[0] % 3 if data else 0:
+        case 0:
+            _messages(from_json)(msgspec.json.encode({"messages": messages}))
+        case 1:
+            _messages(from_lines)(msgspec.json.Encoder().encode_lines(messages))
+        case 2:
+            _messages(from_msgpack)(msgspec.msgpack.encode({"messages": messages}))
 
 
 def _typed(data: bytes) -> None:
@@ -189,4 +231,5 @@ _CHECKS: tuple[Callable[[bytes], None], ...] = (
     _path,
     _media,
     _pairs,
+    _built,
 )
