@@ -1,6 +1,7 @@
 """holdfast serve: a broker in the foreground, until SIGTERM, SIGINT or a poisoned log."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,4 +61,8 @@ def serve(config_file: Path | None, **options: str | None) -> None:
 
     from holdfast.cli.serving import run
 
-    sys.exit(run(config))
+    code = run(config)
+    # Its loop no longer listens: a second signal must not make a failure of a stop in order.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)

@@ -36,11 +36,7 @@ def run(config: Config) -> ExitCode:
     start_logging(config.log_format, config.log_level)
     config = _within_open_files(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(_serve(config))
-    # The loop no longer listens: a second signal must not make a failure of a stop in order.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    return code
+        return runner.run(_serve(config))
 
 
 def _within_open_files(config: Config) -> Config:
