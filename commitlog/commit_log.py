@@ -103,6 +103,8 @@ class CommitLog:
         size as far as the next file lets it. A file that lies over the one before it, or has no
         room for a header, is noted too, and left alone."""
         make_directory(self.directory)
+        # A killed process may have renamed a segment, and not synced that any more.
+        self._disk.sync_names(self.directory)
         segments: list[Segment] = []
         names = self._disk.names(self.directory)
         starts = [start for name in names if (start := parse_segment_name(name)) is not None]

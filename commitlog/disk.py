@@ -57,6 +57,9 @@ class Disk(Protocol):
     def remove(self, path: Path) -> None:
         """Remove a file and sync its directory; a missing file is no error."""
 
+    def sync_names(self, directory: Path) -> None:
+        """Return once the names in `directory` are on the disk as they are."""
+
 
 _IOV_MAX = 1024  # Linux's UIO_MAXIOV
 
@@ -167,6 +170,10 @@ class LinuxDisk:
         """Remove a file and sync its directory; a missing file is no error."""
         path.unlink(missing_ok=True)
         sync_directory(path.parent)
+
+    def sync_names(self, directory: Path) -> None:
+        """Return once the names in `directory` are on the disk as they are."""
+        sync_directory(directory)
 
 
 def free_bytes(directory: Path) -> int:

@@ -37,6 +37,9 @@ class ReadOnlyDisk:
     def remove(self, path: Path) -> None:
         """A file that is not finished yet, or was left so by a crash, stays."""
 
+    def sync_names(self, directory: Path) -> None:
+        """Who only looks builds nothing on the names."""
+
 
 class Snapshot:
     """The files of the machine as they were when `names` was called, beside a running broker:

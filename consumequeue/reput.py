@@ -121,10 +121,11 @@ class ReputService:
     # -- start, stop, and what other threads call ------------------------------------------
 
     def recovered(self, header: BatchHeader) -> None:
-        """Index a block found by recovery, before `start`; its log is synced already."""
+        """Index a block found by recovery, before `start`. What is proven durable is committed
+        now and then; recovery writes the rest once more before it ends."""
         self._index_block(header, {}, visible=True)
         if len(self._uncommitted) % _RECOVERY_GROUP == 0:
-            self._trim(self._try_commit(header.end_physical_offset))
+            self._trim(self._try_commit(header.durable_offset))
 
     def start(self, durable_offset: int) -> None:
         """Commit what recovery found and start both threads."""

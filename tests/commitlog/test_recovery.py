@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.commitlog.batch import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
-from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.commitlog.errors import NoSegment, UnknownFormatVersion
 from holdfast.commitlog.log_scan import Damage
 from holdfast.commitlog.recovery import Recovered, recover
 from holdfast.commitlog.segment_format import END_MARK_SIZE
@@ -526,6 +526,29 @@ def test_a_crash_in_the_middle_of_recovery_is_recovered_from() -> None:
         last.open()
         assert last.headers == again.headers, changes
     assert 8 < changes < 199
+
+
+def test_a_name_that_a_killed_process_did_not_sync_outlives_what_is_built_on_it() -> None:
+    for seed in range(20):
+        disk = SimulatedDisk()
+        small = SmallLog(LOG, disk)
+        small.open()
+        small.append(raw_batch())
+        small.sync()
+        disk.freeze_after(6)  # removed, synced, made, written, synced, renamed: and no further
+        with pytest.raises(NoSegment):
+            small.log.prepare_next()
+        disk = disk.kill()
+        assert len(disk.names(LOG)) == 2
+        small = SmallLog(LOG, disk)
+        small.open()
+        small.log.roll()
+        small.append(raw_batch())
+        small.sync()
+        disk = disk.crash(random.Random(seed))
+        small = SmallLog(LOG, disk)
+        small.open()
+        assert len(small.headers) == 2, f"seed {seed}"
 
 
 @pytest.mark.parametrize("fault", ["sync", "write"])

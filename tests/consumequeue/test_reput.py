@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -450,6 +451,22 @@ def test_what_recovery_found_is_visible_and_committed_when_started(
         assert reput.visible(DURABLE) == [6, 7]
         assert reput.index.position().physical_offset == log.end
         assert not reput.told  # nobody is there to be told
+
+
+def test_recovery_commits_no_more_than_is_proven_durable_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reput_module, "_RECOVERY_GROUP", 3)
+    log = Log()
+    headers = [replace(log.write(DURABLE), durable_offset=2 * SIZE) for _ in range(8)]
+    reput = Reput(tmp_path, commit_interval_s=NEVER_S, max_producers=100)
+    for header in headers:
+        reput.service.recovered(header)
+    assert reput.on_disk(DURABLE) == [0, 1]
+    reput.service.start(log.end)
+    reput.service.stop()
+    assert reput.on_disk(DURABLE) == list(range(8))
+    reput.index.close()
 
 
 # -- producers -----------------------------------------------------------------------------

@@ -99,6 +99,9 @@ class MemoryDisk:
     def remove(self, path: Path) -> None:
         self.files.pop(path, None)
 
+    def sync_names(self, directory: Path) -> None:
+        """Nothing here is ever lost."""
+
 
 def batches(rng: random.Random, rows: int, body_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Yield kinds of batches with their bytes, without end."""

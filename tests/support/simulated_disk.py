@@ -199,6 +199,10 @@ class SimulatedDisk:
                 self._change_entry(_EntryChange(path, None, content))
         self._sync_directory(path.parent)
 
+    def sync_names(self, directory: Path) -> None:
+        """Make the names in a directory durable."""
+        self._sync_directory(directory)
+
     def _change_entry(self, change: _EntryChange) -> None:
         change.apply(self._entries)
         self._entry_changes.append(change)
