@@ -1,8 +1,8 @@
 """A real broker over a damaged log: what is damaged is said, costs itself alone, and never ends the
 broker; all else is served, byte for byte, on every path by which it can be read.
 
-Rows 10 to 18 of the fault matrix, over HTTP, in a process of its own: a wrong step with a damaged
-file may be the end of a process (SIGBUS), and then of this broker, not of the tests.
+Over HTTP, in a process of its own: a wrong step with a damaged file may be the end of a process
+(SIGBUS), and then of this broker, not of the tests.
 """
 
 import json
