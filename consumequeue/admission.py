@@ -26,13 +26,17 @@ class Admission:
 
         Raises the LogError of an alarm that is raised, LogOverloaded above the limit.
         """
+        self.check()
+        if self.in_flight_bytes and self.in_flight_bytes + size > self._limit:
+            raise LogOverloaded(self.in_flight_bytes, self._limit, "max_in_flight_bytes")
+        self.in_flight_bytes += size
+
+    def check(self) -> None:
+        """Raise the LogError of an alarm that is raised: nothing may be published now."""
         for alarm in self._alarms.values():
             error = alarm()
             if error is not None:
                 raise error
-        if self.in_flight_bytes and self.in_flight_bytes + size > self._limit:
-            raise LogOverloaded(self.in_flight_bytes, self._limit, "max_in_flight_bytes")
-        self.in_flight_bytes += size
 
     def leave(self, size: int) -> None:
         """A publish that was let in has been answered, or has failed."""

@@ -86,6 +86,7 @@ class MessageStore:
         publishing = Publishing(table, appender, admission)
         self.publish = publishing.publish
         self.completed = publishing.completed
+        self.check_publishing = admission.check
 
         reading = QueueReading(
             log=log,

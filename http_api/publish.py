@@ -83,6 +83,8 @@ async def publish(call: Call[PublishParams]) -> Reply:
     """
     name = call.name_of_topic()
     _check_creation(call, name)
+    # Before the body is taken: where memory or room is short, it would take of that in vain.
+    call.context.store.check_publishing()
     kind = media_type(call.headers.get(hdrs.CONTENT_TYPE, ""))
     if kind == BATCH:
         return call.reply(await _publish_batches(call, name))

@@ -36,6 +36,8 @@ SETTINGS = {
     "http-api-transfer-grace-ms": "1000",
     "http-api-min-transfer-bytes-per-s": "1000",
     "http-api-send-buffer-bytes": "64KiB",
+    # All that a thousand ask for: it is the pace that is to cut them off.
+    "http-api-max-unsent-bytes": "1GiB",
 }
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"

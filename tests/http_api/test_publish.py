@@ -11,11 +11,13 @@ from holdfast.commitlog.errors import (
     DiskFull,
     LogOverloaded,
     LogPoisoned,
+    MemoryLow,
     ProducerFenced,
     SequenceGap,
 )
 from holdfast.consumequeue.config import TopicsConfig
 from tests.support.api_server import Api, running_api
+from tests.support.raw_http import raw_connection
 
 JSON = {"Content_Type": "application/json"}
 BATCH = {"Content_Type": "application/vnd.holdfast.batch"}
@@ -289,6 +291,19 @@ async def test_the_stores_refusals_are_told(
     assert ("Retry-After" in answer.headers) is retry
     read = await api.get("/v1/topics/orders/queues/0/messages?offset=0")
     assert read.json()["messages"][0]["body"] == "before"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/vnd.holdfast.batch", "text/x"])
+async def test_an_alarm_refuses_a_publish_before_its_body_is_taken(api: Api, kind: str) -> None:
+    api.store.alarm = MemoryLow(2, 1)
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(
+            b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: " + kind.encode() + b"\r\nContent-Length: 1000000\r\n\r\n"
+        )
+        status, _, body = await connection.answer()
+    assert (status, b"max_memory_bytes" in body) == (503, True)
+    assert api.store.publishes == []
 
 
 async def test_a_client_that_goes_away_does_not_undo_its_publish(api: Api) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_check import MessageLimits
-from holdfast.commitlog.errors import CorruptRecord
+from holdfast.commitlog.errors import CorruptRecord, LogError
 from holdfast.commitlog.message_id import parse_message_id
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.consume_queue import CqUnit
@@ -64,6 +64,7 @@ class FakeStore:
         self.config = config or TopicsConfig()
         self.arrived: Any = lambda advanced: None
         self.topic_deleted: Any = lambda topic_id: None
+        self.alarm: LogError | None = None
         self.publish_error: Exception | None = None
         self.state_error: Exception | None = None
         self.damaged: set[int] = set()
@@ -162,6 +163,10 @@ class FakeStore:
             raise self.state_error
 
     # -- publishing ------------------------------------------------------------------------
+
+    def check_publishing(self) -> None:
+        if self.alarm is not None:
+            raise self.alarm
 
     async def publish(
         self, topic: Topic, batches: Sequence[Batch], *, durability: str | None = None

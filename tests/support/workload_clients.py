@@ -222,9 +222,9 @@ class BatchPublisher(threading.Thread):
                     ) as producer:
                         self._publish(producer, numbers)
                 except HoldfastError:
-                    # It gave up, as it should when the broker turns read-only; or goes on
-                    # behind what it was told in vain.
-                    if failures == self._gate.disk_failures:
+                    # It gave up, as it should when the broker turns read-only, perhaps again
+                    # and again; or goes on behind what it was told in vain.
+                    if failures == self._gate.disk_failures and not self._gate.disk_fails:
                         raise
         except BaseException as error:
             self.error = error
@@ -268,7 +268,8 @@ class GroupConsumer(threading.Thread):
                     self._consume()
                 except HoldfastError:
                     # It reads ahead: what failed may be told only now.
-                    if not self._is_over.wait(0.1) and failures == self._gate.disk_failures:
+                    is_known = failures < self._gate.disk_failures or self._gate.disk_fails
+                    if not self._is_over.wait(0.1) and not is_known:
                         raise
         except BaseException as error:
             self.error = error
