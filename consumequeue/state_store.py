@@ -118,6 +118,14 @@ class StateStore:
         self.damaged = [key for key in self.damaged if key not in records]
         self.records.update(records)
 
+    def commit_now(self, changes: Changes) -> None:
+        """Store a change, or nothing of it, in this thread: before `start` alone. StateFull and
+        StateUnavailable are raised."""
+        errors: list[Exception | None] = []
+        self._commit_group([(changes, errors.append)])
+        if errors[0] is not None:
+            raise errors[0]
+
     # -- the state thread ------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -22,11 +22,10 @@ RESTORED = "restored"
 def reserve_offsets(data_dir: Path, ends: Mapping[QueueKey, int], count: int) -> None:
     """Pass over `count` offsets behind each queue's end, in a directory that no broker has open.
     `ends` says where queues end; one that is not named ends where it begins. Durable on return;
-    StateCorrupt, lmdb.Error and OSError pass through."""
+    StateCorrupt, StateFull, StateUnavailable, lmdb.Error and OSError pass through."""
     if not count:
         return
     state = StateStore(data_dir / "state", _STATE_MAP_BYTES)
-    errors: list[Exception | None] = []
     try:
         table = TopicTable(state.records)
         changes: dict[bytes, bytes | None] = {}
@@ -39,10 +38,6 @@ def reserve_offsets(data_dir: Path, ends: Mapping[QueueKey, int], count: int) ->
                 found = LostRange(end, end + count, RESTORED, accepted=True)
                 queues[queue] = with_lost(queues.get(queue, ()), found)
             changes[record] = encode_lost(queues)
-        state.start()
-        state.commit(changes, errors.append)
+        state.commit_now(changes)
     finally:
         state.stop()
-    for error in errors:
-        if error is not None:
-            raise error

@@ -237,14 +237,9 @@ class Repair:
                 queues[each.queue] = with_lost(queues.get(each.queue, ()), found)
             for topic_id, queues in by_topic.items():
                 changes[lost_key(topic_id)] = encode_lost(queues)
-            errors: list[Exception | None] = []
-            state.start()
-            state.commit(changes, errors.append)
+            state.commit_now(changes)
         finally:
             state.stop()
-        for error in errors:
-            if error is not None:
-                raise error
 
     def _open_state(self) -> StateStore:
         """Open the state, completed from the log as a start does it."""

@@ -42,6 +42,19 @@ class Opened(StateStore):
         return ended
 
 
+def test_a_change_is_stored_before_the_start(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, MAP)
+    store.restore({b"a": b"1", b"b": b"2"})
+    store.commit_now({b"a": None, b"b": b"3"})
+    assert store.records == {b"b": b"3"}
+    store.stop()
+    assert on_disk(tmp_path) == {b"b": b"3"}
+    closed = StateStore(tmp_path, MAP)
+    closed.stop()
+    with pytest.raises(StateUnavailable):
+        closed.commit_now({b"b": None})
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Opened]:
     store = Opened(tmp_path, MAP)
