@@ -18,8 +18,8 @@ from holdfast.check import check_data_dir
 from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.consumequeue.errors import UnknownGroup
 from holdfast.repair import NotRepairable, repair_data_dir
-from tests.holdfast.test_repair import Messages, _fill, _read
 from tests.support.stored import MIB, open_storage, small_config
+from tests.support.three_segments import Messages, fill, read_all
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
 
@@ -110,7 +110,7 @@ def _repaired(data_dir: Path, truth: Messages) -> str:
         if asyncio.run(_topics(data_dir)) != ["t"]:
             return "the topic was lost"
     try:
-        messages, skipped, degraded = asyncio.run(_read(data_dir))
+        messages, skipped, degraded = asyncio.run(read_all(data_dir))
     except UnknownGroup:
         assert done.loss.topics_may_be_missing
         return "stored offsets were lost"
@@ -139,7 +139,8 @@ def _repaired(data_dir: Path, truth: Messages) -> str:
 
 def test_whatever_is_damaged_is_made_sound_and_costs_what_was_said(tmp_path: Path) -> None:
     sound = tmp_path / "sound"
-    truth = asyncio.run(_fill(sound))
+    asyncio.run(fill(sound))
+    truth, _, _ = asyncio.run(read_all(sound))
     outcomes: Counter[str] = Counter()
     for seed in range(SEED, SEED + REPAIRS):
         data_dir = tmp_path / "data"

@@ -20,41 +20,18 @@ from holdfast.consumequeue.index import _decode_unit, _encode_unit
 from holdfast.http_api.access.token_file import TokenFile
 from tests.support.stored import (
     MIB,
-    batch,
-    fill_segment,
     open_storage,
     settled,
     small_config,
-    until,
 )
-
-FIRST, SECOND, LAST = (segment_name(number * MIB) for number in range(3))
+from tests.support.three_segments import FIRST, LAST, SECOND, fill
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data_dir = tmp_path_factory.mktemp("sound") / "data"
-    asyncio.run(_fill(data_dir))
+    asyncio.run(fill(data_dir))
     return data_dir
-
-
-async def _fill(data_dir: Path) -> None:
-    """Make a data directory of two sealed segments and one that is not full."""
-    async with open_storage(small_config(data_dir)) as storage:
-        store = storage.store
-        topic, _ = await store.create_topic("t", queues=2)
-        for number in range(20):
-            await store.publish(
-                topic, [batch([f"body {number}", "x"], number % 2, key=f"k{number}")]
-            )
-        for queue in (0, 1):
-            await fill_segment(storage, topic, queue)
-            await store.publish(topic, [batch(f"in segment {queue + 2}", queue, key="late")])
-        await store.store_offsets("g", topic, {0: 3})
-        await settled(storage)
-        await store.publish(topic, [batch("the very last", 0)])
-        await settled(storage)
-        await until(lambda: all(segment.sealed for segment in storage.log.segments[:-1]))
 
 
 @pytest.fixture

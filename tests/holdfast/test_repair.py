@@ -19,61 +19,10 @@ from holdfast.repair.apply import Repair
 from tests.support.stored import (
     MIB,
     batch,
-    fill_segment,
     open_storage,
-    settled,
     small_config,
-    until,
 )
-
-FIRST, SECOND, LAST = (segment_name(number * MIB) for number in range(3))
-
-Messages = dict[tuple[int, int], bytes]
-"""(queue, offset) -> body."""
-
-
-async def _fill(data_dir: Path) -> Messages:
-    async with open_storage(small_config(data_dir)) as storage:
-        store = storage.store
-        topic, _ = await store.create_topic("t", queues=2)
-        for number in range(20):
-            await store.publish(
-                topic, [batch([f"body {number}", "x"], number % 2, key=f"k{number}")]
-            )
-        for queue in (0, 1):
-            await fill_segment(storage, topic, queue)
-            await store.publish(topic, [batch(f"in segment {queue + 2}", queue, key="late")])
-        await store.store_offsets("g", topic, {0: 3})
-        await settled(storage)
-        await store.publish(topic, [batch("the very last", 0)])
-        await settled(storage)
-        await until(lambda: all(segment.sealed for segment in storage.log.segments[:-1]))
-    messages, _, _ = await _read(data_dir)
-    return messages
-
-
-async def _read(data_dir: Path) -> tuple[Messages, dict[int, list[tuple[int, int]]], list[str]]:
-    """Return all messages, what pulls passed over in each queue, and what is degraded."""
-    async with open_storage(small_config(data_dir)) as storage:
-        topic = storage.store.topic("t")
-        assert storage.store.stored_offsets("g", topic).offsets == {0: 3}
-        messages: Messages = {}
-        skipped: dict[int, list[tuple[int, int]]] = {}
-        for queue in (0, 1):
-            at = 0
-            while at < storage.store.queue_state(topic, queue).max_offset:
-                fetched = await storage.store.read(
-                    topic, queue, at, max_messages=1000, max_bytes=MIB
-                )
-                for piece in fetched.slices:
-                    base = piece.batch.header.base_offset
-                    for row in piece.rows:
-                        messages[queue, base + row] = piece.batch.body(row)
-                for each in fetched.skipped:
-                    skipped.setdefault(queue, []).append((each.start_offset, each.end_offset))
-                assert fetched.next_offset > at
-                at = fetched.next_offset
-        return messages, skipped, [str(fault) for fault in storage.degraded]
+from tests.support.three_segments import FIRST, LAST, SECOND, Messages, fill, read_all
 
 
 async def _publish(data_dir: Path, text: str, queue: int) -> int:
@@ -87,7 +36,9 @@ async def _publish(data_dir: Path, text: str, queue: int) -> int:
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Messages]:
     data_dir = tmp_path_factory.mktemp("filled") / "data"
-    return data_dir, asyncio.run(_fill(data_dir))
+    asyncio.run(fill(data_dir))
+    messages, _, _ = asyncio.run(read_all(data_dir))
+    return data_dir, messages
 
 
 @pytest.fixture
@@ -222,7 +173,7 @@ async def test_what_is_let_go_of_is_what_was_said_and_readers_pass_over_it(
         for offset in range(each.start_offset, each.end_offset)
     }
     assert len(lost) == done.loss.messages
-    messages, skipped, degraded = await _read(data_dir)
+    messages, skipped, degraded = await read_all(data_dir)
     assert degraded == []
     _, all_messages = filled
     assert messages == {place: body for place, body in all_messages.items() if place not in lost}
@@ -238,7 +189,7 @@ async def test_what_is_let_go_of_is_what_was_said_and_readers_pass_over_it(
         offset = await _publish(data_dir, "after the repair", queue)
         assert (queue, offset) not in all_messages
         assert offset == 1 + max(at for of, at in all_messages if of == queue)
-    assert (await _read(data_dir))[2] == []
+    assert (await read_all(data_dir))[2] == []
     assert (await asyncio.to_thread(check_data_dir, data_dir)).is_sound
 
 
@@ -291,7 +242,7 @@ async def test_what_was_let_go_of_is_known_after_another_damage(
     flip(data_dir / "commitlog" / FIRST, b"body 7")
     done = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
     assert [str(each) for each, _ in done.loss.lost] == ["offsets 6 to 8 of queue 1 of 't'"]
-    messages, skipped, degraded = await _read(data_dir)
+    messages, skipped, degraded = await read_all(data_dir)
     assert (skipped, degraded) == ({0: [(4, 6)], 1: [(6, 8)]}, [])
     assert len(messages) == len(filled[1]) - 4
 
@@ -302,7 +253,7 @@ async def test_what_was_let_go_of_is_known_from_the_log_too(data_dir: Path) -> N
     await _publish(data_dir, "with a snapshot of the state before it", 0)
     shutil.rmtree(data_dir / "state")
     shutil.rmtree(data_dir / "consumequeue")
-    _, skipped, degraded = await _read(data_dir)
+    _, skipped, degraded = await read_all(data_dir)
     assert (skipped, degraded) == ({0: [(4, 6)]}, [])
 
 
@@ -376,7 +327,7 @@ async def test_what_costs_no_message_is_mended_without_leave(
     report = await asyncio.to_thread(check_data_dir, data_dir)
     kinds = {finding.kind for finding in report.findings}
     assert kinds <= {"index-missing"}, report.findings
-    assert await _read(data_dir) == (filled[1], {}, [])
+    assert await read_all(data_dir) == (filled[1], {}, [])
 
 
 async def test_what_lies_behind_a_hole_at_the_logs_end_is_set_aside(
@@ -394,7 +345,7 @@ async def test_what_lies_behind_a_hole_at_the_logs_end_is_set_aside(
     assert done.is_sound
     assert done.copies is not None
     assert (done.copies / behind).exists()
-    messages, skipped, degraded = await _read(data_dir)
+    messages, skipped, degraded = await read_all(data_dir)
     assert (skipped, degraded) == ({}, [])
     assert messages.items() < filled[1].items()
 
@@ -470,7 +421,7 @@ async def test_a_repair_that_is_cut_short_anywhere_is_done_by_the_next(
             break
         done = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
         assert done.is_sound, f"cut short at call {count}"
-        messages, skipped, degraded = await _read(data_dir)
+        messages, skipped, degraded = await read_all(data_dir)
         assert degraded == []
         lost = {
             (queue, offset)
