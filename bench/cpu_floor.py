@@ -17,10 +17,8 @@ import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import psutil
-
 from bench.bulk import BulkConnection
-from bench.harness import broker
+from bench.harness import broker, process_cpu_s
 
 _BODY_BYTES = 1024
 _BATCH = 1000
@@ -53,10 +51,9 @@ def main() -> None:
 def broker_ms_per_mb(size_mb: int) -> float:
     """Publish; return the broker's processor time a megabyte, in milliseconds."""
     with broker() as running:
-        process = psutil.Process(running.pid)
         connection = BulkConnection(running.url)
         connection.create("bulk")
-        before = _cpu_s(process)
+        before = process_cpu_s(running.pid)
         messages = size_mb * 10**6 // _BODY_BYTES // _BATCH * _BATCH
         connection.publish(
             "bulk",
@@ -65,7 +62,7 @@ def broker_ms_per_mb(size_mb: int) -> float:
             batch=_BATCH,
             request_bytes=_REQUEST_BYTES,
         )
-        return (_cpu_s(process) - before) / size_mb * 1000
+        return (process_cpu_s(running.pid) - before) / size_mb * 1000
 
 
 def floor_ms_per_mb(size_mb: int) -> float:
@@ -91,7 +88,7 @@ def _receive_and_write(out: Connection, file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, file.open("wb", buffering=0) as target:
         out.send(server.getsockname()[1])
         connection, _ = server.accept()
-        before = _cpu_s(psutil.Process())
+        before = process_cpu_s(os.getpid())
         position = 0
         while True:
             filled = 0
@@ -100,12 +97,7 @@ def _receive_and_write(out: Connection, file: Path) -> None:
             if not filled:
                 break
             position += os.pwritev(target.fileno(), [view[:filled]], position)
-        out.send(_cpu_s(psutil.Process()) - before)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+        out.send(process_cpu_s(os.getpid()) - before)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def measure(
     body_bytes: int,
 ) -> Figure:
     """Run `work` once and return what it took, also of processor time."""
-    broker_before, client_before = _process_cpu_s(running.pid), _own_cpu_s()
+    broker_before, client_before = process_cpu_s(running.pid), _own_cpu_s()
     started = time.perf_counter()
     work()
     seconds = time.perf_counter() - started
@@ -74,7 +74,7 @@ def measure(
         messages,
         body_bytes,
         seconds,
-        _process_cpu_s(running.pid) - broker_before,
+        process_cpu_s(running.pid) - broker_before,
         _own_cpu_s() - client_before,
     )
 
@@ -144,8 +144,8 @@ def _own_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _process_cpu_s(pid: int) -> float:
-    """Return the processor time of a process so far, of all its threads."""
+def process_cpu_s(pid: int) -> float:
+    """Return the processor time of a process so far, of all its threads, in seconds."""
     # The command's name, in brackets, may hold anything; the numbers follow it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

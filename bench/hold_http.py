@@ -11,7 +11,6 @@ and idle processor time of parked pulls.
 import argparse
 import asyncio
 import json
-import os
 import re
 import resource
 import statistics
@@ -27,6 +26,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from bench.harness import process_cpu_s
 from holdfast.running_broker import RunningBroker
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
@@ -263,9 +263,9 @@ async def parked_cost(url: str, pid: int, count: int, idle_s: float = 10.0) -> d
         connections.append(connection)
     await held(url, count, 60)
     after = _resident(pid)
-    spent = _cpu_seconds(pid)
+    spent = process_cpu_s(pid)
     await asyncio.sleep(idle_s)
-    spent = _cpu_seconds(pid) - spent
+    spent = process_cpu_s(pid) - spent
     started = time.perf_counter()
     for connection in connections:
         assert connection.transport is not None
@@ -282,11 +282,6 @@ async def parked_cost(url: str, pid: int, count: int, idle_s: float = 10.0) -> d
 def _resident(pid: int) -> int:
     fields = Path(f"/proc/{pid}/statm").read_text().split()
     return int(fields[1]) * resource.getpagesize()
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def run(parked: int) -> dict[str, dict[str, float]]:

@@ -14,7 +14,6 @@ import argparse
 import json
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.commitlog.batch import encode_batch
+from bench.bulk import REQUEST_BYTES, BulkConnection
 from holdfast.spark import bind, local_session
 from holdfast.spark.blocks import Blocks
 from holdfast.spark.broker_client import BrokerClient
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 TOPIC = "scan"
 BATCH_MESSAGES = 1000
-REQUEST_BYTES = 8 * 1024 * 1024
 LOOP_ADDITIONS = 10_000_000
 
 
@@ -101,27 +99,18 @@ def plain_loop() -> int:
 
 def publish(url: str, options: argparse.Namespace) -> int:
     """Publish to all queues in turn; return how many messages."""
-    send(f"{url}/v1/topics/{TOPIC}", "PUT", json.dumps({"queues": options.queues}).encode())
-    bodies = [b"x" * options.body_bytes] * BATCH_MESSAGES
-    born_us = time.time_ns() // 1000
-    batches = [
-        encode_batch(bodies, queue_id=queue, born_timestamp_us=born_us)
-        for queue in range(options.queues)
-    ]
-    count = options.messages // BATCH_MESSAGES
-    per_request = max(1, REQUEST_BYTES // len(batches[0]))
-    for first in range(0, count, per_request):
-        numbers = range(first, min(first + per_request, count))
-        body = b"".join(batches[n % options.queues] for n in numbers)
-        send(f"{url}/v1/topics/{TOPIC}/messages?durability=written", "POST", body)
-    published: int = count * BATCH_MESSAGES
-    return published
-
-
-def send(url: str, method: str, body: bytes) -> None:
-    kind = "application/json" if method == "PUT" else "application/vnd.holdfast.batch"
-    request = urllib.request.Request(url, body, {"Content-Type": kind}, method=method)
-    urllib.request.urlopen(request).read()
+    count = options.messages // BATCH_MESSAGES * BATCH_MESSAGES
+    connection = BulkConnection(url)
+    connection.create(TOPIC, queues=options.queues)
+    connection.publish(
+        TOPIC,
+        messages=count,
+        body_bytes=options.body_bytes,
+        batch=BATCH_MESSAGES,
+        queues=options.queues,
+    )
+    connection.close()
+    return int(count)
 
 
 def measure(url: str, folder: Path, rows: int, options: argparse.Namespace) -> list[Figure]:

@@ -19,7 +19,6 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 #: Where bench/peers/install puts what it fetches.
 PEERS = ROOT / ".peers"
-LOADS = Path(__file__).parent / "loads"
 
 START_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 600.0
@@ -87,10 +86,6 @@ class Server:
             times = process.cpu_times()
             total += times.user + times.system
         return total
-
-    def memory_bytes(self) -> int:
-        """Return the resident memory of the system's processes and their children."""
-        return sum(process.memory_info().rss for process in self.tree())
 
     def tree(self) -> list[psutil.Process]:
         """Return the system's processes and their children, those that run."""
@@ -190,8 +185,8 @@ def peers_python() -> Path:
 
 
 def python_load(module: str, *, python: Path | str = sys.executable) -> list[str]:
-    """Return the command that runs a load of bench/peers/loads."""
-    return [str(python), str(LOADS / f"{module}.py")]
+    """Return the command that runs a load of bench/peers/loads, in the checkout."""
+    return [str(python), "-m", f"bench.peers.loads.{module}"]
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """The workloads, in the order in which they are run."""
 
 from bench.peers.workload import Workload
-from bench.peers.workloads.batches_1k import BATCHES_1K
-from bench.peers.workloads.batches_100 import BATCHES_100
+from bench.peers.workloads.batches import BATCHES_1K, BATCHES_100
 from bench.peers.workloads.latency import LATENCY
 from bench.peers.workloads.singles import SINGLES
 
