@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.bulk import REQUEST_BYTES, BulkConnection
+from holdfast.commitlog.batch_run import BatchRun
 from holdfast.spark import bind, local_session
-from holdfast.spark.blocks import Blocks
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.fetch import read_range
 from holdfast.spark.offsets import QueueRange
@@ -160,7 +160,7 @@ def pull_all(url: str, parts: list[QueueRange]) -> None:
                 pulled = client.pull(
                     part.topic, part.topic_id, part.queue, offset, max_bytes=REQUEST_BYTES
                 )
-                blocks = Blocks(pulled.body)
+                blocks = BatchRun(pulled.body)
                 offset = int(blocks.base_offsets[-1] + blocks.message_counts[-1])
 
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.commitlog.batch_header import BatchFlag
+from holdfast.commitlog.batch_run import BatchRun, Bools, Int64s
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.spark.blocks import Blocks, Bools, Int64s
 from holdfast.spark.offsets import QueueRange
 
 Int32s = npt.NDArray[np.int32]
@@ -54,7 +54,7 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
     return pa.schema([(name, ARROW_TYPES[ddl]) for name, ddl in columns.items()])
 
 
-def cut(blocks: Blocks, start_offset: int, end_offset: int) -> Iterator[Rows]:
+def cut(blocks: BatchRun, start_offset: int, end_offset: int) -> Iterator[Rows]:
     """Yield the rows whose queue offsets lie in [start_offset, end_offset)."""
     counts = blocks.message_counts.tolist()
     for block, base in enumerate(blocks.base_offsets.tolist()):
@@ -65,7 +65,7 @@ def cut(blocks: Blocks, start_offset: int, end_offset: int) -> Iterator[Rows]:
 
 
 def portion(
-    blocks: Blocks,
+    blocks: BatchRun,
     rows: Iterable[Rows],
     *,
     target_bytes: int = TARGET_BYTES,
@@ -90,7 +90,7 @@ def portion(
 
 
 def decode(
-    blocks: Blocks,
+    blocks: BatchRun,
     rows: Sequence[Rows],
     source: QueueRange,
     columns: Mapping[str, str],
@@ -113,7 +113,7 @@ def decode(
 class _Portion:
     """Rows of several blocks seen as columns; each public method makes one Arrow array."""
 
-    def __init__(self, blocks: Blocks, rows: Sequence[Rows], source: QueueRange) -> None:
+    def __init__(self, blocks: BatchRun, rows: Sequence[Rows], source: QueueRange) -> None:
         self._source = source
         self._blocks = blocks
         self._index, self._start, ends = np.array(rows, np.int64).T

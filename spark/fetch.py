@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 
-from holdfast.spark.blocks import Blocks
+from holdfast.commitlog.batch_run import BatchRun
 from holdfast.spark.broker_client import BATCH_TYPE, MSGPACK_TYPE, BrokerClient, Pulled
 from holdfast.spark.decode import cut, decode, portion
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch
@@ -78,7 +78,7 @@ def _read_blocks(
     pulled: Pulled, part: QueueRange, offset: int, options: ReadOptions
 ) -> tuple[int, Iterator[pa.RecordBatch]]:
     """Return the offset to go on from, and the rows of a reply of whole blocks."""
-    blocks = Blocks(pulled.body)
+    blocks = BatchRun(pulled.body)
     _check_place(blocks, part, offset, gaps=bool(options.tags or pulled.skipped))
     following = pulled.next_offset
     if len(blocks):  # whole blocks may reach further than what was asked for
@@ -90,7 +90,7 @@ def _read_blocks(
     return following, batches
 
 
-def _check_place(blocks: Blocks, part: QueueRange, offset: int, *, gaps: bool) -> None:
+def _check_place(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool) -> None:
     """Check that the blocks are of this queue and follow one another from `offset` on."""
     ends = blocks.base_offsets + blocks.message_counts
     expected = np.concatenate(([offset], ends))[:-1]

@@ -13,6 +13,7 @@ from holdfast.client.message import MessageBatch
 from holdfast.commitlog.batch import Batch, encode_batch, iter_batches, layout_of, payload_crc
 from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.consumequeue.errors import UnknownQueue
@@ -22,7 +23,6 @@ from holdfast.http_api.binary import check_batches, decode_batches
 from holdfast.http_api.messages import messages_of, packed_messages_of
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.types import PackedMessage
-from holdfast.spark.blocks import Blocks
 
 LIMITS = MessageLimits(4096, 64, 32, 256)
 MAX_BYTES = 64 * 1024
@@ -71,7 +71,7 @@ def check(data: bytes) -> None:
         _refused_alike(body, error)
         return
     if body:
-        Blocks(body)
+        BatchRun(body)
     accepted = [batch for batch in batches if _is_accepted(batch)]
     try:
         check_batches(decode_batches(body, 1000), "t", None, 4, LIMITS)
@@ -133,7 +133,7 @@ def _put_right(body: bytes, *, with_sizes: bool) -> bytes:
 
 def _refused_alike(body: bytes, error: Exception) -> None:
     try:
-        Blocks(body)
+        BatchRun(body)
     except (CorruptBatch, UnknownFormatVersion):
         pass
     else:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import Batch, payload_crc
+from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.message_id import format_message_id
-from holdfast.spark.blocks import Blocks
 from holdfast.spark.columns import HOLDFAST_COLUMNS, KAFKA_COLUMNS
 from holdfast.spark.decode import Rows, arrow_schema, cut, decode, portion
 from holdfast.spark.offsets import QueueRange
@@ -66,7 +66,7 @@ def test_rows_are_the_messages(batches: list[Sent], data: st.DataObject) -> None
     total = sum(map(len, stored))
     start = data.draw(st.integers(1000, 999 + total))
     end = data.draw(st.integers(start + 1, 1000 + total))
-    blocks = Blocks(joined(stored))
+    blocks = BatchRun(joined(stored))
     rows = list(cut(blocks, start, end))
     messages = [
         (batch, row)
@@ -91,7 +91,7 @@ def test_rows_are_the_messages(batches: list[Sent], data: st.DataObject) -> None
 
 def test_a_whole_block_is_not_copied() -> None:
     data = joined(store([Sent([b"abc" * 1000])]))
-    blocks = Blocks(data)
+    blocks = BatchRun(data)
     decoded = decode(blocks, [Rows(0, 0, 1)], SOURCE, {"body": "binary"})
     address = decoded["body"].buffers()[2].address
     assert 0 < address - pa.py_buffer(data).address < len(data)
@@ -99,7 +99,7 @@ def test_a_whole_block_is_not_copied() -> None:
 
 def test_an_absent_priority_and_absent_columns_are_null() -> None:
     source = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0)
-    blocks = Blocks(joined(store([Sent([b"a", b"b"])])))
+    blocks = BatchRun(joined(store([Sent([b"a", b"b"])])))
     (row, _) = decode(blocks, [Rows(0, 0, 2)], source, HOLDFAST_COLUMNS).to_pylist()
     assert (row["priority"], row["key"], row["tag"], row["properties"]) == (None, None, None, [])
     assert row["born_timestamp"] is None
@@ -130,13 +130,13 @@ def test_arrow_types_are_those_that_spark_demands() -> None:
 
 
 def test_rows_outside_the_range_are_cut() -> None:
-    blocks = Blocks(joined(store([Sent([b"x"] * 10)] * 3, 100)))
+    blocks = BatchRun(joined(store([Sent([b"x"] * 10)] * 3, 100)))
     assert list(cut(blocks, 105, 112)) == [(0, 5, 10), (1, 0, 2)]
     assert list(cut(blocks, 130, 140)) == []
 
 
 def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
-    blocks = Blocks(joined(store([Sent([b"x" * 100] * 10)] * 3)))
+    blocks = BatchRun(joined(store([Sent([b"x" * 100] * 10)] * 3)))
     whole = list(cut(blocks, 0, 30))
     assert list(portion(blocks, whole, max_rows=12)) == [
         [(0, 0, 10), (1, 0, 2)],
@@ -172,6 +172,6 @@ def test_offsets_that_lie_are_refused(section: str, offsets: tuple[int, ...]) ->
     assert place.end - place.start == 4 * len(offsets)
     struct.pack_into(f"<{len(offsets)}i", raw, place.start, *offsets)
     header = replace(batch.header, payload_crc=payload_crc(bytes(raw)))
-    blocks = Blocks(bytes(header.encode()) + bytes(raw[128:]))
+    blocks = BatchRun(bytes(header.encode()) + bytes(raw[128:]))
     with pytest.raises(CorruptBatch, match="column-offsets"):
         decode(blocks, [Rows(0, 0, 3)], SOURCE, HOLDFAST_COLUMNS)

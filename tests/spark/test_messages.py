@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.message_id import format_message_id
-from holdfast.spark.blocks import Blocks
 from holdfast.spark.columns import HOLDFAST_COLUMNS, KAFKA_COLUMNS
 from holdfast.spark.decode import cut, decode
 from holdfast.spark.errors import ReplyMismatch
@@ -42,7 +42,7 @@ def test_rows_are_those_of_the_blocks(batches: list[Sent], levels: int | None) -
             ]
         }
     )
-    blocks = Blocks(joined(stored))
+    blocks = BatchRun(joined(stored))
     rows = list(cut(blocks, 0, 2**62))
     for columns in (HOLDFAST_COLUMNS, KAFKA_COLUMNS):
         expected = decode(blocks, rows, source, columns)

@@ -1,12 +1,13 @@
 """Many blocks of the log as one table: a row a block, a column a header field. Pure.
 
-Holdfast's blocks may hold a hundred thousand messages or one. To be quick for the small ones,
-headers and the places of columns are worked out for all blocks of a reply at once, by numpy.
-`commitlog.batch` stays the authority on the format: it words every refusal, and the tests
-hold the two against each other.
+A block may hold a hundred thousand messages or one. To be quick for the small ones, headers and
+the places of columns are worked out for all blocks of a buffer at once, by numpy, and checksums
+are compared in one loop in C. `commitlog.batch` stays the authority on the format: it words every
+refusal, and the tests hold the two against each other.
 """
 
 import struct
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,11 @@ from holdfast.commitlog.batch_header import (
     MAGIC,
     BatchFlag,
 )
-from holdfast.commitlog.checksum import crc32c
+from holdfast.commitlog.checksum import crc32c_each, crc32c_of_ranges
 from holdfast.commitlog.errors import CorruptBatch
 
 Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
 
 #: The header of commitlog/batch_header.py, as numpy reads it.
@@ -61,25 +63,21 @@ assert HEADER.itemsize == HEADER_SIZE
 _TOTAL_SIZE = struct.Struct("<8xI")
 
 
-class Blocks:
-    """The whole, intact blocks that lie one after another in `buffer`. Nothing is copied.
+class BatchRun:
+    """The whole, intact blocks that lie one after another in `buffer`. Columns are not copied.
 
-    Raises what Batch.decode raises for the first block that is not intact.
+    A row of every array is a block, in their order; places are counted from the start of the
+    buffer. Raises what Batch.decode raises for the first block that is not intact.
     """
 
     def __init__(self, buffer: bytes) -> None:
         self.buffer = buffer
-        self.positions = np.array(_walk(buffer), np.int64)
-        octets = np.frombuffer(buffer, np.uint8)
-        raw = octets[self.positions[:, None] + np.arange(HEADER_SIZE)]
-        self._headers: npt.NDArray[np.void] = raw.view(HEADER).reshape(-1)
-        self.message_counts = self.field("message_count")
-        self.base_offsets = self.field("base_offset")
-        #: Section -> where it starts in each block, counted from the start of the buffer.
-        self.starts: dict[str, Int64s] = {}
-        #: Section -> its size in each block, 0 where a block has it not.
-        self.sizes: dict[str, Int64s] = {}
-        self._check(raw, self._lay_out())
+        positions = _walk(buffer)
+        #: Where each block starts.
+        self.positions = np.array(positions, np.int64)
+        headers = b"".join([buffer[at : at + HEADER_SIZE] for at in positions])
+        self._headers: npt.NDArray[np.void] = np.frombuffer(headers, HEADER)
+        self._check()
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -90,21 +88,49 @@ class Blocks:
 
     def has(self, flag: BatchFlag) -> Bools:
         """Return which blocks have the column of `flag`."""
-        present: Bools = (self.field("flags") & flag) != 0
+        present: Bools = (self._headers["flags"] & int(flag)) != 0
         return present
 
-    def _lay_out(self) -> Int64s:
-        """Fill `starts` and `sizes`; return where each block's last section ends.
+    @cached_property
+    def total_sizes(self) -> Int64s:
+        """The bytes of each block."""
+        return self.field("total_size")
+
+    @cached_property
+    def message_counts(self) -> Int64s:
+        """The messages of each block."""
+        return self.field("message_count")
+
+    @cached_property
+    def base_offsets(self) -> Int64s:
+        """The queue offset of each block's first message."""
+        return self.field("base_offset")
+
+    @property
+    def starts(self) -> dict[str, Int64s]:
+        """Section -> where it starts in each block.
 
         A section that a block has not starts where the next one does.
         """
+        return self._sections[0]
+
+    @property
+    def sizes(self) -> dict[str, Int64s]:
+        """Section -> its size in each block, 0 where a block has it not."""
+        return self._sections[1]
+
+    @cached_property
+    def _sections(self) -> tuple[dict[str, Int64s], dict[str, Int64s], Int64s]:
+        """Where each section starts, its size, and where each block's last section ends."""
+        starts: dict[str, Int64s] = {}
+        sizes: dict[str, Int64s] = {}
         at = self.positions + HEADER_SIZE
 
-        def section(name: str, sizes: Int64s, present: Bools | bool = True) -> None:
+        def section(name: str, given: Int64s, present: Bools | None = None) -> None:
             nonlocal at
-            self.starts[name] = at
-            self.sizes[name] = np.where(present, sizes, 0)
-            at = at + ((self.sizes[name] + ALIGNMENT - 1) & -ALIGNMENT)
+            starts[name] = at
+            size = sizes[name] = given if present is None else np.where(present, given, 0)
+            at = at + ((size + ALIGNMENT - 1) & -ALIGNMENT)
 
         count = self.message_counts
         keys, tags = self.has(BatchFlag.KEYS), self.has(BatchFlag.TAGS)
@@ -126,19 +152,20 @@ class Blocks:
         section("values", self.field("property_value_bytes"), properties)
         section("born", times, self.has(BatchFlag.BORN))
         section("expires", times, self.has(BatchFlag.EXPIRES))
-        return at
+        return starts, sizes, at
 
-    def _check(self, raw: npt.NDArray[np.uint8], ends: Int64s) -> None:
+    def _check(self) -> None:
         headers = self._headers
+        # Checksums last: that they fit proves the sizes that they were taken by.
         fits = (
             (headers["magic"] == MAGIC)
             & (headers["version"] == FORMAT_VERSION)
-            & ((self.field("flags") & ~int(KNOWN_FLAGS)) == 0)
+            & ((headers["flags"] & ~np.uint16(KNOWN_FLAGS)) == 0)
             & (headers["reserved"] == 0)
-            & (self.message_counts >= 1)
-            & (self.base_offsets >= 0)
-            & (self.positions + self.field("total_size") == ends)
-            & (_header_crcs(raw) == headers["header_crc"])
+            & (headers["message_count"] >= 1)
+            & (headers["base_offset"] >= 0)
+            & (self.positions + self.total_sizes == self._sections[2])
+            & (_header_crcs(headers) == headers["header_crc"])
             & (self._payload_crcs() == headers["payload_crc"])
         )
         if not bool(fits.all()):
@@ -146,38 +173,31 @@ class Blocks:
             Batch.decode(self.buffer, position)
             raise CorruptBatch("unreadable", f"the block at byte {position} of the reply")
 
-    def _payload_crcs(self) -> Int64s:
-        view = memoryview(self.buffer)
+    def _payload_crcs(self) -> UInt32s:
         starts = (self.positions + HEADER_SIZE).tolist()
-        ends = (self.positions + self.field("total_size")).tolist()
-        return np.array([crc32c(view[a:b]) for a, b in zip(starts, ends, strict=True)], np.int64)
+        ends = (self.positions + self.total_sizes).tolist()
+        return np.array(crc32c_of_ranges(self.buffer, starts, ends), np.uint32)
 
 
 def _walk(buffer: bytes) -> list[int]:
     """Return where each block starts. Raises what Batch.decode raises where one is cut short."""
     positions = []
-    position = 0
-    while position < len(buffer):
-        if len(buffer) - position < HEADER_SIZE:
-            Batch.decode(buffer, position)
-        (total_size,) = _TOTAL_SIZE.unpack_from(buffer, position)
-        if (
-            total_size < HEADER_SIZE
-            or total_size % ALIGNMENT
-            or len(buffer) < position + total_size
-        ):
+    position, end = 0, len(buffer)
+    last = end - HEADER_SIZE
+    total_size_at = _TOTAL_SIZE.unpack_from
+    while position < end:
+        total_size = total_size_at(buffer, position)[0] if position <= last else 0
+        next_position = position + total_size
+        if total_size < HEADER_SIZE or total_size % ALIGNMENT or next_position > end:
             Batch.decode(buffer, position)
             raise CorruptBatch("bad-size", f"total size {total_size}")
         positions.append(position)
-        position += total_size
+        position = next_position
     return positions
 
 
-def _header_crcs(raw: npt.NDArray[np.uint8]) -> Int64s:
+def _header_crcs(headers: npt.NDArray[np.void]) -> UInt32s:
     """Return the CRC of each header with its own field as zero."""
-    without = raw.copy().view(HEADER)
+    without = headers.copy()
     without["header_crc"] = 0
-    data = without.tobytes()
-    return np.array(
-        [crc32c(data[at : at + HEADER_SIZE]) for at in range(0, len(data), HEADER_SIZE)], np.int64
-    )
+    return np.array(crc32c_each(without.view(f"V{HEADER_SIZE}").tolist()), np.uint32)

@@ -1,4 +1,4 @@
-"""Blocks sees what commitlog.batch sees, and refuses what it refuses, in the same words."""
+"""BatchRun sees what commitlog.batch sees, and refuses what it refuses, in the same words."""
 
 import dataclasses
 import struct
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import Batch, iter_batches
 from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
+from holdfast.commitlog.batch_run import HEADER, BatchRun
 from holdfast.commitlog.errors import LogError
-from holdfast.spark.blocks import HEADER, Blocks
 from tests.spark.stored import Sent, joined, sent, store
 
 FULL = Sent(
@@ -28,7 +28,7 @@ FULL = Sent(
 @given(st.lists(sent(), max_size=5), st.integers(0, 2**40))
 def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base: int) -> None:
     stored = store(batches, base)
-    blocks = Blocks(joined(stored))
+    blocks = BatchRun(joined(stored))
     assert len(blocks) == len(stored)
     for index, batch in enumerate(stored):
         for field in dataclasses.fields(BatchHeader):
@@ -40,15 +40,15 @@ def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base:
 
 def test_every_section_is_laid_out() -> None:
     names = {field.name for field in dataclasses.fields(Batch.decode(joined(store([FULL]))).layout)}
-    assert set(Blocks(b"").starts) == names - {"total_size"}
+    assert set(BatchRun(b"").starts) == names - {"total_size"}
 
 
 def test_no_blocks_at_all() -> None:
-    assert len(Blocks(b"")) == 0
+    assert len(BatchRun(b"")) == 0
 
 
 def test_a_flag_tells_which_blocks_have_a_column() -> None:
-    blocks = Blocks(joined(store([FULL, Sent([b"x"])])))
+    blocks = BatchRun(joined(store([FULL, Sent([b"x"])])))
     assert blocks.has(BatchFlag.KEYS).tolist() == [True, False]
 
 
@@ -64,7 +64,7 @@ def refusal(read: Callable[[], object]) -> str | None:
 def test_every_truncation_is_refused_as_the_format_refuses_it(kept: int) -> None:
     data = joined(store([FULL, FULL]))[:kept]
     expected = refusal(lambda: list(iter_batches(data)))
-    assert refusal(lambda: Blocks(data)) == expected
+    assert refusal(lambda: BatchRun(data)) == expected
     assert (expected is None) == (kept in {0, len(joined(store([FULL])))})
 
 
@@ -75,7 +75,7 @@ def test_every_flipped_bit_is_refused_as_the_format_refuses_it(position: int) ->
     data[len(first) + position] ^= 1 << (position % 8)
     expected = refusal(lambda: list(iter_batches(bytes(data))))
     assert expected is not None
-    assert refusal(lambda: Blocks(bytes(data))) == expected
+    assert refusal(lambda: BatchRun(bytes(data))) == expected
 
 
 def test_a_header_that_lies_about_its_columns_is_refused() -> None:
@@ -84,7 +84,7 @@ def test_a_header_that_lies_about_its_columns_is_refused() -> None:
     data = bytes(header.encode()) + bytes(batch.block[128:])
     expected = refusal(lambda: Batch.decode(data))
     assert expected is not None
-    assert refusal(lambda: Blocks(data)) == expected
+    assert refusal(lambda: BatchRun(data)) == expected
 
 
 def test_a_newer_format_is_named_as_such() -> None:
@@ -92,4 +92,4 @@ def test_a_newer_format_is_named_as_such() -> None:
     offset = HEADER.fields["version"][1]  # type: ignore[index]
     struct.pack_into("<H", data, offset, 2)
     expected = refusal(lambda: Batch.decode(bytes(data)))
-    assert refusal(lambda: Blocks(bytes(data))) == expected
+    assert refusal(lambda: BatchRun(bytes(data))) == expected
