@@ -1,175 +1,276 @@
-"""How fast Spark reads a topic: a noop scan, beside its limits measured in the same run.
+"""How fast Spark scans a topic, beside the same rows that lie ready, in one run.
 
-    python -m bench.spark_scan [--json] [--messages 5000000] [--body-bytes 100]
+    python -m bench.spark_scan [--json] [--rounds 3]       every workload below
+    python -m bench.spark_scan --messages 5000000 --body-bytes 100 --batch 1000    one of them
 
-One broker process on loopback and Spark at local[2], which share this machine's cores. The topic
-is published in written mode, in batches of 1,000; reading does not depend on the mode. Prints
-rows a second (the best of the runs, and all of them), for the default columns and for bodies
-alone, and beside them: the same rows from Parquet (Spark's own reader), the same blocks pulled
-over HTTP and checked, and decoded as well, in one process without Spark; and a plain loop of
-Python as the machine's measure.
+One broker process on loopback and Spark at local[2], which share this machine's cores. What is
+scanned into Spark's noop sink, taking turns, the median of the rounds:
+
+    url              the topic, by the columns queue, offset, store_timestamp, body
+    arrow file       the same rows from a mapped Arrow IPC file, through the same Python
+                     Data Source API (bench/arrow_file_source.py): the yardstick
+    parquet          the same rows from uncompressed Parquet, by Spark's own reader
+
+and, without Spark in one process: the same blocks pulled and checked, and decoded as well.
+Beside wall time stands the processor time of each process that took part. Topics are published in
+written mode; reading does not depend on it. `--batch 1` is what one message a request leaves,
+`--batch 8` what such requests leave when they share the broker's group commits.
 """
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.bulk import REQUEST_BYTES, BulkConnection
-from holdfast.commitlog.batch_run import BatchRun
-from holdfast.spark import bind, local_session
+from bench.arrow_file_source import load_arrow_file, write_arrow_file
+from bench.bulk import BulkConnection
+from bench.harness import plain_loop_s, process_cpu_s
+from holdfast.running_broker import RunningBroker
+from holdfast.spark import Bound, bind, local_session
 from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.columns import ddl_of
+from holdfast.spark.decode import MAX_ROWS, TARGET_BYTES
 from holdfast.spark.fetch import read_range
 from holdfast.spark.offsets import QueueRange
 from holdfast.spark.options import parse_options
-from holdfast.testing import RunningBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TOPIC = "scan"
-BATCH_MESSAGES = 1000
-LOOP_ADDITIONS = 10_000_000
+QUEUES = 4
+CORES = 2
+COLUMNS = "queue,offset,store_timestamp,body"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """So many messages of so many bytes, in batches of so many."""
+
+    messages: int
+    body_bytes: int
+    batch: int
+
+
+WORKLOADS = (
+    Workload(5_000_000, 100, 1000),
+    Workload(2_000_000, 1024, 1000),
+    Workload(500_000, 100, 1),
+    Workload(2_000_000, 100, 8),
+)
 
 
 @dataclass
 class Figure:
-    """Seconds that each run took, for so many rows."""
+    """Each round's seconds for so many rows, and the processor time of each kind of process."""
 
     name: str
     rows: int
-    seconds: list[float]
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def rows_per_s(self) -> float:
-        return self.rows / min(self.seconds)
+        return self.rows / median(self.seconds)
+
+    def cpu_of(self, process: str) -> float:
+        return median(each.get(process, 0.0) for each in self.cpu_s)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How fast Spark reads a topic.")
-    parser.add_argument("--messages", type=int, default=5_000_000)
+    parser = argparse.ArgumentParser(description="How fast Spark scans a topic.")
+    parser.add_argument("--messages", type=int)
     parser.add_argument("--body-bytes", type=int, default=100)
-    parser.add_argument("--queues", type=int, default=4)
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object, no table")
+    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="one JSON object a workload")
     options = parser.parse_args()
+    workloads: tuple[Workload, ...] = WORKLOADS
+    if options.messages is not None:
+        workloads = (Workload(options.messages, options.body_bytes, options.batch),)
+    for workload in workloads:
+        figures = run(workload, options.rounds)
+        (print_json if options.json else print_table)(workload, figures)
 
-    loop_s = timed(plain_loop)
+
+def run(workload: Workload, rounds: int) -> list[Figure]:
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
         RunningBroker(Path(folder) / "data") as broker,
     ):
-        rows = publish(broker.url, options)
-        figures = measure(broker.url, Path(folder), rows, options)
-    if options.json:
-        print(json.dumps({"loop_s": loop_s, **{f.name: f.rows_per_s for f in figures}}))
-        return
-    print(f"{rows:,} messages x {options.body_bytes} B in {options.queues} queues, published in")
-    print(f"written mode in batches of {BATCH_MESSAGES:,}; local[{options.cores}]\n")
-    print(f"{'':44} {'rows/s':>12} {'MB/s':>8}   runs, s")
-    for figure in figures:
-        megabytes = figure.rows_per_s * options.body_bytes / 1e6
-        runs = " ".join(f"{seconds:.2f}" for seconds in figure.seconds)
-        print(f"{figure.name:44} {figure.rows_per_s:12,.0f} {megabytes:8.1f}   {runs}")
-    per_s = LOOP_ADDITIONS / loop_s
-    print(f"\nplain loop of 10 million additions: {loop_s:.2f} s; a scanned row costs")
-    print(f"{per_s / figures[0].rows_per_s:.1f} additions of it")
+        publish(broker.url, workload)
+        return measure(broker, Path(folder), workload.messages, rounds)
 
 
-def timed(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
-
-
-def plain_loop() -> int:
-    total = 0
-    for n in range(LOOP_ADDITIONS):
-        total += n
-    return total
-
-
-def publish(url: str, options: argparse.Namespace) -> int:
-    """Publish to all queues in turn; return how many messages."""
-    count = options.messages // BATCH_MESSAGES * BATCH_MESSAGES
+def publish(url: str, workload: Workload) -> None:
+    """Publish to all queues in turn."""
     connection = BulkConnection(url)
-    connection.create(TOPIC, queues=options.queues)
+    connection.create(TOPIC, queues=QUEUES)
     connection.publish(
         TOPIC,
-        messages=count,
-        body_bytes=options.body_bytes,
-        batch=BATCH_MESSAGES,
-        queues=options.queues,
+        messages=workload.messages,
+        body_bytes=workload.body_bytes,
+        batch=workload.batch,
+        queues=QUEUES,
     )
     connection.close()
-    return int(count)
 
 
-def measure(url: str, folder: Path, rows: int, options: argparse.Namespace) -> list[Figure]:
-    figures = []
+def measure(broker: RunningBroker, folder: Path, rows: int, rounds: int) -> list[Figure]:
+    spark = local_session(CORES, settings={"spark.driver.memory": "4g"})
+    bound = bind(broker.url, TOPIC, columns=COLUMNS)
+    arrow, parquet = write_files(broker.url, bound, folder)
+    columns = ddl_of(parse_options(bound.options).columns)
+    url_frame = bound.load(spark)
+    arrow_frame = load_arrow_file(spark, arrow, columns)
+    parquet_frame = spark.read.parquet(str(parquet))
+    parts = ranges_of(bound)
+    ways: dict[str, Callable[[], object]] = {
+        "url": lambda: scan(url_frame),
+        "arrow file": lambda: scan(arrow_frame),
+        "parquet": lambda: scan(parquet_frame),
+        "decoded, no Spark": lambda: sum(map(len, decode_all(broker.url, bound, parts))),
+    }
+    figures = {name: Figure(name, rows) for name in ways}
+    for name in ways:  # the JVM, the workers, the page cache
+        ways[name]()
+    for _ in range(rounds):
+        for name, way in ways.items():
+            before = cpu_by_process(broker.pid)
+            started = time.perf_counter()
+            way()
+            figures[name].seconds.append(time.perf_counter() - started)
+            after = cpu_by_process(broker.pid)
+            figures[name].cpu_s.append({each: after[each] - before[each] for each in after})
+    spark.stop()
+    return list(figures.values())
 
-    def run(name: str, action: Callable[[], object]) -> None:
-        figures.append(Figure(name, rows, [timed(action) for _ in range(options.runs)]))
 
-    spark = local_session(options.cores, settings={"spark.driver.memory": "4g"})
-    bound = bind(url, TOPIC)
-    bodies = bind(url, TOPIC, columns="body")
-    scan(bodies.load(spark))  # warm up: the JVM, the workers, the page cache
-    run("Spark noop scan, default columns", lambda: scan(bound.load(spark)))
-    run("Spark noop scan, body alone", lambda: scan(bodies.load(spark)))
-
-    parts = [
+def ranges_of(bound: Bound) -> list[QueueRange]:
+    return [
         QueueRange(topic.name, topic.topic_id, queue, part.start, part.end)
         for topic in bound.topics
         for queue, part in topic.ranges.items()
     ]
-    run("pulled over HTTP and checked, one process", lambda: pull_all(url, parts))
-    run("the same, decoded to Arrow", lambda: list(map(len, decode_all(url, parts))))
-
-    file = folder / "rows.parquet"
-    batches = decode_all(url, parts)
-    first = next(batches)
-    with pq.ParquetWriter(file, first.schema, compression="none") as writer:
-        writer.write_batch(first)
-        for batch in batches:
-            writer.write_batch(batch)
-    parquet = spark.read.parquet(str(file))
-    run("Spark noop scan of the rows in Parquet", lambda: scan(parquet))
-    spark.stop()
-    return figures
 
 
 def scan(frame: "DataFrame") -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def pull_all(url: str, parts: list[QueueRange]) -> None:
-    """Pull every block and check it, and do nothing with it."""
-    with BrokerClient.open(url) as client:
-        for part in parts:
-            offset = part.start
-            while offset < part.end:
-                pulled = client.pull(
-                    part.topic, part.topic_id, part.queue, offset, max_bytes=REQUEST_BYTES
-                )
-                blocks = BatchRun(pulled.body)
-                offset = int(blocks.base_offsets[-1] + blocks.message_counts[-1])
-
-
-def decode_all(url: str, parts: list[QueueRange]) -> Iterator[pa.RecordBatch]:
+def decode_all(url: str, bound: Bound, parts: list[QueueRange]) -> Iterator[pa.RecordBatch]:
     """Yield every row, as a task does."""
-    options = parse_options({"url": url, "topic": TOPIC})
+    options = parse_options(bound.options)
     with BrokerClient.open(url) as client:
         for part in parts:
             yield from read_range(client, part, options)
+
+
+def write_files(url: str, bound: Bound, folder: Path) -> tuple[Path, Path]:
+    """Write the rows as an Arrow file and as Parquet; return both."""
+    arrow, parquet = folder / "rows.arrow", folder / "rows.parquet"
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        return together(decode_all(url, bound, ranges_of(bound)))
+
+    write_arrow_file(arrow, rows())
+    schema = next(rows()).schema
+    with pq.ParquetWriter(parquet, schema, compression="none", use_dictionary=False) as writer:
+        for batch in rows():
+            writer.write_batch(batch)
+    return arrow, parquet
+
+
+def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in record batches of the size that Spark takes best."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        rows = sum(map(len, held)) + len(batch)
+        if held and (rows > MAX_ROWS or sum(b.nbytes for b in held) >= TARGET_BYTES):
+            yield pa.concat_batches(held)
+            held = []
+        held.append(batch)
+    if held:
+        yield pa.concat_batches(held)
+
+
+def cpu_by_process(broker_pid: int) -> dict[str, float]:
+    """Return the processor time so far of the broker, of this process, of the JVM that it
+    started, and of the Python workers, with those that have ended."""
+    parents, cpu_s, ended_s = _processes()
+    used = {"broker": process_cpu_s(broker_pid), "driver": cpu_s[os.getpid()]}
+    used |= {"jvm": 0.0, "workers": 0.0}
+    for pid in parents:
+        above = _ancestors(pid, parents)
+        if os.getpid() not in above or pid == broker_pid:
+            continue
+        is_jvm = Path(f"/proc/{pid}/comm").read_text().startswith("java")
+        used["jvm" if is_jvm else "workers"] += cpu_s[pid]
+        used["workers"] += ended_s[pid]
+    return used
+
+
+def _processes() -> tuple[dict[int, int], dict[int, float], dict[int, float]]:
+    """Return by process: its parent, its processor time, and that of its ended children."""
+    parents, cpu_s, ended_s = {}, {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(stat.parent.name)
+        parents[pid] = int(fields[1])
+        cpu_s[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        ended_s[pid] = (int(fields[13]) + int(fields[14])) / _TICKS_PER_S
+    return parents, cpu_s, ended_s
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while pid := parents.get(pid, 0):
+        yield pid
+
+
+def print_table(workload: Workload, figures: list[Figure]) -> None:
+    print(
+        f"\n{workload.messages:,} messages x {workload.body_bytes:,} B in {QUEUES} queues,", end=""
+    )
+    print(f" published written in batches of {workload.batch:,}; local[{CORES}]; {COLUMNS}\n")
+    used = ("jvm", "workers", "broker", "driver")
+    heads = "".join(f"{name + ' cpu s':>14}" for name in used)
+    print(f"{'':20} {'rows/s':>12} {'MB/s':>8} {'of file':>8}{heads}   rounds, s")
+    yardstick = next(figure for figure in figures if figure.name == "arrow file")
+    for figure in figures:
+        megabytes = figure.rows_per_s * workload.body_bytes / 1e6
+        share = figure.rows_per_s / yardstick.rows_per_s
+        cpu = "".join(f"{figure.cpu_of(name):14.2f}" for name in used)
+        rounds = " ".join(f"{seconds:.2f}" for seconds in figure.seconds)
+        print(
+            f"{figure.name:20} {figure.rows_per_s:12,.0f} {megabytes:8.1f} {share:8.2f}{cpu}"
+            f"   {rounds}"
+        )
+    print(f"\n10 million additions in a plain Python loop take {plain_loop_s():.2f} s")
+
+
+def print_json(workload: Workload, figures: list[Figure]) -> None:
+    told = {
+        figure.name: {
+            "rows_per_s": round(figure.rows_per_s),
+            "seconds": [round(seconds, 3) for seconds in figure.seconds],
+            "cpu_s": {name: round(figure.cpu_of(name), 2) for name in figure.cpu_s[0]},
+        }
+        for figure in figures
+    }
+    print(json.dumps({**asdict(workload), "figures": told, "plain_loop_s": plain_loop_s()}))
 
 
 if __name__ == "__main__":
