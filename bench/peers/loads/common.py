@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 _STAMP_BYTES = 20
+#: Whether the work waits for a line on standard input.
+_observed = threading.Event()
 
 
 class Load(Protocol):
@@ -45,8 +48,14 @@ class Load(Protocol):
 
 
 def main(make: Callable[[str, str], Any]) -> None:
-    """Run what the command line asks for and print what was measured."""
+    """Run what the command line asks for and print what was measured.
+
+    With `"observed": true` the timed work begins and ends with a line on standard input each, so
+    that a profiler sees nothing but that work.
+    """
     asked = json.loads(sys.argv[1])
+    if asked.pop("observed", False):
+        _observed.set()
     load = make(asked.pop("address"), asked.pop("durability"))
     told = _VERBS[asked.pop("verb")](load, **asked)
     print(json.dumps(told))
@@ -147,15 +156,24 @@ def _stamped(number: int, body_bytes: int) -> bytes:
 
 
 def _timed(messages: int, body_bytes: int, work: Callable[[], object]) -> dict[str, Any]:
+    _wait_for_observer()
     cpu = _cpu_s()
     started = time.perf_counter()
     work()
-    return {
+    told = {
         "messages": messages,
         "body_bytes": body_bytes,
         "seconds": time.perf_counter() - started,
         "client_cpu_s": _cpu_s() - cpu,
     }
+    _wait_for_observer()
+    return told
+
+
+def _wait_for_observer() -> None:
+    if _observed.is_set():
+        print("waiting", flush=True)
+        sys.stdin.readline()
 
 
 def _cpu_s() -> float:
