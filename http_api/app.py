@@ -4,7 +4,7 @@ import asyncio
 from time import monotonic
 from typing import Any, NoReturn
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 
 from holdfast.http_api.access.auditing import Auditing
 from holdfast.http_api.call import Call
@@ -18,6 +18,7 @@ from holdfast.http_api.operations import not_ready
 from holdfast.http_api.params import check_encoding, read_params
 from holdfast.http_api.problems import problem_for
 from holdfast.http_api.reply import Reply, problem_reply
+from holdfast.http_api.request import Request
 from holdfast.http_api.router import Router
 from holdfast.http_api.routes import ROUTES
 
@@ -55,7 +56,7 @@ class App:
         """Begin to measure how late the event loop is."""
         self._lag = asyncio.create_task(self._measure_lag(), name="event-loop-lag")
 
-    async def answer(self, request: web.BaseRequest) -> Reply:
+    async def answer(self, request: Request) -> Reply:
         """Return the reply to a request, whatever happens. Cancelling passes through."""
         context = self._context
         started = monotonic()
@@ -71,7 +72,7 @@ class App:
                 limiter.admit(request, principal)
             if not route.is_open and (phase := context.status().phase) != "ready":
                 raise not_ready(phase)
-            check_encoding(request.rel_url.raw_query_string)
+            check_encoding(request.url.raw_query_string)
             params: Any = read_params(route.params, request.query, context.config)
             media = (
                 negotiate(request.headers.get(hdrs.ACCEPT, ""), route.offers)

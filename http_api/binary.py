@@ -18,7 +18,7 @@ from holdfast.http_api.problems import Problem
 _STAMPED = ("physical_offset", "durable_offset", "base_offset", "store_timestamp_us")
 
 
-def decode_batches(body: bytes, max_messages: int) -> list[Batch]:
+def decode_batches(body: bytes | memoryview, max_messages: int) -> list[Batch]:
     """Return the batches of a request, with their checksums compared. Raises Problem."""
     batches: list[Batch] = []
     count = 0

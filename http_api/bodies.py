@@ -14,9 +14,9 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.connections import connection_of
 from holdfast.http_api.pace import Pace
 from holdfast.http_api.problems import Problem
+from holdfast.http_api.request import Request
 
 
 class BodyReader:
@@ -31,7 +31,7 @@ class BodyReader:
         self._arrivals: dict[int, _Arrival] = {}
         """By the request's identity, the oldest first: those whose body has not come whole."""
 
-    async def read(self, request: web.BaseRequest) -> bytes:
+    async def read(self, request: Request) -> bytes | memoryview:
         """Return the body, decompressed; empty when there is none. It counts until `done`.
 
         Raises Problem: unsupported-encoding, request-too-large, request-timeout, overloaded,
@@ -61,11 +61,11 @@ class BodyReader:
         self._take(request, len(body))
         return body
 
-    def done(self, request: web.BaseRequest) -> None:
+    def done(self, request: Request) -> None:
         """Let go of a request's body: it is answered. Nothing happens if it had none."""
         self._arriving_bytes -= self._sizes.pop(id(request), 0)
 
-    async def _arrive(self, request: web.BaseRequest) -> bytes:
+    async def _arrive(self, request: Request) -> bytes | memoryview:
         """Return the body once it is whole, or a little more of it than is allowed."""
         content, length = request.content, request.content_length
         self._take(request, self._limit if length is None else length)
@@ -74,28 +74,26 @@ class BodyReader:
         _invite(request)
         arrival = self._arrivals[id(request)] = _Arrival(request, self._config)
         try:
-            async with arrival.timeout:
-                if length is not None:
-                    begun = content.read_nowait()  # goes on reading, if that has stopped already
-                    await content.wait_eof()
-                    return begun + content.read_nowait()
-                chunks, size = [], 0
-                while size <= self._limit and (chunk := await content.readany()):
-                    chunks.append(chunk)
-                    size += len(chunk)
-                return b"".join(chunks)
-        except TimeoutError:
-            raise arrival.problem from None
+            if length is not None:
+                begun = content.read_nowait()  # goes on reading, if that has stopped already
+                await content.wait_eof()
+                rest = content.read_nowait()
+                return b"".join((begun, rest)) if begun else rest
+            chunks, size = [], 0
+            while size <= self._limit and (chunk := await content.readany()):
+                chunks.append(chunk)
+                size += len(chunk)
+            return b"".join(chunks)
         finally:
             arrival.end()
             del self._arrivals[id(request)]
 
-    def _take(self, request: web.BaseRequest, size: int) -> None:
+    def _take(self, request: Request, size: int) -> None:
         """Count so many bytes for a request, in place of what it had. Raises Problem."""
         limit = self._config.max_arriving_bytes
         others = self._arriving_bytes - self._sizes.get(id(request), 0)
         while others and others + size > limit:
-            slowest = self._one_to_give_way(connection_of(request).client, size)
+            slowest = self._one_to_give_way(request.connection.client, size)
             if slowest is None:
                 raise self._overloaded()
             slowest.give_way(self._overloaded())
@@ -137,7 +135,7 @@ class BodyReader:
             limit_name="max_request_bytes",
         )
 
-    def _gunzip(self, body: bytes, size: int) -> bytes:
+    def _gunzip(self, body: bytes | memoryview, size: int) -> bytes:
         """Return one gzip member decompressed; never makes more than one byte more than it says
         to be, or than is allowed, which `size` is the less of."""
         inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -157,62 +155,77 @@ class BodyReader:
 
 
 class _Arrival:
-    """A body that is coming: in its time, and at the least pace. `problem` says what ended it."""
+    """A body that is coming: in its time, and at the least pace."""
 
-    def __init__(self, request: web.BaseRequest, config: HttpConfig) -> None:
+    __slots__ = ("_config", "_deadline", "_loop", "_pace", "_timer", "client", "request")
+
+    def __init__(self, request: Request, config: HttpConfig) -> None:
+        self._config = config
         self._loop = asyncio.get_running_loop()
-        self._grace_s = config.transfer_grace_ms / 1000
-        self._pace = Pace(config.min_transfer_bytes_per_s, self._loop.time())
-        self._timer = self._loop.call_later(self._grace_s, self._check_pace)
+        now = self._loop.time()
+        self._deadline = now + config.body_timeout_ms / 1000
+        self._pace = Pace(config.min_transfer_bytes_per_s, now)
         self.request = request
-        self.client = connection_of(request).client
-        self.timeout = asyncio.timeout(config.body_timeout_ms / 1000)
-        self.problem = Problem(
-            "request-timeout",
-            f"the body was not complete after body_timeout_ms ({config.body_timeout_ms}); send "
-            "less at a time, or over a faster connection",
-            limit=config.body_timeout_ms,
-            limit_name="body_timeout_ms",
-        )
-        self._too_slow = Problem(
-            "request-timeout",
-            f"the body came slower than min_transfer_bytes_per_s "
-            f"({config.min_transfer_bytes_per_s}); send it over a faster connection",
-            limit=config.min_transfer_bytes_per_s,
-            limit_name="min_transfer_bytes_per_s",
-        )
+        self.client = request.connection.client
+        self._await_progress(now)
 
     def give_way(self, problem: Problem) -> None:
         """End it with this problem."""
-        if self.timeout.expired():
-            return
-        self.problem = problem
-        self.timeout.reschedule(self._loop.time())
+        self.request.content.set_exception(problem)
 
     def end(self) -> None:
-        """Look at its pace no more."""
+        """Look at its progress no more."""
         self._timer.cancel()
 
-    def _check_pace(self) -> None:
-        if self._pace.is_too_slow(self._loop.time(), self.request.content.total_bytes):
-            self.give_way(self._too_slow)
+    def _await_progress(self, now: float) -> None:
+        due = min(now + self._config.transfer_grace_ms / 1000, self._deadline)
+        self._timer = self._loop.call_at(due, self._check_progress)
+
+    def _check_progress(self) -> None:
+        now = self._loop.time()
+        if now >= self._deadline:
+            self.give_way(_incomplete(self._config))
+        elif self._pace.is_too_slow(now, self.request.content.total_bytes):
+            self.give_way(_too_slow(self._config))
         else:
-            self._timer = self._loop.call_later(self._grace_s, self._check_pace)
+            self._await_progress(now)
 
 
-def _claimed_size(body: bytes) -> int:
+def _incomplete(config: HttpConfig) -> Problem:
+    return Problem(
+        "request-timeout",
+        f"the body was not complete after body_timeout_ms ({config.body_timeout_ms}); send less "
+        "at a time, or over a faster connection",
+        limit=config.body_timeout_ms,
+        limit_name="body_timeout_ms",
+    )
+
+
+def _too_slow(config: HttpConfig) -> Problem:
+    least = config.min_transfer_bytes_per_s
+    return Problem(
+        "request-timeout",
+        f"the body came slower than min_transfer_bytes_per_s ({least}); send it over a faster "
+        "connection",
+        limit=least,
+        limit_name="min_transfer_bytes_per_s",
+    )
+
+
+def _claimed_size(body: bytes | memoryview) -> int:
     """Return the size that a gzip stream says, at its very end, to have been."""
     return int.from_bytes(body[-4:], "little")
 
 
-def _invite(request: web.BaseRequest) -> None:
+def _invite(request: Request) -> None:
     """Tell a client that asks before it sends its body to go on."""
     expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
-    if expects and request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    transport = request.connection.transport
+    if expects and transport is not None:
+        transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def _is_gzip(request: web.BaseRequest) -> bool:
+def _is_gzip(request: Request) -> bool:
     encoding = request.headers.get(hdrs.CONTENT_ENCODING, "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise Problem(

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.codecs import decode, encode
-from holdfast.http_api.connection import Connection
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.params import invalid, whole_number
 from holdfast.http_api.reply import Headers, Reply
+from holdfast.http_api.request import Request
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Call(Generic[P]):
     """A request whose query is read and whose reply's media type is settled."""
 
     context: ApiContext
-    request: web.BaseRequest
+    request: Request
     path: Mapping[str, str]
     """The path's parameters, decoded, and not to be trusted."""
     params: P
@@ -45,18 +45,12 @@ class Call(Generic[P]):
     @property
     def received_at(self) -> float:
         """When the request came, by the event loop's clock."""
-        return self._connection.received_at
+        return self.request.connection.received_at
 
     @property
     def client(self) -> str:
         """Whose request it is, for limits that are counted per client address."""
-        return self._connection.client
-
-    @property
-    def _connection(self) -> Connection:
-        connection = self.request.protocol
-        assert isinstance(connection, Connection)
-        return connection
+        return self.request.connection.client
 
     # The path's names are checked before anything is looked up: they arrive percent-decoded,
     # slashes and all.
@@ -85,7 +79,7 @@ class Call(Generic[P]):
 
     async def body(self, type_: type[T]) -> T:
         """Return the body, JSON or msgpack, as `type_`. Raises Problem."""
-        body = await self.context.bodies.read(self.request)
+        body = bytes(await self.context.bodies.read(self.request))
         return decode(self.headers.get(hdrs.CONTENT_TYPE, ""), body, type_)
 
     def reply(self, value: object, *, status: int = 200, headers: Headers = ()) -> Reply:

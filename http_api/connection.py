@@ -1,92 +1,110 @@
-"""One client's connection: aiohttp's, with the deadlines that it leaves open.
+"""One client's connection: what comes in is cut into requests, which are answered in their order.
 
-aiohttp guards an idle connection (keep-alive). Guarded here are a head that does not come to
-its end, and a client that does not take its reply. A body's deadline is its reader's (`bodies`).
+What is a request, aiohttp's parser alone decides. It lives for a head, and for a body in chunks
+or one that came together with its head: where the bytes end with a request, the next one gets a
+parser of its own, so that whoever waits, idle or held, keeps none. The rest of a body of known
+length goes past it (`arriving_body`).
 
-The write buffer's limits are 0: writing is paused whenever the system has not taken all of a
-reply, which only a slow client brings about. From then on the reply counts among those that wait
-in memory, and its client must keep up a least pace.
+Guarded here: an idle connection, a head that does not come to its end, requests that are sent
+faster than they are answered, and what still comes of a body that was refused. A body's own
+deadline is its reader's (`bodies`), a reply's its sender's (`sending`).
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any, cast
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_parser import HttpRequestParser
+from aiohttp.streams import EMPTY_PAYLOAD
 
-from holdfast.http_api.client_address import UNKNOWN
+from holdfast.http_api.arriving_body import ArrivingBody
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.connections import Connections
-from holdfast.http_api.pace import Pace
-from holdfast.http_api.problems import Problem, problem_for
+from holdfast.http_api.first_step import begun
+from holdfast.http_api.framing import ends_connection
+from holdfast.http_api.problems import Problem
 from holdfast.http_api.reply import Bytes, Reply, problem_reply
+from holdfast.http_api.request import Content, Request
+from holdfast.http_api.sending import Sending
+
+if TYPE_CHECKING:
+    from holdfast.http_api.connections import Connections
 
 _logger = logging.getLogger(__name__)
 
 #: A poll over 1,024 queues, or a filter of 4 KiB percent-encoded, must fit the request line.
 MAX_LINE_BYTES = 64 * 1024
+MAX_FIELD_BYTES = 8190
+MAX_HEADERS = 128
+#: Requests that may wait for the one before them; then nothing more is read.
+MAX_WAITING = 32
 #: How long the rest of a refused body is read, so that the client gets to see why.
 LINGERING_S = 2.0
+#: Of a body in chunks so much, and again as much, is taken in before it is asked for.
+_CHUNKED_BYTES = 64 * 1024
 
-#: So much is encrypted at once; then, as long as the client has not taken it, it is looked at
-#: again, ever less often: TLS tells nobody when that is.
-_TLS_PIECE_BYTES = 256 * 1024
-_TLS_FIRST_PAUSE_S = 0.001
-_TLS_LONGEST_PAUSE_S = 0.25
+Answer = Callable[[Request], Awaitable[Reply]]
+"""Returns the reply to a request, whatever happens."""
 
 
-class Connection(RequestHandler):
+class Connection(Sending):
     """One client's connection. It adds itself to `connections`, if it is let in, and removes
-    itself."""
+    itself. A request that is being answered when its client goes away is cancelled."""
 
     __slots__ = (
-        "_config",
-        "_connections",
-        "_head_timer",
-        "_pace",
-        "_raw",
-        "_sending_bytes",
-        "_wire",
-        "_write_deadline",
-        "_write_timer",
-        "_written_bytes",
-        "client",
+        "_answer",
+        "_arriving",
+        "_content",
+        "_is_busy",
+        "_is_crowded",
+        "_is_deaf",
+        "_is_ending",
+        "_is_flooded",
+        "_is_stopped",
+        "_lingering",
+        "_parser",
+        "_waiting",
         "received_at",
+        "remote",
+        "task",
     )
 
     def __init__(
         self,
-        manager: web.Server,
+        answer: Answer,
         loop: asyncio.AbstractEventLoop,
         config: HttpConfig,
-        connections: Connections,
+        connections: "Connections",
     ) -> None:
-        super().__init__(
-            manager,
-            loop=loop,
-            keepalive_timeout=config.keepalive_timeout_ms / 1000,
-            access_log=cast(Any, None),
-            auto_decompress=False,
-            max_line_size=MAX_LINE_BYTES,
-            lingering_time=LINGERING_S,
-        )
-        self._config = config
-        self._connections = connections
-        self._wire: asyncio.Transport | None = None
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._write_deadline = 0.0
-        self._raw: asyncio.Transport | None = None
-        self._sending_bytes = 0
-        self._written_bytes = 0
-        self._pace: Pace | None = None
-        self.client = UNKNOWN
-        """Whose connection it is, for limits that are counted per client."""
+        super().__init__(loop, config, connections)
+        self._answer = answer
+        self._parser: HttpRequestParser | None = None
+        self._waiting: deque[tuple[RawRequestMessage | HttpProcessingError, Content]] | None = None
+        """Requests, and at the end perhaps why there are no more; None: there are none."""
+        self._content: Content = EMPTY_PAYLOAD
+        """The body of the request that is being answered."""
+        self._arriving: ArrivingBody | None = None
+        """That, while it is received past the parser."""
+        self._is_busy = False
+        """Whether a request is being answered."""
+        self._is_ending = False
+        """Whether the request that is being answered is the last one."""
+        self._is_deaf = False
+        """Whether what comes is not looked at any more."""
+        # Why reading may be stopped: too many requests wait, or too much of a body in chunks.
+        self._is_crowded = self._is_flooded = self._is_stopped = False
+        self._lingering: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+        """What answers a request that could not be answered at once."""
         self.received_at = 0.0
         """When bytes last came, by the loop's clock."""
+        self.remote = ""
+        """The client's address as the system writes it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a head, if there is room for one more connection."""
@@ -98,184 +116,294 @@ class Connection(RequestHandler):
         self.begin(wire, client)
 
     def begin(
-        self, wire: asyncio.Transport, client: str, raw: asyncio.Transport | None = None
+        self, transport: asyncio.Transport, client: str, raw: asyncio.Transport | None = None
     ) -> None:
         """Begin to wait for a head of a client that was let in; `raw` is what carries its TLS."""
         self.client = client
-        self._wire = wire
+        self.transport = transport
         self._raw = raw
+        peer = transport.get_extra_info("peername")
+        self.remote = str(peer[0]) if peer else ""
         self._connections.open.add(self)
-        super().connection_made(wire)
-        self._await_head()
+        self._connections.heads.put(self)
+        self._connections.idle.put(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Let go of everything; a request that is being answered is cancelled."""
-        if self in self._connections.open:
-            self._connections.open.remove(self)
-            self._connections.leave(self.client)
-        self._wire = self._raw = None
-        self._end_behind()
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        super().connection_lost(exc)
+        connections = self._connections
+        if self in connections.open:
+            connections.open.remove(self)
+            connections.leave(self.client)
+        connections.heads.take(self)
+        connections.idle.take(self)
+        self._lost()
+        self._is_deaf = True
+        self._parser = self._waiting = self._arriving = None
+        if self._lingering is not None:
+            self._lingering.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
-    def abort(self) -> None:
-        """Close without sending what is still to be sent."""
-        if self._wire is not None:
-            self._wire.abort()
+    def finish(self) -> None:
+        """Close once the request that is being answered has its reply, now if there is none."""
+        self._is_ending = True
+        if not self._is_busy:
+            self._close()
 
-    def cut_off(self, reason: str) -> None:
-        """Close at once a client that uses up what is there for all."""
-        self._connections.closed_early[reason] += 1
-        self._connections.log_seldom(
-            reason, f"closed a connection of {self.client or 'a client'}: {reason}"
-        )
-        self._end_behind()
-        self.abort()
+    def _close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
 
-    # -- a head that does not come to its end ------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is there; asked by a body in chunks."""
+        return self.transport is not None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go: a body's own buffer, or one that all share, which is
+        emptied in the same turn."""
+        arriving = self._arriving
+        scratch = self._connections.scratch
+        return scratch if arriving is None else arriving.room(scratch)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what came."""
+        arriving = self._arriving
+        if arriving is None:
+            self.data_received(bytes(self._connections.scratch[:nbytes]))
+            return
+        self.received_at = self._loop.time()
+        if arriving.received(nbytes):
+            self._arriving = None
+            if self._lingering is not None:
+                self._close()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come; start or stop the head's deadline by what that makes of it."""
+        """Parse what has come, and begin to answer it if nothing else is being answered."""
         # The loop's own idea of now, which is that of the turn's start: of a thousand requests
         # that come in one turn, the last one's wait began with the first one's.
         self.received_at = self._loop.time()
-        requests_before = self._request_count
-        super().data_received(data)
-        if self._request_count != requests_before:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-        elif data and self._head_timer is None and self._is_idle():
-            self._await_head()
+        self._parse(data)
+        if self._is_busy:
+            return
+        if self._waiting is not None:
+            self._serve_next()
+        elif data and not self._is_deaf:
+            self._connections.heads.put(self)
 
-    def _is_idle(self) -> bool:
-        """Whether no request is under way: what comes now is a part of the next one's head."""
-        return self._waiter is not None and not self._waiter.done()
-
-    def _await_head(self) -> None:
-        self._head_timer = self._loop.call_later(
-            self._config.header_timeout_ms / 1000, self._head_is_late
-        )
-
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        self._connections.closed_early["slow-head"] += 1
-        self.force_close()
-
-    # -- a reply that is not taken -----------------------------------------------------------
-
-    async def send(self, parts: Sequence[Bytes], size: int) -> None:
-        """Write a whole reply of `size` bytes, then wait until the system has taken all of it.
-
-        Raises ConnectionResetError when the client is gone.
-        """
-        wire = self._wire
-        if wire is None or wire.is_closing():
-            raise ConnectionResetError("the client is gone")
-        self._sending_bytes = self._written_bytes = size
-        if self._raw is not None:
-            await self._send_encrypted(parts, self._raw)
-        elif len(parts) == 1:
-            wire.write(parts[0])
-        else:
-            wire.writelines(parts)
-        if self._paused:
-            await self._drain_helper()
-
-    async def _send_encrypted(self, parts: Sequence[Bytes], raw: asyncio.Transport) -> None:
-        """Send piece by piece: what TLS has encrypted, its own flow control counts no more."""
-        self._written_bytes = 0
-        # Beside the reply a piece of it waits encrypted, with the library and with the transport.
-        self._sending_bytes += 2 * min(self._sending_bytes, _TLS_PIECE_BYTES)
+    def _parse(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        parser = self._parser
+        if is_new := parser is None:
+            parser = self._parser = HttpRequestParser(
+                cast(BaseProtocol, self),  # for its body in chunks, to stop reading and go on
+                self._loop,
+                _CHUNKED_BYTES,
+                max_line_size=MAX_LINE_BYTES,
+                max_field_size=MAX_FIELD_BYTES,
+                max_headers=MAX_HEADERS,
+                payload_exception=web.RequestPayloadError,
+                auto_decompress=False,
+                max_msg_queue_size=MAX_WAITING,
+            )
         try:
-            for part in parts:
-                for start in range(0, len(part), _TLS_PIECE_BYTES):
-                    wire = self._wire
-                    if wire is None:
-                        raise ConnectionResetError("the client is gone")
-                    piece = memoryview(part)[start : start + _TLS_PIECE_BYTES]
-                    self._written_bytes += len(piece)
-                    wire.write(piece)
-                    await self._until_taken(raw)
-        finally:
-            self._end_behind()
+            messages, is_upgraded, _ = parser.feed_data(data)
+        except HttpProcessingError as error:
+            self._no_more_requests(error)
+            return
+        if not messages:
+            return
+        self._connections.heads.take(self)
+        if is_upgraded:
+            self._is_deaf = True
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.extend(messages)
+        if len(messages) == 1 and is_new:
+            # All of it was one whole request: what follows begins with a head. (The first empty
+            # line is the end of its head, or lies before that; so it can only seem too long.)
+            content = messages[0][1]
+            if content.is_eof() and data.find(b"\r\n\r\n") + 4 + content.total_bytes == len(data):
+                self._parser = None
+        if len(self._waiting) >= MAX_WAITING:
+            self._is_crowded = True
+            self._set_reading()
 
-    async def _until_taken(self, raw: asyncio.Transport) -> None:
-        pause_s = _TLS_FIRST_PAUSE_S
-        while raw.get_write_buffer_size() and self._wire is not None:
-            if self._pace is None:
-                self._begin_behind()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _TLS_LONGEST_PAUSE_S)
+    def _no_more_requests(self, error: HttpProcessingError) -> None:
+        """What came cannot be cut into requests: no more is read of it."""
+        self._is_deaf = True
+        self._parser = None
+        content = self._waiting[-1][1] if self._waiting else self._content
+        if not content.is_eof():
+            content.set_exception(web.RequestPayloadError(str(error)))
+            return
+        self._connections.heads.take(self)
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append((error, EMPTY_PAYLOAD))
 
-    def pause_writing(self) -> None:
-        """The client has fallen behind: from now on it must keep a pace, and come to an end."""
-        super().pause_writing()
-        self._begin_behind()
+    # A body in chunks stops its connection when too much of it waits to be read.
 
-    def resume_writing(self) -> None:
-        """The client has caught up."""
-        self._end_behind()
-        super().resume_writing()
+    def pause_reading(self) -> None:
+        """Called by a body in chunks: it holds too much."""
+        self._is_flooded = True
+        if self._parser is not None:
+            self._parser.pause_reading()
+        self._set_reading()
 
-    def _begin_behind(self) -> None:
-        now = self._loop.time()
-        self._write_deadline = now + self._config.write_timeout_ms / 1000
-        self._pace = Pace(self._config.min_transfer_bytes_per_s, now, self._taken_bytes())
-        self._await_progress(now)
-        for slowest in self._connections.unsent.add(self, self.client, self._sending_bytes):
-            slowest.cut_off("unsent-limit")
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Called by a body in chunks: it is read on, or whole."""
+        if not self._is_flooded:
+            return
+        self._is_flooded = False
+        if resume_parser and self._parser is not None:
+            self._parse(b"")
+        self._set_reading()
 
-    def _end_behind(self) -> None:
-        self._pace = None
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-        self._connections.unsent.discard(self)
-
-    def _await_progress(self, now: float) -> None:
-        self._write_timer = self._loop.call_at(
-            min(now + self._config.transfer_grace_ms / 1000, self._write_deadline),
-            self._check_progress,
+    def _set_reading(self) -> None:
+        """Stop reading, or go on, as is due."""
+        arriving = self._arriving
+        is_stopped = not self._is_deaf and (
+            self._is_crowded
+            or self._is_flooded
+            or (arriving is not None and not arriving.is_wanted)
         )
+        if is_stopped != self._is_stopped and self.transport is not None:
+            self._is_stopped = is_stopped
+            if is_stopped:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
 
-    def _check_progress(self) -> None:
-        now = self._loop.time()
-        assert self._pace is not None
-        if now >= self._write_deadline or self._pace.is_too_slow(now, self._taken_bytes()):
-            self.cut_off("slow-reader")
+    # -- answering ---------------------------------------------------------------------------
+
+    def _serve_next(self) -> None:
+        """Begin to answer the request that has waited the longest."""
+        waiting = self._waiting
+        if waiting is None or self._is_busy or self.transport is None:
+            return
+        message, content = waiting.popleft()
+        self._is_busy = True
+        self._connections.idle.take(self)
+        if self._parser is not None:
+            self._parser.message_consumed()
+        if self._is_crowded and len(waiting) <= MAX_WAITING // 2:
+            self._is_crowded = False
+            if self._parser is not None:
+                self._parse(b"")  # what it has kept back
+            self._set_reading()
+        if not waiting:
+            self._waiting = None
+        asked: Request | HttpProcessingError
+        if isinstance(message, HttpProcessingError):
+            asked = message
         else:
-            self._await_progress(now)
+            asked = self._request(message, content)
+        self.task = begun(self._serve(asked), self._loop)
+        if self.task is None:
+            self._served()
+            return
+        self.task.add_done_callback(self._task_done)
+        if self._arriving is not None:
+            self._set_reading()
 
-    def _taken_bytes(self) -> int:
-        """Return how much of the reply the system has taken."""
-        wire = self._raw or self._wire
-        return self._written_bytes - (wire.get_write_buffer_size() if wire is not None else 0)
+    def _request(self, message: RawRequestMessage, content: Content) -> Request:
+        request = Request(message, content, self)
+        if not content.is_eof() and self._waiting is None and not self._is_flooded:
+            length = request.content_length
+            if length is not None:
+                # The parser has passed on all it got. The rest goes past it straight to its place.
+                self._parser = None
+                begun_with = cast(bytes, content.read_nowait())
+                self._arriving = ArrivingBody(length, begun_with, self._set_reading)
+                request.content = self._arriving
+        self._content = request.content
+        return request
 
-    # -- what is no request ------------------------------------------------------------------
+    async def _serve(self, asked: Request | HttpProcessingError) -> None:
+        try:
+            if isinstance(asked, Request):
+                parts, size = await self._replied(asked)
+            else:
+                parts, size = self._refused(asked)
+            await self.send(parts, size)
+        except ConnectionError:
+            self.abort()
+        except Exception:
+            _logger.exception("a connection failed")
+            self.abort()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> Reply:
-        """Answer what could not be parsed as a request, and close."""
-        if isinstance(exc, LineTooLong):
-            problem = Problem(
-                "header-too-large",
-                f"the request line is longer than {MAX_LINE_BYTES} bytes, or a header than "
-                f"{self.max_field_size}; send less in it",
-            )
-        elif status == 400:
-            reason = (message or "").partition("\n")[0][:200]
-            problem = Problem(
-                "malformed-request", f"this is not HTTP as it should be ({reason}); mend the client"
-            )
+    async def _replied(self, request: Request) -> tuple[Sequence[Bytes], int]:
+        reply = await self._answer(request)
+        # What remains of a body that was refused is not read for long.
+        is_last = (
+            reply.closes
+            or self._is_ending
+            or not request.is_kept_alive
+            or not request.content.is_eof()
+            or ends_connection(request)
+        )
+        self._is_ending = is_last
+        return reply.encoded(request, keeps_alive=not is_last)
+
+    def _refused(self, error: HttpProcessingError) -> tuple[Sequence[Bytes], int]:
+        """Return the answer to what could not be parsed as a request; the connection ends."""
+        problem = _problem_of(error)
+        _logger.debug("refused %s: %s", self.client, problem)
+        self._is_ending = True
+        return problem_reply(problem).encoded(None, keeps_alive=False)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self.task = None
+        if task.cancelled():
+            self.abort()
+        self._served()
+
+    def _served(self) -> None:
+        """A request has its reply, or its client is gone."""
+        self._is_busy = False
+        content, self._content = self._content, EMPTY_PAYLOAD
+        if self.transport is None:
+            return
+        if self._is_ending:
+            if content.is_eof() or self._is_deaf:
+                self._close()
+            else:
+                self._linger()
+        elif self._waiting is not None:
+            # In a turn of its own: others' requests come between.
+            self._loop.call_soon(self._serve_next)
         else:
-            problem = problem_for(exc if isinstance(exc, Exception) else RuntimeError(message))
-        _logger.debug("refused %s: %s", request.remote, problem)
-        return problem_reply(problem, closes=True)
+            self._connections.idle.put(self)
+
+    def _linger(self) -> None:
+        """Read on for a while without looking: closed at once, with something unread, the client
+        would see a reset in place of its answer."""
+        if self._arriving is not None:
+            self._arriving.drop()
+        else:
+            self._is_deaf = True
+        self._set_reading()
+        self._lingering = self._loop.call_later(LINGERING_S, self._close)
+
+    def is_late(self, *, head: bool) -> None:
+        """Close: a head has not come to its end (`head`), or nothing has come at all."""
+        if head:
+            self._connections.closed_early["slow-head"] += 1
+        self._close()
+
+
+def _problem_of(error: HttpProcessingError) -> Problem:
+    if isinstance(error, LineTooLong):
+        return Problem(
+            "header-too-large",
+            f"the request line is longer than {MAX_LINE_BYTES} bytes, or a header than "
+            f"{MAX_FIELD_BYTES}; send less in it",
+        )
+    reason = error.message.partition("\n")[0][:200]
+    return Problem(
+        "malformed-request", f"this is not HTTP as it should be ({reason}); mend the client"
+    )

@@ -7,19 +7,20 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING, cast
-
-from aiohttp import web
+from functools import partial
+from typing import TYPE_CHECKING
 
 from holdfast.http_api.admission import Admission
 from holdfast.http_api.byte_share import ByteShare
 from holdfast.http_api.client_address import UNKNOWN, client_of
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.equal_deadlines import EqualDeadlines
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.reply import PROBLEM_JSON
 
 if TYPE_CHECKING:
     from holdfast.http_api.connection import Connection
+    from holdfast.http_api.sending import Sending
     from holdfast.http_api.tls_door import TlsDoor
 
 _logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ FAREWELL_S = 1.0
 MAX_FAREWELLS = 64
 #: What happens to many connections at once is logged this often at most.
 LOG_INTERVAL_S = 60.0
+#: A head and a small body come in one piece; of a large body this much is copied once more.
+SCRATCH_BYTES = 16 * 1024
 
 
 class Connections:
@@ -44,7 +47,17 @@ class Connections:
         self.open: set[Connection] = set()
         self.doors: set[TlsDoor] = set()
         """Those whose TLS handshake is not over."""
-        self.unsent: ByteShare[Connection] = ByteShare(config.max_unsent_bytes)
+        self.unsent: ByteShare[Sending] = ByteShare(config.max_unsent_bytes)
+        self.heads: EqualDeadlines[Connection] = EqualDeadlines(
+            config.header_timeout_ms / 1000, partial(_is_late, head=True)
+        )
+        """Those whose next request's head should have come to its end by then."""
+        self.idle: EqualDeadlines[Connection] = EqualDeadlines(
+            config.keepalive_timeout_ms / 1000, partial(_is_late, head=False)
+        )
+        """Those that no request is being answered on."""
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        """What a connection receives goes here, but for large bodies; empty after each turn."""
         self.closed_early: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 
@@ -90,8 +103,20 @@ class Connections:
             self._log_from[what] = now + LOG_INTERVAL_S
             _logger.warning("%s", sentence)
 
+    async def finish(self, timeout_s: float) -> None:
+        """Wait for the requests that are being answered; after half of the time cancel them."""
+        for is_last_try in (False, True):
+            tasks = [each.task for each in self.open if each.task is not None]
+            if is_last_try:
+                for task in tasks:
+                    task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=timeout_s / 2)
+
     def abort_all(self) -> None:
         """Close everything without sending what is still to be sent."""
+        self.heads.stop()
+        self.idle.stop()
         for connection in list(self.open):
             connection.abort()
         for door in list(self.doors):
@@ -119,9 +144,8 @@ class Connections:
         )
 
 
-def connection_of(request: web.BaseRequest) -> "Connection":
-    """Return the connection that a request came on."""
-    return cast("Connection", request.protocol)
+def _is_late(connection: "Connection", *, head: bool) -> None:
+    connection.is_late(head=head)
 
 
 def client_at(transport: asyncio.BaseTransport) -> str:

@@ -8,7 +8,7 @@ taken for another's request.
 
 from typing import Protocol
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 from aiohttp.http import HttpVersion11
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from multidict import MultiMapping
@@ -25,7 +25,7 @@ class _Head(Protocol):
     @property
     def version(self) -> tuple[int, int]: ...
     @property
-    def rel_url(self) -> URL: ...
+    def url(self) -> URL: ...
     @property
     def headers(self) -> MultiMapping[str]: ...
 
@@ -47,7 +47,7 @@ def check_parser(parser: object = HttpRequestParser) -> None:
         raise ParserMissing
 
 
-def check_framing(request: web.BaseRequest | _Head) -> None:
+def check_framing(request: _Head) -> None:
     """Pass a request whose end no server could see elsewhere. Raises Problem."""
     coding = request.headers.get(hdrs.TRANSFER_ENCODING)
     if coding is not None:
@@ -58,11 +58,11 @@ def check_framing(request: web.BaseRequest | _Head) -> None:
             )
         if request.version < HttpVersion11:
             raise _malformed("HTTP/1.0 knows no chunks; send the body with its length")
-    if request.rel_url.raw_fragment:
+    if request.url.raw_fragment:
         raise _malformed("a request names no fragment; leave out what begins with #")
 
 
-def ends_connection(request: web.BaseRequest | _Head) -> bool:
+def ends_connection(request: _Head) -> bool:
     """Return whether nothing that follows on the connection is to be taken for a request: the
     client means to go on in another protocol."""
     return request.method == hdrs.METH_CONNECT or hdrs.UPGRADE in request.headers

@@ -98,7 +98,7 @@ async def _publish_text(
 ) -> PublishReply:
     _refuse_raw_params(call.params)
     producer = request_producer(call.headers)
-    body = await call.context.bodies.read(call.request)
+    body = bytes(await call.context.bodies.read(call.request))
     limit = call.context.config.max_messages_per_request
     apart = len(body) > TEXT_APART_BYTES
     # Made into messages a text takes many times its size: only so many are at once.
@@ -111,7 +111,7 @@ async def _publish_text(
 async def _publish_raw(call: Call[PublishParams], name: str) -> PublishReply:
     params = call.params
     producer = request_producer(call.headers)
-    body = await call.context.bodies.read(call.request)
+    body = bytes(await call.context.bodies.read(call.request))
     message = Incoming(body, params.key, params.tag, queue=params.queue)
     return await _store(call, name, [message], producer, Turn(None), apart=False)
 
@@ -226,7 +226,7 @@ async def _created(call: Call[PublishParams], name: str) -> Topic:
             "topic.create",
             name,
             principal=call.principal.name,
-            client=call.request.remote or "",
+            client=call.request.remote,
             details={"by": "publish"},
         )
     return topic

@@ -2,14 +2,12 @@
 
 from time import monotonic
 
-from aiohttp import web
-
 from holdfast.http_api.access.grants import ANYONE, Principal
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.connections import connection_of
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.rate_limit import RateLimit, retry_after_s
 from holdfast.http_api.reply import Reply
+from holdfast.http_api.request import Request
 
 
 class RateLimiter:
@@ -25,7 +23,7 @@ class RateLimiter:
             config.max_requests_per_s_per_client, config.max_bytes_per_s_per_client
         )
 
-    def admit(self, request: web.BaseRequest, principal: Principal) -> None:
+    def admit(self, request: Request, principal: Principal) -> None:
         """Take a request, before its body is read. Raises Problem: rate-limited."""
         refusal = self._limit.ask(_client(request, principal), monotonic())
         if refusal is None:
@@ -42,13 +40,13 @@ class RateLimiter:
         problem.headers.append(("Retry-After", str(after_s)))
         raise problem
 
-    def answered(self, request: web.BaseRequest, principal: Principal, reply: Reply) -> None:
+    def answered(self, request: Request, principal: Principal, reply: Reply) -> None:
         """Take the bytes of a request's body, as far as it has come, and of its reply's."""
         size = request.content.total_bytes + reply.size
         self._limit.moved(_client(request, principal), size, monotonic())
 
 
-def _client(request: web.BaseRequest, principal: Principal) -> str:
+def _client(request: Request, principal: Principal) -> str:
     if principal is ANYONE:
-        return f"address {connection_of(request).client}"
+        return f"address {request.connection.client}"
     return f"token {principal.name}"

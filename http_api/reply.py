@@ -1,25 +1,24 @@
-"""A whole response, written to its connection in one go.
+"""A whole response, and how its head is written.
 
-aiohttp builds a response's head from a case-insensitive multidict and sends it by way of a
-stream writer. Here every response is known in full before its first byte, and a thousand of
-them may fall due in the same moment; so the head is formatted at once and leaves together with
-the body. Blocks of the log leave as they lie.
+Every response is known in full before its first byte, and a thousand of them may fall due in the
+same moment; so the head is formatted at once and leaves together with the body. Blocks of the log
+leave as they lie.
 """
 
 from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
+from http import HTTPStatus
 from time import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 from aiohttp.http import HttpVersion11
 
-from holdfast.http_api.framing import ends_connection
 from holdfast.http_api.problems import Problem
 
 if TYPE_CHECKING:
-    from holdfast.http_api.connection import Connection
+    from holdfast.http_api.request import Request
 
 Bytes = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, str]]
@@ -33,12 +32,14 @@ _ENDS_CONNECTION = {"draining", "malformed-request"}
 _JOIN_BELOW = 64 * 1024
 
 
-class Reply(web.StreamResponse):
+class Reply:
     """Status, headers and a body of one or more buffers that follow each other.
 
     Header values are the broker's own words: they are not searched for line ends. With
     `closes` the connection ends with it.
     """
+
+    __slots__ = ("closes", "headers", "held_s", "media_type", "note", "parts", "status")
 
     def __init__(
         self,
@@ -50,13 +51,11 @@ class Reply(web.StreamResponse):
         held_s: float = 0.0,
         closes: bool = False,
     ) -> None:
-        super().__init__(status=status)
-        self._media_type = media_type
-        self._parts = parts
-        self._more_headers = headers
-        self._request: web.BaseRequest | None = None
-        self._keeps_alive = False
-        self._closes = closes
+        self.status = status
+        self.media_type = media_type
+        self.parts = parts
+        self.headers = headers
+        self.closes = closes
         self.held_s = held_s
         """How much of the time that answering took was waiting for a message."""
         self.note: Mapping[str, object] = {}
@@ -65,56 +64,27 @@ class Reply(web.StreamResponse):
     @property
     def size(self) -> int:
         """Bytes of the body."""
-        return sum(map(len, self._parts))
+        return sum(map(len, self.parts))
 
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the connection may be used again; False until the reply is prepared."""
-        return self._keeps_alive
-
-    def force_close(self) -> None:
-        """Nothing to do: a reply that is not prepared yet does not keep its connection."""
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Take the request that this answers. Nothing is written yet."""
-        self._request = request
-        # What remains of a body that was refused is not read for long.
-        is_read = request.content.is_eof()
-        closes = self._closes or ends_connection(request)
-        self._keeps_alive = request.keep_alive and is_read and not closes
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Write everything, then wait until the client has taken it.
-
-        Raises ConnectionResetError when the client is gone.
-        """
-        request, self._request = self._request, None
-        if request is None:
-            return
-        connection = cast("Connection", request.protocol)
-        parts, self._parts = self._parts, ()
-        size = sum(map(len, parts))
-        head = self._head(request, size)
-        if size == 0 or request.method == hdrs.METH_HEAD:
-            await connection.send((head,), len(head))
-        elif size < _JOIN_BELOW:
-            await connection.send((b"".join((head, *parts)),), size)
-        else:
-            await connection.send((head, *parts), size)
-
-    def _head(self, request: web.BaseRequest, size: int) -> bytes:
-        lines = [
-            f"HTTP/1.1 {self.status} {self.reason}",
-            f"Content-Type: {self._media_type}",
-            f"Content-Length: {size}",
-            f"Date: {_http_date(int(time()))}",
-            *(f"{name}: {value}" for name, value in self._more_headers),
-        ]
-        if not self._keeps_alive:
-            lines.append("Connection: close")
-        elif request.version < HttpVersion11:
-            lines.append("Connection: keep-alive")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    def encoded(
+        self, request: "Request | None", *, keeps_alive: bool
+    ) -> tuple[Sequence[Bytes], int]:
+        """Return the response's buffers and the size that it counts with. `request` is None for
+        what was none."""
+        size = self.size
+        connection = "" if keeps_alive else "Connection: close\r\n"
+        if request is not None and keeps_alive and request.version < HttpVersion11:
+            connection = "Connection: keep-alive\r\n"
+        more = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
+        head = (
+            f"{_first_lines(self.status, self.media_type)}{size}\r\n"
+            f"Date: {_http_date(int(time()))}\r\n{more}{connection}\r\n"
+        ).encode("latin-1")
+        if size == 0 or (request is not None and request.method == hdrs.METH_HEAD):
+            return (head,), len(head)
+        if size < _JOIN_BELOW:
+            return (b"".join((head, *self.parts)),), size
+        return (head, *self.parts), size
 
 
 def problem_reply(problem: Problem, *, closes: bool = False) -> Reply:
@@ -126,6 +96,13 @@ def problem_reply(problem: Problem, *, closes: bool = False) -> Reply:
         problem.all_headers(),
         closes=closes or problem.slug in _ENDS_CONNECTION,
     )
+
+
+@lru_cache(maxsize=256)
+def _first_lines(status: int, media_type: str) -> str:
+    """Return the beginning of a head, up to the body's length."""
+    reason = HTTPStatus(status).phrase
+    return f"HTTP/1.1 {status} {reason}\r\nContent-Type: {media_type}\r\nContent-Length: "
 
 
 @lru_cache(maxsize=1)

@@ -1,9 +1,8 @@
 """Serving the API: a listening socket, the connections it gave rise to, and a clean stop."""
 
 import asyncio
+import socket
 from functools import partial
-
-from aiohttp import web
 
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
@@ -23,14 +22,12 @@ class Server:
     def __init__(
         self,
         app: App,
-        manager: web.Server,
         listener: asyncio.Server,
         connections: Connections,
         timeout_s: float,
         tls: ServerTls | None,
     ) -> None:
         self._app = app
-        self._manager = manager
         self._listener: asyncio.Server | None = listener
         self._connections = connections
         self._timeout_s = timeout_s
@@ -54,10 +51,10 @@ class Server:
         listener.close()
         # A turn, so that requests which are here already are begun; then the idle are closed.
         await asyncio.sleep(0)
-        self._manager.pre_shutdown()
+        for connection in list(self._connections.open):
+            connection.finish()
         await self._app.release()
-        # It waits that long twice: for requests to end, then for their cancellation.
-        await self._manager.shutdown(self._timeout_s / 2)
+        await self._connections.finish(self._timeout_s)
         await self._app.stop()
         if self._tls is not None:
             await self._tls.stop()
@@ -73,15 +70,13 @@ async def start_server(app: App, config: HttpConfig) -> Server:
     Raises OSError when the address cannot be listened on, TlsUnusable, and ParserMissing.
     """
     check_parser()
-    # A client that goes away cancels its pull. What must come to its end is shielded.
-    manager = web.Server(app.answer, handler_cancellation=True)
     connections = app.connections
     loop = asyncio.get_running_loop()
     files = TlsFiles.of(config)
     tls = ServerTls(files, config.tls_reload_interval_ms / 1000) if files is not None else None
 
     def connect() -> Connection:
-        return Connection(manager, loop, config, connections)
+        return Connection(app.answer, loop, config, connections)
 
     listener = await loop.create_server(
         connect if tls is None else partial(TlsDoor, tls, config, connections, connect),
@@ -89,7 +84,10 @@ async def start_server(app: App, config: HttpConfig) -> Server:
         config.port,
         backlog=BACKLOG,
     )
+    for each in listener.sockets:
+        # The connections inherit it: a client that vanishes without a word is found in the end.
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     app.start()
     if tls is not None:
         tls.start()
-    return Server(app, manager, listener, connections, config.shutdown_timeout_ms / 1000, tls)
+    return Server(app, listener, connections, config.shutdown_timeout_ms / 1000, tls)

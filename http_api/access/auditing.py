@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from holdfast.http_api.access.audit import AuditLog
 from holdfast.http_api.access.door import Denied
 from holdfast.http_api.access.grants import Principal
@@ -12,6 +10,7 @@ from holdfast.http_api.problems import Problem
 
 if TYPE_CHECKING:
     from holdfast.http_api.reply import Reply
+    from holdfast.http_api.request import Request
     from holdfast.http_api.route import Route
 
 
@@ -20,7 +19,7 @@ class Auditing:
 
     __slots__ = ("_about", "_act", "_audit", "_principal", "_request")
 
-    def __init__(self, audit: AuditLog | None, request: web.BaseRequest) -> None:
+    def __init__(self, audit: AuditLog | None, request: "Request") -> None:
         self._audit = audit
         self._request = request
         self._act = ""
@@ -44,9 +43,9 @@ class Auditing:
         status = problem.kind.status
         if isinstance(problem, Denied):
             self._audit.denied(
-                f"{self._request.method[:20]} {self._request.rel_url.raw_path[:200]}",
+                f"{self._request.method[:20]} {self._request.url.raw_path[:200]}",
                 principal=problem.principal,
-                client=self._request.remote or "",
+                client=self._request.remote,
                 details={"status": status, "reason": problem.detail},
             )
         elif self._act:
@@ -65,6 +64,6 @@ class Auditing:
                 self._about[:300],
                 outcome=outcome,
                 principal=self._principal,
-                client=self._request.remote or "",
+                client=self._request.remote,
                 details=details,
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 
 from holdfast.http_api.access.browsers import ORIGIN, SEC_FETCH_SITE, is_from_another_site
 from holdfast.http_api.access.grants import ANYONE, Door, Need, Principal, Verb
@@ -17,6 +17,7 @@ from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.problems import Problem
 
 if TYPE_CHECKING:
+    from holdfast.http_api.request import Request
     from holdfast.http_api.route import Route
     from holdfast.http_api.router import Router
 
@@ -49,7 +50,7 @@ class Access:
         self._now_s = now_s
 
     def admit(
-        self, request: web.BaseRequest, router: "Router"
+        self, request: "Request", router: "Router"
     ) -> tuple["Route", dict[str, str], Principal]:
         """Return the route that the request takes, its path's parameters, and who asks.
 
@@ -57,7 +58,7 @@ class Access:
         """
         principal, refusal = (ANYONE, None) if not self.is_required else self._identify(request)
         try:
-            route, values = router.find(request.method, request.rel_url.raw_path)
+            route, values = router.find(request.method, request.url.raw_path)
         except Problem:
             if refusal is not None:
                 raise refusal from None
@@ -82,7 +83,7 @@ class Access:
             principal.name,
         )
 
-    def _identify(self, request: web.BaseRequest) -> tuple[Principal, Denied | None]:
+    def _identify(self, request: "Request") -> tuple[Principal, Denied | None]:
         """Return who asks, or UNKNOWN and why they are not known."""
         given = request.headers.getall(hdrs.AUTHORIZATION, ())
         if not given:
@@ -171,10 +172,10 @@ def _unauthenticated(
     return denied
 
 
-def _certificate_names(request: web.BaseRequest) -> list[str]:
+def _certificate_names(request: "Request") -> list[str]:
     """Return the names in the certificate that the client showed and the broker has verified:
     those of subjectAltName, then the common name. None on a connection without one."""
-    transport = request.transport
+    transport = request.connection.transport
     certificate = transport.get_extra_info("peercert") if transport is not None else None
     if not certificate:
         return []

@@ -128,8 +128,8 @@ def test_bytes_that_are_no_text_can_be_told() -> None:
 
 
 def test_the_reply_of_a_stopping_broker_closes_its_connection() -> None:
-    assert problem_reply(problem_for(LogClosed()))._closes
-    assert not problem_reply(problem_for(UnknownTopic("t")))._closes
+    assert problem_reply(problem_for(LogClosed())).closes
+    assert not problem_reply(problem_for(UnknownTopic("t"))).closes
 
 
 def test_a_disk_that_fails_a_read_may_be_asked_again() -> None:

@@ -448,7 +448,7 @@ async def test_many_held_pulls_that_vanish_leave_no_task_and_no_place(api: Api) 
         async with asyncio.timeout(10):
             while api.server.connection_count > before or len(asyncio.all_tasks()) > tasks:
                 await asyncio.sleep(0)
-            while len(api.server._manager.connections) > before:
+            while len(api.context.connections.open) > before:
                 await asyncio.sleep(0)
 
 
