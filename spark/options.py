@@ -49,12 +49,12 @@ OPTIONS: Mapping[str, str] = {
     "tag": "only messages with this tag, or one of several with commas between",
     "filter": "only messages that this SQL92 expression over the properties holds for",
     "minPartitions": "split into at least so many tasks, if there are as many blocks",
-    "maxBytesPerPartition": "split into tasks of at most so many bytes (default 64m)",
+    "maxBytesPerPartition": "split into tasks of at most so many bytes (default 128m)",
     "fetchMaxBytes": "bytes that a task asks for at once (default 8m, at most 16m)",
     "failOnDataLoss": "false skips messages that are gone, and says so in the log (default true)",
 }
 
-DEFAULT_PARTITION_BYTES = 64 * 1024 * 1024
+DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # as Spark cuts files
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
 MAX_FETCH_BYTES = 16 * 1024 * 1024  # the broker's own cap on a pull
 

@@ -120,3 +120,18 @@ def test_a_schema_of_the_users_is_refused(broker: FakeBroker) -> None:
 def test_options_are_checked_at_load(broker: FakeBroker) -> None:
     with pytest.raises(InvalidOption, match="did you mean 'startingOffsets'"):
         loaded(broker, startingOffset="earliest")
+
+
+def test_a_worker_sets_what_it_has_loaded_apart_from_garbage_once(
+    broker: FakeBroker, topic: FakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[None] = []
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(None))
+    reader = loaded(broker).reader(StructType())
+    list(reader.read(reader.partitions()[0]))
+    assert not frozen  # it is the user's own process, in no task of Spark's
+
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: "a task")
+    for _ in range(2):
+        list(reader.read(reader.partitions()[0]))
+    assert len(frozen) == 1
