@@ -1,14 +1,71 @@
-"""RabbitMQ, by pika (one by one, consuming) and aio-pika (publishing many with confirms)."""
+"""RabbitMQ, by pika: its asynchronous publisher with confirms, its blocking consumer.
 
-import asyncio
+aio-pika's publish(), awaited in thousands, reaches a seventh of what this publisher does.
+"""
+
 from collections.abc import Callable, Iterator
 
-import aio_pika
 import pika
 
 from bench.peers.loads.common import main, singles_in_threads
 
 _PREFETCH = 1000
+_PENDING_BATCHES = 4
+
+
+class _Publisher:
+    """pika's asynchronous publisher: confirms are counted as they come."""
+
+    def __init__(
+        self, topic: str, messages: int, body: bytes, properties: pika.BasicProperties, window: int
+    ) -> None:
+        self._topic = topic
+        self._messages = messages
+        self._body = body
+        self._properties = properties
+        self._window = window
+        self._sent = 0
+        self._unconfirmed: set[int] = set()
+        self._failure: BaseException | None = None
+
+    def run(self, parameters: pika.ConnectionParameters) -> None:
+        """Publish all; return once all are confirmed."""
+        self._connection = pika.SelectConnection(
+            parameters,
+            on_open_callback=lambda opened: opened.channel(on_open_callback=self._opened),
+            on_close_callback=self._closed,
+        )
+        self._connection.ioloop.start()
+        if self._sent < self._messages or self._unconfirmed:
+            raise RuntimeError(f"not all was confirmed: {self._failure}")
+
+    def _opened(self, channel: pika.channel.Channel) -> None:
+        self._channel = channel
+        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._fill())
+
+    def _fill(self) -> None:
+        publish = self._channel.basic_publish
+        while self._sent < self._messages and len(self._unconfirmed) < self._window:
+            publish("", self._topic, self._body, self._properties)
+            self._sent += 1
+            self._unconfirmed.add(self._sent)
+
+    def _on_confirm(self, frame: pika.frame.Method) -> None:
+        if not isinstance(frame.method, pika.spec.Basic.Ack):
+            raise RuntimeError(f"not stored: {frame.method}")
+        tag = frame.method.delivery_tag
+        if frame.method.multiple:
+            self._unconfirmed = {each for each in self._unconfirmed if each > tag}
+        else:
+            self._unconfirmed.discard(tag)
+        if self._sent == self._messages and not self._unconfirmed:
+            self._connection.close()
+        elif len(self._unconfirmed) <= self._window // 2:
+            self._fill()
+
+    def _closed(self, connection: pika.SelectConnection, reason: BaseException) -> None:
+        self._failure = reason
+        connection.ioloop.stop()
 
 
 class RabbitLoad:
@@ -29,25 +86,9 @@ class RabbitLoad:
         connection.close()
 
     def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
-        """Publish a batch, wait for its confirms together, go on."""
-
-        async def publish() -> None:
-            connection = await aio_pika.connect(host=self._host, port=self._port)
-            channel = await connection.channel()
-            send = channel.default_exchange.publish
-            for _ in range(messages // batch):
-                await asyncio.gather(
-                    *(
-                        send(
-                            aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT),
-                            topic,
-                        )
-                        for _ in range(batch)
-                    )
-                )
-            await connection.close()
-
-        asyncio.run(publish())
+        """Publish asynchronously, with a few batches at a time that are not confirmed yet."""
+        publisher = _Publisher(topic, messages, body, self._persistent, _PENDING_BATCHES * batch)
+        publisher.run(pika.ConnectionParameters(self._host, self._port))
 
     def consume(self, topic: str, messages: int) -> int:
         """Take with a prefetch, acknowledge by the half prefetch."""

@@ -72,7 +72,7 @@ group.initial.rebalance.delay.ms=0
             sync = "flush.messages=1, acks=all" if durability == "fsync" else "acks=1"
             yield Server(
                 f"127.0.0.1:{port}",
-                f"{_HEAP}; one partition; {sync}",
+                f"{_HEAP}; one partition; {sync}; consumer: queued.min.messages=1000000",
                 [process],
                 python_load("kafka_load", python=peers_python()),
             )
