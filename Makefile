@@ -52,10 +52,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-bench: $(READY)  ## measure everything; BENCH="publish consume" picks some
+bench: $(READY)  ## measure W1 to W11 and more; BENCH="W4 publish" picks some
 	$(BIN)/python -m bench $(BENCH)
 
-bench-peers: $(READY)  ## beside Redis, NATS, RabbitMQ, Kafka, RocketMQ; installs them first
+bench-peers: $(READY)  ## W1 to W5 beside Redis, NATS, RabbitMQ, Kafka, RocketMQ; installs them first
 	bench/peers/install
 	$(BIN)/python -m bench.peers $(BENCH)
 

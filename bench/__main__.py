@@ -1,43 +1,125 @@
-"""Run the benchmarks one after another, each in a process of its own.
+"""Run the benchmarks one after another, each in a process of its own, and table what they say.
 
-python -m bench [NAME ...]       all of them, or those named
+    python -m bench [NAME ...]       all of them, or those named: W1 to W11, or a benchmark's name
+
+What is measured of ours in W1 to W11 is printed as one table with its bars, and written to
+bench/results/ours.json. W1 to W5 have their bars beside peers: `python -m bench.peers`.
 """
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-NAMES = (
-    "publish",
-    "consume",
-    "http_requests",
-    "cpu_floor",
-    "growth",
-    "restart",
-    "hold_http",
-    "hold_table",
-    "spark_scan",
+from bench.harness import machine, plain_loop_s
+from bench.peers.system import ROOT
+from bench.rows import Row, from_json, print_table
+from bench.summary import growth_rows, peers_rows, restart_rows, spark_rows
+
+RESULTS = ROOT / "bench" / "results" / "ours.json"
+
+_Told = Sequence[dict[str, Any]]
+
+
+def _own_rows(told: _Told) -> Iterator[Row]:
+    return map(from_json, told)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A benchmark: the workloads that it measures, and what makes rows of what it prints. One
+    without rows prints tables of its own."""
+
+    name: str
+    workloads: tuple[str, ...]
+    rows: Callable[[_Told], Iterator[Row]] | None
+    arguments: tuple[str, ...] = ()
+    needs: str = ""
+
+
+PARTS = (
+    Part("peers", ("W1", "W2", "W3", "W4", "W5"), peers_rows, ("--systems", "holdfast")),
+    Part("latency", ("W5",), _own_rows),
+    Part("parked", ("W6",), _own_rows),
+    Part("growth", ("W7",), growth_rows),
+    Part("spark_scan", ("W8", "W11"), spark_rows, needs="java"),
+    Part("restart", ("W9",), restart_rows),
+    Part("cpu_floor", ("W10",), _own_rows),
+    Part("small_batches", ("W11",), _own_rows),
+    Part("publish", (), None),
+    Part("consume", (), None),
+    Part("http_requests", (), None),
+    Part("hold_http", (), None),
+    Part("hold_table", (), None),
 )
 
 
 def main() -> int:
     """Run what was asked for; return 1 when any of it failed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Run the benchmarks.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of: {', '.join(NAMES)}")
-    names = parser.parse_args().names or NAMES
-    if unknown := set(names) - set(NAMES):
+    known = {name for part in PARTS for name in (part.name, *part.workloads)}
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of: {sorted(known)}")
+    names = set(parser.parse_args().names or known)
+    if unknown := names - known:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    rows: list[Row] = []
+    left_out: dict[str, str] = {}
     failed = []
-    for name in names:
-        print(f"\n=== bench.{name}", flush=True)
-        if name == "spark_scan" and shutil.which("java") is None:
-            print("left out: Spark needs Java (Debian: apt-get install openjdk-17-jre-headless)")
-        elif subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False).returncode:
-            failed.append(name)
-    if failed:
-        print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
+    for part in PARTS:
+        if not names & {part.name, *part.workloads}:
+            continue
+        print(f"\n=== bench.{part.name}", flush=True)
+        if part.needs and shutil.which(part.needs) is None:
+            left_out[part.name] = f"needs {part.needs}"
+            continue
+        try:
+            of_it = list(_run(part))
+        except subprocess.CalledProcessError as error:
+            failed.append(part.name)
+            left_out[part.name] = f"failed with status {error.returncode}"
+            continue
+        if of_it:
+            print_table(of_it)
+        rows += of_it
+    rows.sort(key=lambda row: int(row.workload[1:]))
+    if rows:
+        print("\n=== all, in the order of the workloads", flush=True)
+        print_table(rows)
+        _write(rows, left_out)
+    for name, reason in left_out.items():
+        print(f"left out: {name}: {reason}")
     return 1 if failed else 0
+
+
+def _run(part: Part) -> Iterator[Row]:
+    command = [sys.executable, "-m", f"bench.{part.name}", *part.arguments]
+    if part.rows is None:
+        subprocess.run(command, check=True)
+        return
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    yield from part.rows(told)
+
+
+def _write(rows: Sequence[Row], left_out: dict[str, str]) -> None:
+    """Keep the rows, in place of those of an earlier run that say the same."""
+    new = {(row.workload, row.case): row.as_json() for row in rows}
+    old = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    kept = {(row["workload"], row["case"]): row for row in old}
+    told = {
+        "machine": machine(),
+        "plain_loop_s": plain_loop_s(),
+        "left_out": left_out,
+        "rows": list({**kept, **new}.values()),
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+    print(f"this machine: {told['machine']}; 10 million additions in a plain Python loop take ")
+    print(f"{told['plain_loop_s']:.2f} s; written to {RESULTS}")
 
 
 if __name__ == "__main__":

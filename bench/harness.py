@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import platform
 import resource
 import tempfile
 import time
@@ -86,6 +87,15 @@ def plain_loop_s() -> float:
     for number in range(_LOOP_ADDITIONS):
         total += number
     return time.perf_counter() - started
+
+
+def machine() -> str:
+    """Return what this machine is, in a line."""
+    memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    return (
+        f"{os.cpu_count()} cores, {memory_gb:.0f} GB, {platform.system()} {platform.release()}, "
+        f"{platform.python_implementation()} {platform.python_version()}"
+    )
 
 
 def arguments(description: str, **defaults: int) -> argparse.Namespace:

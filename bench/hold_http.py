@@ -1,11 +1,11 @@
-"""Held pulls over real connections: how fast they wake, how exactly they end, what they cost.
+"""Held pulls over real connections: how fast they wake, and how exactly they end.
 
-    python -m bench.hold_http [--json] [--parked 10000]
+    python -m bench.hold_http [--json]
 
 One broker process on loopback, one client process with bare sockets; durability is named beside
 each figure. Prints milliseconds from the publish's acknowledgement (as its producer sees it) to
-each held pull's answer, the error of 1,000 deadlines that fall together, and the resident memory
-and idle processor time of parked pulls.
+each held pull's answer, and the error of 1,000 deadlines that fall together. What parked pulls
+cost: bench.parked.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from bench.harness import process_cpu_s
 from holdfast.running_broker import RunningBroker
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
@@ -88,7 +87,7 @@ class Client:
         return protocol
 
     def get(self, path: str) -> bytes:
-        return f"GET {path} HTTP/1.1\r\nHost: {self.host}\r\n\r\n".encode()
+        return f"GET {path} HTTP/1.1\r\nHost: {self.host}\r\nAccept: */*\r\n\r\n".encode()
 
     def post(self, path: str, body: object) -> bytes:
         raw = json.dumps(body).encode()
@@ -249,64 +248,32 @@ async def deadlines(url: str, count: int = 1000, wait_ms: int = 3000) -> dict[st
     }
 
 
-async def parked_cost(url: str, pid: int, count: int, idle_s: float = 10.0) -> dict[str, float]:
-    """Park pulls; measure memory for each and the processor time of doing nothing."""
-    put_topic(url, "parked", 16, "fsync")
-    client = Client(url)
-    before = _resident(pid)
-    connections = []
-    for index in range(count):
-        connection = await client.connect(lambda _, now: None)
-        connection.send(
-            client.get(f"/v1/topics/parked/queues/{index % 16}/messages?offset=0&wait_ms=60000")
-        )
-        connections.append(connection)
-    await held(url, count, 60)
-    after = _resident(pid)
-    spent = process_cpu_s(pid)
-    await asyncio.sleep(idle_s)
-    spent = process_cpu_s(pid) - spent
-    started = time.perf_counter()
-    for connection in connections:
-        assert connection.transport is not None
-        connection.transport.close()
-    await held(url, 0)
-    return {
-        "parked": count,
-        "bytes_each": (after - before) / count,
-        "idle_core_percent": 100 * spent / idle_s,
-        "freed_after_close_s": time.perf_counter() - started,
-    }
-
-
-def _resident(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/statm").read_text().split()
-    return int(fields[1]) * resource.getpagesize()
-
-
-async def run(parked: int) -> dict[str, dict[str, float]]:
+async def run() -> dict[str, dict[str, float]]:
     """Run every measurement against one fresh broker."""
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder, RunningBroker(Path(folder, "data")) as broker:
-        url, pid = broker.url, broker.pid
+        url = broker.url
         for durability in ("fsync", "written"):
             results[f"wake, {durability}"] = await wake_latency(url, durability)
         results["only one wakes, fsync"] = await only_one(url)
         results["deadlines together"] = await deadlines(url)
-        results["parked"] = await parked_cost(url, pid, parked)
         results["net"] = {"scan_rescues": metric(url, "scan_rescues_total")}
     return results
+
+
+def open_more_files() -> None:
+    """Let this process open as many files as it may be allowed to."""
+    with suppress(ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--parked", type=int, default=10_000)
     options = parser.parse_args()
-    with suppress(ValueError):
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    results = uvloop.run(run(options.parked))
+    open_more_files()
+    results = uvloop.run(run())
     if options.json:
         json.dump(results, sys.stdout, indent=2)
         print()

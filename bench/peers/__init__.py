@@ -2,6 +2,7 @@
 
     bench/peers/install            # once: the peers and their clients, into .peers/
     python -m bench.peers          # all workloads; --help lists them
+    python -m bench.report         # tables and pictures of docs/performance.md
 
 Every system is started on loopback with its own defaults, but for what makes the durability
 comparable, and its settings are printed with the table. Loads are written as a user of that client

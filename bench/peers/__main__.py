@@ -5,26 +5,24 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from bench.harness import plain_loop_s
-from bench.peers.results import Results
-from bench.peers.system import ROOT, System, Unavailable, peers_python, running
+from bench.harness import machine, plain_loop_s
+from bench.peers.results import RESULTS, Results
+from bench.peers.system import System, Unavailable, running
 from bench.peers.systems import SYSTEMS
 from bench.peers.workload import Run, Workload
 from bench.peers.workloads import WORKLOADS
-
-_RESULTS = ROOT / "bench" / "results" / "peers.json"
 
 
 def main() -> int:
     """Run what was asked for; return 1 when ours could not be measured."""
     options = _options()
-    workloads = [each for each in WORKLOADS if each.name in options.workloads]
+    asked = set(options.workloads)
+    workloads = [each for each in WORKLOADS if asked & {each.name, *each.labels.values()}]
     systems = [each for each in SYSTEMS if each.name in options.systems]
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     results = Results()
     systems = _present(systems, results)
     counts: dict[tuple[str, str], dict[str, int]] = {}
@@ -43,13 +41,15 @@ def main() -> int:
                     print(f"  failed: {error}", file=sys.stderr)
                     results.left_out[f"{system.name}, {durability}"] = f"failed: {error}"
                     failed = failed or system is SYSTEMS[0]
+    told = {"machine": machine(), "plain_loop_s": plain_loop_s(), **results.as_json()}
+    if options.json:
+        print(json.dumps(told))
+        return 1 if failed else 0
     results.print(console)
-    console.print(f"10 million additions in a plain Python loop take {plain_loop_s():.2f} s")
-    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    _RESULTS.write_text(json.dumps(results.as_json(), indent=1))
-    if options.plots:
-        plot = Path(__file__).with_name("plots.py")
-        subprocess.run([peers_python(), plot, _RESULTS, options.plots], check=True)
+    console.print(f"{told['machine']}; 10 million additions in a plain Python loop take ", end="")
+    console.print(f"{told['plain_loop_s']:.2f} s")
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
     return 1 if failed else 0
 
 
@@ -86,15 +86,16 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.peers", description="Compare Holdfast with its peers."
     )
     names = [each.name for each in WORKLOADS]
+    labels = sorted({label for each in WORKLOADS for label in each.labels.values()})
     parser.add_argument(
-        "workloads", nargs="*", default=names, metavar="WORKLOAD", help=f"any of: {names}"
+        "workloads", nargs="*", default=names, metavar="WORKLOAD", help=f"any of: {names + labels}"
     )
     systems = [each.name for each in SYSTEMS]
     parser.add_argument("--systems", nargs="+", default=systems, choices=systems)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--plots", metavar="DIR", help="draw the results into this folder")
+    parser.add_argument("--json", action="store_true", help="print JSON, write no file")
     options = parser.parse_args()
-    if unknown := set(options.workloads) - set(names):
+    if unknown := set(options.workloads) - {*names, *labels}:
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
     return options
 

@@ -1,16 +1,19 @@
 """What the rounds gave: medians and spread, the ratios and their bars; a table and JSON."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.peers.system import ROOT
 from bench.peers.workload import Bar, Result, Workload
 
 OURS = "holdfast"
+#: What `python -m bench.peers` leaves for `python -m bench.report`.
+RESULTS = ROOT / "bench" / "results" / "peers.json"
 
 
 @dataclass
@@ -22,6 +25,8 @@ class Row:
     system: str
     values: list[float] = field(default_factory=list)
     server_us: list[float] = field(default_factory=list)
+    client_us: list[float] = field(default_factory=list)
+    body_bytes: int = 0
 
     @property
     def median(self) -> float:
@@ -44,7 +49,10 @@ class Results:
             key = (workload.name, result.case, system)
             row = self._rows.setdefault(key, Row(workload, result.case, system))
             row.values.append(result.value)
-            row.server_us.append(result.measured.server_cpu_s / result.measured.messages * 1e6)
+            measured = result.measured
+            row.body_bytes = measured.body_bytes
+            row.server_us.append(measured.server_cpu_s / measured.messages * 1e6)
+            row.client_us.append(measured.client_cpu_s / measured.messages * 1e6)
 
     def rows(self) -> list[Row]:
         """Return the rows, case by case, in the order in which they came."""
@@ -65,14 +73,18 @@ class Results:
             "left_out": self.left_out,
             "rows": [
                 {
+                    "label": row.workload.labels[row.case],
                     "workload": row.workload.name,
+                    "what": row.workload.what,
                     "case": row.case,
                     "durability": row.workload.durability,
                     "unit": row.workload.unit,
                     "system": row.system,
                     "median": row.median,
                     "values": row.values,
-                    "server_us_per_message": statistics.median(row.server_us),
+                    "body_bytes": row.body_bytes,
+                    "server_us": row.server_us,
+                    "client_us": row.client_us,
                     "ours_beside": self.ours_beside(row),
                     "bar": bar.times if (bar := _bar(row)) else None,
                 }
@@ -82,45 +94,60 @@ class Results:
 
     def print(self, console: Console) -> None:
         """Print a table for each workload, then the settings and what was left out."""
-        for workload in dict.fromkeys(row.workload.name for row in self.rows()):
-            self._print_workload(
-                [row for row in self.rows() if row.workload.name == workload], console
-            )
+        rows = self.as_json()["rows"]
+        for workload in dict.fromkeys(row["workload"] for row in rows):
+            _print_workload([row for row in rows if row["workload"] == workload], console)
         for name, settings in self.settings.items():
             console.print(f"{name}: {settings}", highlight=False, markup=False)
         for name, reason in self.left_out.items():
             console.print(f"left out: {name}: {reason}", highlight=False, markup=False)
 
-    def _print_workload(self, rows: Sequence[Row], console: Console) -> None:
-        workload = rows[0].workload
-        table = Table(
-            title=f"{workload.name}: {workload.what} (durability: {workload.durability})",
-            title_justify="left",
-            box=None,
-        )
-        for name in ("", "system"):
-            table.add_column(name)
-        for name in (workload.unit, "least", "most", "server us/message", "ours beside", "bar"):
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(*self._cells(row))
-        console.print(table)
-        console.print()
 
-    def _cells(self, row: Row) -> Iterator[str]:
-        yield row.case
-        yield row.system
-        for value in (row.median, min(row.values), max(row.values)):
-            yield f"{value:,.0f}" if row.workload.is_rate else f"{value:,.2f}"
-        yield f"{statistics.median(row.server_us):,.1f}"
-        ratio, bar = self.ours_beside(row), _bar(row)
-        yield "" if ratio is None else f"{ratio:,.2f} x"
-        if ratio is None or bar is None:
-            yield ""
-        else:
-            is_met = ratio >= bar.times if row.workload.is_rate else ratio <= bar.times
-            sign = ">=" if row.workload.is_rate else "<="
-            yield f"{sign} {bar.times:g} x {'met' if is_met else 'MISSED'}"
+def _print_workload(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    first = rows[0]
+    table = Table(
+        title=f"{first['workload']}: {first['what']} (durability: {first['durability']})",
+        title_justify="left",
+        box=None,
+    )
+    for name in ("", "", "system"):
+        table.add_column(name)
+    for name in (first["unit"], "least to most", "MB/s", "server us/message"):
+        table.add_column(name, justify="right")
+    for name in ("client us/message", "ours beside", "bar"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*told_cells(row))
+    console.print(table)
+    console.print()
+
+
+def told_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a table says of one of the rows of `Results.as_json`."""
+    values, is_rate = row["values"], row["unit"].endswith("/s")
+    shown = [
+        f"{value:,.0f}" if is_rate else f"{value:,.2f}"
+        for value in (row["median"], min(values), max(values))
+    ]
+    ratio = row["ours_beside"]
+    return (
+        row["label"],
+        row["case"],
+        row["system"],
+        shown[0],
+        f"{shown[1]} to {shown[2]}",
+        f"{row['median'] * row['body_bytes'] / 1e6:,.1f}" if is_rate else "",
+        *(f"{statistics.median(row[spent]):,.1f}" for spent in ("server_us", "client_us")),
+        "" if ratio is None else f"{ratio:,.2f} x",
+        _bar_text(row["bar"], ratio, is_rate=is_rate),
+    )
+
+
+def _bar_text(bar: float | None, ratio: float | None, *, is_rate: bool) -> str:
+    if bar is None or ratio is None:
+        return ""
+    is_met = ratio >= bar if is_rate else ratio <= bar
+    return f"{'>=' if is_rate else '<='} {bar:g} x {'met' if is_met else 'MISSED'}"
 
 
 def _bar(row: Row) -> Bar | None:

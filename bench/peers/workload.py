@@ -7,7 +7,7 @@ from typing import Any
 from bench.peers.system import Measured, Server
 
 #: How long one load should take; slower systems are given fewer messages.
-TARGET_S = 3.0
+TARGET_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Workload:
     durability: str
     unit: str
     run: "Callable[[Run], Iterator[Result]]"
+    #: Which of W1 to W5 each case is.
+    labels: Mapping[str, str]
     #: By case; a case that is not named has none.
     bars: Mapping[str, tuple[Bar, ...]] = field(default_factory=dict)
     #: Systems that are left out, and why.

@@ -8,6 +8,7 @@ _BATCH = 1000
 
 
 def _backlog(
+    label: str,
     size: str,
     body_bytes: int,
     *,
@@ -40,6 +41,7 @@ def _backlog(
         "written",
         "messages/s",
         run,
+        {"publish": label, "consume": "W3"},
         {
             "publish": publish_bars,
             "consume": (Bar("redis-streams", 4), Bar("rabbitmq-classic", 20), Bar("kafka", 2)),
@@ -49,6 +51,7 @@ def _backlog(
 
 
 BATCHES_100 = _backlog(
+    "W1",
     "100",
     100,
     most=3_000_000,
@@ -61,6 +64,7 @@ BATCHES_100 = _backlog(
     leaves_out={},
 )
 BATCHES_1K = _backlog(
+    "W2",
     "1k",
     1024,
     most=600_000,

@@ -42,5 +42,6 @@ SINGLES = Workload(
     "fsync",
     "messages/s",
     _run,
+    {_case(producers): "W4" for producers in _PRODUCERS},
     {_case(16): _BARS, _case(64): _BARS},
 )

@@ -1,0 +1,162 @@
+"""Write the tables and pictures of docs/performance.md from what was measured last.
+
+    python -m bench.report
+
+Reads bench/results/ours.json (`python -m bench`), bench/results/peers.json (`python -m
+bench.peers`) and the profiles of docs/performance/profile/, and replaces what stands between
+`<!-- NAME -->` and `<!-- end of NAME -->`; a table whose results are not there stays as it is.
+Pictures are drawn with the peers' Python (bench/peers/install).
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.__main__ import RESULTS as OURS
+from bench.peers.results import RESULTS as PEERS
+from bench.peers.results import told_cells
+from bench.peers.system import ROOT, Unavailable, peers_python
+from bench.rows import COLUMNS, cells, from_json
+
+PAGE = ROOT / "docs" / "performance.md"
+PICTURES = ROOT / "docs" / "performance"
+PROFILES = PICTURES / "profile"
+_PROFILED = ("W1", "W2", "W3", "W3-1k", "W4-1", "W4-16", "W4-64", "W5", "W8")
+#: Areas with less than this share in both profiles stand together as "all else".
+_LEAST_SHARE = 0.04
+_PEERS_COLUMNS = ("", "", "system", "median", "least to most", "MB/s")
+_PEERS_MORE = ("server us/message", "client us/message", "ours beside", "bar")
+
+
+def main() -> None:
+    """Write the page."""
+    page = PAGE.read_text()
+    if OURS.exists():
+        told = json.loads(OURS.read_text())
+        rows = [list(cells(from_json(row))) for row in told["rows"]]
+        page = replaced(page, "ours", [*table(COLUMNS, rows), "", *conditions(told)])
+    if PEERS.exists():
+        told = json.loads(PEERS.read_text())
+        page = replaced(page, "peers", peers_tables(told))
+        page = replaced(page, "peers' settings", settings(told))
+        try:
+            command = [str(peers_python()), "-m", "bench.peers.plots", str(PEERS), str(PICTURES)]
+            subprocess.run(command, check=True, cwd=ROOT)
+        except Unavailable as reason:
+            print(f"no pictures: {reason}", file=sys.stderr)
+    page = replaced(page, "profiles", list(profiles()))
+    PAGE.write_text(page)
+
+
+def replaced(page: str, name: str, lines: Iterable[str]) -> str:
+    """Return the page with other lines between a name's markers; ValueError without those."""
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(start)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"the page has no place for {name}")
+    return "".join([before, start, *(f"{line}\n" for line in lines), end, after])
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a Markdown table."""
+    rule = "|".join("---" for _ in columns)
+    return [f"| {' | '.join(columns)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def conditions(told: Mapping[str, Any]) -> list[str]:
+    """Return what a table was measured on, and what it lacks."""
+    left_out = told["left_out"].items()
+    return [
+        f"Measured on: {told['machine']}; 10 million additions in a plain Python loop take "
+        f"{told['plain_loop_s']:.2f} s.",
+        *(f"Left out: {name}: {reason}." for name, reason in left_out),
+    ]
+
+
+def peers_tables(told: Mapping[str, Any]) -> list[str]:
+    """Return a table for each workload, with its picture."""
+    lines: list[str] = []
+    for name in dict.fromkeys(row["workload"] for row in told["rows"]):
+        of_it = [row for row in told["rows"] if row["workload"] == name]
+        lines += [f"### {name}", "", f"{of_it[0]['what']}.", ""]
+        lines += [f"Durability: {of_it[0]['durability']}. Unit: {of_it[0]['unit']}.", ""]
+        lines += table((*_PEERS_COLUMNS, *_PEERS_MORE), map(told_cells, of_it))
+        lines += ["", f"![{name}](performance/peers-{name}.svg)", ""]
+    rounds = max(len(row["values"]) for row in told["rows"])
+    return [*lines, f"Medians of {rounds} rounds.", *conditions(told)]
+
+
+def settings(told: Mapping[str, Any]) -> list[str]:
+    """Return what each system ran with."""
+    rows = [[*name.rsplit(", ", 1), text] for name, text in told["settings"].items()]
+    return table(("system", "durability", "settings"), rows)
+
+
+def profiles() -> Iterator[str]:
+    """Yield a table for each workload: where a message's time goes, before and after."""
+    for name in _PROFILED:
+        before, after = (_profile(folder, name) for folder in ("before", "after"))
+        for process in before or after:
+            early, late = before.get(process, {}), after.get(process, {})
+            yield from ("", f"**{name}, {process}**: microseconds of processor time a message", "")
+            yield from table(
+                ("where", "before", "after"), profile_rows(_amounts(early), _amounts(late))
+            )
+
+
+def _profile(folder: str, name: str) -> dict[str, Any]:
+    file = PROFILES / folder / f"{name}.json"
+    return {each["process"]: each for each in json.loads(file.read_text())} if file.exists() else {}
+
+
+def _amounts(profile: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return what was spent, in groups that each add up to all of it."""
+    if not profile:
+        return {}
+    spread = profile["spread"]
+    return {
+        "all": {"all": profile["us_per_message"], "the kernel": profile["kernel_us_per_message"]},
+        "thread": {f"thread {name}": amount for name, amount in spread["thread"].items()},
+        "area": spread["area"],
+    }
+
+
+def profile_rows(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the lines of a profile's table; what is small on both sides stands together."""
+    whole = max(side["all"]["all"] for side in (before, after) if side)
+    for group in ("all", "thread", "area"):
+        early, late = before.get(group, {}), after.get(group, {})
+        shown = {
+            name: max(early.get(name, 0.0), late.get(name, 0.0))
+            for name in {**early, **late}
+            if group == "all" or max(early.get(name, 0), late.get(name, 0)) >= _LEAST_SHARE * whole
+        }
+        for name in sorted(shown, key=lambda each: -shown[each]):
+            is_file = re.fullmatch(r"[\w/]+\.py", name)
+            yield (
+                f"`{name}`" if is_file else name,
+                _amount(early.get(name, 0.0) if early else None),
+                _amount(late.get(name, 0.0) if late else None),
+            )
+        if group == "area":
+            yield "all else", _rest(early, shown), _rest(late, shown)
+
+
+def _rest(side: Mapping[str, float], shown: Iterable[str]) -> str:
+    if not side:
+        return ""
+    return _amount(sum(side.values()) - sum(side.get(name, 0.0) for name in shown))
+
+
+def _amount(us: float | None) -> str:
+    return "" if us is None else f"{us:.2f}" if us < 10 else f"{us:.0f}"
+
+
+if __name__ == "__main__":
+    main()
