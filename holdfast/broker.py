@@ -107,6 +107,7 @@ class Broker:
             config=self._config.http_api,
             topics_config=self._config.topics,
             status=lambda: self.status,
+            phase=lambda: self._phase,
             registry=registry,
             version=__version__,
             info=self._info,

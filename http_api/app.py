@@ -1,6 +1,7 @@
 """The API: every request passes this one door, and every error ends at it."""
 
 import asyncio
+from functools import lru_cache
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from holdfast.http_api.framing import check_framing
 from holdfast.http_api.metrics import StateCollector
 from holdfast.http_api.openapi import openapi_document
 from holdfast.http_api.operations import not_ready
-from holdfast.http_api.params import check_encoding, read_params
+from holdfast.http_api.params import read_params
 from holdfast.http_api.problems import problem_for
 from holdfast.http_api.reply import Reply, problem_reply
 from holdfast.http_api.request import Request
@@ -26,6 +27,9 @@ __all__ = ["ApiContext", "App", "BrokerStatus", "make_app"]
 
 #: How often the event loop's lateness is measured.
 _LAG_INTERVAL_S = 1.0
+#: So many query strings are remembered with what they say, if they are no longer than this.
+_REMEMBERED = 1024
+_SHORT_CHARACTERS = 256
 
 
 def make_app(context: ApiContext) -> "App":
@@ -46,6 +50,7 @@ class App:
         self._context = context
         self._router = router
         self._lag: asyncio.Task[NoReturn] | None = None
+        self._remembered_params = lru_cache(_REMEMBERED)(self._read_params)
 
     @property
     def connections(self) -> Connections:
@@ -70,10 +75,9 @@ class App:
             limiter = context.rate_limiter if not route.is_open else None
             if limiter is not None:
                 limiter.admit(request, principal)
-            if not route.is_open and (phase := context.status().phase) != "ready":
+            if not route.is_open and (phase := context.phase()) != "ready":
                 raise not_ready(phase)
-            check_encoding(request.url.raw_query_string)
-            params: Any = read_params(route.params, request.query, context.config)
+            params: Any = self._params(route.params, request.url.raw_query_string)
             media = (
                 negotiate(request.headers.get(hdrs.ACCEPT, ""), route.offers)
                 if route.offers
@@ -100,9 +104,17 @@ class App:
         context.metrics.answered(path, reply.status, monotonic() - started - reply.held_s)
         return reply
 
+    def _params(self, params: type, raw_query: str) -> Any:
+        """Return a query's parameters; they do not change, and often they come again."""
+        is_short = len(raw_query) <= _SHORT_CHARACTERS
+        return (self._remembered_params if is_short else self._read_params)(params, raw_query)
+
+    def _read_params(self, params: type, raw_query: str) -> Any:
+        return read_params(params, raw_query, self._context.config)
+
     async def release(self) -> None:
         """Answer the pulls that are held; let changes that were begun come to their end."""
-        if self._context.status().phase != "recovering":
+        if self._context.phase() != "recovering":
             await self._context.hold.stop()
         await self._context.changes_done()
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -65,6 +65,7 @@ class Connection(Sending):
         "_is_deaf",
         "_is_ending",
         "_is_flooded",
+        "_is_held_back",
         "_is_stopped",
         "_lingering",
         "_parser",
@@ -96,8 +97,10 @@ class Connection(Sending):
         """Whether the request that is being answered is the last one."""
         self._is_deaf = False
         """Whether what comes is not looked at any more."""
-        # Why reading may be stopped: too many requests wait, or too much of a body in chunks.
-        self._is_crowded = self._is_flooded = self._is_stopped = False
+        # Why reading may be stopped: too many requests wait, one waits whose body is to be received
+        # past the parser, or too much of a body in chunks waits.
+        self._is_crowded = self._is_held_back = self._is_flooded = False
+        self._is_stopped = False
         self._lingering: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         """What answers a request that could not be answered at once."""
@@ -187,11 +190,22 @@ class Connection(Sending):
         self.received_at = self._loop.time()
         self._parse(data)
         if self._is_busy:
-            return
-        if self._waiting is not None:
+            self._hold_back()
+        elif self._waiting is not None:
             self._serve_next()
         elif data and not self._is_deaf:
             self._connections.heads.put(self)
+
+    def _hold_back(self) -> None:
+        """Stop reading when a body of known length has begun before its turn: then the rest of it
+        is received past the parser."""
+        if self._waiting is not None and not self._is_held_back:
+            message, content = self._waiting[-1]
+            if isinstance(message, HttpProcessingError) or content.is_eof():
+                return
+            if hdrs.CONTENT_LENGTH in message.headers:
+                self._is_held_back = True
+                self._set_reading()
 
     def _parse(self, data: bytes) -> None:
         if self._is_deaf:
@@ -268,6 +282,7 @@ class Connection(Sending):
         arriving = self._arriving
         is_stopped = not self._is_deaf and (
             self._is_crowded
+            or self._is_held_back
             or self._is_flooded
             or (arriving is not None and not arriving.is_wanted)
         )
@@ -303,15 +318,12 @@ class Connection(Sending):
         else:
             asked = self._request(message, content)
         self.task = begun(self._serve(asked), self._loop)
-        if self.task is None:
-            self._served()
-            return
-        self.task.add_done_callback(self._task_done)
-        if self._arriving is not None:
+        if self._is_stopped or self._arriving is not None:
             self._set_reading()
 
     def _request(self, message: RawRequestMessage, content: Content) -> Request:
         request = Request(message, content, self)
+        self._is_held_back = False
         if not content.is_eof() and self._waiting is None and not self._is_flooded:
             length = request.content_length
             if length is not None:
@@ -332,9 +344,14 @@ class Connection(Sending):
             await self.send(parts, size)
         except ConnectionError:
             self.abort()
+        except asyncio.CancelledError:
+            self.abort()
+            raise
         except Exception:
             _logger.exception("a connection failed")
             self.abort()
+        finally:
+            self._served()
 
     async def _replied(self, request: Request) -> tuple[Sequence[Bytes], int]:
         reply = await self._answer(request)
@@ -356,15 +373,10 @@ class Connection(Sending):
         self._is_ending = True
         return problem_reply(problem).encoded(None, keeps_alive=False)
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self.task = None
-        if task.cancelled():
-            self.abort()
-        self._served()
-
     def _served(self) -> None:
         """A request has its reply, or its client is gone."""
         self._is_busy = False
+        self.task = None
         content, self._content = self._content, EMPTY_PAYLOAD
         if self.transport is None:
             return

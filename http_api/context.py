@@ -55,6 +55,8 @@ class ApiContext:
     config: HttpConfig
     topics_config: TopicsConfig
     status: Callable[[], BrokerStatus]
+    phase: Callable[[], str]
+    """What `status` says of the phase: every request asks for that."""
     registry: CollectorRegistry
     version: str
     info: Callable[[], Mapping[str, object]]

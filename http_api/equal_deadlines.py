@@ -20,6 +20,7 @@ class EqualDeadlines(Generic[K]):
         self._late = late
         self._due: dict[K, float] = {}
         """In the order in which they fall due, which is that in which they were put in."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -27,7 +28,9 @@ class EqualDeadlines(Generic[K]):
 
     def put(self, who: K) -> None:
         """Begin a deadline; one that has begun goes on."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:  # asked for once: in 3.11 that is a call of the system
+            loop = self._loop = asyncio.get_running_loop()
         self._due.setdefault(who, loop.time() + self._after_s)
         if self._timer is None:
             self._timer = loop.call_later(self._after_s, self._look)

@@ -5,7 +5,6 @@ a task from there on. (From Python 3.12 on asyncio can begin a task so; 3.11 can
 """
 
 import asyncio
-import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -23,24 +22,31 @@ def begun(
         awaited = coroutine.send(None)
     except StopIteration:
         return None
-    return loop.create_task(_rest(coroutine, awaited))
+    return loop.create_task(_Rest(coroutine, awaited))
 
 
-async def _rest(coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
-    await _continued(coroutine, awaited)
+class _Rest(Coroutine[Any, Any, None]):
+    """A coroutine that waits for `awaited`, to a task that has not seen that yet."""
 
+    __slots__ = ("_awaited", "_coroutine")
 
-@types.coroutine
-def _continued(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Go on with a coroutine that waits for `awaited`; what is thrown in, it is to see."""
-    while True:
-        try:
-            yield awaited
-        except BaseException as error:
-            try:
-                awaited = coroutine.throw(error)
-            except StopIteration:
-                return
-        else:
-            yield from coroutine
-            return
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+
+    def send(self, value: Any) -> Any:
+        """Hand on what is waited for, then whatever the coroutine goes on with."""
+        awaited, self._awaited = self._awaited, None
+        return self._coroutine.send(value) if awaited is None else awaited
+
+    def throw(self, *error: Any) -> Any:
+        """Let the coroutine see it, also before the task's first step."""
+        self._awaited = None
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """End the coroutine where it stands."""
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise TypeError("for a task alone")

@@ -4,20 +4,20 @@
     class PullParams:
         offset: int | None = whole("The first offset wanted.")
 
-    params = read_params(PullParams, request.query, config)
+    params = read_params(PullParams, "offset=5", config)
 
 A bound may be a number or the name of a setting of HttpConfig. What is above a setting is
 refused as over its limit and never clamped; a name that is not declared is refused too, so
 that a slip of the pen is not taken for a default.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
-from multidict import MultiMapping
+from yarl import URL
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.problems import Problem
@@ -127,15 +127,25 @@ def declared(params: Any) -> Mapping[str, tuple[str, Param]]:
     return found
 
 
-def read_params(params: type[P], query: MultiMapping[str], config: HttpConfig) -> P:
+def query_pairs(raw_query: str) -> Iterable[tuple[str, str]]:
+    """Return the names and values of a query string, decoded, in their order."""
+    if "%" in raw_query or "+" in raw_query or not raw_query.isascii():
+        return URL.build(query_string=raw_query, encoded=True).query.items()
+    # As the decoder does it, in a fifth of the time.
+    pairs = (each.partition("=") for each in raw_query.split("&") if each)
+    return [(name, value) for name, _, value in pairs]
+
+
+def read_params(params: type[P], raw_query: str, config: HttpConfig) -> P:
     """Return the parameters of a query string.
 
-    Raises Problem: invalid-parameter (unknown, given twice, not readable, too small) or
-    limit-exceeded.
+    Raises Problem: invalid-parameter (unknown, given twice, not readable, too small, not
+    percent-encoded UTF-8) or limit-exceeded.
     """
+    check_encoding(raw_query)
     known = declared(cast(Any, params))
     values: dict[str, Any] = {}
-    for name, given in query.items():
+    for name, given in query_pairs(raw_query):
         if name not in known:
             raise _unknown(name, list(known))
         field_name, param = known[name]

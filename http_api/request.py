@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import hdrs
 from aiohttp.http import HttpVersion, RawRequestMessage
-from multidict import CIMultiDictProxy, MultiMapping
+from multidict import CIMultiDictProxy
 from yarl import URL
 
 if TYPE_CHECKING:
@@ -59,11 +59,6 @@ class Request:
         """How long its body is, None where it does not say."""
         length = self.headers.get(hdrs.CONTENT_LENGTH)
         return None if length is None else int(length)
-
-    @property
-    def query(self) -> MultiMapping[str]:
-        """The query string's parameters, decoded."""
-        return self.url.query
 
     @property
     def remote(self) -> str:

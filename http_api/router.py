@@ -4,12 +4,17 @@ A tree of path parts: a fixed part goes before a parameter. A path is cut at its
 it is percent-decoded, so that a slash inside a name stays there, for the name's check to refuse.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import unquote
 
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.route import Route
+
+#: So many paths are remembered with where they lead, if they are no longer than this.
+_REMEMBERED = 1024
+_SHORT_CHARACTERS = 256
 
 
 @dataclass(slots=True)
@@ -29,6 +34,7 @@ class Router:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
+        self._remembered = lru_cache(_REMEMBERED)(self._walk)
         for route in routes:
             node = self._root
             for part in route.path.split("/")[1:]:
@@ -38,11 +44,15 @@ class Router:
             if route.method == "GET":
                 node.routes["HEAD"] = route
 
-    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+    def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
         """Return the route of a raw path, and its parameters decoded.
 
         Raises Problem: not-found, method-not-allowed.
         """
+        is_short = len(path) <= _SHORT_CHARACTERS
+        return (self._remembered if is_short else self._walk)(method, path)
+
+    def _walk(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
         values: dict[str, str] = {}
         node = self._root
         for part in path.split("/")[1:]:

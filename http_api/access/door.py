@@ -51,7 +51,7 @@ class Access:
 
     def admit(
         self, request: "Request", router: "Router"
-    ) -> tuple["Route", dict[str, str], Principal]:
+    ) -> tuple["Route", Mapping[str, str], Principal]:
         """Return the route that the request takes, its path's parameters, and who asks.
 
         Raises Denied; and Problem (not-found, method-not-allowed), but only to those who are known.

@@ -25,7 +25,7 @@ from holdfast.http_api.incoming import (
     from_msgpack,
 )
 from holdfast.http_api.pairs import parse_pairs
-from holdfast.http_api.params import check_encoding, read_params
+from holdfast.http_api.params import query_pairs, read_params
 from holdfast.http_api.problems import Problem, problem_for
 from holdfast.http_api.producer import request_producer
 from holdfast.http_api.publish import _batch
@@ -173,11 +173,11 @@ def _typed(data: bytes) -> None:
 def _query(data: bytes) -> None:
     raw = data.decode("ascii", errors="ignore")  # the parser refuses anything else
     url = URL.build(path="/", query_string=raw, encoded=True)
+    assert list(query_pairs(raw)) == list(url.query.items())
     problems = []
     for route in ROUTES:
         try:
-            check_encoding(url.raw_query_string)
-            read_params(route.params, url.query, _CONFIG)
+            read_params(route.params, raw, _CONFIG)
         except Problem as problem:
             problems.append(problem)
     for each in problems:

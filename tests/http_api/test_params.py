@@ -1,7 +1,7 @@
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 import pytest
-from multidict import MultiDict
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.params import choice, read_params, text, whole, whole_number
@@ -20,7 +20,7 @@ CONFIG = HttpConfig(max_page_size=10, page_size=5)
 
 
 def read(*pairs: tuple[str, str]) -> Example:
-    return read_params(Example, MultiDict(pairs), CONFIG)
+    return read_params(Example, urlencode(pairs, errors="surrogateescape"), CONFIG)
 
 
 def test_what_is_not_given_has_its_default() -> None:

@@ -107,6 +107,7 @@ async def running_api(
         config=config,
         topics_config=store.config,
         status=lambda: api.status,
+        phase=lambda: api.status.phase,
         registry=CollectorRegistry(),
         version="9.9.9",
         info=lambda: {"data_dir": "/nowhere"},
