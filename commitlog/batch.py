@@ -11,15 +11,18 @@ at 0, as in Arrow, so every section is an Arrow buffer as it lies. n messages, m
                                  value offsets int32[m+1]   values     (flag PROPERTIES)
     born          int64[n]  microseconds                               (flag BORN)
     expires       int64[n]  microseconds, 0: never                     (flag EXPIRES)
+    producer ids  uint64[n] 0: none
+    sequences     int64[n]                   epochs        uint32[n]  (flag PRODUCERS)
 
 An empty key or tag means none (hash and code 0). A batch read from anywhere is not to be
 trusted before `commitlog.batch_check` has passed it or its payload CRC was compared.
 """
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +41,7 @@ from holdfast.commitlog.errors import CorruptBatch
 
 Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
 _PADDING = [bytes(n) for n in range(ALIGNMENT)]
@@ -48,6 +52,9 @@ _PROPERTIES = int(BatchFlag.PROPERTIES)
 _BORN = int(BatchFlag.BORN)
 _EXPIRES = int(BatchFlag.EXPIRES)
 _REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
+_PRODUCERS = int(BatchFlag.PRODUCERS)
+#: Up to so many values numpy's calls cost more than their work does without it.
+_FEW = 64
 _MAX_SECTION_BYTES = 2**31 - 1  # int32 offsets
 
 
@@ -72,6 +79,23 @@ def tag_summary(codes: Iterable[int]) -> int:
     for code in codes:
         summary |= 1 << (code & 63)
     return summary
+
+
+class Requests(NamedTuple):
+    """Whose publish each message of a batch came with: one of each a message."""
+
+    producer_ids: Sequence[int]
+    """0: the publish named none."""
+    sequences: Sequence[int]
+    epochs: Sequence[int]
+
+
+class RequestColumns(NamedTuple):
+    """As Requests, read from a batch."""
+
+    producer_ids: UInt64s
+    sequences: Int64s
+    epochs: UInt32s
 
 
 class Section(NamedTuple):
@@ -100,6 +124,9 @@ class Layout:
     values: Section | None
     born: Section | None
     expires: Section | None
+    producer_ids: Section | None
+    sequences: Section | None
+    epochs: Section | None
     total_size: int
 
 
@@ -142,6 +169,9 @@ def layout_of(header: BatchHeader) -> Layout:
         values=section(header.property_value_bytes, present=props),
         born=section(8 * n, present=flags & _BORN),
         expires=section(8 * n, present=flags & _EXPIRES),
+        producer_ids=section(8 * n, present=flags & _PRODUCERS),
+        sequences=section(8 * n, present=flags & _PRODUCERS),
+        epochs=section(4 * n, present=flags & _PRODUCERS),
         total_size=at,
     )
 
@@ -188,6 +218,16 @@ class Batch:
 
     def __len__(self) -> int:
         return self.header.message_count
+
+    @property
+    def queue_id(self) -> int:
+        """The queue that it belongs to, ANY_QUEUE where that is left to the broker."""
+        return self.header.queue_id
+
+    @property
+    def total_size(self) -> int:
+        """Its bytes, header and all."""
+        return self.header.total_size
 
     # -- columns ---------------------------------------------------------------------------
 
@@ -265,6 +305,18 @@ class Batch:
     def expires_timestamps_us(self) -> Int64s | None:
         """int64[n], 0 for a message that never expires; None when none does."""
         return self._int64s(self.layout.expires)
+
+    @cached_property
+    def requests(self) -> RequestColumns | None:
+        """Whose publish each message came with, None where the header says it for all."""
+        layout = self.layout
+        if layout.producer_ids is None or layout.sequences is None or layout.epochs is None:
+            return None
+        return RequestColumns(
+            self._view("<u8", layout.producer_ids),
+            self._view("<i8", layout.sequences),
+            self._view("<u4", layout.epochs),
+        )
 
     # -- one message -----------------------------------------------------------------------
 
@@ -374,6 +426,41 @@ def encode_batch(
     left out. Raises ValueError for no messages, columns of unequal length, an empty key, tag
     or property name, or more than 2 GiB in a column.
     """
+    header, payload = encode_columns(
+        bodies,
+        keys=keys,
+        tags=tags,
+        properties=properties,
+        born_timestamp_us=born_timestamp_us,
+        born_timestamps_us=born_timestamps_us,
+        expires_timestamps_us=expires_timestamps_us,
+        queue_id=queue_id,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+        request_sequence=request_sequence,
+    )
+    return bytes(header.encode()) + payload
+
+
+def encode_columns(
+    bodies: Sequence[bytes],
+    *,
+    keys: Sequence[str | None] | None = None,
+    tags: Sequence[str | None] | None = None,
+    properties: Sequence[Mapping[str, str] | None] | None = None,
+    born_timestamp_us: int = 0,
+    born_timestamps_us: Sequence[int] | None = None,
+    expires_timestamps_us: Sequence[int] | None = None,
+    queue_id: int = ANY_QUEUE,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    request_sequence: bool = False,
+    requests: Requests | None = None,
+) -> tuple[BatchHeader, bytes]:
+    """As `encode_batch`, but return the header, which is yet to be stamped, and the payload;
+    `requests` is as long as `bodies`, and the broker's alone to give."""
     n = len(bodies)
     if n == 0:
         raise ValueError("a batch holds at least one message")
@@ -401,6 +488,11 @@ def encode_batch(
     if expires_timestamps_us is not None and any(expires_timestamps_us):
         flags |= _EXPIRES
         parts.add(np.asarray(expires_timestamps_us, "<i8").tobytes())
+    if requests is not None:
+        flags |= _PRODUCERS
+        parts.add(np.array(requests.producer_ids, "<u8").tobytes())
+        parts.add(np.array(requests.sequences, "<i8").tobytes())
+        parts.add(np.array(requests.epochs, "<u4").tobytes())
     if request_sequence:
         flags |= _REQUEST_SEQUENCE
     payload = parts.join()
@@ -422,7 +514,17 @@ def encode_batch(
         property_name_bytes=name_bytes,
         property_value_bytes=value_bytes,
     )
-    return bytes(header.encode()) + payload
+    return header, payload
+
+
+def _offsets(values: Sequence[bytes]) -> bytes:
+    """Return where each value begins and the last one ends, as int32[n+1]."""
+    n = len(values)
+    if n <= _FEW:
+        return struct.pack(f"<{n + 1}i", 0, *accumulate(map(len, values)))
+    offsets = np.zeros(n + 1, "<i4")
+    np.cumsum(np.fromiter(map(len, values), "<i4", n), out=offsets[1:])
+    return offsets.tobytes()
 
 
 class _Parts:
@@ -443,9 +545,7 @@ class _Parts:
         data = b"".join(values)
         if len(data) > _MAX_SECTION_BYTES:
             raise ValueError(f"a column of {len(data)} bytes; at most {_MAX_SECTION_BYTES}")
-        offsets = np.zeros(len(values) + 1, "<i4")
-        np.cumsum(np.fromiter(map(len, values), "<i4", len(values)), out=offsets[1:])
-        self.add(offsets.tobytes())
+        self.add(_offsets(values))
         self.add(data)
         return len(data)
 

@@ -99,6 +99,9 @@ def _padding(batch: Batch) -> bytes:
         layout.values,
         layout.born,
         layout.expires,
+        layout.producer_ids,
+        layout.sequences,
+        layout.epochs,
     ):
         if section is not None:
             gaps.append(batch.block[at : section.start])

@@ -152,6 +152,10 @@ class BatchRun:
         section("values", self.field("property_value_bytes"), properties)
         section("born", times, self.has(BatchFlag.BORN))
         section("expires", times, self.has(BatchFlag.EXPIRES))
+        producers = self.has(BatchFlag.PRODUCERS)
+        section("producer_ids", times, producers)
+        section("sequences", times, producers)
+        section("epochs", hashes, producers)
         return starts, sizes, at
 
     def _check(self) -> None:

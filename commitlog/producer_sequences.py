@@ -99,8 +99,10 @@ class ProducerSequences:
     def record(self, header: BatchHeader) -> None:
         """Take note of a batch that was stored, as its stamped header says. What was stored is
         right: a producer that was forgotten by then starts anew here too, whatever its epoch."""
-        if not header.producer_id:
-            return
+        for publish in header.idempotent:
+            self._record(publish)
+
+    def _record(self, header: BatchHeader) -> None:
         key = (header.producer_id, header.topic_id)
         state = self._current(key, header.store_timestamp_us)
         if state is None or header.producer_epoch != state.epoch:

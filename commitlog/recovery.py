@@ -22,6 +22,7 @@ from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog, block_header
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptBatch
 from holdfast.commitlog.log_scan import Damage, scan_log
+from holdfast.commitlog.rows import with_requests
 from holdfast.commitlog.segment import Segment, read_trailer
 from holdfast.commitlog.segment_format import END_MARK_SIZE
 
@@ -106,7 +107,7 @@ def recover(
         if found.header is not None:
             durable = max(durable, found.header.durable_offset)
             progress(found.header.physical_offset - from_offset, total)
-        unproven.append((segment, found if isinstance(found, Damage) else found.header))
+        unproven.append((segment, found if isinstance(found, Damage) else with_requests(found)))
         settle()
     for index, (behind, unsure) in enumerate(unproven):
         if isinstance(unsure, Damage) and unsure.reason == MISSING_SEGMENT:

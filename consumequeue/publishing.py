@@ -1,4 +1,8 @@
-"""Publishing: hand batches to the appender, and answer once they are stored as asked."""
+"""Publishing: hand batches to the appender, and answer once they are stored as asked.
+
+All that one pass of the loop brings goes to the appender together: what came at the same time can
+share a batch and a write, and whoever is alone waits for nobody.
+"""
 
 import asyncio
 import logging
@@ -8,6 +12,7 @@ from dataclasses import dataclass
 from holdfast.commitlog.appender import Appender, AppendRequest
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.rows import Rows
 from holdfast.consumequeue.admission import Admission
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.state_changes import settle
@@ -37,11 +42,12 @@ class Publishing:
         self._appender = appender
         self._admission = admission
         self._loop = asyncio.get_running_loop()
+        self._is_waking = False
 
     async def publish(
-        self, topic: Topic, batches: Sequence[Batch], *, durability: str | None = None
+        self, topic: Topic, batches: Sequence[Batch | Rows], *, durability: str | None = None
     ) -> list[Published]:
-        """Append checked batches, whose queue ids are set; return where each one is, in order,
+        """Append checked messages, whose queue ids are set; return where each one is, in order,
         once it can be read from there (unless it asks for less than its topic's durability).
 
         Acknowledged as `durability` says ("fsync" or "written"), else as the topic does. Raises
@@ -52,16 +58,19 @@ class Publishing:
         if self._table.by_id(topic.topic_id) is None:
             raise UnknownTopic(topic.name)
         for batch in batches:
-            check_queue(topic, batch.header.queue_id)
+            check_queue(topic, batch.queue_id)
         durable = (durability or topic.config.durability) == "fsync"
         future: asyncio.Future[None] = self._loop.create_future()
         request = AppendRequest(topic.topic_id, batches, durable, context=future)
         self._admission.enter(request.size)
         try:
-            self._appender.submit(request)
+            self._appender.submit(request, wake=False)
         except LogError:
             self._admission.leave(request.size)
             raise
+        if not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon(self._wake)
         await future
         return [
             Published(
@@ -74,6 +83,10 @@ class Publishing:
             )
             for result in request.results
         ]
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        self._appender.wake()
 
     def completed(self, requests: list[AppendRequest]) -> None:
         """Hand finished requests to the loop (called in the reput thread)."""

@@ -350,8 +350,9 @@ class ReputService:
         sequences = self._sequences
         changed: set[ProducerKey] = set()
         for item in group:
-            if item.header.producer_id:
-                sequences.record(item.header)
-                changed.add((item.header.producer_id, item.header.topic_id))
+            sequences.record(item.header)
+            changed.update(
+                (publish.producer_id, publish.topic_id) for publish in item.header.idempotent
+            )
         changed.update(sequences.expire(group[-1].unit.store_timestamp_us))
         return [(key, sequences.state(key)) for key in changed]

@@ -92,6 +92,8 @@ def _check_header(
         raise _malformed(
             "request-sequence", index, "batches count by queue; only the headers count requests"
         )
+    if header.flags & BatchFlag.PRODUCERS:
+        raise _malformed("producers", index, "a batch that is sent is of one publish")
 
 
 def with_queues(batches: Sequence[Batch], turn: Callable[[], int]) -> list[Batch]:

@@ -1,4 +1,4 @@
-"""Publishing: a request's messages become one batch a queue, stored all or none.
+"""Publishing: a request's messages become rows or a batch for each queue, stored all or none.
 
 Everything is checked before anything is stored, and before a topic is made for it. A message
 goes to the queue it names, else to that of its key; those with neither go, together, to the
@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from aiohttp import hdrs
 
-from holdfast.commitlog.batch import Batch, encode_batch, queue_for_key
+from holdfast.commitlog.batch import Batch, queue_for_key
 from holdfast.commitlog.batch_check import MessageLimits
 from holdfast.commitlog.message_id import format_message_id
+from holdfast.commitlog.rows import Rows, as_batch
 from holdfast.consumequeue.errors import UnknownQueue, UnknownTopic
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
@@ -152,17 +153,19 @@ async def _store(
     topic = topic or await _created(call, name)
     rows = _by_queue(messages, topic.queue_count, _turn(context, topic, producer))
     now_us = time_ns() // 1000
-    batches = await _run(
-        lambda: [
-            _batch([messages[row] for row in rows[queue]], queue, now_us, producer)
-            for queue in rows
-        ],
-        apart=apart,
-    )
+
+    def grouped() -> list[Batch | Rows]:
+        of_queues = (
+            _rows([messages[row] for row in rows[queue]], queue, now_us, producer) for queue in rows
+        )
+        # Few are left as they are: the appender makes one batch of all that waits for a queue.
+        return [as_batch(each) if apart else each for each in of_queues]
+
+    parts = await _run(grouped, apart=apart)
     count = len(messages)
     messages.clear()
     turn.end()
-    published = await _publish(context, topic, batches, call.params.durability)
+    published = await _publish(context, topic, parts, call.params.durability)
     results: dict[int, PublishResult] = {}
     for each, indexes in zip(published, rows.values(), strict=True):
         for offset, index in enumerate(indexes, each.base_offset):
@@ -273,36 +276,32 @@ def _by_queue(
     return rows
 
 
-def _batch(
-    messages: Sequence[Incoming], queue: int, now_us: int, producer: Producer | None
-) -> Batch:
-    expires = [now_us + message.ttl_ms * 1000 if message.ttl_ms else 0 for message in messages]
-    block = encode_batch(
-        [message.body for message in messages],
-        keys=[message.key for message in messages],
-        tags=[message.tag for message in messages],
-        properties=[message.properties for message in messages],
-        expires_timestamps_us=expires,
-        born_timestamp_us=now_us,
-        queue_id=queue,
-        producer_id=producer.producer_id if producer else 0,
-        producer_epoch=producer.epoch if producer else 0,
-        sequence=producer.sequence if producer else 0,
-        request_sequence=producer is not None,
+def _rows(messages: Sequence[Incoming], queue: int, now_us: int, producer: Producer | None) -> Rows:
+    bodies, keys, tags, properties, _, ttls = zip(*messages, strict=True)
+    return Rows(
+        queue,
+        bodies,
+        now_us,
+        keys if any(keys) else None,
+        tags if any(tags) else None,
+        properties if any(properties) else None,
+        [now_us + ttl * 1000 if ttl else 0 for ttl in ttls] if any(ttls) else None,
+        producer.producer_id if producer else 0,
+        producer.epoch if producer else 0,
+        producer.sequence if producer else 0,
     )
-    return Batch.decode(block, verify_payload=False)
 
 
 # -- storing and answering -----------------------------------------------------------------
 
 
 async def _publish(
-    context: ApiContext, topic: Topic, batches: Sequence[Batch], durability: str | None
+    context: ApiContext, topic: Topic, batches: Sequence[Batch | Rows], durability: str | None
 ) -> list[Published]:
     published = await context.store.publish(topic, batches, durability=durability)
     counters = context.metrics.topic(topic.name)
     counters.messages_in.inc(sum(each.count for each in published))
-    counters.bytes_in.inc(sum(batch.header.total_size for batch in batches))
+    counters.bytes_in.inc(sum(batch.total_size for batch in batches))
     return published
 
 

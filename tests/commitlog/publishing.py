@@ -11,6 +11,7 @@ from holdfast.commitlog.batch import Batch, encode_batch
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.producer_sequences import ProducerSequences
+from holdfast.commitlog.rows import Rows
 from holdfast.commitlog.segment import Segment
 from holdfast.commitlog.syncer import Syncer
 from tests.support.simulated_disk import SimulatedDisk
@@ -148,7 +149,7 @@ class Publishing:
 
     def submit(
         self,
-        *batches: Batch,
+        *batches: Batch | Rows,
         durable: bool = False,
         topic_id: int = 1,
         urgent: bool = False,

@@ -20,6 +20,7 @@ from holdfast.commitlog.errors import (
     ProducerFenced,
     SequenceGap,
 )
+from holdfast.commitlog.rows import Rows
 from tests.commitlog.publishing import Publishing, batch, error_of
 from tests.support.small_log import FIRST, NOW_US, SEGMENT_BYTES, SmallLog
 
@@ -430,3 +431,98 @@ def test_a_durable_duplicate_of_what_is_synced_is_answered_at_once(
     waiting = publishing.submit(sent, durable=True)
     publishing.appender.stop()
     assert publishing.idle.of_waiting() == [waiting]
+
+
+# -- publishes that share a batch --------------------------------------------------------------
+
+
+def rows(*bodies: bytes, queue: int = 0, producer_id: int = 0, sequence: int = 0) -> Rows:
+    return Rows(queue, bodies or (b"x",), NOW_US, producer_id=producer_id, sequence=sequence)
+
+
+def stored(publishing: Publishing) -> list[list[bytes]]:
+    """Return the bodies of each batch in the log."""
+    found = []
+    for header in publishing.dispatched():
+        read = publishing.log.read_batch(header.physical_offset, header.total_size)
+        found.append([read.body(row) for row in range(len(read))])
+    return found
+
+
+def test_rows_that_wait_for_one_queue_share_a_batch(publishing: Publishing) -> None:
+    first = publishing.submit(rows(b"a", b"b"))
+    other = publishing.submit(rows(b"c", queue=1))
+    second = publishing.submit(rows(b"d"))
+    _run(publishing)
+    assert stored(publishing) == [[b"a", b"b", b"d"], [b"c"]]
+    places = [
+        (result.queue_id, result.base_offset, result.message_count)
+        for request in (first, second, other)
+        for result in request.results
+    ]
+    assert places == [(0, 0, 2), (0, 2, 1), (1, 0, 1)]
+    assert first.end_physical_offset == second.end_physical_offset
+
+
+def test_a_batch_between_rows_keeps_its_turn(publishing: Publishing) -> None:
+    publishing.submit(rows(b"a"))
+    between = publishing.submit(batch(3))
+    publishing.submit(rows(b"b"))
+    _run(publishing)
+    assert stored(publishing) == [[b"a"], [b"xxx"], [b"b"]]
+    assert between.results[0].base_offset == 1
+
+
+def test_results_are_in_the_order_of_the_request_whatever_is_written_first(
+    publishing: Publishing,
+) -> None:
+    publishing.submit(rows(queue=1))
+    request = publishing.submit(rows(b"a", queue=0), batch(queue=2), rows(b"b", queue=1))
+    _run(publishing)
+    assert [(result.queue_id, result.base_offset) for result in request.results] == [
+        (0, 0),
+        (2, 0),
+        (1, 1),
+    ]
+
+
+@pytest.mark.parametrize("name", ["MAX_SHARED_BYTES", "MAX_SHARED_MESSAGES"])
+def test_a_shared_batch_stays_small(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    two = 2 * rows().total_size if name == "MAX_SHARED_BYTES" else 2
+    monkeypatch.setattr(appender_module, name, two)
+    requests = [publishing.submit(rows()) for _ in range(5)]
+    _run(publishing)
+    assert [len(each) for each in stored(publishing)] == [2, 2, 1]
+    assert [request.results[0].base_offset for request in requests] == list(range(5))
+
+
+def test_a_retry_among_those_that_share_is_known(publishing: Publishing) -> None:
+    """It came while what it repeats was waiting still, with others before and behind."""
+    publishing.submit(rows(b"a"))
+    first = publishing.submit(rows(b"b", producer_id=7, sequence=3))
+    again = publishing.submit(rows(b"b", producer_id=7, sequence=3))
+    following = publishing.submit(rows(b"c", producer_id=7, sequence=4))
+    gap = publishing.submit(rows(b"d", producer_id=7, sequence=9))
+    last = publishing.submit(rows(b"e"))
+    _run(publishing)
+    assert stored(publishing) == [[b"a", b"b"], [b"c"], [b"e"]]
+    assert again.results == [replace(first.results[0], duplicate=True)]
+    assert following.results[0].base_offset == 2
+    assert isinstance(error_of(gap), SequenceGap)
+    assert last.error is None
+
+
+def test_a_full_disk_fails_all_who_share_and_nobody_else(publishing: Publishing) -> None:
+    publishing.disk.full = True
+    requests = [publishing.submit(rows()), publishing.submit(rows()), publishing.submit(rows())]
+    publishing.appender.start()
+    for _ in requests:
+        publishing.events.next_completed()
+    assert [type(request.error) for request in requests] == [DiskFull] * 3
+    publishing.disk.full = False
+    publishing.log._no_room_until = 0.0
+    later = publishing.submit(rows())
+    publishing.events.next_completed()
+    assert later.results[0].base_offset == 0

@@ -32,6 +32,8 @@ def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base:
     assert len(blocks) == len(stored)
     for index, batch in enumerate(stored):
         for field in dataclasses.fields(BatchHeader):
+            if field.name == "requests":  # not of the bytes
+                continue
             assert blocks.field(field.name)[index] == getattr(batch.header, field.name), field.name
         for name, starts in blocks.starts.items():
             if (section := getattr(batch.layout, name)) is not None:

@@ -13,6 +13,7 @@ from yarl import URL
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_check import MessageLimits, check_batch
+from holdfast.commitlog.rows import as_batch
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 from holdfast.http_api.codecs import decode, encode, media_type, negotiate
@@ -28,7 +29,7 @@ from holdfast.http_api.pairs import parse_pairs
 from holdfast.http_api.params import query_pairs, read_params
 from holdfast.http_api.problems import Problem, problem_for
 from holdfast.http_api.producer import request_producer
-from holdfast.http_api.publish import _batch
+from holdfast.http_api.publish import _rows
 from holdfast.http_api.router import Router
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.types import OffsetsRequest, ResetRequest, TopicSettings
@@ -120,7 +121,7 @@ def _messages(decode_body: Callable[[bytes, int], list[Incoming]]) -> Callable[[
         messages = decode_body(data, MAX_MESSAGES)
         assert 1 <= len(messages) <= MAX_MESSAGES
         check_messages(messages, LIMITS)
-        batch = _batch(messages, 0, 1_700_000_000_000_000, None)
+        batch = as_batch(_rows(messages, 0, 1_700_000_000_000_000, None))
         check_batch(Batch.decode(batch.block), LIMITS)
         for row, message in enumerate(messages):
             assert batch.body(row) == message.body

@@ -17,6 +17,7 @@ from holdfast.check import check_data_dir
 from holdfast.commitlog import commit_log
 from holdfast.commitlog.disk import LinuxFile
 from holdfast.commitlog.errors import DiskFull, LogOverloaded, LogPoisoned
+from holdfast.commitlog.rows import Rows
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.message_store import MessageStore, StoredOffsets
 from holdfast.consumequeue.state_journal import state_in_log
@@ -140,6 +141,40 @@ async def test_a_retry_after_a_restart_is_still_a_duplicate(
     async with open_storage(small_config(tmp_path)) as storage:
         (following,) = await storage.store.publish(storage.store.topic("t"), attempt(7))
         assert (following.base_offset, following.duplicate) == (14, False)
+
+
+@pytest.mark.parametrize("forgotten", [(), ("consumequeue",), ("consumequeue", "state")], ids=str)
+async def test_a_retry_of_a_publish_that_shared_its_batch_is_a_duplicate_after_a_restart(
+    tmp_path: Path, forgotten: tuple[str, ...]
+) -> None:
+    def attempt(producer_id: int, sequence: int) -> list[Rows]:
+        return [Rows(1, [b"a", b"b"], 10**15, producer_id=producer_id, sequence=sequence)]
+
+    first = {}
+    async with open_storage(small_config(tmp_path)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=2)
+        for sequence in range(3):
+            answers = await asyncio.gather(
+                *(storage.store.publish(topic, attempt(number, sequence)) for number in range(5))
+            )
+            first.update({(number, sequence): answers[number][0] for number in range(5)})
+        assert storage.log.segments[-1].block_count < 15, "none shared a batch"
+        await settled(storage)
+    for name in forgotten:
+        for path in (tmp_path / name).iterdir():
+            path.unlink()
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            topic = storage.store.topic("t")
+            for number, sequence in ((1, 2), (4, 0), (2, 1)):
+                (again,) = await storage.store.publish(topic, attempt(number, sequence))
+                assert again.duplicate
+                assert again.base_offset == first[number, sequence].base_offset
+                assert again.count == 2
+            assert storage.store.queue_state(topic, 1).max_offset == 30
+    async with open_storage(small_config(tmp_path)) as storage:
+        (following,) = await storage.store.publish(storage.store.topic("t"), attempt(1, 3))
+        assert (following.base_offset, following.duplicate) == (30, False)
 
 
 # -- telling those above -------------------------------------------------------------------

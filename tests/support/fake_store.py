@@ -16,6 +16,7 @@ from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_check import MessageLimits
 from holdfast.commitlog.errors import CorruptRecord, LogError
 from holdfast.commitlog.message_id import parse_message_id
+from holdfast.commitlog.rows import Rows, as_batch
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.errors import (
@@ -169,13 +170,14 @@ class FakeStore:
             raise self.alarm
 
     async def publish(
-        self, topic: Topic, batches: Sequence[Batch], *, durability: str | None = None
+        self, topic: Topic, batches: Sequence[Batch | Rows], *, durability: str | None = None
     ) -> list[Published]:
         if self.publish_error is not None:
             raise self.publish_error
-        self.publishes.append((topic.name, list(batches), durability))
+        stored = [as_batch(each) if isinstance(each, Rows) else each for each in batches]
+        self.publishes.append((topic.name, stored, durability))
         durable = (durability or topic.config.durability) == "fsync"
-        published = [self._append(topic, batch, durable) for batch in batches]
+        published = [self._append(topic, batch, durable) for batch in stored]
         self.arrived(
             {(topic.topic_id, each.queue): each.base_offset + each.count for each in published}
         )

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.rows import Rows
 from tests.support.history import Send
 
 #: Batches that a producer has under way at most: as many as the broker can answer twice.
@@ -41,7 +42,7 @@ class Plan:
 class Attempt:
     """One publish, tried until it is answered."""
 
-    batches: list[Batch]
+    batches: list[Batch | Rows]
     sends: list[list[Send]]
     """Per batch, its messages."""
     durability: str
@@ -77,6 +78,8 @@ class Producer:
     sequence: int = 0
     sent: int = 0
     unanswered: list[Attempt] = field(default_factory=list)
+    sends_rows: bool = False
+    """Its messages may share a batch with those of others; sequences count its requests then."""
     is_known: bool = False
     """It was answered once."""
 
@@ -94,19 +97,34 @@ class Producer:
         attempt = Attempt([], [], self.durability, self.epoch)
         for queue in queues:
             sends = [self._send(queue, body_bytes) for _ in range(messages)]
-            encoded = encode_batch(
-                [send.body for send in sends],
-                keys=[send.key for send in sends],
-                queue_id=queue,
-                producer_id=self.producer_id,
-                producer_epoch=self.epoch,
-                sequence=self.sequence,
-                request_sequence=self.queue is None,
+            attempt.batches.append(
+                self._rows(queue, sends) if self.sends_rows else self._batch(queue, sends)
             )
-            attempt.batches.append(Batch.decode(encoded))
             attempt.sends.append(sends)
         self.sequence += 1
         return attempt
+
+    def _batch(self, queue: int, sends: list[Send]) -> Batch:
+        encoded = encode_batch(
+            [send.body for send in sends],
+            keys=[send.key for send in sends],
+            queue_id=queue,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            sequence=self.sequence,
+        )
+        return Batch.decode(encoded)
+
+    def _rows(self, queue: int, sends: list[Send]) -> Rows:
+        return Rows(
+            queue,
+            [send.body for send in sends],
+            1_700_000_000_000_000 + self.sent,
+            keys=[send.key for send in sends],
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            sequence=self.sequence,
+        )
 
     def _send(self, queue: int, body_bytes: int) -> Send:
         self.sent += 1

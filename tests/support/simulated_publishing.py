@@ -106,6 +106,8 @@ class SimulatedPublishing(SimulatedProcess):
             queue,
             number if idempotent else 0,
             durability or plan.durability,
+            # One that publishes to all queues counts requests.
+            sends_rows=queue is None or self.rng.random() < 0.5,
         )
         self.producers.append(producer)
         return producer

@@ -1,0 +1,189 @@
+"""Messages on their way into the log that are no batch yet, so that those of several publishes
+to one queue can share one. Pure.
+
+A publish of a few messages costs as much to encode, write, index and read as one of a few
+hundred. So it comes to the appender as Rows, and what waits there for the same queue becomes
+one batch: its messages follow each other publish by publish, and each publish keeps what is its
+own, the moment its messages were born and the producer that may send it again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TypeVar
+
+from holdfast.commitlog.batch import Batch, Requests, encode_columns
+from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchFlag, BatchHeader
+
+_REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The messages of one publish to one queue: as many of each column as there are bodies.
+
+    They were checked: no empty key, tag or property name. A `producer_id` above 0 makes them
+    idempotent, `sequence` counting its requests to the topic.
+    """
+
+    queue_id: int
+    bodies: Sequence[bytes]
+    born_timestamp_us: int
+    keys: Sequence[str | None] | None = None
+    tags: Sequence[str | None] | None = None
+    properties: Sequence[Mapping[str, str] | None] | None = None
+    expires_timestamps_us: Sequence[int] | None = None
+    producer_id: int = 0
+    producer_epoch: int = 0
+    sequence: int = 0
+    total_size: int = field(init=False)
+    """The bytes of a batch of them alone."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total_size", _total_size(self))
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    @property
+    def header(self) -> BatchHeader:
+        """What a producer's sequences have to be told of it."""
+        return BatchHeader(
+            _REQUEST_SEQUENCE,
+            total_size=self.total_size,
+            payload_crc=0,
+            message_count=len(self.bodies),
+            body_bytes=0,
+            queue_id=self.queue_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            sequence=self.sequence,
+        )
+
+
+def encode_rows(run: Sequence[Rows]) -> tuple[BatchHeader, bytes]:
+    """Return one batch of the messages of all of `run`, in order, as its header, yet to be
+    stamped, and its payload. All are of one queue."""
+    first = run[0]
+    if len(run) == 1:
+        return encode_columns(
+            first.bodies,
+            keys=first.keys,
+            tags=first.tags,
+            properties=first.properties,
+            born_timestamp_us=first.born_timestamp_us,
+            expires_timestamps_us=first.expires_timestamps_us,
+            queue_id=first.queue_id,
+            producer_id=first.producer_id,
+            producer_epoch=first.producer_epoch,
+            sequence=first.sequence,
+            request_sequence=first.producer_id > 0,
+        )
+    born = [rows.born_timestamp_us for rows in run for _ in rows.bodies]
+    return encode_columns(
+        [body for rows in run for body in rows.bodies],
+        keys=_column(run, [rows.keys for rows in run], None),
+        tags=_column(run, [rows.tags for rows in run], None),
+        properties=_column(run, [rows.properties for rows in run], None),
+        born_timestamp_us=born[0],
+        born_timestamps_us=born if min(born) != max(born) else None,
+        expires_timestamps_us=_column(run, [rows.expires_timestamps_us for rows in run], 0),
+        queue_id=first.queue_id,
+        requests=_requests(run),
+    )
+
+
+def as_batch(rows: Rows) -> Batch:
+    """Return the batch that the messages are alone."""
+    header, payload = encode_rows([rows])
+    return Batch.decode(bytes(header.encode()) + payload, verify_payload=False)
+
+
+def with_requests(batch: Batch) -> BatchHeader:
+    """Return a batch's header; one that several publishes share, with those that may be sent
+    again in `requests`."""
+    columns = batch.requests
+    if columns is None:
+        return batch.header
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return _with_publishes(batch.header, ((key, len(list(same))) for key, same in groupby(rows)))
+
+
+def with_run(header: BatchHeader, run: Sequence[Rows]) -> BatchHeader:
+    """Return what `with_requests` returns of the batch of `run`, whose header is stamped."""
+    if len(run) == 1:
+        return header
+    return _with_publishes(
+        header,
+        (((rows.producer_id, rows.sequence, rows.producer_epoch), len(rows)) for rows in run),
+    )
+
+
+def _with_publishes(
+    header: BatchHeader, publishes: Iterable[tuple[tuple[int, int, int], int]]
+) -> BatchHeader:
+    """Return the header with what each publish, given as (producer, sequence, epoch) and its
+    number of messages, would have for one."""
+    requests = []
+    base_offset = header.base_offset
+    for (producer_id, sequence, epoch), count in publishes:
+        if producer_id:
+            requests.append(
+                replace(
+                    header,
+                    flags=_REQUEST_SEQUENCE,
+                    base_offset=base_offset,
+                    message_count=count,
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    sequence=sequence,
+                )
+            )
+        base_offset += count
+    return replace(header, requests=tuple(requests)) if requests else header
+
+
+def _requests(run: Sequence[Rows]) -> Requests | None:
+    """Return the producers' columns, None when no publish names a producer."""
+    if not any(rows.producer_id for rows in run):
+        return None
+    return Requests(
+        [rows.producer_id for rows in run for _ in rows.bodies],
+        [rows.sequence for rows in run for _ in rows.bodies],
+        [rows.producer_epoch for rows in run for _ in rows.bodies],
+    )
+
+
+def _column(run: Sequence[Rows], parts: Sequence[Sequence[T] | None], absent: T) -> list[T] | None:
+    """Return a column over all rows, None when none of them has it."""
+    if all(part is None for part in parts):
+        return None
+    column: list[T] = []
+    for rows, part in zip(run, parts, strict=True):
+        column += part if part is not None else [absent] * len(rows)
+    return column
+
+
+def _total_size(rows: Rows) -> int:
+    count = len(rows.bodies)
+    offsets, hashes = _aligned(4 * (count + 1)), _aligned(4 * count)
+    size = HEADER_SIZE + offsets + _aligned(sum(map(len, rows.bodies)))
+    for texts in (rows.keys, rows.tags):
+        if texts is not None and any(text is not None for text in texts):
+            size += hashes + offsets
+            size += _aligned(sum(len(text.encode()) for text in texts if text))
+    if rows.properties is not None and any(rows.properties):
+        maps = [each for each in rows.properties if each]
+        entries = _aligned(4 * (sum(map(len, maps)) + 1))
+        names = sum(len(name.encode()) for each in maps for name in each)
+        values = sum(len(value.encode()) for each in maps for value in each.values())
+        size += offsets + 2 * entries + _aligned(names) + _aligned(values)
+    if rows.expires_timestamps_us is not None and any(rows.expires_timestamps_us):
+        size += 8 * count
+    return size
+
+
+def _aligned(size: int) -> int:
+    return (size + ALIGNMENT - 1) & -ALIGNMENT
