@@ -17,7 +17,7 @@ from holdfast.client.message import Message, MessageList
 from holdfast.client.pulling import PullOptions, Start
 from holdfast.client.reader import AsyncReader, Reader
 from holdfast.client.sources import Range, TopicSource
-from holdfast.client.transport import Transport
+from holdfast.client.transport import Requests
 
 _log = logging.getLogger("holdfast.client")
 
@@ -78,9 +78,7 @@ class Progress:
 class ConsumerSource:
     """The ranges that a consumer reads: from the group's offsets on."""
 
-    def __init__(
-        self, transport: Transport, offsets: GroupOffsets, options: ConsumeOptions
-    ) -> None:
+    def __init__(self, transport: Requests, offsets: GroupOffsets, options: ConsumeOptions) -> None:
         self._transport = transport
         self._offsets = offsets
         self._options = options
@@ -107,7 +105,7 @@ class AsyncConsumer(AsyncReader[Message]):
     again, unless commit() was called first.
     """
 
-    def __init__(self, transport: Transport, options: ConsumeOptions) -> None:
+    def __init__(self, transport: Requests, options: ConsumeOptions) -> None:
         self._offsets = GroupOffsets(transport, options.group, options.topic)
         self._progress = Progress()
         super().__init__(ConsumerSource(transport, self._offsets, options), self._progress.through)

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.client.errors import ConnectionFailed, OffsetsChanged, UnknownGroup
 from holdfast.client.message import StoredOffsets
-from holdfast.client.transport import JSON, Reply, Transport
+from holdfast.client.transport import JSON, Reply, Requests
 
 #: The ETag of "nothing is stored yet".
 NOTHING_STORED = '"0"'
@@ -26,7 +26,7 @@ class _Offsets(msgspec.Struct):
 class GroupOffsets:
     """The offsets of `group` on `topic`, as this consumer knows them."""
 
-    def __init__(self, transport: Transport, group: str, topic: str) -> None:
+    def __init__(self, transport: Requests, group: str, topic: str) -> None:
         self._transport = transport
         self._group = group
         self._topic = topic
@@ -77,13 +77,13 @@ class GroupOffsets:
         self._maybe_stored = {}
 
 
-async def read_offsets(transport: Transport, group: str, topic: str) -> StoredOffsets:
+async def read_offsets(transport: Requests, group: str, topic: str) -> StoredOffsets:
     """Return a group's stored offsets on a topic. Raises UnknownGroup when it has none at all."""
     return _stored(await transport.request("GET", _path(group, topic)))
 
 
 async def write_offsets(
-    transport: Transport,
+    transport: Requests,
     group: str,
     topic: str,
     offsets: Mapping[int, int],
@@ -99,7 +99,7 @@ async def write_offsets(
 
 
 def _stored(reply: Reply) -> StoredOffsets:
-    return StoredOffsets(reply.json(_Offsets).offsets, reply.headers.get("ETag"))
+    return StoredOffsets(reply.json(_Offsets).offsets, reply.header("ETag"))
 
 
 def _path(group: str, topic: str) -> str:

@@ -14,7 +14,7 @@ from holdfast.client.pending_batch import PendingBatch
 from holdfast.client.pulling import TopicDescription
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.sender import Sender
-from holdfast.client.transport import Transport
+from holdfast.client.transport import Requests
 from holdfast.commitlog.batch_check import MessageLimits
 from holdfast.commitlog.message_id import format_message_id
 
@@ -43,7 +43,7 @@ class ProducerOptions:
 class ProducerTarget:
     """Where a producer sends: `describe` tells the topic's queues and limits when asked."""
 
-    transport: Transport
+    transport: Requests
     topic: str
     describe: Callable[[], Coroutine[Any, Any, TopicDescription]]
 

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.client.errors import BadReply, api_error
 from holdfast.client.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
 from holdfast.client.retry import RetryPolicy
-from holdfast.client.transport import BATCH, MSGPACK, Reply, Transport
+from holdfast.client.transport import BATCH, MSGPACK, Reply, Requests
 from holdfast.commitlog.batch import iter_batches
 
 _log = logging.getLogger("holdfast.client")
@@ -163,7 +163,7 @@ class _OffsetAtTime(msgspec.Struct):
 
 
 async def pull_queue(
-    transport: Transport,
+    transport: Requests,
     topic: str,
     queue: int,
     start: Start,
@@ -209,7 +209,7 @@ async def pull_queue(
 
 
 async def poll_queues(
-    transport: Transport,
+    transport: Requests,
     topic: str,
     offsets: Mapping[int, int],
     options: PullOptions,
@@ -250,7 +250,7 @@ async def poll_queues(
 
 
 async def describe_topic(
-    transport: Transport, topic: str, *, retry: RetryPolicy | None = None
+    transport: Requests, topic: str, *, retry: RetryPolicy | None = None
 ) -> TopicDescription:
     """Return what there is to know of a topic."""
     reply = await transport.request("GET", f"/v1/topics/{topic}", retry=retry)
@@ -258,7 +258,7 @@ async def describe_topic(
 
 
 async def find_offset(
-    transport: Transport,
+    transport: Requests,
     topic: str,
     queue: int,
     timestamp_ms: int,
@@ -294,7 +294,7 @@ def _batches(reply: Reply, topic: str, start_offsets: Mapping[int, int]) -> list
 def _queue_offsets(reply: Reply, header: str) -> dict[int, int]:
     """Return a header of queue:offset pairs."""
     try:
-        pairs = (pair.split(":") for pair in reply.headers[header].split(","))
+        pairs = (pair.split(":") for pair in reply.headers[header.lower()].split(","))
         return {int(queue): int(offset) for queue, offset in pairs}
     except (KeyError, ValueError) as error:
         raise BadReply(reply.url, f"no queue:offset pairs in the header {header}") from error
@@ -302,7 +302,7 @@ def _queue_offsets(reply: Reply, header: str) -> dict[int, int]:
 
 def _skipped(reply: Reply, topic: str) -> list[Skipped]:
     """Return what the broker passed over; it is logged, so that nobody loses it unawares."""
-    text = reply.headers.get("Holdfast-Skipped")
+    text = reply.header("Holdfast-Skipped")
     if text is None:
         return []
     try:
@@ -329,5 +329,5 @@ def _lists(messages: Sequence[LoneMessage]) -> list[MessageList]:
 
 
 def _topic_id(reply: Reply) -> int | None:
-    text = reply.headers.get("Holdfast-Topic-Id", "")
-    return int(text) if text.isdecimal() else None
+    text = reply.header("Holdfast-Topic-Id")
+    return int(text) if text is not None and text.isdecimal() else None

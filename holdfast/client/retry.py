@@ -1,4 +1,4 @@
-"""When to try a request again. Pure but for the one loop that sleeps.
+"""When to try a request again. The time, and how to let it pass, are handed in.
 
 Tried again is what passes by itself: a broker that is not reached (it may be restarting), one
 that says it is busy, recovering or draining, and a gateway's 502 and 504. A request that must
@@ -6,11 +6,10 @@ not run twice is tried again only when it certainly did not run once. Everything
 caller's to know at once.
 """
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from holdfast.client.errors import ApiError, CertificateNotTrusted, ConnectionFailed, HoldfastError
 
@@ -66,20 +65,33 @@ def _may_pass(error: HoldfastError, *, safe: bool) -> bool:
     return False
 
 
-async def retried(operation: Callable[[], Awaitable[T]], policy: RetryPolicy, *, safe: bool) -> T:
+class Waits(Protocol):
+    """How time passes for one who tries again."""
+
+    def now_s(self) -> float:
+        """Return the time, from any beginning."""
+        ...
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        ...
+
+
+async def retried(
+    operation: Callable[[], Awaitable[T]], policy: RetryPolicy, *, safe: bool, waits: Waits
+) -> T:
     """Return what `operation` returns, trying again as `policy` says.
 
     Raises the last try's error. Cancelling is as safe as cancelling `operation`.
     """
-    started = asyncio.get_running_loop().time()
+    started_s = waits.now_s()
     tries = 0
     while True:
         try:
             return await operation()
         except HoldfastError as error:
             tries += 1
-            elapsed_s = asyncio.get_running_loop().time() - started
-            pause_s = policy.pause_s(error, tries, elapsed_s, safe=safe)
+            pause_s = policy.pause_s(error, tries, waits.now_s() - started_s, safe=safe)
             if pause_s is None:
                 raise
-        await asyncio.sleep(pause_s)
+        await waits.pause(pause_s)

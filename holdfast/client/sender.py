@@ -19,8 +19,10 @@ from holdfast.client.accumulator import Accumulator
 from holdfast.client.errors import BadReply, ClientClosed
 from holdfast.client.pending_batch import PendingBatch, Stored
 from holdfast.client.retry import RetryPolicy
-from holdfast.client.transport import Transport
+from holdfast.client.transport import BATCH, Requests
 from holdfast.commitlog.message_id import parse_message_id
+
+_BATCHES = {"Content-Type": BATCH}
 
 _log = logging.getLogger("holdfast.client")
 
@@ -81,7 +83,7 @@ class Sender:
     def __init__(
         self,
         accumulator: Accumulator,
-        transport: Transport,
+        transport: Requests,
         *,
         topic: str,
         durability: str | None,
@@ -131,7 +133,12 @@ class Sender:
     async def _publish(self, batches: list[PendingBatch]) -> list[Stored]:
         blocks = [self._encode(batch) for batch in batches]
         reply = await self._transport.request(
-            "POST", self._path, params=self._params, body=blocks, retry=self._retry
+            "POST",
+            self._path,
+            params=self._params,
+            headers=_BATCHES,
+            body=blocks,
+            retry=self._retry,
         )
         published = reply.json(PublishReply)
         if len(published.results) != len(blocks):

@@ -4,7 +4,6 @@ A source keeps its own offsets. Where there is nothing it waits at the broker, w
 request: nothing is polled. While following, a broker that is away is waited for.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +20,7 @@ from holdfast.client.pulling import (
     pull_queue,
 )
 from holdfast.client.retry import FOREVER
-from holdfast.client.transport import Transport
+from holdfast.client.transport import Requests
 
 #: The least time for a pull that brings nothing: a broker that does not hold requests is asked
 #: this often, not as often as it answers.
@@ -52,7 +51,7 @@ class QueueSource:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Requests,
         topic: str,
         queue: int,
         start: Start,
@@ -76,7 +75,7 @@ class QueueSource:
         # The first pull does not wait: "latest" or a time becomes an offset at once, so that
         # nothing is missed when a connection is lost while it waits.
         wait_ms = self._options.wait_ms if self._is_started and self._follow else 0
-        asked_at = _now_s()
+        asked_at_s = self._transport.now_s()
         pulled = await pull_queue(
             self._transport,
             self._topic.name,
@@ -88,7 +87,7 @@ class QueueSource:
         )
         self._topic.check(pulled.topic_id)
         if self._is_started and pulled.next_offset == self._start.offset:
-            await _pause_after_nothing(asked_at)
+            await _pause_after_nothing(self._transport, asked_at_s)
         fetched = Range(pulled.parts, {self._queue: pulled.next_offset})
         if not self._follow:
             if self._end_offset is None:
@@ -108,7 +107,7 @@ class TopicSource:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Requests,
         topic: str,
         start: Start,
         options: PullOptions,
@@ -131,11 +130,11 @@ class TopicSource:
 
     async def fetch(self) -> Range | None:
         """Return the next range, perhaps empty; None at the end of every queue."""
-        if self._look_at_s is None or (self._follow and self._look_at_s <= _now_s()):
+        if self._look_at_s is None or (self._follow and self._look_at_s <= self._transport.now_s()):
             await self._look_for_queues()
         if not self._next_offsets:
             return None
-        asked_at = _now_s()
+        asked_at_s = self._transport.now_s()
         polled = await poll_queues(
             self._transport,
             self._topic.name,
@@ -146,14 +145,14 @@ class TopicSource:
         )
         self._topic.check(polled.topic_id)
         if self._follow and polled.next_offsets == self._next_offsets:
-            await _pause_after_nothing(asked_at)
+            await _pause_after_nothing(self._transport, asked_at_s)
         fetched = _cut(Range(polled.parts, polled.next_offsets), self._end_offsets)
         self._advance(fetched)
         return fetched
 
     async def _look_for_queues(self) -> None:
         """Find the topic's queues at first, and later those that were added since."""
-        is_first, self._look_at_s = self._look_at_s is None, _now_s() + NEW_QUEUES_S
+        is_first, self._look_at_s = self._look_at_s is None, self._transport.now_s() + NEW_QUEUES_S
         description = await describe_topic(self._transport, self._topic.name, retry=self._retry)
         self._topic.check(description.topic_id)
         for state in description.queues:
@@ -221,10 +220,6 @@ def _cut(fetched: Range, end_offsets: Mapping[int, int]) -> Range:
     )
 
 
-async def _pause_after_nothing(asked_at_s: float) -> None:
+async def _pause_after_nothing(transport: Requests, asked_at_s: float) -> None:
     """Wait, if the broker answered sooner than it may be asked again."""
-    await asyncio.sleep(max(0.0, asked_at_s + EMPTY_PULL_S - _now_s()))
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+    await transport.pause(max(0.0, asked_at_s + EMPTY_PULL_S - transport.now_s()))

@@ -1,31 +1,38 @@
-"""One aiohttp session to one broker: requests out, replies or errors back, with retries.
+"""Requests to one broker from an event loop: replies or errors back, with retries.
 
-Everything that a reply can be is sorted out here: a problem becomes its ApiError, a lost
-connection ConnectionFailed, anything else that is no answer of a broker BadReply.
+Everything that a reply can be is sorted out here and in `reply`: a problem becomes its ApiError, a
+lost connection ConnectionFailed, anything else that is no answer of a broker BadReply.
 """
 
+import asyncio
 import re
+import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Protocol
 
-import aiohttp
-import msgspec
-from aiohttp import payload
-from aiohttp.abc import AbstractStreamWriter
-from yarl import URL
-
+from holdfast.client.connection import Connection, ConnectionLost
 from holdfast.client.errors import (
     BadReply,
     CertificateNotTrusted,
     ClientClosed,
     ConnectionFailed,
-    api_error,
 )
+from holdfast.client.http_wire import NotHttp, ReplyParser, query_string, request_head
+from holdfast.client.reply import Reply, checked
 from holdfast.client.retry import RetryPolicy, retried
+from holdfast.client.target import Target, checked_token
 from holdfast.client.tls import TlsFiles
 
-T = TypeVar("T")
+__all__ = [
+    "BATCH",
+    "JSON",
+    "MSGPACK",
+    "Reply",
+    "Requests",
+    "Transport",
+    "checked_name",
+    "checked_token",
+]
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -34,77 +41,17 @@ BATCH = "application/vnd.holdfast.batch"
 CONNECT_TIMEOUT_S = 10.0
 #: How long the broker may take beyond what a pull asks it to wait.
 ANSWER_TIMEOUT_S = 10.0
-
-#: As large as a reply of small messages: the reader is paused seldom.
-_READ_BUFFER_BYTES = 2 * 1024 * 1024
 #: Below the broker's 75 s, so that an idle connection is given up here first.
-_KEEPALIVE_S = 60.0
+KEEPALIVE_S = 60.0
 
+_SCRATCH_BYTES = 64 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
 
-_problem_decoder = msgspec.json.Decoder(dict[str, Any])
+Body = bytes | Sequence[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A reply that is no problem; `content_type` has no parameters."""
-
-    status: int
-    headers: Mapping[str, str]
-    content_type: str
-    body: bytes
-    url: str
-
-    def json(self, type_: type[T]) -> T:
-        """Return the JSON body as `type_`; BadReply when it is something else."""
-        return self._decoded(msgspec.json.decode, type_)
-
-    def msgpack(self, type_: type[T]) -> T:
-        """Return the msgpack body as `type_`; BadReply when it is something else."""
-        return self._decoded(msgspec.msgpack.decode, type_)
-
-    def _decoded(self, decode: Any, type_: type[T]) -> T:
-        try:
-            decoded: T = decode(self.body, type=type_)
-        except msgspec.DecodeError as error:
-            raise BadReply(self.url, str(error)) from error
-        return decoded
-
-    def header_int(self, name: str) -> int:
-        """Return a header that the API promises, as a number; BadReply when it is none."""
-        try:
-            return int(self.headers[name])
-        except (KeyError, ValueError) as error:
-            raise BadReply(self.url, f"no number in the header {name}") from error
-
-
-class Transport:
-    """Sends requests to the broker at `url`. Belongs to one event loop; made without one.
-
-    `retry` is what requests follow that bring no policy of their own.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None,
-        retry: RetryPolicy,
-        tls: TlsFiles | None = None,
-    ) -> None:
-        self.url = url.rstrip("/")
-        parsed = URL(self.url)
-        if parsed.raw_user is not None or parsed.raw_password is not None:
-            raise ValueError("a broker's address takes no user and no password; give a token")
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ValueError(f"a broker's address looks like http://127.0.0.1:8711, not {url!r}")
-        self.retry = retry
-        self._token = None if token is None else checked_token(token)
-        self._tls = tls.context() if tls is not None else None
-        if self._tls is not None and parsed.scheme != "https":
-            raise ValueError(f"files for TLS go with an address that begins https://, not {url!r}")
-        self._session: aiohttp.ClientSession | None = None
-        self._is_closed = False
+class Requests(Protocol):
+    """A way to one broker: what the requests of the API are made through."""
 
     async def request(
         self,
@@ -113,7 +60,7 @@ class Transport:
         *,
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
-        body: bytes | Sequence[bytes] | None = None,
+        body: Body | None = None,
         safe: bool = True,
         wait_s: float = 0.0,
         retry: RetryPolicy | None = None,
@@ -123,142 +70,165 @@ class Transport:
         `safe` says that running it twice does no harm; `wait_s` is how long the broker was
         asked to hold it. Raises ApiError, ConnectionFailed, BadReply or ClientClosed.
         """
-        url = URL(self.url + path)
-        if params:
-            url = url.with_query(params)
+        ...
 
-        async def once() -> Reply:
-            return await self._once(method, url, headers, body, wait_s)
+    def now_s(self) -> float:
+        """Return a time that only goes on while requests do."""
+        ...
 
-        return await retried(once, retry or self.retry, safe=safe)
-
-    async def _once(
-        self,
-        method: str,
-        url: URL,
-        headers: Mapping[str, str] | None,
-        body: bytes | Sequence[bytes] | None,
-        wait_s: float,
-    ) -> Reply:
-        session = self._open_session()
-        timeout = aiohttp.ClientTimeout(
-            sock_connect=CONNECT_TIMEOUT_S, sock_read=wait_s + ANSWER_TIMEOUT_S
-        )
-        data = body if isinstance(body, bytes | None) else _Blocks(body)
-        try:
-            async with session.request(
-                method, url, headers=headers, data=data, timeout=timeout, allow_redirects=False
-            ) as response:
-                content = await response.read()
-                reply = Reply(
-                    response.status,
-                    response.headers,
-                    response.content_type,
-                    content,
-                    self.url,
-                )
-        except aiohttp.ClientConnectorCertificateError as error:
-            reason = str(error.certificate_error)
-            raise CertificateNotTrusted(self.url, reason) from error
-        except aiohttp.ClientConnectorError as error:
-            raise ConnectionFailed(self.url, str(error), maybe_executed=False) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if self._is_closed:
-                raise ClientClosed from error
-            reason = str(error) or type(error).__name__
-            raise ConnectionFailed(self.url, reason, maybe_executed=True) from error
-        if reply.status >= 300:
-            raise _refusal(reply)
-        return reply
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._is_closed:
-            raise ClientClosed
-        if self._session is None:
-            headers = {"Accept-Encoding": "identity"}
-            if self._token is not None:
-                headers["Authorization"] = f"Bearer {self._token}"
-            self._session = aiohttp.ClientSession(
-                # Held pulls each keep a connection, so their number is the caller's affair.
-                connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=_KEEPALIVE_S, ssl=self._tls or True
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=headers,
-                read_bufsize=_READ_BUFFER_BYTES,
-            )
-        return self._session
+    async def pause(self, seconds: float) -> None:
+        """Wait. Raises ClientClosed, perhaps later, when the client is closed meanwhile."""
+        ...
 
     async def close(self) -> None:
         """Close all connections; requests under way end with ClientClosed. May be repeated."""
-        self._is_closed = True
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        ...
 
 
-class _Blocks(payload.Payload):
-    """A request body of several blocks, written one after another and none copied.
+class Transport:
+    """Sends requests to the broker at `url`. Belongs to one event loop; made without one.
 
-    Can be sent more than once, which a retry needs.
+    A request has a connection to itself while it is under way; how many there are is the caller's
+    affair. `retry` is what requests follow that bring no policy of their own.
     """
 
-    def __init__(self, blocks: Sequence[bytes]) -> None:
-        super().__init__(blocks, content_type=BATCH)
-        self._size = sum(map(len, blocks))
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        for block in self._value:
-            await writer.write(block)
-
-    async def write_with_length(
-        self, writer: AbstractStreamWriter, content_length: int | None
+    def __init__(
+        self, url: str, *, token: str | None, retry: RetryPolicy, tls: TlsFiles | None = None
     ) -> None:
-        # The length announced is always the whole size.
-        await self.write(writer)
+        self._target = Target.of(url, token, tls)
+        self.url = self._target.url
+        self.retry = retry
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._is_closed = False
 
-    async def as_bytes(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
-        return b"".join(self._value)
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        safe: bool = True,
+        wait_s: float = 0.0,
+        retry: RetryPolicy | None = None,
+    ) -> Reply:
+        """As in Requests. Cancelling it closes its connection."""
+        head, blocks = encoded_request(self._target, method, path, params, headers, body)
 
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return b"".join(self._value).decode(encoding, errors)
+        async def once() -> Reply:
+            parsed = await self._once(head, blocks, wait_s + ANSWER_TIMEOUT_S, safe=safe)
+            return checked(Reply(parsed.status, parsed.headers, parsed.body, self.url))
 
+        return await retried(once, retry or self.retry, safe=safe, waits=self)
 
-def _refusal(reply: Reply) -> Exception:
-    try:
-        problem = _problem_decoder.decode(reply.body)
-    except msgspec.DecodeError:
-        text = reply.body[:200].decode(errors="replace")
-        if reply.status < 500:
-            return BadReply(reply.url, f"status {reply.status}: {text!r}")
-        # A gateway's own page in front of the broker.
-        problem = {"type": "about:blank", "title": text}
-    return api_error(reply.status, problem, _retry_after_s(reply.headers.get("Retry-After")))
+    async def _once(
+        self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool
+    ) -> ReplyParser:
+        if self._is_closed:
+            raise ClientClosed
+        kept = self._kept_connection()
+        connection = kept or await self._connect()
+        try:
+            try:
+                reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
+            except ConnectionLost as lost:
+                # The broker may give up a kept connection at any time: that is no failure yet.
+                if kept is None or lost.has_begun or not safe or self._is_closed:
+                    raise
+                connection = await self._connect()
+                reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
+        except NotHttp as error:
+            raise BadReply(self.url, str(error)) from error
+        except (ConnectionLost, OSError) as error:
+            if self._is_closed:
+                raise ClientClosed from error
+            raise ConnectionFailed(self.url, str(error), maybe_executed=True) from error
+        if connection.is_open:
+            connection.idle_since_s = self.now_s()
+            self._idle.append(connection)
+        return reply
 
+    async def _exchange(
+        self,
+        connection: Connection,
+        head: bytes,
+        blocks: Sequence[bytes],
+        quiet_timeout_s: float,
+    ) -> ReplyParser:
+        self._busy.add(connection)
+        try:
+            return await connection.exchange(head, blocks, quiet_timeout_s)
+        finally:
+            self._busy.discard(connection)
 
-def _retry_after_s(value: str | None) -> float | None:
-    """Return the seconds of a Retry-After header; its date form is not the broker's."""
-    if value is None:
+    def _kept_connection(self) -> Connection | None:
+        """Return the open connection that was used last, if there is one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and self.now_s() - connection.idle_since_s < KEEPALIVE_S:
+                return connection
+            connection.abort()
         return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        return None
-    return seconds if seconds >= 0 else None
+
+    async def _connect(self) -> Connection:
+        target = self._target
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._scratch), target.host, target.port, ssl=target.tls
+                )
+        except ssl.SSLCertVerificationError as error:
+            raise CertificateNotTrusted(self.url, error.verify_message) from error
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or f"not connected within {CONNECT_TIMEOUT_S:g} s"
+            raise ConnectionFailed(self.url, reason, maybe_executed=False) from error
+        if self._is_closed:
+            connection.abort()
+            raise ClientClosed
+        return connection
+
+    def now_s(self) -> float:
+        """As in Requests: the loop's time."""
+        return asyncio.get_running_loop().time()
+
+    async def pause(self, seconds: float) -> None:
+        """As in Requests."""
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """As in Requests."""
+        self._is_closed = True
+        for connection in (*self._idle, *self._busy):
+            connection.abort()
+        self._idle.clear()
+        # Connections are told of their end by the loop's next turn.
+        await asyncio.sleep(0)
 
 
-def checked_token(token: str) -> str:
-    """Return a token as it goes into a header, without blanks around it.
-
-    Raises ValueError for a text that is none; the error does not repeat it.
-    """
-    stripped = token.strip()
-    if not stripped.isascii() or not stripped.isprintable() or not stripped or " " in stripped:
-        raise ValueError(
-            "the token is empty, or holds a blank or a sign that no token has; give it as "
-            "'holdfast token create' printed it"
-        )
-    return stripped
+def encoded_request(
+    target: Target,
+    method: str,
+    path: str,
+    params: Mapping[str, str | int] | None,
+    headers: Mapping[str, str] | None,
+    body: Body | None,
+) -> tuple[bytes, Sequence[bytes]]:
+    """Return a request's head, and its body's blocks."""
+    blocks: Sequence[bytes]
+    if body is None:
+        blocks, size = (), None if method == "GET" else 0
+    elif isinstance(body, bytes):
+        blocks, size = (body,), len(body)
+    else:
+        blocks, size = body, sum(map(len, body))
+    where = target.prefix + path
+    if params:
+        where += query_string(params)
+    return request_head(method, where, target.headers, headers, size), blocks
 
 
 def checked_name(kind: str, name: str) -> str:

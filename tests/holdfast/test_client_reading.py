@@ -91,7 +91,7 @@ async def held(client: AsyncClient) -> None:
 async def parked(client: AsyncClient) -> float:
     """Return how many pulls the broker holds."""
     reply = await client._transport.request("GET", "/metrics")
-    lines = reply.body.decode().splitlines()
+    lines = bytes(reply.body).decode().splitlines()
     (line,) = (line for line in lines if "long_poll_parked " in line and line[0] != "#")
     return float(line.split()[1])
 

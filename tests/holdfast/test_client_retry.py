@@ -15,6 +15,18 @@ from holdfast.client.errors import (
 )
 from holdfast.client.retry import FOREVER, RetryPolicy, retried
 
+
+class Waits:
+    """The loop's time."""
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+WAITS = Waits()
 POLICY = RetryPolicy(give_up_after_s=30.0, first_pause_s=0.1, longest_pause_s=5.0)
 
 
@@ -82,13 +94,13 @@ async def test_retried_returns_the_first_success_and_raises_the_last_error() -> 
             raise failures.pop(0)
         return "done"
 
-    assert await retried(operation, policy, safe=True) == "done"
+    assert await retried(operation, policy, safe=True, waits=WAITS) == "done"
 
     async def hopeless() -> str:
         raise ApiError(400, "invalid-parameter")
 
     with pytest.raises(ApiError):
-        await retried(hopeless, policy, safe=True)
+        await retried(hopeless, policy, safe=True, waits=WAITS)
 
 
 async def test_a_cancelled_operation_is_not_tried_again() -> None:
@@ -101,7 +113,7 @@ async def test_a_cancelled_operation_is_not_tried_again() -> None:
         under_way.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(retried(operation, FOREVER, safe=True))
+    task = asyncio.create_task(retried(operation, FOREVER, safe=True, waits=WAITS))
     await under_way.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -227,3 +227,100 @@ def test_an_address_with_a_password_is_refused_without_being_repeated(url: str) 
     with pytest.raises(ValueError, match="give a token") as raised:
         transport_to(url)
     assert "secret" not in str(raised.value)
+
+
+async def test_a_kept_connection_is_used_again() -> None:
+    ports: list[int] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("peername")[1])
+        return await ok(request)
+
+    async with scripted_server(answer) as server:
+        transport = transport_to(server.url)
+        for _ in range(3):
+            await transport.request("GET", "/")
+        await transport.close()
+    assert len(ports) == 3
+    assert len(set(ports)) == 1
+
+
+async def test_a_kept_connection_that_ends_unanswered_is_no_failure_of_a_safe_request() -> None:
+    """As when the broker gave it up while the request was on its way."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return drop(request) if len(server.requests) == 2 else await ok(request)
+
+    async with scripted_server(answer) as server:
+        transport = transport_to(server.url)
+        await transport.request("GET", "/")
+        await transport.request("POST", "/", body=b"x", retry=NO_RETRY)
+        assert server.requests == ["GET /", "POST /", "POST /"]
+        await transport.close()
+
+
+async def test_a_cancelled_request_closes_its_connection() -> None:
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        try:
+            await asyncio.Event().wait()  # the server cancels it when the connection ends
+        finally:
+            ended.set()
+        return await ok(request)
+
+    async with scripted_server(answer) as server:
+        transport = transport_to(server.url)
+        waiting = asyncio.create_task(transport.request("GET", "/", wait_s=60))
+        await asked.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.wait_for(ended.wait(), 10)
+        await transport.close()
+
+
+async def test_a_broker_that_stays_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.client.transport.ANSWER_TIMEOUT_S", 0.01)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        return await ok(request)
+
+    async with scripted_server(answer) as server:
+        transport = transport_to(server.url)
+        with pytest.raises(ConnectionFailed, match="nothing came") as caught:
+            await transport.request("GET", "/", retry=NO_RETRY)
+        assert caught.value.maybe_executed
+        await transport.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
+async def test_bodies_of_every_size_go_there_and_back(size: int) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=server.bodies[-1])
+
+    async with scripted_server(answer) as server:
+        transport = transport_to(server.url)
+        sent = bytes(range(256)) * (size // 256 + 1)
+        for body in (sent[:size], [sent[: size // 2], sent[size // 2 : size]]):
+            reply = await transport.request("POST", "/", body=body)
+            assert bytes(reply.body) == sent[:size]
+        await transport.close()
+
+
+async def test_a_chunked_reply_is_read() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(3):
+            await response.write(b"chunk")
+        await response.write_eof()
+        return response
+
+    async with scripted_server(answer) as server:
+        transport = transport_to(server.url)
+        assert bytes((await transport.request("GET", "/")).body) == b"chunk" * 3
+        await transport.close()
