@@ -18,7 +18,7 @@ from typing import Any
 from bench.harness import machine, plain_loop_s
 from bench.peers.system import ROOT
 from bench.rows import Row, from_json, print_table
-from bench.summary import growth_rows, peers_rows, restart_rows, spark_rows
+from bench.summary import figure_rows, growth_rows, peers_rows, restart_rows, spark_rows
 
 RESULTS = ROOT / "bench" / "results" / "ours.json"
 
@@ -50,10 +50,10 @@ PARTS = (
     Part("restart", ("W9",), restart_rows),
     Part("cpu_floor", ("W10",), _own_rows),
     Part("small_batches", ("W11",), _own_rows),
-    Part("publish", (), None),
-    Part("consume", (), None),
-    Part("http_requests", (), None),
-    Part("hold_http", (), None),
+    Part("publish", (), figure_rows),
+    Part("consume", (), figure_rows),
+    Part("http_requests", (), figure_rows),
+    Part("hold_http", (), _own_rows),
     Part("hold_table", (), None),
 )
 
@@ -85,7 +85,7 @@ def main() -> int:
         if of_it:
             print_table(of_it)
         rows += of_it
-    rows.sort(key=lambda row: int(row.workload[1:]))
+    rows.sort(key=lambda row: int(row.workload[1:] or len(PARTS)))
     if rows:
         print("\n=== all, in the order of the workloads", flush=True)
         print_table(rows)

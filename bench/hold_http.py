@@ -14,7 +14,6 @@ import json
 import re
 import resource
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
@@ -26,8 +25,11 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from bench.rows import Row, report
 from holdfast.running_broker import RunningBroker
 
+#: What README promises of a held pull's end.
+_LATE_BAR_MS = 50
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
@@ -248,17 +250,29 @@ async def deadlines(url: str, count: int = 1000, wait_ms: int = 3000) -> dict[st
     }
 
 
-async def run() -> dict[str, dict[str, float]]:
+async def rows(rounds: int) -> list[Row]:
     """Run every measurement against one fresh broker."""
-    results: dict[str, dict[str, float]] = {}
+    found = []
     with tempfile.TemporaryDirectory() as folder, RunningBroker(Path(folder, "data")) as broker:
         url = broker.url
         for durability in ("fsync", "written"):
-            results[f"wake, {durability}"] = await wake_latency(url, durability)
-        results["only one wakes, fsync"] = await only_one(url)
-        results["deadlines together"] = await deadlines(url)
-        results["net"] = {"scan_rescues": metric(url, "scan_rescues_total")}
-    return results
+            woken = await wake_latency(url, durability)
+            for share in ("p50", "p99"):
+                case = f"1,000 held over 200 queues: acknowledged to answered, {share}"
+                found.append(Row("", case, durability, "ms", [woken[f"{share}_ms"]]))
+        answered = (await only_one(url))["answered"]
+        case = "500 queues with a pull each, one publish: answers"
+        found.append(Row("", case, "fsync", "pulls", [answered], at_least=1, at_most=1))
+        ends = [await deadlines(url) for _ in range(rounds)]
+        case = "1,000 pulls whose waits end together: the latest, after wait_ms"
+        latest = [end["latest_ms"] for end in ends]
+        found.append(Row("", case, "fsync", "ms", latest, at_most=_LATE_BAR_MS))
+        earliest = [-end["earliest_ms"] for end in ends]
+        case = "the same: the earliest, before wait_ms"
+        found.append(Row("", case, "fsync", "ms", earliest, at_most=_LATE_BAR_MS))
+        rescues = metric(url, "scan_rescues_total")
+        found.append(Row("", "scan_rescues through all of it", "-", "", [rescues], at_most=0))
+    return found
 
 
 def open_more_files() -> None:
@@ -269,17 +283,13 @@ def open_more_files() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="How held pulls wake and end.")
+    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     open_more_files()
-    results = uvloop.run(run())
-    if options.json:
-        json.dump(results, sys.stdout, indent=2)
-        print()
-        return
-    for name, figures in results.items():
-        print(f"{name}: " + ", ".join(f"{k} {v:,.2f}" for k, v in figures.items()))
+    report(uvloop.run(rows(options.rounds)), as_json=options.json)
 
 
 if __name__ == "__main__":

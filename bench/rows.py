@@ -22,10 +22,10 @@ _WIDTH = 150
 
 @dataclass
 class Row:
-    """A value for each run, in `unit`. `workload` is one of W1 to W11.
+    """A value for each run, in `unit`. `workload` is one of W1 to W11, or empty beside them.
 
     `durability` is the mode in which the messages were acknowledged. The processor times are
-    microseconds a message; without any, nothing was measured. At most one of the bars is set.
+    microseconds a message; without any, nothing was measured. With both bars it is between them.
     """
 
     workload: str
@@ -54,9 +54,10 @@ class Row:
     @property
     def is_met(self) -> bool | None:
         """Whether the median meets the bar; None without one."""
-        if self.at_least is not None:
-            return self.median >= self.at_least
-        return self.median <= self.at_most if self.at_most is not None else None
+        if self.at_least is None and self.at_most is None:
+            return None
+        is_enough = self.at_least is None or self.median >= self.at_least
+        return is_enough and (self.at_most is None or self.median <= self.at_most)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data that `from_json` takes."""
@@ -101,9 +102,9 @@ def bar_text(row: Row) -> str:
     """Return the bar and whether it is met; nothing without one."""
     if row.is_met is None:
         return ""
-    sign, limit = (">=", row.at_least) if row.at_least is not None else ("<=", row.at_most)
-    assert limit is not None
-    return f"{sign} {number(limit)} {'met' if row.is_met else 'MISSED'}"
+    limits = {">=": row.at_least, "<=": row.at_most}
+    told = [f"{sign} {number(limit)}" for sign, limit in limits.items() if limit is not None]
+    return f"{' '.join(told)} {'met' if row.is_met else 'MISSED'}"
 
 
 def number(value: float) -> str:

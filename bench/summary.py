@@ -34,6 +34,22 @@ def peers_rows(told: Sequence[Told]) -> Iterator[Row]:
             )
 
 
+def figure_rows(told: Sequence[Told]) -> Iterator[Row]:
+    """Yield the figures of what stands beside W1 to W11 (bench.harness)."""
+    for figure in told:
+        messages = figure["messages"]
+        yield Row(
+            "",
+            f"{figure['name']}, {figure['body_bytes']:,} B",
+            figure["durability"],
+            RATE,
+            [figure["messages_per_s"]],
+            figure["body_bytes"],
+            [figure["broker_cpu_s"] / messages * 1e6],
+            [figure["client_cpu_s"] / messages * 1e6],
+        )
+
+
 def growth_rows(told: Sequence[Told]) -> Iterator[Row]:
     """Yield how much of the first line's rates the others keep, and the memory of a queue."""
     for kind in dict.fromkeys(line["growing"] for line in told):

@@ -20,6 +20,7 @@ def test_the_median_meets_a_bar_or_misses_it() -> None:
 def test_the_bar_is_told_with_the_outcome() -> None:
     assert bar_text(_row([0.9], at_least=0.8)) == ">= 0.80 met"
     assert bar_text(_row([9000.0], at_most=8192)) == "<= 8,192 MISSED"
+    assert bar_text(_row([2.0], at_least=1, at_most=1)) == ">= 1 <= 1 MISSED"
     assert bar_text(_row([1.0])) == ""
 
 
