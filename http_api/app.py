@@ -16,7 +16,7 @@ from holdfast.http_api.framing import check_framing
 from holdfast.http_api.metrics import StateCollector
 from holdfast.http_api.openapi import openapi_document
 from holdfast.http_api.operations import not_ready
-from holdfast.http_api.params import read_params
+from holdfast.http_api.params import query_pairs, read_params
 from holdfast.http_api.problems import problem_for
 from holdfast.http_api.reply import Reply, problem_reply
 from holdfast.http_api.request import Request
@@ -110,7 +110,7 @@ class App:
         return (self._remembered_params if is_short else self._read_params)(params, raw_query)
 
     def _read_params(self, params: type, raw_query: str) -> Any:
-        return read_params(params, raw_query, self._context.config)
+        return read_params(params, query_pairs(raw_query), self._context.config)
 
     async def release(self) -> None:
         """Answer the pulls that are held; let changes that were begun come to their end."""

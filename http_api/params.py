@@ -4,7 +4,7 @@
     class PullParams:
         offset: int | None = whole("The first offset wanted.")
 
-    params = read_params(PullParams, "offset=5", config)
+    params = read_params(PullParams, query_pairs("offset=5"), config)
 
 A bound may be a number or the name of a setting of HttpConfig. What is above a setting is
 refused as over its limit and never clamped; a name that is not declared is refused too, so
@@ -128,7 +128,11 @@ def declared(params: Any) -> Mapping[str, tuple[str, Param]]:
 
 
 def query_pairs(raw_query: str) -> Iterable[tuple[str, str]]:
-    """Return the names and values of a query string, decoded, in their order."""
+    """Return the names and values of a query string, decoded, in their order.
+
+    Raises Problem (invalid-parameter) where it is not percent-encoded UTF-8.
+    """
+    check_encoding(raw_query)
     if "%" in raw_query or "+" in raw_query or not raw_query.isascii():
         return URL.build(query_string=raw_query, encoded=True).query.items()
     # As the decoder does it, in a fifth of the time.
@@ -136,16 +140,15 @@ def query_pairs(raw_query: str) -> Iterable[tuple[str, str]]:
     return [(name, value) for name, _, value in pairs]
 
 
-def read_params(params: type[P], raw_query: str, config: HttpConfig) -> P:
-    """Return the parameters of a query string.
+def read_params(params: type[P], query: Iterable[tuple[str, str]], config: HttpConfig) -> P:
+    """Return the parameters of a query, which is given as names and values.
 
-    Raises Problem: invalid-parameter (unknown, given twice, not readable, too small, not
-    percent-encoded UTF-8) or limit-exceeded.
+    Raises Problem: invalid-parameter (unknown, given twice, not readable, too small) or
+    limit-exceeded.
     """
-    check_encoding(raw_query)
     known = declared(cast(Any, params))
     values: dict[str, Any] = {}
-    for name, given in query_pairs(raw_query):
+    for name, given in query:
         if name not in known:
             raise _unknown(name, list(known))
         field_name, param = known[name]

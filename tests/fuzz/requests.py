@@ -174,11 +174,12 @@ def _typed(data: bytes) -> None:
 def _query(data: bytes) -> None:
     raw = data.decode("ascii", errors="ignore")  # the parser refuses anything else
     url = URL.build(path="/", query_string=raw, encoded=True)
-    assert list(query_pairs(raw)) == list(url.query.items())
+    pairs = list(query_pairs(raw))
+    assert pairs == list(url.query.items())
     problems = []
     for route in ROUTES:
         try:
-            read_params(route.params, raw, _CONFIG)
+            read_params(route.params, pairs, _CONFIG)
         except Problem as problem:
             problems.append(problem)
     for each in problems:
