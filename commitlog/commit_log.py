@@ -329,14 +329,18 @@ class CommitLog:
     def read_batch(self, physical_offset: int, size: int) -> Batch:
         """Return the intact batch at this physical offset. Raises CorruptRecord when it is
         damaged, gone with its segment, or on a part of the disk that fails to read."""
+        return _checked(self.read_bytes(physical_offset, size), physical_offset)
+
+    def read_bytes(self, physical_offset: int, size: int) -> bytes:
+        """Return bytes of one segment, fewer only at its end, and not to be trusted. Raises
+        CorruptRecord when the segment is gone, or on a part of the disk that fails to read."""
         segment = self.segment_at(physical_offset)
         if segment is None:
             raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment holds it")
         try:
-            block = segment.read(physical_offset, size)
+            return segment.read(physical_offset, size)
         except OSError as error:
             raise CorruptRecord(physical_offset, "unreadable", str(error)) from error
-        return _checked(block, physical_offset)
 
     def read_batch_nowait(self, physical_offset: int, size: int) -> Batch | None:
         """As read_batch, but None when that would have to wait for the disk."""

@@ -17,6 +17,7 @@ import contextlib
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import msgpack
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.producer_sequences import ProducerKey, ProducerState, StoredSequence
 from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.entry_columns import EntryColumns
 from holdfast.consumequeue.errors import IndexCorrupt
 from holdfast.consumequeue.index_check import check_apart
 from holdfast.consumequeue.index_seal import break_seal, seal
@@ -47,6 +49,9 @@ __all__ = ["Index", "IndexCorrupt", "ReputPosition"]
 #: A file without a seal is verified in this process up to this size; a larger one is looked
 #: through in a child, which is quicker then.
 SMALL_BYTES = 4 * 1024 * 1024
+
+#: Entries that are looked at before it is known how much they hold; then eight times as many.
+_FIRST_COLUMNS = 16
 
 _CONDEMNED = "condemned"
 
@@ -230,6 +235,26 @@ class Index:
             while unit is not None:
                 yield unit
                 unit = _current(cursor, key) if cursor.next() else None
+
+    def columns(
+        self, key: QueueKey, offset: int, *, max_messages: int, max_bytes: int
+    ) -> EntryColumns | None:
+        """Return a queue's entries from the one that holds `offset` on: about as many as have so
+        many messages or bytes. None if it falls in a gap. Only the first one's checksum is
+        compared."""
+        with self._transaction(self._entries) as txn, txn.cursor() as cursor:
+            unit = _at_or_before(cursor, key, offset)
+            if unit is None or unit.end_offset <= offset:
+                return None
+            queue, items = _QUEUE.pack(*key), cursor.iternext()
+            found, count = EntryColumns.of_units([]), min(_FIRST_COLUMNS, max_messages)
+            while more := list(islice(items, count)):
+                following = EntryColumns.of_items(queue, more)
+                found = found.joined(following)
+                if len(following) < count:
+                    break
+                count = min(8 * count, found.lacking(max_messages, max_bytes))
+            return found
 
     def first_reaching(
         self, key: QueueKey, attribute: Callable[[CqUnit], int], value: int, start: int, end: int

@@ -15,12 +15,13 @@ from holdfast.consumequeue.admission import Admission
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.damage_book import DamageBook
+from holdfast.consumequeue.fetched import Fetched
 from holdfast.consumequeue.group_offsets import GroupOffsets
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.look_ups import LookUps
 from holdfast.consumequeue.publishing import Published, Publishing
 from holdfast.consumequeue.queue_reading import QueueReading, QueueState
-from holdfast.consumequeue.reader import BatchSlice, Fetched, MessageFilter
+from holdfast.consumequeue.reader import MessageFilter
 from holdfast.consumequeue.splits import Split
 from holdfast.consumequeue.state_changes import StateChanges
 from holdfast.consumequeue.state_records import StoredOffsets
@@ -30,7 +31,6 @@ from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
 
 __all__ = [
-    "BatchSlice",
     "Fetched",
     "MessageFilter",
     "MessageStore",

@@ -3,9 +3,11 @@ the disk, so the event loop calls it through an executor."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import islice
 from operator import attrgetter
 
 from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit, first_reaching
+from holdfast.consumequeue.entry_columns import EntryColumns
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.topics import QueueKey
 
@@ -30,6 +32,28 @@ def units_from(index: Index, key: QueueKey, cq: ConsumeQueue, offset: int) -> It
     for unit in entries:
         if unit.end_offset > offset:
             yield unit
+
+
+def columns_from(
+    index: Index,
+    key: QueueKey,
+    cq: ConsumeQueue,
+    offset: int,
+    *,
+    end_offset: int,
+    max_messages: int,
+    max_bytes: int,
+) -> EntryColumns | None:
+    """Return the entries from the one that holds `offset` on that follow each other without a
+    gap, to `end_offset` at most, and no more than hold so many messages and bytes. They may be
+    fewer: those that left memory end where it begins. None when there is none."""
+    tail = cq.from_tail(offset)
+    found: EntryColumns | None
+    if tail is not None:
+        found = EntryColumns.of_units(list(islice(tail, max_messages)))
+    else:
+        found = index.columns(key, offset, max_messages=max_messages, max_bytes=max_bytes)
+    return found.within(offset, end_offset, max_messages, max_bytes) if found else None
 
 
 def queue_bytes_at(index: Index, key: QueueKey, cq: ConsumeQueue, offset: int) -> int:

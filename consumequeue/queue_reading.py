@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from time import sleep
 from typing import TypeVar
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.consumequeue.block_cache import BlockCache
+from holdfast.consumequeue.cold_reading import ColdReading, Place
 from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.damage_book import DamageBook
 from holdfast.consumequeue.errors import (
@@ -22,14 +22,14 @@ from holdfast.consumequeue.errors import (
     StoreError,
     UnknownTopic,
 )
+from holdfast.consumequeue.fetched import Fetched
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.lost_ranges import LostRange
-from holdfast.consumequeue.queue_lookup import PHYSICAL_OFFSET, first_unit_reaching, units_from
 from holdfast.consumequeue.reader import (
-    Fetched,
     MessageFilter,
     NeedsDisk,
     ReadBlock,
+    Wanted,
     collect,
     filter_cost_us,
     first_match,
@@ -73,7 +73,6 @@ class QueueReading:
     ) -> None:
         self._damage = damage
         self._log = log
-        self._index = index
         self._queues = queues
         self._table = table
         self._executor = executor
@@ -81,6 +80,7 @@ class QueueReading:
         #: Of those that filter one at a time: each keeps the interpreter busy, and together they
         #: would keep the event loop from it.
         self._filtered_reads = asyncio.Semaphore(1)
+        self._cold = ColdReading(log, index)
         self._cache = BlockCache(cache_bytes)
         self._loop = asyncio.get_running_loop()
 
@@ -126,7 +126,7 @@ class QueueReading:
         cq = self.readable(topic, queue, offset)
         if cq is None or offset == cq.max_offset:
             end = 0 if cq is None else cq.max_offset
-            return Fetched([], offset, 0 if cq is None else cq.min_offset, end, 0)
+            return Fetched((), offset, 0 if cq is None else cq.min_offset, end, 0)
         max_offset = cq.max_offset
         units = cq.from_tail(offset)
         if units is None:
@@ -186,29 +186,11 @@ class QueueReading:
         cq = self.readable(topic, queue, offset)
         assert cq is not None
         key = (topic.topic_id, queue)
-        max_offset = cq.max_offset
-        lost = self._damage.lost.get(key, ())
-
-        def read_cold() -> Fetched:
-            return collect(
-                units_from(self._index, key, cq, offset),
-                self._read_block,
-                key,
-                offset,
-                min_offset=cq.min_offset,
-                max_offset=max_offset,
-                max_messages=max_messages,
-                max_bytes=max_bytes,
-                message_filter=filter,
-                skip_corrupt=skip_corrupt,
-                lost=lost,
-                gap_end=lambda unit: self._gap_end(key, cq, unit, max_offset),
-                pause=_let_others,
-            )
-
+        place = Place(key, cq, offset, cq.max_offset, self._damage.lost.get(key, ()))
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
         try:
             async with self._filtered_reads if filter is not None else nullcontext():
-                fetched = await self.in_thread(read_cold)
+                fetched = await self.in_thread(lambda: self._cold.read(place, wanted))
         except CorruptRecord as error:
             raise self._unreadable(topic, queue, offset, cq, error) from error
         return self._noted(topic, queue, cq, fetched)
@@ -292,18 +274,7 @@ class QueueReading:
             self._cache.put(batch)
         return batch
 
-    def _read_block(self, unit: CqUnit) -> Batch:
-        return self._log.read_batch(unit.physical_offset, unit.size)
-
     # -- damage ----------------------------------------------------------------------------
-
-    def _gap_end(self, key: QueueKey, cq: ConsumeQueue, unit: CqUnit, max_offset: int) -> int:
-        """Return where a queue goes on behind the missing segment that had an entry's block."""
-        following = self._log.segment_after(unit.physical_offset)
-        if following is None:
-            return max_offset
-        found = first_unit_reaching(self._index, key, cq, PHYSICAL_OFFSET, following.start_offset)
-        return max_offset if found is None else found.base_offset
 
     def _noted(self, topic: Topic, queue: int, cq: ConsumeQueue, fetched: Fetched) -> Fetched:
         """Note what a pull passed over. Raises as `_unreadable` returns when that is no damage."""
@@ -329,8 +300,3 @@ class QueueReading:
         return QueueCorrupt(
             topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
         )
-
-
-def _let_others() -> None:
-    """Let the event loop have the interpreter: it would get it after 5 ms, each time anew."""
-    sleep(0)

@@ -14,6 +14,7 @@ import numpy as np
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptRecord
 from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.fetched import BatchSlice, Fetched, Piece, message_sizes
 from holdfast.consumequeue.lost_ranges import LostRange, LostRanges, is_accepted, with_lost
 from holdfast.consumequeue.topics import QueueKey
 
@@ -44,24 +45,18 @@ class MessageFilter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSlice:
-    """The rows of one batch that a pull delivers, ascending."""
+class Wanted:
+    """What one read is to deliver: so many messages and bytes of texts, of those that a filter
+    matches, and whether to go on behind damage."""
 
-    batch: Batch
-    rows: range | Sequence[int]
+    max_messages: int
+    max_bytes: int
+    filter: MessageFilter | None = None
+    skip_corrupt: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """What a pull found. `next_offset` is past all that was scanned, delivered or not.
-    `skipped` are the ranges of lost messages that it passed over."""
-
-    slices: list[BatchSlice]
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    message_count: int
-    skipped: LostRanges = ()
+    def bounded(self, max_messages: int, max_bytes: int) -> "Wanted":
+        """Return the same with other bounds."""
+        return Wanted(max_messages, max_bytes, self.filter, self.skip_corrupt)
 
 
 class NeedsDisk(Exception):
@@ -85,6 +80,7 @@ def collect(
     message_filter: MessageFilter | None,
     skip_corrupt: bool = False,
     lost: LostRanges = (),
+    ahead: Fetched | None = None,
     gap_end: Callable[[CqUnit], int] = attrgetter("end_offset"),
     pause: Callable[[], None] = lambda: None,
 ) -> Fetched:
@@ -96,11 +92,17 @@ def collect(
     With `skip_corrupt` the pull goes on behind it, and says so in `skipped`; what is accepted of
     `lost` is always passed over so. `gap_end` tells for an entry whose segment is missing where
     the next segment begins in this queue. `pause` is called about every STEP_US of filtering.
-    NeedsDisk passes through.
+    `ahead` is what was read already from `offset` on, within the bounds: then `units` start with
+    the entry that holds its `next_offset`. NeedsDisk passes through.
     """
-    slices: list[BatchSlice] = []
+    pieces: list[Piece] = []
     passing = _Passing(offset, skip_corrupt, lost)
     at, count, size, scanned = offset, 0, 0, 0
+    if ahead is not None:
+        pieces += ahead.pieces
+        at, count, size = ahead.next_offset, ahead.message_count, ahead.block_bytes
+        if at >= max_offset or count >= max_messages or size >= max_bytes:
+            return Fetched(pieces, at, min_offset, max_offset, count)
     left_us = float(MAX_SCAN_US)
     for unit in units:
         if unit.base_offset >= max_offset or count >= max_messages or size >= max_bytes:
@@ -147,9 +149,9 @@ def collect(
             for row in range(first, end, step):
                 rows += message_filter.matching_rows(batch, row, min(row + step, end))
                 pause()
-        taken, taken_size = _take(batch, rows, max_messages - count, max_bytes - size, not slices)
+        taken, taken_size = _take(batch, rows, max_messages - count, max_bytes - size, not pieces)
         if len(taken):
-            slices.append(BatchSlice(batch, taken))
+            pieces.append(BatchSlice(batch, taken))
             count += len(taken)
             size += taken_size
         if len(taken) < len(rows):
@@ -164,7 +166,7 @@ def collect(
             at = max_offset
     if passing.met is not None:
         raise passing.met.ending_at(at) from passing.met
-    return Fetched(slices, at, min_offset, max_offset, count, passing.skipped)
+    return Fetched(pieces, at, min_offset, max_offset, count, passing.skipped)
 
 
 class _Passing:
@@ -217,19 +219,6 @@ def _take(
     if fitting == 0 and first:
         fitting = 1
     return rows[:fitting], int(sizes[fitting - 1]) if fitting else 0
-
-
-def message_sizes(batch: Batch) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Return each message's bytes of body, key, tag and properties."""
-    sizes = np.diff(batch.body_offsets).astype(np.int64)
-    if batch.key_offsets is not None:
-        sizes += np.diff(batch.key_offsets)
-    if batch.tag_offsets is not None:
-        sizes += np.diff(batch.tag_offsets)
-    listed, names, values = batch.property_list, batch.name_offsets, batch.value_offsets
-    if listed is not None and names is not None and values is not None:
-        sizes += np.diff(names[listed].astype(np.int64) + values[listed])
-    return sizes
 
 
 def filter_cost_us(message_filter: MessageFilter, batch: Batch) -> float:

@@ -7,11 +7,13 @@ JSON and msgpack wrap the messages in an envelope; NDJSON (a message a line) and
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from msgspec import UNSET
 
-from holdfast.consumequeue.message_store import BatchSlice, Fetched
+from holdfast.consumequeue.fetched import BatchSlice, Piece
+from holdfast.consumequeue.message_store import Fetched
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.codecs import BATCH, JSON, MSGPACK, NDJSON, encode, encode_lines
 from holdfast.http_api.context import ApiContext
@@ -71,7 +73,7 @@ async def deliver_pull(
         )
 
     return await _deliver(
-        context, topic, fetched.slices, fetched.message_count, media, headers, envelope, held_s
+        context, topic, fetched.pieces, fetched.message_count, media, headers, envelope, held_s
     )
 
 
@@ -99,9 +101,9 @@ async def deliver_poll(
     def envelope(messages: list[Any]) -> PollReply[Any]:
         return PollReply(messages, [_queue_reply(read) for read in reads], skipped or UNSET)
 
-    slices = [each for read in reads for each in read.fetched.slices]
+    pieces = [each for read in reads for each in read.fetched.pieces]
     count = sum(read.fetched.message_count for read in reads)
-    return await _deliver(context, topic, slices, count, media, headers, envelope, held_s)
+    return await _deliver(context, topic, pieces, count, media, headers, envelope, held_s)
 
 
 def _skipped(reads: Sequence[QueueRead]) -> list[SkippedRange]:
@@ -155,7 +157,7 @@ def portions(slices: Iterable[BatchSlice], most: int) -> Iterator[list[BatchSlic
 async def _deliver(
     context: ApiContext,
     topic: Topic,
-    slices: Sequence[BatchSlice],
+    pieces: Sequence[Piece],
     count: int,
     media: str,
     headers: Headers,
@@ -164,10 +166,11 @@ async def _deliver(
 ) -> Reply:
     parts: Sequence[Bytes]
     if media == BATCH:
-        parts = [each.batch.block for each in slices]
+        parts = [piece.blocks for piece in pieces]
     else:
         make = packed_messages_of if media == MSGPACK else messages_of
         messages: list[Any] = []
+        slices = chain.from_iterable(piece.slices() for piece in pieces)
         for portion in [slices] if count <= APART_MESSAGES else portions(slices, APART_MESSAGES):
             if messages:
                 await asyncio.sleep(0)

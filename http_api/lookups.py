@@ -8,8 +8,9 @@ from msgspec import UNSET
 
 from holdfast.commitlog.message_id import parse_message_id
 from holdfast.consumequeue.errors import UnknownMessage
+from holdfast.consumequeue.fetched import BatchSlice
 from holdfast.consumequeue.lost_ranges import LostRange
-from holdfast.consumequeue.message_store import BatchSlice, QueueState
+from holdfast.consumequeue.message_store import QueueState
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.door import lacks
 from holdfast.http_api.call import Call, NoParams

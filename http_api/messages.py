@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import UNSET, UnsetType
 
 from holdfast.commitlog.batch import Batch, Int32s
-from holdfast.consumequeue.reader import BatchSlice
+from holdfast.consumequeue.fetched import BatchSlice
 from holdfast.http_api.types import Message, PackedMessage
 
 Rows = range | Sequence[int]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, QueueCorrupt
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.message_store import Fetched, MessageFilter
-from holdfast.consumequeue.reader import MAX_SKIPPED_RANGES, message_sizes
+from holdfast.consumequeue.reader import MAX_SKIPPED_RANGES
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.call import Call
 from holdfast.http_api.context import ApiContext
@@ -71,7 +71,7 @@ async def _poll(call: Call[PollParams], turn: Turn) -> Reply:
         if (
             waiting.is_over()
             or _count(skipped) >= MAX_SKIPPED_RANGES
-            or any(read.problem or read.fetched.slices for read in reads)
+            or any(read.problem or read.fetched.pieces for read in reads)
         ):
             break
         offsets = {read.queue: read.fetched.next_offset for read in reads}
@@ -90,8 +90,8 @@ async def _poll(call: Call[PollParams], turn: Turn) -> Reply:
             ]
             break
     for read in reads:
-        if read.fetched.slices:
-            waiting.note_wake(context, read.fetched.slices)
+        if read.fetched.pieces:
+            waiting.note_wake(context, read.fetched)
             break
     reads = [
         replace(read, fetched=replace(read.fetched, skipped=skipped.get(read.queue, ())))
@@ -150,15 +150,11 @@ async def _read_queues(
                 skip_corrupt=params.skip_corrupt,
             )
         except (OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt) as error:
-            fetched = Fetched([], offset, error.min_offset, error.max_offset, 0)
+            fetched = Fetched((), offset, error.min_offset, error.max_offset, 0)
             reads[queue] = QueueRead(queue, fetched, problem_for(error))
             continue
         reads[queue] = QueueRead(queue, fetched)
         messages_left -= fetched.message_count
-        bytes_left -= _text_bytes(fetched)
+        bytes_left -= fetched.text_bytes
         passes_left -= len(fetched.skipped)
     return [reads[queue] for queue in queues]
-
-
-def _text_bytes(fetched: Fetched) -> int:
-    return sum(int(message_sizes(each.batch)[list(each.rows)].sum()) for each in fetched.slices)

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
-from holdfast.consumequeue.message_store import BatchSlice, Fetched, MessageFilter
+from holdfast.consumequeue.message_store import Fetched, MessageFilter
 from holdfast.consumequeue.reader import MAX_SKIPPED_RANGES
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.holdservice.filters import parse_filter
@@ -120,7 +120,7 @@ async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
         if waiting.is_over():
             fetched = nothing_at(context, topic, queue, offset)
             break
-    waiting.note_wake(context, fetched.slices)
+    waiting.note_wake(context, fetched)
     read = QueueRead(queue, replace(fetched, skipped=skipped))
     return await deliver_pull(context, topic, read, call.media, waiting.held_s)
 
@@ -175,7 +175,7 @@ async def _start(context: ApiContext, topic: Topic, queue: int, params: PullPara
 def nothing_at(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fetched:
     """Return the empty answer of a queue that was scanned up to `offset`."""
     state = context.store.queue_state(topic, queue)
-    return Fetched([], offset, state.min_offset, state.max_offset, 0)
+    return Fetched((), offset, state.min_offset, state.max_offset, 0)
 
 
 class Waiting:
@@ -220,8 +220,8 @@ class Waiting:
         self._is_over = woken.outcome is Outcome.EXPIRED
         return woken.scanned
 
-    def note_wake(self, context: ApiContext, slices: list[BatchSlice]) -> None:
+    def note_wake(self, context: ApiContext, fetched: Fetched) -> None:
         """Measure how soon a pull that was held answers with its message."""
-        if self.held_s and slices:
-            stored_us = slices[0].batch.header.store_timestamp_us
+        if self.held_s and fetched.pieces:
+            stored_us = fetched.pieces[0].store_timestamp_us
             context.metrics.wake_seconds.observe(max(time() - stored_us / 1e6, 0.0))

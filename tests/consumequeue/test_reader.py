@@ -11,15 +11,14 @@ from holdfast.commitlog.batch import Batch, encode_batch
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.consumequeue import reader
 from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.fetched import Fetched, message_sizes
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.reader import (
     MAX_SKIPPED_RANGES,
     PASSED_OVER_BYTES,
-    Fetched,
     NeedsDisk,
     collect,
     first_match,
-    message_sizes,
 )
 from tests.support.batches import stamped
 

@@ -17,7 +17,7 @@ from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.consumequeue.errors import UnknownQueue
-from holdfast.consumequeue.reader import BatchSlice, message_sizes
+from holdfast.consumequeue.fetched import BatchSlice, message_sizes
 from holdfast.holdservice.filters import parse_filter
 from holdfast.http_api.binary import check_batches, decode_batches
 from holdfast.http_api.messages import messages_of, packed_messages_of

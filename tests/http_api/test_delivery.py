@@ -5,7 +5,7 @@ import random
 import pytest
 
 from holdfast.commitlog.batch import Batch, encode_batch
-from holdfast.consumequeue.reader import BatchSlice
+from holdfast.consumequeue.fetched import BatchSlice
 from holdfast.http_api.delivery import portions
 from holdfast.http_api.messages import messages_of
 

@@ -1,0 +1,120 @@
+"""A stretch of a queue's index as arrays, an element an entry. Pure.
+
+For those who read thousands of small batches at once: an object for each would cost more than
+the reading itself.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.consumequeue.consume_queue import CqUnit
+
+Int64s = npt.NDArray[np.int64]
+
+#: An entry as `consumequeue.index` stores it: the key, then the value.
+_ITEM = np.dtype(
+    [
+        ("queue", ">u8"),
+        ("base_offset", ">u8"),
+        ("physical_offset", "<u8"),
+        ("queue_bytes", "<u8"),
+        ("store_timestamp_us", "<i8"),
+        ("tag_summary", "<u8"),
+        ("size", "<u4"),
+        ("message_count", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+
+
+class EntryColumns:
+    """Entries that follow each other in a queue: where each begins there and in the log, how
+    many bytes and messages it has. They are hints: whoever reads by them proves the blocks."""
+
+    __slots__ = ("base_offsets", "message_counts", "physical_offsets", "sizes")
+
+    def __init__(
+        self,
+        base_offsets: Int64s,
+        physical_offsets: Int64s,
+        sizes: Int64s,
+        message_counts: Int64s,
+    ) -> None:
+        self.base_offsets = base_offsets
+        self.physical_offsets = physical_offsets
+        self.sizes = sizes
+        self.message_counts = message_counts
+
+    def __len__(self) -> int:
+        return len(self.base_offsets)
+
+    def lacking(self, max_messages: int, max_bytes: int) -> int:
+        """Return about how many entries like these are lacking to so many messages or bytes."""
+        messages, size = int(self.message_counts.sum()), int(self.sizes.sum())
+        return min(
+            -(-max(max_messages - messages, 0) * len(self) // messages),
+            -(-max(max_bytes - size, 0) * len(self) // size),
+        )
+
+    @classmethod
+    def of_units(cls, units: Sequence[CqUnit]) -> Self:
+        """Return entries that are in memory."""
+        rows = [(unit[0], unit[1], unit[2], unit[3]) for unit in units]
+        base, physical, size, count = np.array(rows, np.int64).reshape(-1, 4).T
+        return cls(base, physical, size, count)
+
+    @classmethod
+    def of_items(cls, queue: bytes, items: Iterable[tuple[bytes, bytes]]) -> Self:
+        """Return entries as the index on disk has them, up to the first that is not of `queue`,
+        the first eight bytes of its keys. Their checksums are not looked at."""
+        rows = np.frombuffer(b"".join(chain.from_iterable(items)), _ITEM)
+        rows = rows[: _leading(rows["queue"] == int.from_bytes(queue, "big"))]
+        return cls(
+            *(
+                rows[name].astype(np.int64)
+                for name in ("base_offset", "physical_offset", "size", "message_count")
+            )
+        )
+
+    def joined(self, following: Self) -> Self:
+        """Return these entries and those that follow."""
+        return type(self)(
+            np.concatenate((self.base_offsets, following.base_offsets)),
+            np.concatenate((self.physical_offsets, following.physical_offsets)),
+            np.concatenate((self.sizes, following.sizes)),
+            np.concatenate((self.message_counts, following.message_counts)),
+        )
+
+    def within(self, offset: int, end_offset: int, max_messages: int, max_bytes: int) -> Self:
+        """Return those from the one that holds `offset` on that follow each other without a gap,
+        end at `end_offset` at the latest, and hold no more than so many messages from `offset`
+        on and so many bytes."""
+        ends = self.base_offsets + self.message_counts
+        first = int(np.searchsorted(ends, offset, side="right"))
+        cut = self.cut(first, len(self))
+        if not len(cut) or cut.base_offsets[0] > offset:
+            return self.cut(0, 0)
+        ends = ends[first:]
+        fits = (ends <= min(end_offset, offset + max_messages)) & (
+            np.cumsum(cut.sizes) <= max_bytes
+        )
+        fits[1:] &= cut.base_offsets[1:] == ends[:-1]
+        return cut.cut(0, _leading(fits))
+
+    def cut(self, start: int, end: int) -> Self:
+        """Return the entries from one to before another, by their places among these."""
+        return type(self)(
+            self.base_offsets[start:end],
+            self.physical_offsets[start:end],
+            self.sizes[start:end],
+            self.message_counts[start:end],
+        )
+
+
+def _leading(which: npt.NDArray[np.bool_]) -> int:
+    """Return how many at the beginning are true."""
+    return len(which) if which.all() else int(np.argmin(which))

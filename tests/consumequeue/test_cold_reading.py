@@ -1,0 +1,193 @@
+"""Reading many batches at once delivers what reading them one by one would, damaged or not."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.commitlog import run_reading
+from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.errors import CorruptRecord
+from holdfast.commitlog.run_reading import FEW
+from holdfast.consumequeue import cold_reading
+from holdfast.consumequeue.cold_reading import ColdReading, Place
+from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
+from holdfast.consumequeue.fetched import Fetched, RunSlice
+from holdfast.consumequeue.index import Index, ReputPosition
+from holdfast.consumequeue.reader import Wanted
+from tests.support.small_log import SmallLog, flip_bit
+
+KEY = (1, 0)
+
+
+class Stored:
+    """A queue in a log with another's blocks between, and its index: on disk, or in memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.small = SmallLog(directory / "log", segment_bytes=256 * 1024)
+        self.small.open()
+        self.small.log.roll()
+        self.index = Index(directory / "index", 16 * 1024 * 1024)
+        self.cq = ConsumeQueue(None, 0, 0)
+        self.headers: list[BatchHeader] = []
+
+    def fill(self, counts: list[int], *, between: int = 0, text: int = 20) -> None:
+        for count in counts:
+            at = self.cq.max_offset
+            texts = [b"%d" % (at + row) + b"." * text for row in range(count)]
+            header = self.small.append(encode_batch(texts)).header
+            self.headers.append(header)
+            self.cq.show(
+                CqUnit(at, header.physical_offset, header.total_size, count, 1, 0, 0),
+            )
+            for _ in range(between):
+                self.small.append(encode_batch([b"other"]), queue_id=1)
+
+    def commit(self, keep: int = 0) -> None:
+        border = len(self.cq.entries) - keep
+        units, self.cq.entries = self.cq.entries[:border], self.cq.entries[border:]
+        self.index.commit([(KEY, unit) for unit in units], ReputPosition())
+
+    def read(self, offset: int, **wanted: Any) -> Fetched:
+        bounds = {"max_messages": 10_000, "max_bytes": 16 * 1024 * 1024, **wanted}
+        place = Place(KEY, self.cq, offset, self.cq.max_offset, ())
+        return ColdReading(self.small.log, self.index).read(place, Wanted(**bounds))
+
+    def flip(self, batch: int, position: int = 140) -> None:
+        header = self.headers[batch]
+        segment = self.small.log.segment_at(header.physical_offset)
+        assert segment is not None
+        flip_bit(segment.path, header.physical_offset - segment.start_offset + position)
+
+    def close(self) -> None:
+        self.small.close()
+        self.index.close()
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[Stored]:
+    found = Stored(tmp_path)
+    yield found
+    found.close()
+
+
+def offsets(fetched: Fetched) -> list[int]:
+    found = [
+        int(piece.batch.body(row).rstrip(b".")) for piece in fetched.slices for row in piece.rows
+    ]
+    assert fetched.message_count == len(found)
+    return found
+
+
+def runs(fetched: Fetched) -> int:
+    return sum(isinstance(piece, RunSlice) for piece in fetched.pieces)
+
+
+def outcome(read: Any, *arguments: Any, **wanted: Any) -> Any:
+    """What is delivered, but for how it lies in pieces; or what is refused."""
+    try:
+        fetched = read(*arguments, **wanted)
+    except CorruptRecord as error:
+        return error.reason, error.next_offset
+    texts = sum(slice_.text_bytes for slice_ in fetched.slices)
+    return offsets(fetched), fetched.next_offset, fetched.max_offset, fetched.skipped, texts
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **wanted: Any) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setattr(cold_reading, "FEW", 10**9)
+        return outcome(*arguments, **wanted)
+
+
+def test_small_batches_come_as_one_run(stored: Stored) -> None:
+    stored.fill([1] * 500, between=1)
+    stored.commit()
+    fetched = stored.read(0)
+    assert offsets(fetched) == list(range(500))
+    assert (runs(fetched), len(fetched.pieces)) == (1, 1)
+    assert fetched.pieces[0].text_bytes == sum(slice_.text_bytes for slice_ in fetched.slices)
+
+
+def test_a_run_may_begin_inside_a_batch(stored: Stored) -> None:
+    stored.fill([3] * FEW)
+    stored.commit()
+    fetched = stored.read(4)
+    assert offsets(fetched) == list(range(4, 3 * FEW))
+    assert fetched.next_offset == 3 * FEW
+
+
+def test_what_left_memory_meanwhile_and_what_did_not_are_one(stored: Stored) -> None:
+    stored.fill([1] * 200)
+    stored.commit(keep=100)
+    fetched = stored.read(0)
+    assert offsets(fetched) == list(range(200))
+    assert runs(fetched) == 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_read_is_what_reading_one_by_one_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    drawn = random.Random(seed)
+    monkeypatch.setattr(run_reading, "MAX_RUN_BYTES", drawn.choice((5_000, 2**20)))
+    stored = Stored(tmp_path)
+    stored.fill(
+        [drawn.choice((1, 1, 1, 7)) for _ in range(300)],
+        between=drawn.randrange(3),
+        text=drawn.choice((0, 300)),
+    )
+    stored.commit(keep=drawn.choice((0, 3, 100)))
+    for _ in range(drawn.randrange(4)):
+        stored.flip(drawn.randrange(300), drawn.choice((4, 8, 48, 140)))
+    for _ in range(20):
+        offset = drawn.randrange(stored.cq.max_offset)
+        wanted = {
+            "max_messages": drawn.choice((1, 32, 100, 10_000)),
+            "max_bytes": drawn.choice((1, 10_000, 50_000, 2**24)),
+            "skip_corrupt": drawn.random() < 0.5,
+        }
+        found = outcome(stored.read, offset, **wanted)
+        assert found == one_by_one(monkeypatch, stored.read, offset, **wanted), (offset, wanted)
+    stored.close()
+
+
+def test_a_block_of_another_queue_is_not_delivered(stored: Stored) -> None:
+    stored.fill([1] * FEW, between=1)
+    wrong = [unit._replace(physical_offset=unit.end_physical_offset) for unit in stored.cq.entries]
+    sizes = len(encode_batch([b"other"]))
+    stored.cq.entries = [unit._replace(size=sizes) for unit in wrong]
+    stored.commit()
+    with pytest.raises(CorruptRecord, match="index-mismatch"):
+        stored.read(0)
+
+
+def test_a_filter_is_tried_on_every_batch(stored: Stored) -> None:
+    class Even:
+        def may_match(self, tag_summary: int) -> bool:
+            return True
+
+        def cost_us(self, messages: int, text_bytes: int) -> float:
+            return 0.001
+
+        def matching_rows(self, batch: Any, start_row: int, end_row: int) -> list[int]:
+            base = batch.header.base_offset
+            return [row for row in range(start_row, end_row) if (base + row) % 2 == 0]
+
+    stored.fill([1] * 100)
+    stored.commit()
+    assert offsets(stored.read(0, filter=Even())) == list(range(0, 100, 2))
+
+
+def test_the_blocks_are_what_is_on_the_disk(stored: Stored) -> None:
+    stored.fill([1] * FEW)
+    stored.commit()
+    (piece,) = stored.read(0).pieces
+    segment = stored.small.log.segments[0]
+    first = stored.headers[0].physical_offset
+    size = sum(header.total_size for header in stored.headers)
+    with segment.path.open("rb") as file:
+        file.seek(first - segment.start_offset)
+        assert piece.blocks == file.read(size)
