@@ -20,6 +20,7 @@ from holdfast.commitlog.batch_header import (
     KNOWN_FLAGS,
     MAGIC,
     BatchFlag,
+    Buffer,
 )
 from holdfast.commitlog.checksum import crc32c_each, crc32c_of_ranges
 from holdfast.commitlog.errors import CorruptBatch
@@ -70,7 +71,7 @@ class BatchRun:
     buffer. Raises what Batch.decode raises for the first block that is not intact.
     """
 
-    def __init__(self, buffer: bytes) -> None:
+    def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
         positions = _walk(buffer)
         #: Where each block starts.
@@ -158,6 +159,27 @@ class BatchRun:
         section("epochs", hashes, producers)
         return starts, sizes, at
 
+    def text_ranges(self, offsets: str, texts: str) -> tuple[Int64s, Int64s]:
+        """Return where each message's text of a column starts and ends, of all messages in order.
+
+        `offsets` and `texts` are the column's sections; a block without them has empty texts.
+        Raises CorruptBatch when a column's offsets do not fit its bytes.
+        """
+        sizes = self.sizes[texts]
+        present = self.sizes[offsets] > 0
+        counts = self.message_counts
+        before = np.cumsum(counts) - counts
+        rows = np.arange(int(counts.sum())) - np.repeat(before, counts)
+        at = np.repeat(np.where(present, self.starts[offsets] // 4, 0), counts) + rows
+        words = np.frombuffer(self.buffer, "<i4")
+        has = np.repeat(present, counts)
+        within = np.where(has, words[np.where(has, at, 0)], 0)
+        until = np.where(has, words[np.where(has, at + 1, 0)], 0)
+        if bool(np.any((within < 0) | (until < within) | (until > np.repeat(sizes, counts)))):
+            raise CorruptBatch(f"{texts}-offsets", "they lie outside their column, or decrease")
+        bases = np.repeat(self.starts[texts], counts)
+        return bases + within, bases + until
+
     def _check(self) -> None:
         headers = self._headers
         # Checksums last: that they fit proves the sizes that they were taken by.
@@ -183,7 +205,7 @@ class BatchRun:
         return np.array(crc32c_of_ranges(self.buffer, starts, ends), np.uint32)
 
 
-def _walk(buffer: bytes) -> list[int]:
+def _walk(buffer: Buffer) -> list[int]:
     """Return where each block starts. Raises what Batch.decode raises where one is cut short."""
     positions = []
     position, end = 0, len(buffer)

@@ -23,9 +23,12 @@ def crc32c_each(texts: Sequence[bytes]) -> list[int]:
     return list(map(_crc32c_of_bytes, texts))
 
 
-def crc32c_of_ranges(data: bytes, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+def crc32c_of_ranges(
+    data: bytes | bytearray | memoryview, starts: Sequence[int], ends: Sequence[int]
+) -> list[int]:
     """Return the CRC32C of each range of `data`; large ranges are not copied."""
     if len(data) < _COPY_BELOW * len(starts):  # on average
-        return [int(_crc32c_of_bytes(data[a:b])) for a, b in zip(starts, ends, strict=True)]
+        octets = bytes(data)  # no copy of what is bytes already
+        return [int(_crc32c_of_bytes(octets[a:b])) for a, b in zip(starts, ends, strict=True)]
     view = memoryview(data)
     return [crc32c(view[a:b]) for a, b in zip(starts, ends, strict=True)]

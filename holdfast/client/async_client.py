@@ -26,6 +26,7 @@ from holdfast.client.message import (
     StoredOffsets,
 )
 from holdfast.client.message_checks import Body, as_bytes
+from holdfast.client.message_run import MessageRun
 from holdfast.client.producing import ProducerOptions, ProducerTarget
 from holdfast.client.pulling import (
     PullOptions,
@@ -560,7 +561,11 @@ def _messages(fetched: Range) -> Iterable[Message]:
 
 
 def _batches(fetched: Range) -> Iterable[MessageBatch]:
-    return [part for part in fetched.parts if isinstance(part, MessageBatch) and len(part)]
+    for part in fetched.parts:
+        if isinstance(part, MessageRun):
+            yield from part.batches()
+        elif isinstance(part, MessageBatch) and len(part):
+            yield part
 
 
 def _start(offset: int | None, start: str | None, timestamp_ms: int | None) -> Start:

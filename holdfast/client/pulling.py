@@ -13,9 +13,12 @@ import msgspec
 
 from holdfast.client.errors import BadReply, api_error
 from holdfast.client.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
+from holdfast.client.message_run import MessageRun, RunColumns
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.transport import BATCH, MSGPACK, Reply, Requests
 from holdfast.commitlog.batch import iter_batches
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.batch_run import BatchRun
 
 _log = logging.getLogger("holdfast.client")
 
@@ -26,7 +29,10 @@ MAX_MESSAGES = 10_000
 #: every queue's offsets, and these are as many as the broker puts there.
 MAX_QUEUES_IN_HEADERS = 128
 
-Part = MessageBatch | MessageList
+#: Batches of up to this size are decoded in runs; the cost of larger ones is in their messages.
+MAX_BYTES_IN_RUNS = 16 * 1024
+
+Part = MessageBatch | MessageRun | MessageList
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +200,7 @@ async def pull_queue(
     next_offset = reply.header_int("Holdfast-Next-Offset")
     min_offset = reply.header_int("Holdfast-Min-Offset")
     start_offset = min_offset if start.offset is None else start.offset
-    parts = _batches(reply, topic, {queue: start_offset})
+    parts = _parts(reply, topic, {queue: start_offset})
     if parts:
         # The whole last batch came, even if max_messages ends within it.
         next_offset = max(next_offset, parts[-1].end_offset)
@@ -243,7 +249,7 @@ async def poll_queues(
             _lists(polled.messages), next_offsets, _topic_id(reply), _skipped(reply, topic)
         )
     next_offsets = _queue_offsets(reply, "Holdfast-Next-Offset")
-    parts = _batches(reply, topic, offsets)
+    parts = _parts(reply, topic, offsets)
     for part in parts:
         next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
     return Polled(parts, next_offsets, _topic_id(reply), _skipped(reply, topic))
@@ -276,19 +282,42 @@ async def find_offset(
     return found.offset, found.store_timestamp_ms
 
 
-def _batches(reply: Reply, topic: str, start_offsets: Mapping[int, int]) -> list[MessageBatch]:
-    """Return a binary reply's batches without what lies before their queues' start."""
+def _parts(
+    reply: Reply, topic: str, start_offsets: Mapping[int, int]
+) -> Sequence[MessageBatch | MessageRun]:
+    """Return a binary reply's messages without what lies before their queues' start."""
+    if len(start_offsets) == 1 and _is_of_small_batches(reply.body):
+        run = BatchRun(reply.body)
+        ((queue, start_offset),) = start_offsets.items()
+        strangers = run.field("queue_id") != queue
+        if strangers.any():
+            raise _not_asked_for(reply, int(run.field("queue_id")[strangers.argmax()]))
+        if bool((run.base_offsets[1:] < (run.base_offsets + run.message_counts)[:-1]).any()):
+            raise BadReply(reply.url, f"the batches of queue {queue} are not in order")
+        columns = RunColumns(topic, run)
+        part = MessageRun(topic, columns, columns.row_at(start_offset), columns.row_count)
+        return [part] if len(part) else []
     parts = []
     for batch in iter_batches(reply.body):
         header = batch.header
         if header.queue_id not in start_offsets:
-            raise BadReply(
-                reply.url, f"a batch of queue {header.queue_id}, which was not asked for"
-            )
+            raise _not_asked_for(reply, header.queue_id)
         start_row = max(0, start_offsets[header.queue_id] - header.base_offset)
         if start_row < len(batch):
             parts.append(MessageBatch(topic, batch, start_row, len(batch)))
     return parts
+
+
+def _is_of_small_batches(body: bytes | memoryview) -> bool:
+    """Whether a run of batches is quicker to decode as one, by the looks of the first."""
+    if len(body) < 4 * HEADER_SIZE:
+        return False
+    first_bytes = BatchHeader.decode(body).total_size
+    return first_bytes <= MAX_BYTES_IN_RUNS and 4 * first_bytes <= len(body)
+
+
+def _not_asked_for(reply: Reply, queue: int) -> BadReply:
+    return BadReply(reply.url, f"a batch of queue {queue}, which was not asked for")
 
 
 def _queue_offsets(reply: Reply, header: str) -> dict[int, int]:

@@ -7,6 +7,7 @@ await, or a thread to cross to.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Generic, Self, TypeVar
 
 from holdfast.client.errors import ClientClosed
@@ -122,12 +123,13 @@ class Reader(Generic[T]):
         self._current: Iterator[T] = iter(())
 
     def __iter__(self) -> Iterator[T]:
-        return self._iterate()
+        # Within a range no code of ours runs.
+        return chain.from_iterable(self._ranges())
 
-    def _iterate(self) -> Iterator[T]:
+    def _ranges(self) -> Iterator[Iterator[T]]:
         try:
             while True:
-                yield from self._current
+                yield self._current
                 fetched = self._loop_thread.run(self._reader.next_range())
                 if fetched is None:
                     return
