@@ -9,7 +9,7 @@ import uvloop
 from tests.support.api_server import Api, running_api
 
 #: What is close to the transport must hold on both kinds.
-ON_BOTH_LOOPS = {"test_server", "test_bodies", "test_tls"}
+ON_BOTH_LOOPS = {"test_connection", "test_server", "test_bodies", "test_tls"}
 
 
 def pytest_asyncio_loop_factories(
