@@ -1,4 +1,4 @@
-"""How a connection cuts what comes into requests: in any pieces, in order, beside the parser too."""
+"""How a connection cuts what comes into requests: in pieces, in order, beside the parser too."""
 
 import asyncio
 import socket
