@@ -28,7 +28,7 @@ import psutil
 
 from bench.folded import Sample, samples, spread, with_ended
 from bench.harness import broker
-from bench.peers.system import ROOT
+from bench.peers.system import BEGINS, ROOT
 
 _RATE_HZ = 200
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -104,6 +104,8 @@ class Observed:
     def _line(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
+        if line.strip() == BEGINS:
+            return self._line()
         if not line:
             raise RuntimeError(self._process.communicate()[1].strip()[-2000:])
         return line

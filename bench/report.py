@@ -19,7 +19,7 @@ from bench.__main__ import RESULTS as OURS
 from bench.peers.results import RESULTS as PEERS
 from bench.peers.results import told_cells
 from bench.peers.system import ROOT, Unavailable, peers_python
-from bench.rows import COLUMNS, cells, from_json
+from bench.rows import COLUMNS, MISSED, Row, bar_text, cells, from_json, number
 
 PAGE = ROOT / "docs" / "performance.md"
 PICTURES = ROOT / "docs" / "performance"
@@ -28,25 +28,30 @@ _PROFILED = ("W1", "W2", "W3", "W3-1k", "W4-1", "W4-16", "W4-64", "W5", "W8")
 #: Areas with less than this share in both profiles stand together as "all else".
 _LEAST_SHARE = 0.04
 _PEERS_COLUMNS = ("", "", "system", "median", "least to most", "MB/s")
+_MISSED_COLUMNS = ("", "what", "figure", "bar")
 _PEERS_MORE = ("server us/message", "client us/message", "ours beside", "bar")
 
 
 def main() -> None:
     """Write the page."""
     page = PAGE.read_text()
+    missed: list[tuple[str, ...]] = []
     if OURS.exists():
         told = json.loads(OURS.read_text())
-        rows = [list(cells(from_json(row))) for row in told["rows"]]
-        page = replaced(page, "ours", [*table(COLUMNS, rows), "", *conditions(told)])
+        rows = [from_json(row) for row in told["rows"]]
+        page = replaced(page, "ours", [*table(COLUMNS, map(cells, rows)), "", *conditions(told)])
+        missed += missed_of_ours(rows)
     if PEERS.exists():
         told = json.loads(PEERS.read_text())
         page = replaced(page, "peers", peers_tables(told))
         page = replaced(page, "peers' settings", settings(told))
+        missed += missed_beside_peers(told)
         try:
             command = [str(peers_python()), "-m", "bench.peers.plots", str(PEERS), str(PICTURES)]
             subprocess.run(command, check=True, cwd=ROOT)
         except Unavailable as reason:
             print(f"no pictures: {reason}", file=sys.stderr)
+    page = replaced(page, "missed", table(_MISSED_COLUMNS, sorted(missed)))
     page = replaced(page, "profiles", list(profiles()))
     PAGE.write_text(page)
 
@@ -61,7 +66,7 @@ def replaced(page: str, name: str, lines: Iterable[str]) -> str:
     return "".join([before, start, *(f"{line}\n" for line in lines), end, after])
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """Return a Markdown table."""
     rule = "|".join("---" for _ in columns)
     return [f"| {' | '.join(columns)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
@@ -88,6 +93,21 @@ def peers_tables(told: Mapping[str, Any]) -> list[str]:
         lines += ["", f"![{name}](performance/peers-{name}.svg)", ""]
     rounds = max(len(row["values"]) for row in told["rows"])
     return [*lines, f"Medians of {rounds} rounds.", *conditions(told)]
+
+
+def missed_of_ours(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
+    """Yield what misses a bar of its own."""
+    for row in rows:
+        if row.is_met is False:
+            yield row.workload, row.case, f"{number(row.median)} {row.unit}", bar_text(row)
+
+
+def missed_beside_peers(told: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield what misses a bar beside a peer."""
+    for row in told["rows"]:
+        label, case, system, *_, ratio, bar = told_cells(row)
+        if bar.endswith(MISSED):
+            yield label, f"{row['workload']}, {case}, beside {system}", ratio, bar
 
 
 def settings(told: Mapping[str, Any]) -> list[str]:

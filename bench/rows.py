@@ -17,6 +17,7 @@ from rich.table import Table
 RATE = "messages/s"
 #: A share of something else in the same run.
 TIMES = "x"
+MISSED = "MISSED"
 _WIDTH = 150
 
 
@@ -104,7 +105,7 @@ def bar_text(row: Row) -> str:
         return ""
     limits = {">=": row.at_least, "<=": row.at_most}
     told = [f"{sign} {number(limit)}" for sign, limit in limits.items() if limit is not None]
-    return f"{' '.join(told)} {'met' if row.is_met else 'MISSED'}"
+    return f"{' '.join(told)} {'met' if row.is_met else MISSED}"
 
 
 def number(value: float) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench.peers.system import ROOT
 from bench.peers.workload import Bar, Result, Workload
+from bench.rows import MISSED
 
 OURS = "holdfast"
 #: What `python -m bench.peers` leaves for `python -m bench.report`.
@@ -147,7 +148,7 @@ def _bar_text(bar: float | None, ratio: float | None, *, is_rate: bool) -> str:
     if bar is None or ratio is None:
         return ""
     is_met = ratio >= bar if is_rate else ratio <= bar
-    return f"{'>=' if is_rate else '<='} {bar:g} x {'met' if is_met else 'MISSED'}"
+    return f"{'>=' if is_rate else '<='} {bar:g} x {'met' if is_met else MISSED}"
 
 
 def _bar(row: Row) -> Bar | None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from threading import Timer
+from typing import Any, Protocol
 
 import psutil
 
@@ -22,6 +23,8 @@ PEERS = ROOT / ".peers"
 
 START_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 600.0
+#: What a load prints when what it measures begins: connected, and warm if it has to be.
+BEGINS = "begins"
 
 
 class Unavailable(Exception):
@@ -57,25 +60,41 @@ class Server:
         RuntimeError with the load's own words if it fails.
         """
         arguments = json.dumps({"verb": verb, "address": self.address, **parameters})
-        before = self.cpu_s()
-        done = subprocess.run(
-            [*self.load_command, arguments],
-            capture_output=True,
-            text=True,
-            timeout=LOAD_TIMEOUT_S,
-            check=False,
-            cwd=ROOT,
-            env={**os.environ, **self.environment},
-        )
-        if done.returncode:
-            raise RuntimeError(f"{verb} failed: {done.stderr.strip()[-2000:]}")
-        told = json.loads(done.stdout.splitlines()[-1])
+        before, told = self.cpu_s(), ""
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(
+                [*self.load_command, arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, **self.environment},
+            ) as process,
+        ):
+            deadline = Timer(LOAD_TIMEOUT_S, process.kill)
+            deadline.start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.strip() == BEGINS:
+                    before = self.cpu_s()
+                else:
+                    told = line
+            status = process.wait()
+            deadline.cancel()
+            if status:
+                errors.seek(0)
+                raise RuntimeError(f"{verb} failed: {errors.read().strip()[-2000:]}")
+        return self._measured(json.loads(told), self.cpu_s() - before)
+
+    @staticmethod
+    def _measured(told: dict[str, Any], server_cpu_s: float) -> Measured:
         return Measured(
             told["messages"],
             told["body_bytes"],
             told["seconds"],
             told["client_cpu_s"],
-            self.cpu_s() - before,
+            server_cpu_s,
             tuple(sorted(told.get("latencies_ms", ()))),
         )
 

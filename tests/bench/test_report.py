@@ -2,7 +2,14 @@
 
 import pytest
 
-from bench.report import profile_rows, replaced, table
+from bench.report import (
+    missed_beside_peers,
+    missed_of_ours,
+    profile_rows,
+    replaced,
+    table,
+)
+from bench.rows import TIMES, Row
 
 
 def test_what_stands_between_the_markers_is_replaced_and_nothing_else() -> None:
@@ -49,4 +56,38 @@ def test_a_profile_that_was_taken_once_leaves_the_other_column_empty() -> None:
         ("all", "2.00", ""),
         ("aiohttp", "2.00", ""),
         ("all else", "0.00", ""),
+    ]
+
+
+def test_what_misses_a_bar_is_listed() -> None:
+    rows = [
+        Row("W10", "beside the floor", "written", TIMES, [2.5], at_most=2),
+        Row("W7", "read", "written", TIMES, [0.9], at_least=0.8),
+        Row("W6", "idle", "fsync", "%", [0.1]),
+    ]
+    assert list(missed_of_ours(rows)) == [("W10", "beside the floor", "2.50 x", "<= 2 MISSED")]
+
+
+def test_what_misses_a_bar_beside_a_peer_is_listed() -> None:
+    def row(system: str, ratio: float, bar: float | None) -> dict[str, object]:
+        return {
+            "label": "W2",
+            "workload": "batches-1k",
+            "case": "publish",
+            "system": system,
+            "unit": "messages/s",
+            "median": 10.0,
+            "values": [10.0],
+            "body_bytes": 1024,
+            "server_us": [1.0],
+            "client_us": [1.0],
+            "ours_beside": ratio,
+            "bar": bar,
+        }
+
+    told = {
+        "rows": [row("kafka", 0.9, 1.2), row("redis-streams", 5.0, 4.0), row("nats", 0.1, None)]
+    }
+    assert list(missed_beside_peers(told)) == [
+        ("W2", "batches-1k, publish, beside kafka", "0.90 x", ">= 1.2 x MISSED")
     ]

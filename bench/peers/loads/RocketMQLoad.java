@@ -1,4 +1,4 @@
-// RocketMQ, by its own Java client: the same verbs and the same line of JSON as loads/common.py.
+// RocketMQ, by its own Java client: the same verbs and the same lines as loads/common.py.
 // Before what is timed the same is done for some seconds, so that its code, and the broker's, is
 // compiled: RocketMQ's own benchmark classes tell nothing of their first ten seconds either. (They
 // run for ever at a rate of their own and read what comes while it is published; a fixed backlog
@@ -67,6 +67,8 @@ public final class RocketMQLoad {
     }
     var os = (com.sun.management.OperatingSystemMXBean)
         java.lang.management.ManagementFactory.getOperatingSystemMXBean();
+    System.out.println("begins");
+    System.out.flush();
     long cpu = os.getProcessCpuTime();
     long started = System.nanoTime();
     work.run();

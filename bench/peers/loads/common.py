@@ -1,4 +1,5 @@
-"""What the loads share: the verbs, their timing, the one line of JSON they end with.
+"""What the loads share: the verbs, their timing, the line that says when what is measured begins,
+the one line of JSON they end with.
 
 python -m bench.peers.loads.NAME '{"verb": "publish", "address": ..., ...}'
 """
@@ -156,6 +157,7 @@ def _stamped(number: int, body_bytes: int) -> bytes:
 
 
 def _timed(messages: int, body_bytes: int, work: Callable[[], object]) -> dict[str, Any]:
+    print("begins", flush=True)
     _wait_for_observer()
     cpu = _cpu_s()
     started = time.perf_counter()
