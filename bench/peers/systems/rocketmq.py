@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.peers.system import PEERS, Server, Unavailable, free_port, started
+from bench.peers.system import PEERS, Server, Unavailable, free_port, is_free, started
 
 _PLACE = PEERS / "rocketmq"
 _CLASS_PATH = f"{_PLACE}/jars/*"
@@ -40,7 +40,7 @@ class RocketMQ:
     @contextmanager
     def run(self, durability: str, directory: Path) -> Iterator[Server]:
         """Run both."""
-        names, port = free_port(), free_port()
+        names, port = free_port(), _broker_port()
         (directory / "names.conf").write_text(f"listenPort={names}\n")
         flush = _FLUSH[durability]
         (directory / "broker.conf").write_text(
@@ -49,6 +49,7 @@ brokerName=bench
 brokerId=0
 brokerIP1=127.0.0.1
 listenPort={port}
+haListenPort={free_port()}
 namesrvAddr=127.0.0.1:{names}
 flushDiskType={flush}
 storePathRootDir={directory}/store
@@ -71,3 +72,11 @@ storePathCommitLog={directory}/store/commitlog
                 [process],
                 ["java", *_OPENS, "-cp", f"{_PLACE}/classes:{_CLASS_PATH}", "RocketMQLoad"],
             )
+
+
+def _broker_port() -> int:
+    """Return a free port. The broker takes the one two below it as well."""
+    while True:
+        port = free_port()
+        if is_free(port - 2):
+            return port
