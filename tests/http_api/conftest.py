@@ -24,8 +24,19 @@ def pytest_asyncio_loop_factories(
     return factories
 
 
+#: What is close to how requests are read must be the same on aiohttp's own server.
+ON_BOTH_SERVERS = {"test_publish", "test_pull", "test_poll", "test_framing", "test_groups"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if name in ON_BOTH_SERVERS and "api" in metafunc.fixturenames:
+        metafunc.parametrize("api", ["ours", "aiohttp"], indirect=True)
+
+
 @pytest.fixture
-async def api() -> AsyncIterator[Api]:
-    async with running_api() as api:
+async def api(request: pytest.FixtureRequest) -> AsyncIterator[Api]:
+    by_aiohttp = getattr(request, "param", "ours") == "aiohttp"
+    async with running_api(by_aiohttp=by_aiohttp) as api:
         await api.store.create_topic("orders", queues=2)
         yield api

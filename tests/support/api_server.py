@@ -17,6 +17,7 @@ from holdfast.holdservice.pull_request_hold_service import PullRequestHoldServic
 from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.server import Server, start_server
+from tests.support.aiohttp_connection import start_aiohttp_server
 from tests.support.fake_store import FakeStore
 
 
@@ -91,9 +92,10 @@ async def running_api(
     *,
     topics: TopicsConfig | None = None,
     hold: HoldServiceConfig | None = None,
+    by_aiohttp: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Api]:
-    """Serve the API; `settings` are those of HttpConfig."""
+    """Serve the API, `by_aiohttp`: on its server; `settings` are those of HttpConfig."""
     store = FakeStore(topics)
     config = replace(HttpConfig(port=0), **settings)
     holder = PullRequestHoldService(
@@ -112,7 +114,11 @@ async def running_api(
         version="9.9.9",
         info=lambda: {"data_dir": "/nowhere"},
     )
-    server = await start_server(make_app(context), config)
+    server: Any  # they have in common what the tests ask of it
+    if by_aiohttp:
+        server = await start_aiohttp_server(make_app(context), config)
+    else:
+        server = await start_server(make_app(context), config)
     async with aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session:
         api = Api(store, holder, context, server, session, BrokerStatus("ready"))
         await holder.start()

@@ -1,0 +1,122 @@
+"""The same application on aiohttp's own server: a witness of what the broker's connection does.
+
+What tests ask here and there must have the same answer. It keeps no deadlines and no limits on
+connections; for those there is nothing to compare.
+"""
+
+import asyncio
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from holdfast.http_api.app import App
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.connection import MAX_LINE_BYTES, Connection
+from holdfast.http_api.framing import ends_connection
+from holdfast.http_api.problems import Problem
+from holdfast.http_api.reply import Reply, problem_reply
+from holdfast.http_api.request import Request
+
+
+class AiohttpConnection(RequestHandler):
+    """aiohttp's connection, with what the application asks of ours."""
+
+    client = "127.0.0.1"
+    remote = "127.0.0.1"
+    received_at = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        self.received_at = self._loop.time()
+        super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        slug = "header-too-large" if isinstance(exc, LineTooLong) else "malformed-request"
+        return _Response(problem_reply(Problem(slug, "mend the client"), closes=True))
+
+
+class _Response(web.StreamResponse):
+    """A reply as aiohttp asks for it."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(status=reply.status)
+        self._reply = reply
+        self._keeps_alive = False
+        self._asked: web.BaseRequest | None = None
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._keeps_alive
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        self._asked = request
+        asked = _as_ours(request)
+        closes = self._reply.closes or not request.content.is_eof() or ends_connection(asked)
+        self._keeps_alive = request.keep_alive and not closes
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        if asked.transport is None:
+            raise ConnectionResetError
+        parts, _ = self._reply.encoded(_as_ours(asked), keeps_alive=self._keeps_alive)
+        asked.transport.writelines(parts)
+        await asked.protocol._drain_helper()
+
+
+def _as_ours(request: web.BaseRequest) -> Request:
+    connection = cast(Connection, request.protocol)
+    return Request(request._message, request.content, connection)
+
+
+class AiohttpServer:
+    """What stands in for the broker's Server."""
+
+    def __init__(self, app: App, manager: web.Server, listener: asyncio.Server) -> None:
+        self._app = app
+        self._manager = manager
+        self._listener = listener
+        self.port: int = listener.sockets[0].getsockname()[1]
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._manager.connections)
+
+    async def stop(self) -> None:
+        self._listener.close()
+        self._manager.pre_shutdown()
+        await self._app.release()
+        await self._manager.shutdown(1.0)
+        await self._app.stop()
+
+
+async def start_aiohttp_server(app: App, config: HttpConfig) -> AiohttpServer:
+    """Serve `app` on a free port of loopback."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return _Response(await app.answer(_as_ours(request)))
+
+    manager = web.Server(answer, handler_cancellation=True)
+    loop = asyncio.get_running_loop()
+
+    def connect() -> AiohttpConnection:
+        return AiohttpConnection(
+            manager,
+            loop=loop,
+            access_log=cast(Any, None),
+            auto_decompress=False,
+            max_line_size=MAX_LINE_BYTES,
+            lingering_time=1.0,
+        )
+
+    listener = await loop.create_server(connect, config.host, config.port)
+    app.start()
+    return AiohttpServer(app, manager, listener)
