@@ -4,7 +4,8 @@
 
 The log is published in written mode, in batches of 64 KiB of messages of 1 KiB; then a second, of
 batches of one. The time is from the start of the process to its line that says it serves, and
-beside it that of an empty data directory.
+beside it that of an empty data directory; all that is served by then is durable. 10 GB and a
+million small batches take about three minutes; 9 million of them are 10 GB.
 """
 
 import argparse
@@ -21,15 +22,26 @@ from holdfast.running_broker import RunningBroker
 _BODY_BYTES = 1024
 _BATCH = 64
 
+_READY_BAR = "bar 2 s"
+_REBUILT_BARS = {_BATCH: "bar 1 GB/s", 1: "bar 150,000 batches/s"}
+
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart. `gb` and `batches` are those of the log."""
+    """One restart. `gb` and `batches` are those of the log, `bar` is what is asked of it."""
 
     what: str
     gb: float
     batches: int
     seconds: float
+    bar: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what:40} {self.gb:6.2f} GB {self.batches:10,} batches {self.seconds:7.2f} s "
+            f"{self.gb / self.seconds:7.2f} GB/s {self.batches / self.seconds:10,.0f} batches/s  "
+            f"{self.bar}"
+        )
 
 
 def main() -> None:
@@ -43,17 +55,13 @@ def main() -> None:
         if options.json:
             print(json.dumps(asdict(restart)), flush=True)
         else:
-            print(
-                f"{restart.what:45} {restart.gb:6.2f} GB {restart.batches:10,} batches "
-                f"{restart.seconds:7.2f} s",
-                flush=True,
-            )
+            print(restart, flush=True)
 
 
 def measure(size_gb: int, small_batches: int) -> Iterator[Restart]:
     """Yield each restart as it is measured."""
     with broker() as running:
-        yield Restart("an empty directory", 0.0, 0, _killed_and_started(running))
+        yield Restart("an empty directory", 0.0, 0, _killed_and_started(running), _READY_BAR)
     with broker() as running:
         messages = size_gb * 10**9 // _BODY_BYTES // _BATCH * _BATCH
         yield from _both(running, messages, _BATCH)
@@ -68,10 +76,12 @@ def _both(running: RunningBroker, messages: int, batch: int) -> Iterator[Restart
     connection.close()
     size_gb, batches = messages * _BODY_BYTES / 1e9, messages // batch
     kind = f"batches of {batch}"
-    yield Restart(f"after SIGKILL, {kind}", size_gb, batches, _killed_and_started(running))
+    seconds = _killed_and_started(running)
+    yield Restart(f"after SIGKILL, {kind}", size_gb, batches, seconds, _READY_BAR)
     running.kill()
     shutil.rmtree(running.data_dir / "consumequeue")
-    yield Restart(f"index built anew, {kind}", size_gb, batches, _started(running))
+    seconds = _started(running)
+    yield Restart(f"index built anew, {kind}", size_gb, batches, seconds, _REBUILT_BARS[batch])
 
 
 def _killed_and_started(running: RunningBroker) -> float:

@@ -10,56 +10,20 @@ import struct
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_header import (
-    ALIGNMENT,
-    FORMAT_VERSION,
-    HEADER_SIZE,
-    KNOWN_FLAGS,
-    MAGIC,
-    BatchFlag,
-    Buffer,
-)
-from holdfast.commitlog.checksum import crc32c_each, crc32c_of_ranges
+from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchFlag, Buffer
+from holdfast.commitlog.checksum import crc32c_of_ranges
 from holdfast.commitlog.errors import CorruptBatch
-
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
-Bools = npt.NDArray[np.bool_]
-
-#: The header of commitlog/batch_header.py, as numpy reads it.
-HEADER = np.dtype(
-    [
-        ("magic", "S4"),
-        ("version", "<u2"),
-        ("flags", "<u2"),
-        ("total_size", "<u4"),
-        ("header_crc", "<u4"),
-        ("payload_crc", "<u4"),
-        ("message_count", "<u4"),
-        ("physical_offset", "<u8"),
-        ("durable_offset", "<u8"),
-        ("base_offset", "<i8"),
-        ("topic_id", "<u4"),
-        ("queue_id", "<u4"),
-        ("store_timestamp_us", "<i8"),
-        ("born_timestamp_us", "<i8"),
-        ("producer_id", "<u8"),
-        ("sequence", "<u8"),
-        ("producer_epoch", "<u4"),
-        ("body_bytes", "<u4"),
-        ("tag_summary", "<u8"),
-        ("key_bytes", "<u4"),
-        ("tag_bytes", "<u4"),
-        ("property_count", "<u4"),
-        ("property_name_bytes", "<u4"),
-        ("property_value_bytes", "<u4"),
-        ("reserved", "<u4"),
-    ]
+from holdfast.commitlog.header_table import (
+    Bools,
+    Int64s,
+    UInt32s,
+    are_well_formed,
+    gathered,
+    has_flag,
+    header_crcs,
 )
-assert HEADER.itemsize == HEADER_SIZE
 
 _TOTAL_SIZE = struct.Struct("<8xI")
 
@@ -76,8 +40,7 @@ class BatchRun:
         positions = _walk(buffer)
         #: Where each block starts.
         self.positions = np.array(positions, np.int64)
-        headers = b"".join([buffer[at : at + HEADER_SIZE] for at in positions])
-        self._headers: npt.NDArray[np.void] = np.frombuffer(headers, HEADER)
+        self._headers = gathered(buffer, positions)
         self._check()
 
     def __len__(self) -> int:
@@ -89,8 +52,7 @@ class BatchRun:
 
     def has(self, flag: BatchFlag) -> Bools:
         """Return which blocks have the column of `flag`."""
-        present: Bools = (self._headers["flags"] & int(flag)) != 0
-        return present
+        return has_flag(self._headers, flag)
 
     @cached_property
     def total_sizes(self) -> Int64s:
@@ -121,8 +83,8 @@ class BatchRun:
         return self._sections[1]
 
     @cached_property
-    def _sections(self) -> tuple[dict[str, Int64s], dict[str, Int64s], Int64s]:
-        """Where each section starts, its size, and where each block's last section ends."""
+    def _sections(self) -> tuple[dict[str, Int64s], dict[str, Int64s]]:
+        """Where each section starts, and its size."""
         starts: dict[str, Int64s] = {}
         sizes: dict[str, Int64s] = {}
         at = self.positions + HEADER_SIZE
@@ -157,7 +119,7 @@ class BatchRun:
         section("producer_ids", times, producers)
         section("sequences", times, producers)
         section("epochs", hashes, producers)
-        return starts, sizes, at
+        return starts, sizes
 
     def text_ranges(self, offsets: str, texts: str) -> tuple[Int64s, Int64s]:
         """Return where each message's text of a column starts and ends, of all messages in order.
@@ -184,14 +146,8 @@ class BatchRun:
         headers = self._headers
         # Checksums last: that they fit proves the sizes that they were taken by.
         fits = (
-            (headers["magic"] == MAGIC)
-            & (headers["version"] == FORMAT_VERSION)
-            & ((headers["flags"] & ~np.uint16(KNOWN_FLAGS)) == 0)
-            & (headers["reserved"] == 0)
-            & (headers["message_count"] >= 1)
-            & (headers["base_offset"] >= 0)
-            & (self.positions + self.total_sizes == self._sections[2])
-            & (_header_crcs(headers) == headers["header_crc"])
+            are_well_formed(headers)
+            & (header_crcs(headers) == headers["header_crc"])
             & (self._payload_crcs() == headers["payload_crc"])
         )
         if not bool(fits.all()):
@@ -220,10 +176,3 @@ def _walk(buffer: Buffer) -> list[int]:
         positions.append(position)
         position = next_position
     return positions
-
-
-def _header_crcs(headers: npt.NDArray[np.void]) -> UInt32s:
-    """Return the CRC of each header with its own field as zero."""
-    without = headers.copy()
-    without["header_crc"] = 0
-    return np.array(crc32c_each(without.view(f"V{HEADER_SIZE}").tolist()), np.uint32)

@@ -9,8 +9,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
 from holdfast.commitlog.errors import ProducerFenced, SequenceGap, SequenceTooOld
+from holdfast.commitlog.header_table import Headers, Run, headers_in
 
 #: How many batches per (producer, topic, queue) can be answered again with their offsets.
 REMEMBERED_BATCHES = 5
@@ -121,6 +124,36 @@ class ProducerSequences:
         )
         if entry not in stored:
             state.queues[header.queue_id] = (*stored, entry)[-REMEMBERED_BATCHES:]
+
+    def record_all(self, publishes: Headers) -> set[ProducerKey]:
+        """Do as `record` does for each of many publishes, as a Run has them, at less cost: what
+        the last ones of a producer would make it forget is left out. Return whose they were."""
+        if not len(publishes):
+            return set()
+        telling = self._telling(publishes)
+        for publish in headers_in(Run(telling, telling[:0])):
+            self._record(publish)
+        keys = np.unique(publishes[["producer_id", "topic_id"]])
+        return {(int(producer_id), int(topic_id)) for producer_id, topic_id in keys}
+
+    def _telling(self, mine: Headers) -> Headers:
+        """Return the last REMEMBERED_BATCHES of each producer, topic and queue; all of them where
+        an epoch ends, or the expiry may pass, between them."""
+        times = mine["store_timestamp_us"]
+        if int(times.max()) - int(times.min()) >= self._expiry_us:
+            return mine
+        order = np.lexsort((mine["queue_id"], mine["topic_id"], mine["producer_id"]))
+        rows = mine[order]
+        is_same = (rows["producer_id"][1:] == rows["producer_id"][:-1]) & (
+            rows["topic_id"][1:] == rows["topic_id"][:-1]
+        )
+        if bool((is_same & (rows["producer_epoch"][1:] != rows["producer_epoch"][:-1])).any()):
+            return mine
+        is_same &= rows["queue_id"][1:] == rows["queue_id"][:-1]
+        ends = np.append(np.flatnonzero(~is_same), len(rows) - 1)
+        lengths = np.diff(ends, prepend=-1)
+        from_end = np.repeat(ends, lengths) - np.arange(len(rows))
+        return mine[np.sort(order[from_end < REMEMBERED_BATCHES])]
 
     def expire(self, now_us: int) -> list[ProducerKey]:
         """Forget producers unheard of for the expiry, and those idle longest when there are too

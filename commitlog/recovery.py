@@ -18,11 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog, block_header
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptBatch
-from holdfast.commitlog.log_scan import Damage, scan_log
-from holdfast.commitlog.rows import with_requests
+from holdfast.commitlog.header_table import Run, block_ends, run_of
+from holdfast.commitlog.log_scan import Damage, scan_runs
 from holdfast.commitlog.segment import Segment, read_trailer
 from holdfast.commitlog.segment_format import END_MARK_SIZE
 
@@ -45,7 +44,7 @@ class Recovered:
     """Files behind a hole at the end of the log: no crash leaves one, so they are not cut."""
     damage: list[Damage] = field(default_factory=list)
     """What is corrupt: durable once, unreadable now. Where its header is intact, or known from
-    the segment's footer, `on_block` got it too: its queue keeps the offsets, and a pull that
+    the segment's footer, `on_blocks` got it too: its queue keeps the offsets, and a pull that
     begins there is told."""
 
 
@@ -54,14 +53,15 @@ def recover(
     *,
     from_offset: int,
     from_counts: tuple[int, int, int],
-    on_block: Callable[[BatchHeader], None],
+    on_blocks: Callable[[Run], None],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Recovered:
     """Walk the opened log from `from_offset`, leave it ready to be appended to.
 
     `from_counts` is (start offset of the segment of `from_offset`, blocks, keyed messages in it
-    before that position). `on_block` gets each block's header in log order, when it is certain
-    that the block stays. `progress` gets bytes done and in all. OSError passes through.
+    before that position). `on_blocks` gets all blocks in log order, when it is certain that they
+    stay, in runs of some thousands. `progress` gets bytes done and in all,
+    as often. OSError passes through.
     """
     result = Recovered(written_offset=from_offset)
     # What a killed process wrote is in the page cache; nothing that is built on a block before
@@ -76,16 +76,18 @@ def recover(
             segment.block_count, segment.key_count = from_counts[1:]
         segment.written = min(max(from_offset, segment.first_offset), segment.end_offset)
 
-    def accept(segment: Segment, header: BatchHeader) -> None:
-        segment.count(header)
-        result.written_offset = header.end_physical_offset
-        result.blocks += 1
-        result.bytes += header.total_size
-        result.last_timestamp_us = max(result.last_timestamp_us, header.store_timestamp_us)
-        on_block(header)
+    def accept(segment: Segment, run: Run) -> None:
+        headers = run.headers
+        segment.count_all(headers)
+        result.written_offset = int(block_ends(headers)[-1])
+        result.blocks += len(headers)
+        result.bytes += int(headers["total_size"].sum(dtype=np.int64))
+        newest_us = int(headers["store_timestamp_us"].max())
+        result.last_timestamp_us = max(result.last_timestamp_us, newest_us)
+        on_blocks(run)
 
     # From the first damage on, what is found waits here until it is proven durable.
-    unproven: deque[tuple[Segment, Damage | BatchHeader]] = deque()
+    unproven: deque[tuple[Segment, Damage | Run]] = deque()
 
     def settle() -> None:
         while unproven:
@@ -96,18 +98,21 @@ def recover(
                 for piece in pieces(log, segment, found):
                     result.damage.append(piece)
                     if piece.header is not None:
-                        accept(segment, piece.header)
+                        accept(segment, run_of(piece.header))
                 # It is kept: nothing is written over it.
                 segment.written = max(segment.written, found.end)
             else:
                 return
             unproven.popleft()
 
-    for segment, found in scan_log(log.segments, from_offset):
-        if found.header is not None:
+    for segment, found in scan_runs(log.segments, from_offset):
+        if not isinstance(found, Damage):
+            durable = max(durable, int(found.headers["durable_offset"].max()))
+            progress(int(found.headers["physical_offset"][-1]) - from_offset, total)
+        elif found.header is not None:
             durable = max(durable, found.header.durable_offset)
             progress(found.header.physical_offset - from_offset, total)
-        unproven.append((segment, found if isinstance(found, Damage) else with_requests(found)))
+        unproven.append((segment, found))
         settle()
     for index, (behind, unsure) in enumerate(unproven):
         if isinstance(unsure, Damage) and unsure.reason == MISSING_SEGMENT:

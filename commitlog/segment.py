@@ -10,6 +10,7 @@ from pathlib import Path
 
 from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
 from holdfast.commitlog.disk import Disk, File
+from holdfast.commitlog.header_table import Headers, block_ends, keyed_message_count
 from holdfast.commitlog.segment_format import (
     END_MARK_SIZE,
     SEGMENT_HEADER_SIZE,
@@ -60,6 +61,12 @@ class Segment:
         self.block_count += 1
         self.key_count += keyed_messages(header)
         self.written = header.end_physical_offset
+
+    def count_all(self, headers: Headers) -> None:
+        """Take note of blocks that were found one after another, one at least."""
+        self.block_count += len(headers)
+        self.key_count += keyed_message_count(headers)
+        self.written = int(block_ends(headers)[-1])
 
     def sync(self) -> None:
         """Make all that was written to the file durable. The first failure is final for every

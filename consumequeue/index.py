@@ -34,6 +34,7 @@ from holdfast.consumequeue.index_seal import break_seal, seal
 from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
 from holdfast.consumequeue.map_growth import MapGuard
 from holdfast.consumequeue.topics import QueueKey
+from holdfast.consumequeue.unit_table import Units, encode_units
 
 FORMAT = b"holdfast-index-1"
 
@@ -133,9 +134,27 @@ class Index:
         """Add entries, move the reput offset, store producers (None: forget it), durably and
         all or nothing. A full map grows. lmdb.Error passes through (a full disk): nothing has
         changed. Raises IndexCorrupt."""
+        items = sorted(_encode_unit(key, unit) for key, unit in units)
+        self._commit_growing(items, position, producers)
+
+    def commit_table(
+        self,
+        units: Units,
+        position: ReputPosition,
+        producers: Sequence[tuple[ProducerKey, ProducerState | None]] = (),
+    ) -> None:
+        """As `commit`, of a table of entries."""
+        self._commit_growing(encode_units(units), position, producers)
+
+    def _commit_growing(
+        self,
+        items: Sequence[tuple[bytes, bytes]],
+        position: ReputPosition,
+        producers: Sequence[tuple[ProducerKey, ProducerState | None]],
+    ) -> None:
         while True:
             try:
-                return self._commit(units, position, producers)
+                return self._commit(items, position, producers)
             except lmdb.MapFullError:
                 if not self._guard.grow():
                     raise
@@ -145,12 +164,11 @@ class Index:
 
     def _commit(
         self,
-        units: Sequence[tuple[QueueKey, CqUnit]],
+        items: Sequence[tuple[bytes, bytes]],
         position: ReputPosition,
         producers: Sequence[tuple[ProducerKey, ProducerState | None]],
     ) -> None:
         with self._guard.transaction(), self._env.begin(write=True) as txn:
-            items = sorted(_encode_unit(key, unit) for key, unit in units)
             if items:
                 with txn.cursor(self._entries) as cursor:
                     cursor.putmulti(items)

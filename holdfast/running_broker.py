@@ -36,7 +36,9 @@ class RunningBroker:
     `arguments` are more arguments of `holdfast serve`; `program` is what stands for `holdfast`
     at the next start, for tests that put something before it. The port is free at the first
     start and stays the same after that, so that clients find the broker again. Its log is the
-    file `log_path`, beside the data directory.
+    file `log_path`, beside the data directory. A start may take as long as the log to recover
+    is large: `start_timeout_s` is how long it may say nothing, neither that it serves nor, in its
+    log, how far it is.
     """
 
     def __init__(
@@ -171,12 +173,16 @@ class RunningBroker:
         """Return the address in the first line on standard output."""
         assert process.stdout is not None
         deadline = time.monotonic() + self._start_timeout_s
-        line = b""
+        line, logged = b"", self.log_path.stat().st_size
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
                 if not selector.select(deadline - time.monotonic()):
-                    self._did_not_start(f"no word of it within {self._start_timeout_s} s")
+                    before, logged = logged, self.log_path.stat().st_size
+                    if logged == before:
+                        self._did_not_start(f"no word of it within {self._start_timeout_s} s")
+                    deadline = time.monotonic() + self._start_timeout_s
+                    continue
                 byte = os.read(process.stdout.fileno(), 1)
                 if not byte:
                     self._did_not_start(f"it ended with status {process.wait()}")

@@ -5,7 +5,6 @@ The log is the truth. What is missing or damaged in the state is read from the l
 an index that is damaged, or not of this log, is made anew.
 """
 
-import copy
 import errno
 import logging
 import shutil
@@ -18,7 +17,6 @@ import lmdb
 
 from holdfast.commitlog.ageing_clock import AgeingClock
 from holdfast.commitlog.appender import AppendRequest
-from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.data_dir import DataDir
 from holdfast.commitlog.disk import Disk, free_bytes
@@ -30,6 +28,7 @@ from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.damage_at_start import keep_ends, note_damage, note_holes, recheck
 from holdfast.consumequeue.damage_book import DamageBook, Fault
 from holdfast.consumequeue.index import Index, IndexCorrupt, ReputPosition
+from holdfast.consumequeue.index_rebuild import IndexRebuild
 from holdfast.consumequeue.offsets_beyond_end import offsets_beyond_end
 from holdfast.consumequeue.queue_lookup import queue_bytes_at
 from holdfast.consumequeue.reput import ReputService
@@ -223,28 +222,25 @@ class StorageOpening:
         """Walk the log from where the index ends. On success the files are the caller's."""
         table = TopicTable(state.records)
         queues = _load_queues(index, table)
-        sequences = self._new_sequences()
-        indexed_sequences = self._new_sequences()
-        for key, producer in index.producers():
-            sequences.restore(key, producer)
-            indexed_sequences.restore(key, copy.deepcopy(producer))
-        reput = ReputService(
-            index,
-            queues=queues,
-            sequences=indexed_sequences,
-            needs_durable=_durability_of(table),
-            segment_start=lambda offset: getattr(log.segment_at(offset), "start_offset", 0),
-            notify=self._events.arrived,
-            completed=self._completed,
-            failed=self._events.failed,
-            commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
-            tail_entries=self._config.consumequeue.tail_entries,
-        )
+        indexed_sequences = self._sequences_of(index)
 
-        def on_block(header: BatchHeader) -> None:
-            sequences.record(header)
-            _note_gap(header, queues, table, book)
-            reput.recovered(header)
+        def segment_start(offset: int) -> int:
+            return getattr(log.segment_at(offset), "start_offset", 0)
+
+        def note_gap(key: QueueKey, start: int, end: int) -> None:
+            """A block was damaged beyond recognition, or its segment is gone."""
+            if table.by_id(key[0]) is not None:
+                book.note_lost(key, start, end, "missing-block")
+
+        needs_durable = _durability_of(table)
+        rebuild = IndexRebuild(
+            index,
+            queues,
+            indexed_sequences,
+            is_known=lambda topic_id: needs_durable(topic_id) is not None,
+            segment_start=segment_start,
+            note_gap=note_gap,
+        )
 
         self._progress.step = "recovering the log"
         position = index.position()
@@ -252,9 +248,27 @@ class StorageOpening:
             log,
             from_offset=max(position.physical_offset, log.min_offset),
             from_counts=(position.segment_start, position.block_count, position.key_count),
-            on_block=on_block,
+            on_blocks=rebuild.add,
             progress=self._set_progress,
         )
+        self._progress.step = "indexing the log"
+        rebuild.end()
+        reput = ReputService(
+            index,
+            queues=queues,
+            sequences=indexed_sequences,
+            needs_durable=needs_durable,
+            segment_start=segment_start,
+            notify=self._events.arrived,
+            completed=self._completed,
+            failed=self._events.failed,
+            commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
+            tail_entries=self._config.consumequeue.tail_entries,
+        )
+        sequences = self._sequences_of(index)
+        for header in rebuild.rest():
+            sequences.record(header)
+            reput.recovered(header)
         book.files += [
             Fault(
                 "damaged-file", f"{path.name}: behind a hole at the end of the log, left as it is"
@@ -283,13 +297,17 @@ class StorageOpening:
             ExitStack(),
         )
 
-    def _new_sequences(self) -> ProducerSequences:
+    def _sequences_of(self, index: Index) -> ProducerSequences:
+        """Return the producers' sequences as the index has them."""
         config = self._config.commitlog
-        return ProducerSequences(
+        sequences = ProducerSequences(
             expiry_us=config.producer_expiry_ms * 1000,
             max_producers=config.max_producers,
             not_after_us=self._ageing.now_us,
         )
+        for key, producer in index.producers():
+            sequences.restore(key, producer)
+        return sequences
 
     def _set_progress(self, done: int, total: int) -> None:
         if self._progress.is_unwanted:
@@ -341,25 +359,6 @@ def _note_lost_ends(
             max_offset = 0 if cq is None else cq.max_offset
             if max_offset < end:
                 book.note_lost(key, max_offset, end, "lost-end")
-
-
-def _note_gap(
-    header: BatchHeader,
-    queues: dict[QueueKey, ConsumeQueue],
-    table: TopicTable,
-    book: DamageBook,
-) -> None:
-    """Note what lies between a block and the one before it in its queue: it was damaged beyond
-    recognition, or its segment is gone."""
-    key = (header.topic_id, header.queue_id)
-    if table.by_id(header.topic_id) is None:
-        return
-    cq = queues.get(key)
-    expected = 0
-    if cq is not None:
-        expected = cq.min_offset if cq.indexed is None else cq.indexed.end_offset
-    if header.base_offset > expected:
-        book.note_lost(key, expected, header.base_offset, "missing-block")
 
 
 def _set_offsets_back(

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.commitlog.batch_header import BatchFlag
-from holdfast.commitlog.batch_run import BatchRun, Bools, Int64s
+from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.header_table import Bools, Int64s
 from holdfast.spark.offsets import QueueRange
 
 Int32s = npt.NDArray[np.int32]

@@ -25,6 +25,7 @@ FORMAT = (
     "commitlog.batch_run",
     "commitlog.checksum",
     "commitlog.errors",
+    "commitlog.header_table",
     "commitlog.message_id",
     "commitlog.segment_format",
 )
@@ -117,6 +118,7 @@ PURE = {
     "commitlog.batch_run",
     "commitlog.checksum",
     "commitlog.errors",
+    "commitlog.header_table",
     "commitlog.message_id",
     "commitlog.segment_format",
     "commitlog.setting",

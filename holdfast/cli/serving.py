@@ -22,6 +22,8 @@ from holdfast.config import Config
 _logger = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 5.0
+#: How often a start that takes long is told of in the log.
+PROGRESS_S = 5.0
 #: Files kept for segments, indexes and threads: every segment of a terabyte may be open at once.
 MAX_STORAGE_FILES = 1024
 
@@ -105,7 +107,9 @@ async def _serve(config: Config) -> ExitCode:
 async def _started(broker: Broker, config: Config, stopping: "asyncio.Task[bool]") -> bool:
     """Start the broker; False when it was told to stop before it served."""
     starting = asyncio.create_task(broker.start())
+    telling = asyncio.create_task(_tell_progress(broker))
     await _first_of(starting, stopping)
+    telling.cancel()
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -115,6 +119,17 @@ async def _started(broker: Broker, config: Config, stopping: "asyncio.Task[bool]
     except OSError as error:
         raise _refusal(error, config) from error
     return True
+
+
+async def _tell_progress(broker: Broker) -> None:
+    """Log how far a start is, now and then while it moves; until cancelled."""
+    told: object = None
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        progress = dict(broker.status.progress)
+        if progress != told:
+            _logger.info("starting", extra=progress)
+            told = progress
 
 
 async def _first_of(*futures: "asyncio.Future[Any]") -> None:

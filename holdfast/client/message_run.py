@@ -14,7 +14,8 @@ import numpy as np
 
 from holdfast.client.message import Message, MessageBatch, texts_of
 from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_run import BatchRun, Int64s
+from holdfast.commitlog.batch_run import BatchRun
+from holdfast.commitlog.header_table import Int64s
 
 
 class MessageRun:

@@ -73,6 +73,29 @@ def test_a_broker_that_was_read_only_ends_as_one_that_failed(
     assert ReadOnly.made.events == ["started", "stopped"]
 
 
+def test_a_start_that_takes_long_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Recovering(FakeBroker):
+        status = BrokerStatus(
+            "recovering",
+            progress={"step": "recovering the log", "done_bytes": 1, "total_bytes": 2},
+        )
+
+        async def start(self) -> None:
+            async with asyncio.timeout(10):
+                while "starting" not in caplog.messages:
+                    await asyncio.sleep(0)
+            await super().start()
+
+    monkeypatch.setattr(serving, "PROGRESS_S", 0)
+    caplog.set_level("INFO")
+    assert run(monkeypatch, Recovering) is ExitCode.OK
+    first = caplog.records[caplog.messages.index("starting")]
+    assert vars(first)["step"] == "recovering the log"
+    assert vars(first)["total_bytes"] == 2
+
+
 def test_a_signal_while_it_recovers_stops_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import Batch, iter_batches
 from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
-from holdfast.commitlog.batch_run import HEADER, BatchRun
+from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.header_table import HEADER_DTYPE
 from tests.spark.stored import Sent, joined, sent, store
 
 FULL = Sent(
@@ -91,7 +92,7 @@ def test_a_header_that_lies_about_its_columns_is_refused() -> None:
 
 def test_a_newer_format_is_named_as_such() -> None:
     data = bytearray(joined(store([FULL])))
-    offset = HEADER.fields["version"][1]  # type: ignore[index]
+    offset = HEADER_DTYPE.fields["version"][1]  # type: ignore[index]
     struct.pack_into("<H", data, offset, 2)
     expected = refusal(lambda: Batch.decode(bytes(data)))
     assert refusal(lambda: BatchRun(bytes(data))) == expected

@@ -1,12 +1,14 @@
 import copy
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchFlag, BatchHeader
 from holdfast.commitlog.errors import LogError, ProducerFenced, SequenceGap, SequenceTooOld
+from holdfast.commitlog.header_table import NO_HEADERS, run_of
 from holdfast.commitlog.producer_sequences import (
     REMEMBERED_BATCHES,
     ProducerSequences,
@@ -358,3 +360,52 @@ def test_a_clock_that_jumped_ahead_forgets_nobody() -> None:
     assert repeated.base_offset == 0
     really_us = 5 * late
     assert known.expire(really_us) == [(PRODUCER, 1)]
+
+
+# -- many at once ----------------------------------------------------------------------------
+
+BATCHES = st.tuples(
+    st.integers(0, 2),  # producer, 0: none
+    st.integers(1, 2),  # topic
+    st.integers(0, 1),  # queue
+    st.integers(0, 1),  # epoch
+    st.sampled_from([1, 1, 1, 1, 500, 2000]),  # microseconds since the one before
+)
+
+
+@given(batches=st.lists(BATCHES, max_size=60), expiry_us=st.sampled_from([900, 3000, 10**9]))
+@settings(deadline=None)
+def test_many_are_recorded_as_each_is(
+    batches: list[tuple[int, int, int, int, int]], expiry_us: int
+) -> None:
+    headers = []
+    now_us = 10**6
+    for number, (producer, topic, queue, epoch, later_us) in enumerate(batches):
+        now_us += later_us
+        headers.append(
+            BatchHeader(
+                flags=int(BatchFlag.REQUEST_SEQUENCE) if producer == 2 else 0,
+                total_size=HEADER_SIZE,
+                payload_crc=0,
+                message_count=1,
+                body_bytes=0,
+                physical_offset=number * HEADER_SIZE,
+                base_offset=number,
+                topic_id=topic,
+                queue_id=queue,
+                store_timestamp_us=now_us,
+                producer_id=producer,
+                producer_epoch=epoch,
+                sequence=number,
+            )
+        )
+    one_by_one = ProducerSequences(expiry_us=expiry_us, max_producers=10)
+    for header in headers:
+        one_by_one.record(header)
+    at_once = ProducerSequences(expiry_us=expiry_us, max_producers=10)
+    keys = at_once.record_all(
+        np.concatenate([NO_HEADERS, *(run_of(header).publishes for header in headers)])
+    )
+    assert keys == {(h.producer_id, h.topic_id) for h in headers if h.producer_id}
+    assert {key: at_once.state(key) for key in keys} == {key: one_by_one.state(key) for key in keys}
+    assert at_once.expire(now_us) == one_by_one.expire(now_us)

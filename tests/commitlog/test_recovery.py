@@ -145,7 +145,8 @@ def test_a_walk_from_the_very_end_finds_nothing_and_goes_on_there(small: SmallLo
 
 
 def test_progress_grows_up_to_the_last_block(small: SmallLog) -> None:
-    places = _blocks(small, 5)
+    damaged, *_, last = _synced_blocks(small, 5)
+    flip_bit(small.log.segments[0].path, damaged + HEADER_SIZE)
     reopened = small.reopened()
     reopened.log.open()
     seen: list[tuple[int, int]] = []
@@ -153,10 +154,10 @@ def test_progress_grows_up_to_the_last_block(small: SmallLog) -> None:
         reopened.log,
         from_offset=0,
         from_counts=(0, 0, 0),
-        on_block=lambda header: None,
+        on_blocks=lambda run: None,
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert seen == [(place, SEGMENT_BYTES) for place in places]
+    assert seen == [(damaged, SEGMENT_BYTES), (last, SEGMENT_BYTES)]
     reopened.close()
 
 

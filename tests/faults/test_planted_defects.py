@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import copy
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.commitlog import commit_log, data_dir, disk, log_scan, recovery
+from holdfast.commitlog import commit_log, data_dir, disk, header_table, log_scan, recovery
 from holdfast.commitlog.batch import Batch, iter_batches
 from holdfast.commitlog.batch_header import Buffer
 from holdfast.commitlog.commit_log import CommitLog
@@ -69,6 +68,7 @@ def _recover_without_payload_crc(patch: pytest.MonkeyPatch) -> None:
         return Batch.decode(block, verify_payload=False)
 
     patch.setattr(log_scan, "Batch", SimpleNamespace(decode=decode))
+    patch.setattr(header_table, "_count_of_payloads", lambda data, starts, table: len(table))
 
 
 def _cut_without_zeros(patch: pytest.MonkeyPatch) -> None:
@@ -168,14 +168,14 @@ def _cut_below_the_durable_mark(patch: pytest.MonkeyPatch) -> None:
     """What blocks say of how far the log was durable is not listened to."""
 
     def scan(segments: Any, start: int) -> Any:
-        for segment, found in log_scan.scan_log(segments, start):
-            if isinstance(found, Batch):
-                header = replace(found.header, durable_offset=0)
-                yield segment, Batch(header, found.block, found.layout)
-            else:
-                yield segment, found
+        for segment, found in log_scan.scan_runs(segments, start):
+            if not isinstance(found, log_scan.Damage):
+                headers = found.headers.copy()
+                headers["durable_offset"] = 0
+                found = header_table.Run(headers, found.publishes)
+            yield segment, found
 
-    patch.setattr(recovery, "scan_log", scan)
+    patch.setattr(recovery, "scan_runs", scan)
 
 
 def _leave_directories_unsynced(patch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormatVersion
+from holdfast.commitlog.header_table import headers_in
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.recovery import recover
 from tests.support.batches import stamped
@@ -150,7 +151,10 @@ def _start(
     try:
         headers: list[BatchHeader] = []
         recovered = recover(
-            log, from_offset=log.min_offset, from_counts=(0, 0, 0), on_block=headers.append
+            log,
+            from_offset=log.min_offset,
+            from_counts=(0, 0, 0),
+            on_blocks=lambda run: headers.extend(headers_in(run)),
         )
         assert recovered.written_offset <= max((s.end_offset for s in log.segments), default=0)
         served = []

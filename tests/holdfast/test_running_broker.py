@@ -55,3 +55,30 @@ def test_importing_the_package_imports_no_client() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
     assert not {"aiohttp", "uvloop", "msgspec", "numpy"} & set(done.stdout.split())
+
+
+#: Stands for `holdfast`: says in its log that it goes on, so many times, and then that it serves.
+_SLOW = """
+import sys, time
+for step in range(int(sys.argv[1])):
+    print("going on", file=sys.stderr, flush=True)
+    time.sleep(0.2)
+time.sleep(float(sys.argv[2]))
+print("holdfast: serving on http://127.0.0.1:1", flush=True)
+time.sleep(60)
+"""
+
+
+def _slow(tmp_path: Path, steps: int, silent_s: float) -> RunningBroker:
+    program = (sys.executable, "-c", _SLOW, str(steps), str(silent_s))
+    return RunningBroker(tmp_path / "data", start_timeout_s=1.5, program=program)
+
+
+def test_a_start_may_take_as_long_as_it_says_that_it_goes_on(tmp_path: Path) -> None:
+    with _slow(tmp_path, steps=20, silent_s=0) as broker:
+        assert broker.url == "http://127.0.0.1:1"
+
+
+def test_a_start_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(BrokerDidNotStart, match="no word of it"):
+        _slow(tmp_path, steps=1, silent_s=30).start()

@@ -8,6 +8,7 @@ from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.disk import Disk, LinuxDisk
+from holdfast.commitlog.header_table import Run, headers_in
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.recovery import Recovered, recover
 from holdfast.commitlog.segment import keyed_messages
@@ -55,10 +56,14 @@ class SmallLog:
             self.log,
             from_offset=self.log.min_offset if from_offset is None else from_offset,
             from_counts=from_counts,
-            on_block=self._note,
+            on_blocks=self._note_all,
         )
         self.durable_offset = recovered.written_offset
         return recovered
+
+    def _note_all(self, run: Run) -> None:
+        for header in headers_in(run):
+            self._note(header)
 
     def _note(self, header: BatchHeader) -> None:
         self.headers.append(header)

@@ -1,0 +1,274 @@
+"""Headers as the rows of a table: what is asked of thousands at once, by numpy. Pure.
+
+What `Batch.decode` proves of one block, `intact_run` proves of a stretch of the log, for one or two
+microseconds a block. It judges nothing: a run ends before the first block that is not beyond doubt,
+and whoever wants to know what is wrong there asks `Batch.decode`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.commitlog.batch_header import (
+    ALIGNMENT,
+    FORMAT_VERSION,
+    HEADER_SIZE,
+    KNOWN_FLAGS,
+    MAGIC,
+    BatchFlag,
+    BatchHeader,
+    Buffer,
+)
+from holdfast.commitlog.checksum import crc32c_each, crc32c_of_ranges
+
+#: The header as batch_header draws it.
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "S4"),
+        ("version", "<u2"),
+        ("flags", "<u2"),
+        ("total_size", "<u4"),
+        ("header_crc", "<u4"),
+        ("payload_crc", "<u4"),
+        ("message_count", "<u4"),
+        ("physical_offset", "<u8"),
+        ("durable_offset", "<u8"),
+        ("base_offset", "<i8"),
+        ("topic_id", "<u4"),
+        ("queue_id", "<u4"),
+        ("store_timestamp_us", "<i8"),
+        ("born_timestamp_us", "<i8"),
+        ("producer_id", "<u8"),
+        ("sequence", "<i8"),
+        ("producer_epoch", "<u4"),
+        ("body_bytes", "<u4"),
+        ("tag_summary", "<u8"),
+        ("key_bytes", "<u4"),
+        ("tag_bytes", "<u4"),
+        ("property_count", "<u4"),
+        ("property_name_bytes", "<u4"),
+        ("property_value_bytes", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+assert HEADER_DTYPE.itemsize == HEADER_SIZE
+
+Headers = npt.NDArray[np.void]
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
+
+NO_HEADERS: Headers = np.zeros(0, HEADER_DTYPE)
+
+_MAGIC_WORD = int.from_bytes(MAGIC, "little")
+_WORD = 4
+#: Of the total size in a header, counted in words.
+_SIZE_WORD = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Intact blocks that lie one after another."""
+
+    headers: Headers
+    publishes: Headers
+    """What their producers may send again, as `BatchHeader.idempotent` has it of each: oldest
+    first, with the place of its block. Its header CRC says nothing."""
+
+
+NO_RUN = Run(NO_HEADERS, NO_HEADERS)
+
+
+def intact_run(data: bytes, position: int, physical_offset: int, most: int) -> Run:
+    """Return the intact blocks that lie one after another in `data`, the first of them at
+    `position`, where the log's `physical_offset` is; at most so many.
+
+    The run ends before what is damaged, cut off by the end of `data`, of another place, of a newer
+    format, or no block: it may be empty.
+    """
+    starts = _chained(data, position, most)
+    table = gathered(data, starts)
+    places = np.array(starts, np.int64) + (physical_offset - position)
+    is_here = table["physical_offset"] == places.astype(np.uint64)
+    # Checksums last, and only of what is left: the next step believes the sizes of these.
+    table = table[: _count_before_first(is_here & are_well_formed(table))]
+    table = table[: _count_before_first(header_crcs(table) == table["header_crc"])]
+    table = table[: _count_of_payloads(data, starts[: len(table)], table)]
+    return Run(table, _publishes(data, starts, table))
+
+
+def _chained(data: bytes, position: int, most: int) -> list[int]:
+    """Return where blocks would begin, each where the one before it says that it ends."""
+    starts: list[int] = []
+    whole = (len(data) - position) // _WORD * _WORD
+    words = memoryview(data)[position : position + whole].cast("I")
+    at, last = 0, whole - HEADER_SIZE
+    while at <= last and len(starts) < most:
+        word = at // _WORD
+        size = words[word + _SIZE_WORD]
+        if words[word] != _MAGIC_WORD or size < HEADER_SIZE or size % ALIGNMENT:
+            break
+        if at + size > whole:
+            break
+        starts.append(position + at)
+        at += size
+    return starts
+
+
+def _count_of_payloads(data: bytes, starts: Sequence[int], table: Headers) -> int:
+    """Return how many blocks have the payload that their header means, before the first that has
+    not."""
+    begins = [start + HEADER_SIZE for start in starts]
+    ends = (np.array(starts, np.int64) + table["total_size"]).tolist()
+    crcs = np.array(crc32c_of_ranges(data, begins, ends), np.uint32)
+    return _count_before_first(crcs == table["payload_crc"])
+
+
+def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
+    """Return the publishes of whole blocks that begin at `starts`, as Run has them."""
+    is_alone = headers["producer_id"] != 0
+    alone = headers[is_alone]
+    shared = np.flatnonzero(has_flag(headers, BatchFlag.PRODUCERS) & ~is_alone)
+    if not len(shared):
+        return alone
+    counts = headers["message_count"][shared].astype(np.int64)
+    # The producers' columns are a batch's last: ids, sequences, epochs.
+    ends = np.array(starts, np.int64)[shared] + headers["total_size"][shared]
+    columns = []
+    for count, end in zip(counts.tolist(), ends.tolist(), strict=True):
+        epochs_at = end - ((4 * count + ALIGNMENT - 1) & -ALIGNMENT)
+        columns.append(
+            (
+                np.frombuffer(data, "<u8", count, epochs_at - 16 * count),
+                np.frombuffer(data, "<i8", count, epochs_at - 8 * count),
+                np.frombuffer(data, "<u4", count, epochs_at),
+            )
+        )
+    producers, sequences, epochs = (np.concatenate(each) for each in zip(*columns, strict=True))
+    blocks = np.repeat(shared, counts)
+    rows = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_other = rows == 0
+    for column in (producers, sequences, epochs):
+        is_other[1:] |= column[1:] != column[:-1]
+    firsts = np.flatnonzero(is_other)
+    found = headers[blocks[firsts]]
+    found["flags"] = int(BatchFlag.REQUEST_SEQUENCE)
+    found["base_offset"] += rows[firsts]
+    found["message_count"] = np.diff(np.append(firsts, len(blocks)))
+    found["producer_id"] = producers[firsts]
+    found["sequence"] = sequences[firsts]
+    found["producer_epoch"] = epochs[firsts]
+    together = np.concatenate([alone, found[found["producer_id"] != 0]])
+    in_order: Headers = together[np.argsort(together["physical_offset"], kind="stable")]
+    return in_order
+
+
+def _count_before_first(is_good: Bools) -> int:
+    """Return how many are good before the first that is not."""
+    return len(is_good) if bool(is_good.all()) else int(is_good.argmin())
+
+
+def gathered(data: Buffer, starts: Sequence[int]) -> Headers:
+    """Return the headers that begin at these places of `data`, whole ones, as they are."""
+    return np.frombuffer(b"".join([data[at : at + HEADER_SIZE] for at in starts]), HEADER_DTYPE)
+
+
+def are_well_formed(headers: Headers) -> Bools:
+    """Return which headers say what one of this format may say, whatever their checksum."""
+    well_formed: Bools = (
+        (headers["magic"] == MAGIC)
+        & (headers["version"] == FORMAT_VERSION)
+        & (headers["flags"] & ~np.uint16(KNOWN_FLAGS) == 0)
+        & (headers["reserved"] == 0)
+        & (headers["message_count"] >= 1)
+        & (headers["base_offset"] >= 0)
+        & (headers["total_size"] == _column_ends(headers))
+    )
+    return well_formed
+
+
+def _column_ends(headers: Headers) -> Int64s:
+    """Return where each batch's columns end, as `batch.layout_of` does for one."""
+
+    def section(sizes: Int64s) -> Int64s:
+        return (sizes + (ALIGNMENT - 1)) & -ALIGNMENT
+
+    def texts(name: str) -> Int64s:
+        return section(headers[name].astype(np.int64))
+
+    def where(flag: BatchFlag, sizes: Int64s) -> Int64s:
+        return np.where(has_flag(headers, flag), sizes, 0)
+
+    count = headers["message_count"].astype(np.int64)
+    offsets = section(4 * (count + 1))
+    hashed = section(4 * count) + offsets
+    entries = section(4 * (headers["property_count"].astype(np.int64) + 1))
+    listed = texts("property_name_bytes") + texts("property_value_bytes")
+    return (
+        HEADER_SIZE
+        + offsets
+        + texts("body_bytes")
+        + where(BatchFlag.KEYS, hashed + texts("key_bytes"))
+        + where(BatchFlag.TAGS, hashed + texts("tag_bytes"))
+        + where(BatchFlag.PROPERTIES, offsets + 2 * entries + listed)
+        + where(BatchFlag.BORN, 8 * count)
+        + where(BatchFlag.EXPIRES, 8 * count)
+        + where(BatchFlag.PRODUCERS, 16 * count + section(4 * count))
+    )
+
+
+def has_flag(headers: Headers, flag: BatchFlag) -> Bools:
+    """Return which batches have the column of `flag`."""
+    present: Bools = headers["flags"] & np.uint16(flag) != 0
+    return present
+
+
+def header_crcs(headers: Headers) -> UInt32s:
+    """Return the CRC of each header with its own field as zero."""
+    without = headers.copy()
+    without["header_crc"] = 0
+    return np.array(crc32c_each(without.view(f"V{HEADER_SIZE}").tolist()), np.uint32)
+
+
+def block_ends(headers: Headers) -> UInt64s:
+    """Return the physical offset after each block."""
+    ends: UInt64s = headers["physical_offset"] + headers["total_size"]
+    return ends
+
+
+def keyed_message_count(headers: Headers) -> int:
+    """Return the most entries that batches add to a footer's key table."""
+    keyed = headers["message_count"][has_flag(headers, BatchFlag.KEYS)]
+    return int(keyed.sum(dtype=np.int64))
+
+
+def run_of(header: BatchHeader) -> Run:
+    """Return a run of one block."""
+    publishes = [_row(publish) for publish in header.idempotent]
+    return Run(_row(header), np.concatenate([NO_HEADERS, *publishes]))
+
+
+def _row(header: BatchHeader) -> Headers:
+    return np.frombuffer(bytes(header.encode()), HEADER_DTYPE)
+
+
+def headers_in(run: Run) -> Iterator[BatchHeader]:
+    """Yield a run's headers one by one, with their publishes in `requests`."""
+    places = run.publishes["physical_offset"]
+    firsts = np.searchsorted(places, run.headers["physical_offset"], side="left")
+    ends = np.searchsorted(places, run.headers["physical_offset"], side="right")
+    for row, first, end in zip(run.headers, firsts, ends, strict=True):
+        publishes = run.publishes[first:end] if not row["producer_id"] else NO_HEADERS
+        yield _header(row, tuple(_header(each) for each in publishes))
+
+
+_FIELDS = tuple(each.name for each in fields(BatchHeader) if each.name != "requests")
+
+
+def _header(row: np.void, requests: tuple[BatchHeader, ...] = ()) -> BatchHeader:
+    values: list[Any] = [int(row[name]) for name in _FIELDS]
+    return BatchHeader(*values, requests=requests)
