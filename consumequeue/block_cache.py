@@ -21,6 +21,9 @@ class BlockCache:
             self._batches.move_to_end(physical_offset)
         return batch
 
+    def __contains__(self, physical_offset: int) -> bool:
+        return physical_offset in self._batches
+
     def put(self, batch: Batch) -> None:
         """Keep a verified batch, and let go of those unused for longest."""
         size = batch.header.total_size

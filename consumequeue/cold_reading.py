@@ -4,6 +4,7 @@ Small batches are read and checked many at a time (`read_runs`). What that does 
 it is damaged, cut by a bound or in a gap, `collect` reads block by block, and judges.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import sleep
 
@@ -12,6 +13,7 @@ import numpy as np
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.errors import CorruptRecord
 from holdfast.commitlog.run_reading import FEW, read_runs
 from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.entry_columns import EntryColumns
@@ -25,6 +27,7 @@ from holdfast.consumequeue.queue_lookup import (
     units_from,
 )
 from holdfast.consumequeue.reader import Wanted, collect
+from holdfast.consumequeue.shares import Shares
 from holdfast.consumequeue.topics import QueueKey
 
 
@@ -37,6 +40,10 @@ class Place:
     offset: int
     max_offset: int
     lost: LostRanges
+
+    def nothing(self) -> Fetched:
+        """Return the answer of a read that delivers nothing here."""
+        return Fetched((), self.offset, self.cq.min_offset, self.max_offset, 0)
 
 
 class ColdReading:
@@ -66,6 +73,26 @@ class ColdReading:
             gap_end=lambda unit: self._gap_end(place, unit),
             pause=_let_others,
         )
+
+    def read_many(self, places: Iterable[Place], shares: Shares) -> list[Fetched | CorruptRecord]:
+        """Deliver from one place after another what its share allows; damage at a place stands
+        where what was found would."""
+        found: list[Fetched | CorruptRecord] = []
+        for place in places:
+            wanted = shares.wanted()
+            if wanted is None:
+                found.append(place.nothing())
+                continue
+            try:
+                fetched = self.read(place, wanted)
+            except CorruptRecord as error:
+                shares.taken(None)
+                found.append(error)
+                continue
+            shares.taken(fetched)
+            found.append(fetched)
+            _let_others()
+        return found
 
     def _read_ahead(self, place: Place, wanted: Wanted) -> Fetched:
         """Return what whole, sound batches there are at once from a place on; a filter is

@@ -25,6 +25,10 @@ class Piece(Protocol):
         """How many messages are meant."""
 
     @property
+    def stored_messages(self) -> int:
+        """How many messages the blocks have."""
+
+    @property
     def text_bytes(self) -> int:
         """Bytes of their bodies, keys, tags and properties."""
 
@@ -52,6 +56,11 @@ class BatchSlice:
     def message_count(self) -> int:
         """The number of rows."""
         return len(self.rows)
+
+    @property
+    def stored_messages(self) -> int:
+        """All messages of the batch."""
+        return len(self.batch)
 
     @property
     def text_bytes(self) -> int:
@@ -94,6 +103,11 @@ class RunSlice:
     def message_count(self) -> int:
         """How many messages are meant."""
         return self.end_offset - self._start_offset
+
+    @property
+    def stored_messages(self) -> int:
+        """All messages of the batches."""
+        return int(self._run.message_counts.sum())
 
     @property
     def text_bytes(self) -> int:

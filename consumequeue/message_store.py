@@ -102,6 +102,7 @@ class MessageStore:
         self.queue_states = reading.queue_states
         self.read_hot = reading.read_hot
         self.read = reading.read
+        self.read_many = reading.read_many
         self.scan_hot = reading.scan_hot
 
         look_ups = LookUps(log=log, index=index, queues=queues, table=table, reading=reading)

@@ -2,10 +2,11 @@
 disk in a reader thread."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeVar
 
 from holdfast.commitlog.batch import Batch
@@ -34,16 +35,23 @@ from holdfast.consumequeue.reader import (
     filter_cost_us,
     first_match,
 )
+from holdfast.consumequeue.shares import Shares, reading_order
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 
 #: Blocks that a filtered read may look through on the event loop: a few milliseconds' work.
 MAX_HOT_SCAN_BYTES = 64 * 1024
 MAX_HOT_SCAN_US = 2000
+#: What one read without a filter takes in on the event loop: some milliseconds' work.
+MAX_HOT_BLOCKS = 64
+MAX_HOT_BYTES = 256 * 1024
 #: Reads given to the threads, or back from them and not yet taken by the loop. A few more than
 #: there are threads; without a bound, threads that are quicker than the loop fill the memory.
 READS_AT_ONCE = 6
 _T = TypeVar("_T")
+
+#: Why one queue of many cannot be read.
+Unreadable = OffsetTrimmed | OffsetBeyondEnd | QueueCorrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,35 +130,13 @@ class QueueReading:
         filter: MessageFilter | None = None,
         skip_corrupt: bool = False,
     ) -> Fetched | None:
-        """As `read`, but None when the answer would have to wait for the disk."""
-        cq = self.readable(topic, queue, offset)
-        if cq is None or offset == cq.max_offset:
-            end = 0 if cq is None else cq.max_offset
-            return Fetched((), offset, 0 if cq is None else cq.min_offset, end, 0)
-        max_offset = cq.max_offset
-        units = cq.from_tail(offset)
-        if units is None:
-            return None
-        key = (topic.topic_id, queue)
-        try:
-            fetched = collect(
-                units,
-                self._hot_reader(filter),
-                key,
-                offset,
-                min_offset=cq.min_offset,
-                max_offset=max_offset,
-                max_messages=max_messages,
-                max_bytes=max_bytes,
-                message_filter=filter,
-                skip_corrupt=skip_corrupt,
-                lost=self._damage.lost.get(key, ()),
-            )
-        except NeedsDisk:
-            return None
-        except CorruptRecord as error:
-            raise self._unreadable(topic, queue, offset, cq, error) from error
-        return self._noted(topic, queue, cq, fetched)
+        """As `read`, but None when the answer would have to wait for the disk, or is so much that
+        it would keep the loop for too long."""
+        place = self._place(topic, queue, offset)
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
+        return (
+            self._read_hot(topic, place, wanted) if place else self._nothing(topic, queue, offset)
+        )
 
     async def read(
         self,
@@ -172,28 +158,131 @@ class QueueReading:
         QueueCorrupt, unless `skip_corrupt`: then it is passed over, and told in `skipped`.
         Raises UnknownTopic, UnknownQueue, OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt.
         """
-        hot = self.read_hot(
-            topic,
-            queue,
-            offset,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            filter=filter,
-            skip_corrupt=skip_corrupt,
-        )
+        place = self._place(topic, queue, offset)
+        if place is None:
+            return self._nothing(topic, queue, offset)
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
+        hot = self._read_hot(topic, place, wanted)
         if hot is not None:
             return hot
-        cq = self.readable(topic, queue, offset)
-        assert cq is not None
-        key = (topic.topic_id, queue)
-        place = Place(key, cq, offset, cq.max_offset, self._damage.lost.get(key, ()))
-        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
         try:
             async with self._filtered_reads if filter is not None else nullcontext():
                 fetched = await self.in_thread(lambda: self._cold.read(place, wanted))
         except CorruptRecord as error:
-            raise self._unreadable(topic, queue, offset, cq, error) from error
-        return self._noted(topic, queue, cq, fetched)
+            raise self._unreadable(topic, place, error) from error
+        return self._noted(topic, place, fetched)
+
+    async def read_many(
+        self,
+        topic: Topic,
+        offsets: Mapping[int, int],
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
+        whole_batches: bool = False,
+    ) -> dict[int, Fetched | Unreadable]:
+        """Deliver messages of several queues, each from its offset on, as `read` does.
+
+        They share the bounds as `shares` has it, which says what `whole_batches` means. A queue
+        that cannot be read has its OffsetTrimmed, OffsetBeyondEnd or QueueCorrupt in place of
+        what was found. However many need the disk, they are one thread's work.
+        Raises UnknownTopic, UnknownQueue.
+        """
+        found: dict[int, Fetched | Unreadable] = {}
+        places: list[Place] = []
+        for queue in reading_order(offsets, whole_batches=whole_batches):
+            try:
+                place = self._place(topic, queue, offsets[queue])
+            except (OffsetTrimmed, OffsetBeyondEnd) as error:
+                found[queue] = error
+                continue
+            if place is None:
+                found[queue] = self._nothing(topic, queue, offsets[queue])
+            else:
+                places.append(place)
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
+        shares = Shares(len(places), wanted, whole_batches=whole_batches)
+        cold = self._read_hot_places(topic, places, shares, found)
+        if cold:
+            async with self._filtered_reads if filter is not None else nullcontext():
+                reads = await self.in_thread(lambda: self._cold.read_many(cold, shares))
+            for place, read in zip(cold, reads, strict=True):
+                try:
+                    if isinstance(read, CorruptRecord):
+                        raise self._unreadable(topic, place, read) from read
+                    found[place.key[1]] = self._noted(topic, place, read)
+                except (OffsetTrimmed, QueueCorrupt) as error:
+                    found[place.key[1]] = error
+        return found
+
+    def _read_hot_places(
+        self,
+        topic: Topic,
+        places: list[Place],
+        shares: Shares,
+        found: dict[int, Fetched | Unreadable],
+    ) -> list[Place]:
+        """Read one place after the other into `found`; return those from the first on that needs
+        the disk, or that is too much for the loop with those before it."""
+        left = MAX_HOT_BYTES
+        for number, place in enumerate(places):
+            wanted = shares.wanted()
+            if wanted is None:
+                found[place.key[1]] = place.nothing()
+                continue
+            try:
+                fetched = self._read_hot(topic, place, wanted) if left > 0 else None
+            except (OffsetTrimmed, QueueCorrupt) as error:
+                shares.taken(None)
+                found[place.key[1]] = error
+                continue
+            if fetched is None:
+                return places[number:]
+            shares.taken(fetched)
+            left -= fetched.block_bytes
+            found[place.key[1]] = fetched
+        return []
+
+    def _read_hot(self, topic: Topic, place: Place, wanted: Wanted) -> Fetched | None:
+        units = self._hot_units(place, wanted)
+        if units is None:
+            return None
+        try:
+            fetched = collect(
+                units,
+                self._hot_reader(wanted.filter),
+                place.key,
+                place.offset,
+                min_offset=place.cq.min_offset,
+                max_offset=place.max_offset,
+                max_messages=wanted.max_messages,
+                max_bytes=wanted.max_bytes,
+                message_filter=wanted.filter,
+                skip_corrupt=wanted.skip_corrupt,
+                lost=place.lost,
+            )
+        except NeedsDisk:
+            return None
+        except CorruptRecord as error:
+            raise self._unreadable(topic, place, error) from error
+        return self._noted(topic, place, fetched)
+
+    def _hot_units(self, place: Place, wanted: Wanted) -> Iterable[CqUnit] | None:
+        """Return a place's entries if they are in memory and no more than the loop should read:
+        of many, or of large ones that nobody has read yet, a reader thread makes less."""
+        tail = place.cq.from_tail(place.offset)
+        if tail is None or wanted.filter is not None:
+            return tail
+        units = list(islice(tail, MAX_HOT_BLOCKS + 1))
+        if len(units) > min(MAX_HOT_BLOCKS, wanted.max_messages):
+            if wanted.max_messages > MAX_HOT_BLOCKS:
+                return None
+            del units[wanted.max_messages + 1 :]
+        size = min(sum([unit.size for unit in units]), wanted.max_bytes)
+        is_large = len(units) > 1 and size > MAX_HOT_BYTES
+        return None if is_large and units[0].physical_offset not in self._cache else units
 
     def scan_hot(
         self, key: QueueKey, start: int, end: int, message_filter: MessageFilter
@@ -237,6 +326,19 @@ class QueueReading:
             key = (topic.topic_id, queue)
             self._damage.note_lost(key, lost.start_offset, lost.end_offset, lost.reason)
 
+    def _place(self, topic: Topic, queue: int, offset: int) -> Place | None:
+        """Return where a read begins, None when there is nothing. Raises as `readable`."""
+        cq = self.readable(topic, queue, offset)
+        if cq is None or offset == cq.max_offset:
+            return None
+        key = (topic.topic_id, queue)
+        return Place(key, cq, offset, cq.max_offset, self._damage.lost.get(key, ()))
+
+    def _nothing(self, topic: Topic, queue: int, offset: int) -> Fetched:
+        """Return the answer at a queue's end."""
+        cq = self._queues.get((topic.topic_id, queue))
+        return Fetched((), offset, 0 if cq is None else cq.min_offset, offset, 0)
+
     async def in_thread(self, function: Callable[[], _T]) -> _T:
         """Run what may wait for the disk in a reader thread, first come first served."""
         async with self._reads:
@@ -276,27 +378,27 @@ class QueueReading:
 
     # -- damage ----------------------------------------------------------------------------
 
-    def _noted(self, topic: Topic, queue: int, cq: ConsumeQueue, fetched: Fetched) -> Fetched:
+    def _noted(self, topic: Topic, place: Place, fetched: Fetched) -> Fetched:
         """Note what a pull passed over. Raises as `_unreadable` returns when that is no damage."""
         for each in fetched.skipped:
             if not each.accepted:
                 error = CorruptRecord(0, each.reason, next_offset=each.end_offset)
-                found = self._unreadable(topic, queue, each.start_offset, cq, error)
+                start = replace(place, offset=each.start_offset)
+                found = self._unreadable(topic, start, error)
                 if not isinstance(found, QueueCorrupt):
                     raise found
         return fetched
 
-    def _unreadable(
-        self, topic: Topic, queue: int, offset: int, cq: ConsumeQueue, error: CorruptRecord
-    ) -> StoreError:
+    def _unreadable(self, topic: Topic, place: Place, error: CorruptRecord) -> StoreError:
         """Return why nothing is there: the topic is gone, or the queue's begin has moved past
         it, or it is damaged. Damage is noted."""
+        cq, queue, offset = place.cq, place.key[1], place.offset
         if self._table.by_id(topic.topic_id) is None:
             return UnknownTopic(topic.name)
         if offset < cq.min_offset:
             return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
         following = error.next_offset if error.next_offset is not None else offset + 1
-        self._damage.note_lost((topic.topic_id, queue), offset, following, error.reason)
+        self._damage.note_lost(place.key, offset, following, error.reason)
         return QueueCorrupt(
             topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
         )

@@ -1,20 +1,18 @@
 """One poll over several queues of a topic: as a pull, with a place in each of them.
 
-What a poll may deliver is shared out queue by queue, so that a full queue leaves room for
-those after it; what a queue leaves over goes to the next ones. Which queue is first follows from
-where the poll starts: a reader that goes on from each answer meets every queue in turn.
+How the queues share what a poll may deliver: `consumequeue.shares`.
 """
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, QueueCorrupt
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.message_store import Fetched, MessageFilter
 from holdfast.consumequeue.reader import MAX_SKIPPED_RANGES
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.call import Call
+from holdfast.http_api.codecs import BATCH
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.delivery import (
     MAX_QUEUES_IN_HEADERS,
@@ -64,7 +62,7 @@ async def _poll(call: Call[PollParams], turn: Turn) -> Reply:
     skipped: dict[int, LostRanges] = {}
     while True:
         await turn.begin()
-        reads = await _read_queues(context, topic, offsets, params, message_filter)
+        reads = await _read_queues(context, topic, offsets, params, message_filter, call.media)
         for read in reads:
             for found in read.fetched.skipped:
                 skipped[read.queue] = with_lost(skipped.get(read.queue, ()), found)
@@ -93,10 +91,11 @@ async def _poll(call: Call[PollParams], turn: Turn) -> Reply:
         if read.fetched.pieces:
             waiting.note_wake(context, read.fetched)
             break
-    reads = [
-        replace(read, fetched=replace(read.fetched, skipped=skipped.get(read.queue, ())))
-        for read in reads
-    ]
+    if skipped:
+        reads = [
+            replace(read, fetched=replace(read.fetched, skipped=skipped.get(read.queue, ())))
+            for read in reads
+        ]
     return await deliver_poll(context, topic, reads, call.media, waiting.held_s)
 
 
@@ -128,33 +127,23 @@ async def _read_queues(
     offsets: Mapping[int, int],
     params: PullBounds,
     message_filter: MessageFilter | None,
+    media: str,
 ) -> list[QueueRead]:
-    queues = list(offsets)
-    first = sum(offsets.values()) % len(queues)
-    reads: dict[int, QueueRead] = {}
-    messages_left, bytes_left = params.max_messages, params.max_bytes
-    passes_left = MAX_SKIPPED_RANGES
-    for done, queue in enumerate(queues[first:] + queues[:first]):
-        offset, queues_left = offsets[queue], len(queues) - done
-        if messages_left <= 0 or bytes_left <= 0 or passes_left <= 0:
-            reads[queue] = QueueRead(queue, nothing_at(context, topic, queue, offset))
-            continue
-        try:
-            fetched = await context.store.read(
-                topic,
-                queue,
-                offset,
-                max_messages=-(-messages_left // queues_left),
-                max_bytes=-(-bytes_left // queues_left),
-                filter=message_filter,
-                skip_corrupt=params.skip_corrupt,
-            )
-        except (OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt) as error:
-            fetched = Fetched((), offset, error.min_offset, error.max_offset, 0)
-            reads[queue] = QueueRead(queue, fetched, problem_for(error))
-            continue
-        reads[queue] = QueueRead(queue, fetched)
-        messages_left -= fetched.message_count
-        bytes_left -= fetched.text_bytes
-        passes_left -= len(fetched.skipped)
-    return [reads[queue] for queue in queues]
+    found = await context.store.read_many(
+        topic,
+        offsets,
+        max_messages=params.max_messages,
+        max_bytes=params.max_bytes,
+        filter=message_filter,
+        skip_corrupt=params.skip_corrupt,
+        whole_batches=media == BATCH,
+    )
+    reads = []
+    for queue, offset in offsets.items():
+        read = found[queue]
+        if isinstance(read, Fetched):
+            reads.append(QueueRead(queue, read))
+        else:
+            nothing = Fetched((), offset, read.min_offset, read.max_offset, 0)
+            reads.append(QueueRead(queue, nothing, problem_for(read)))
+    return reads

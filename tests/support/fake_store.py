@@ -42,7 +42,9 @@ from holdfast.consumequeue.message_store import (
     Split,
     StoredOffsets,
 )
-from holdfast.consumequeue.reader import collect, first_match
+from holdfast.consumequeue.queue_reading import Unreadable
+from holdfast.consumequeue.reader import Wanted, collect, first_match
+from holdfast.consumequeue.shares import Shares, reading_order
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 
 
@@ -273,6 +275,42 @@ class FakeStore:
                 found.max_offset,
                 error.reason,
             ) from error
+
+    async def read_many(
+        self,
+        topic: Topic,
+        offsets: Mapping[int, int],
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
+        whole_batches: bool = False,
+    ) -> dict[int, Fetched | Unreadable]:
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
+        shares = Shares(len(offsets), wanted, whole_batches=whole_batches)
+        found: dict[int, Fetched | Unreadable] = {}
+        for queue in reading_order(offsets, whole_batches=whole_batches):
+            share = shares.wanted()
+            place = self.queue_state(topic, queue)
+            if share is None:
+                found[queue] = Fetched((), offsets[queue], place.min_offset, place.max_offset, 0)
+                continue
+            try:
+                found[queue] = fetched = await self.read(
+                    topic,
+                    queue,
+                    offsets[queue],
+                    max_messages=share.max_messages,
+                    max_bytes=share.max_bytes,
+                    filter=filter,
+                    skip_corrupt=skip_corrupt,
+                )
+                shares.taken(fetched)
+            except (OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt) as error:
+                shares.taken(None)
+                found[queue] = error
+        return found
 
     def scan_hot(
         self, key: QueueKey, start: int, end: int, message_filter: MessageFilter
