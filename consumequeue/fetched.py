@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.batch_header import BatchHeader, Buffer
 from holdfast.commitlog.batch_run import BatchRun
 from holdfast.consumequeue.lost_ranges import LostRanges
 
@@ -17,7 +17,7 @@ class Piece(Protocol):
     """A part of what a pull delivers: messages of one queue, ascending."""
 
     @property
-    def blocks(self) -> bytes | memoryview:
+    def blocks(self) -> Buffer:
         """The whole blocks that hold them, as they are stored."""
 
     @property
@@ -90,7 +90,7 @@ class RunSlice:
         self._start_offset = max(start_offset, int(run.base_offsets[0]))
 
     @property
-    def blocks(self) -> bytes:
+    def blocks(self) -> Buffer:
         """The batches' blocks, one after another."""
         return self._run.buffer
 
