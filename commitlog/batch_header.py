@@ -73,6 +73,7 @@ class BatchFlag(IntFlag):
     PRODUCERS = 1 << 7
 
 
+_REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 # A plain int: the complement of an IntFlag has only the bits that it names.
 KNOWN_FLAGS = int(
     BatchFlag.KEYS
@@ -240,6 +241,29 @@ class BatchHeader:
             property_count,
             property_name_bytes,
             property_value_bytes,
+        )
+
+    def of_publish(
+        self, base_offset: int, message_count: int, producer_id: int, sequence: int, epoch: int
+    ) -> Self:
+        """Return what one of the publishes that share this stamped batch would have for a
+        header: where it is, and what its producer's sequences have to know."""
+        return type(self)(
+            _REQUEST_SEQUENCE,
+            self.total_size,
+            self.payload_crc,
+            message_count,
+            self.body_bytes,
+            self.physical_offset,
+            self.durable_offset,
+            base_offset,
+            self.topic_id,
+            self.queue_id,
+            self.store_timestamp_us,
+            self.born_timestamp_us,
+            producer_id,
+            sequence,
+            epoch,
         )
 
     def stamped(

@@ -130,17 +130,7 @@ def _with_publishes(
     base_offset = header.base_offset
     for (producer_id, sequence, epoch), count in publishes:
         if producer_id:
-            requests.append(
-                replace(
-                    header,
-                    flags=_REQUEST_SEQUENCE,
-                    base_offset=base_offset,
-                    message_count=count,
-                    producer_id=producer_id,
-                    producer_epoch=epoch,
-                    sequence=sequence,
-                )
-            )
+            requests.append(header.of_publish(base_offset, count, producer_id, sequence, epoch))
         base_offset += count
     return replace(header, requests=tuple(requests)) if requests else header
 
