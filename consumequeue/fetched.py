@@ -92,7 +92,7 @@ class RunSlice:
     @property
     def blocks(self) -> Buffer:
         """The batches' blocks, one after another."""
-        return self._run.buffer
+        return bytes(self._run.buffer)  # no copy: it is bytes already
 
     @property
     def end_offset(self) -> int:

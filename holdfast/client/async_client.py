@@ -41,7 +41,7 @@ from holdfast.client.retry import RetryPolicy
 from holdfast.client.sender import IdentityPool, PublishReply
 from holdfast.client.sources import QueueSource, Range, Source, TopicSource
 from holdfast.client.tls import File, TlsFiles
-from holdfast.client.transport import JSON, MSGPACK, Transport, checked_name
+from holdfast.client.transport import JSON, MSGPACK, Requests, Transport, checked_name
 
 DEFAULT_URL = "http://127.0.0.1:8711"
 
@@ -86,7 +86,7 @@ class AsyncClient:
         key_file: File | None = None,
     ) -> None:
         self.url = url
-        self._transport = Transport(
+        self._transport: Requests = Transport(
             url,
             token=token,
             retry=RetryPolicy(give_up_after_s=timeout_ms / 1000),
@@ -94,6 +94,16 @@ class AsyncClient:
         )
         self._identities = IdentityPool()
         self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
+
+    @classmethod
+    def over(cls, transport: Requests) -> Self:
+        """Return a client of which only the requests are meant, over another transport."""
+        client = cls.__new__(cls)
+        client.url = transport.url
+        client._transport = transport
+        client._identities = IdentityPool()
+        client._producers = weakref.WeakSet()
+        return client
 
     async def close(self) -> None:
         """Close the producers that are open, which sends what they hold, then all connections.

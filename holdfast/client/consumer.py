@@ -15,7 +15,7 @@ from holdfast.client.group_offsets import GroupOffsets
 from holdfast.client.loop_thread import LoopThread
 from holdfast.client.message import Message, MessageList
 from holdfast.client.pulling import PullOptions, Start
-from holdfast.client.reader import AsyncReader, Reader
+from holdfast.client.reader import AsyncReader, CrossingReader
 from holdfast.client.sources import Range, TopicSource
 from holdfast.client.transport import Requests
 
@@ -170,7 +170,7 @@ class AsyncConsumer(AsyncReader[Message]):
                 raise
 
 
-class Consumer(Reader[Message]):
+class Consumer(CrossingReader[Message]):
     """What `Client.consume` returns: iterate over it, best inside `with`.
 
     Closing stores how far it came. The message in hand when a loop is left by `break` comes

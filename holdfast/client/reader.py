@@ -5,11 +5,13 @@ await, or a thread to cross to.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import Generic, Self, TypeVar
 
+from holdfast.client.blocking import BlockingTransport, UnderWay
 from holdfast.client.errors import ClientClosed
 from holdfast.client.loop_thread import LoopThread
 from holdfast.client.sources import Range, Source
@@ -28,7 +30,7 @@ class AsyncReader(Generic[T]):
     def __init__(self, source: Source, items: Callable[[Range], Iterable[T]]) -> None:
         #: What a range has to give.
         self.items = items
-        self._source = source
+        self.source = source
         self._under_way: asyncio.Task[Range | None] | None = None
         self._current: Iterator[T] = iter(())
         self._is_closed = False
@@ -84,7 +86,7 @@ class AsyncReader(Generic[T]):
         return fetched
 
     def _fetch_ahead(self) -> "asyncio.Task[Range | None]":
-        task = asyncio.create_task(self._source.fetch())
+        task = asyncio.create_task(self.source.fetch())
         # It fails for whoever asks for it; if nobody does, that is nobody's concern.
         task.add_done_callback(_failure_is_known)
         return task
@@ -110,17 +112,24 @@ def _failure_is_known(task: "asyncio.Task[Range | None]") -> None:
         task.exception()
 
 
-class Reader(Generic[T]):
+class Reader(ABC, Generic[T]):
     """What `Client.pull` returns: iterate over it with `for`, or by next(), in one thread.
 
     Leaving a `for` ends the reading, and with it the request that waits; so does close() in any
     thread, and leaving `with`. An error that ended the reading is raised again by whoever goes on.
     """
 
-    def __init__(self, reader: AsyncReader[T], loop_thread: LoopThread) -> None:
-        self._reader = reader
-        self._loop_thread = loop_thread
+    def __init__(self, items: Callable[[Range], Iterable[T]]) -> None:
+        self._items = items
         self._current: Iterator[T] = iter(())
+
+    @abstractmethod
+    def _next_range(self) -> Range | None:
+        """Return the next range; None at the end, and once closed."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the reading, and the request that waits for more. May be called twice."""
 
     def __iter__(self) -> Iterator[T]:
         # Within a range no code of ours runs.
@@ -130,10 +139,10 @@ class Reader(Generic[T]):
         try:
             while True:
                 yield self._current
-                fetched = self._loop_thread.run(self._reader.next_range())
+                fetched = self._next_range()
                 if fetched is None:
                     return
-                self._current = iter(self._reader.items(fetched))
+                self._current = iter(self._items(fetched))
         finally:
             self.close()
 
@@ -141,19 +150,86 @@ class Reader(Generic[T]):
         while True:
             for item in self._current:
                 return item
-            fetched = self._loop_thread.run(self._reader.next_range())
+            fetched = self._next_range()
             if fetched is None:
                 raise StopIteration
-            self._current = iter(self._reader.items(fetched))
+            self._current = iter(self._items(fetched))
 
     def close(self) -> None:
         """End the reading, and the request that waits for more. May be called twice."""
         self._current = iter(())
-        with suppress(ClientClosed):  # which has ended the reading as well
-            self._loop_thread.run(self._reader.close())
+        self._end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class BlockingReader(Reader[T]):
+    """A reader whose source's requests go over `transport`, which is its own.
+
+    The next range is asked for before this one is worked on: what the broker answers meanwhile
+    waits in the connection, so no thread is needed to take it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        items: Callable[[Range], Iterable[T]],
+        transport: BlockingTransport,
+    ) -> None:
+        super().__init__(items)
+        self._source = source
+        self._transport = transport
+        self._under_way: UnderWay[Range | None] | None = None
+        #: A range that came and was not given out yet, should an interrupt come in between.
+        self._held: Range | None = None
+        self._is_closed = False
+        self._failure: Exception | None = None
+
+    def _next_range(self) -> Range | None:
+        if self._failure is not None:
+            raise self._failure
+        if self._was_closed():
+            return None
+        if self._held is None:
+            under_way, self._under_way = self._under_way, None
+            try:
+                self._held = (under_way or UnderWay(self._source.fetch())).result()
+            except Exception as error:
+                if self._was_closed():
+                    return None
+                self._failure = error
+                raise
+        if self._held is not None and self._under_way is None and not self._was_closed():
+            self._under_way = UnderWay(self._source.fetch())
+        fetched, self._held = self._held, None
+        return None if self._was_closed() else fetched
+
+    def _was_closed(self) -> bool:
+        """Whether it is closed by now; another thread may do it at any time."""
+        return self._is_closed
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._transport.end()
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+
+class CrossingReader(Reader[T]):
+    """A reader that has its ranges from an AsyncReader on the loop of another thread."""
+
+    def __init__(self, reader: AsyncReader[T], loop_thread: LoopThread) -> None:
+        super().__init__(reader.items)
+        self._reader = reader
+        self._loop_thread = loop_thread
+
+    def _next_range(self) -> Range | None:
+        return self._loop_thread.run(self._reader.next_range())
+
+    def _end(self) -> None:
+        with suppress(ClientClosed):  # which has ended the reading as well
+            self._loop_thread.run(self._reader.close())

@@ -56,7 +56,7 @@ class IdentityPool:
     """Identities for publishes of single requests, which may be under way side by side.
 
     Each counts its requests to one topic, so it serves one at a time. One whose request failed
-    is not given back: nobody knows which sequence the broker expects of it.
+    is not given back: nobody knows which sequence the broker expects of it. For any threads.
     """
 
     def __init__(self) -> None:
@@ -64,8 +64,10 @@ class IdentityPool:
 
     def take(self, topic: str) -> ProducerIdentity:
         """Return an identity that nobody else uses on this topic meanwhile."""
-        idle = self._idle.get(topic)
-        return idle.pop() if idle else ProducerIdentity()
+        try:
+            return self._idle[topic].pop()
+        except (KeyError, IndexError):  # also when another thread was quicker
+            return ProducerIdentity()
 
     def give_back(self, topic: str, identity: ProducerIdentity) -> None:
         """Take back an identity whose request succeeded."""

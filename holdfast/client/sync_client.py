@@ -1,7 +1,8 @@
 """The client for callers without an event loop: AsyncClient's names, waiting for each result.
 
-It runs an AsyncClient on a loop in a thread of its own. A reader crosses between the threads
-once a range, not once a message.
+Its requests and readers block in the calling thread, over sockets of their own: no other thread
+has a part in them. Producers and consumers, which do something while nobody calls them, run on a
+loop in a thread that is started with the first of them.
 """
 
 import functools
@@ -12,11 +13,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from holdfast.client.async_client import DEFAULT_URL, AsyncClient
 from holdfast.client.async_producer import AsyncProducer
+from holdfast.client.blocking import BlockingTransport, finished
 from holdfast.client.consumer import AsyncConsumer, Consumer
 from holdfast.client.loop_thread import LoopThread
-from holdfast.client.reader import AsyncReader, Reader
+from holdfast.client.reader import AsyncReader, BlockingReader, Reader
+from holdfast.client.retry import RetryPolicy
 from holdfast.client.sync_producer import Producer
-from holdfast.client.tls import File
+from holdfast.client.target import Target
+from holdfast.client.tls import File, TlsFiles
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,13 +29,25 @@ R = TypeVar("R")
 def _waiting(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate["Client", P], R]:
-    """Return the method of Client that runs one of AsyncClient to its end."""
+    """Return the method of Client that runs one of AsyncClient to its end, on a loop."""
 
     @functools.wraps(method)
     def waiting(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._loop_thread.run(method(self._client, *args, **kwargs))
 
     return waiting
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate["Client", P], R]:
+    """Return the method of Client that runs one of AsyncClient to its end, in this thread."""
+
+    @functools.wraps(method)
+    def blocking(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return finished(method(self._requests, *args, **kwargs))
+
+    return blocking
 
 
 def _reading(
@@ -41,7 +57,9 @@ def _reading(
 
     @functools.wraps(method)
     def reading(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Reader[R]:
-        return Reader(method(self._client, *args, **kwargs), self._loop_thread)
+        transport = self._transport.part()
+        model = method(AsyncClient.over(transport), *args, **kwargs)
+        return BlockingReader(model.source, model.items, transport)
 
     return reading
 
@@ -103,6 +121,11 @@ class Client:
             key_file=key_file,
         )
         self._loop_thread = LoopThread()
+        self._transport = BlockingTransport(
+            Target.of(url, token, TlsFiles(ca_file, cert_file, key_file)),
+            RetryPolicy(give_up_after_s=timeout_ms / 1000),
+        )
+        self._requests = AsyncClient.over(self._transport)
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     create_topic = _waiting(AsyncClient.create_topic)
@@ -110,8 +133,8 @@ class Client:
     topics = _waiting(AsyncClient.topics)
     describe_topic = _waiting(AsyncClient.describe_topic)
     delete_topic = _waiting(AsyncClient.delete_topic)
-    publish = _waiting(AsyncClient.publish)
-    pull_once = _waiting(AsyncClient.pull_once)
+    publish = _blocking(AsyncClient.publish)
+    pull_once = _blocking(AsyncClient.pull_once)
     offset_at = _waiting(AsyncClient.offset_at)
     message = _waiting(AsyncClient.message)
     search = _waiting(AsyncClient.search)
@@ -134,6 +157,7 @@ class Client:
         Readers that wait end with ClientClosed. May be called twice.
         """
         with ExitStack() as stack:
+            stack.callback(finished, self._transport.close())
             stack.callback(self._loop_thread.stop, self._client.close)
             for producer in list(self._producers):
                 stack.callback(producer.close)

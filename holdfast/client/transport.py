@@ -51,7 +51,9 @@ Body = bytes | Sequence[bytes]
 
 
 class Requests(Protocol):
-    """A way to one broker: what the requests of the API are made through."""
+    """A way to one broker, whose address is `url`: what the API's requests are made through."""
+
+    url: str
 
     async def request(
         self,

@@ -1,0 +1,111 @@
+"""One connection of a client that blocks: a request out, its reply in, one at a time."""
+
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+
+from holdfast.client.connection import ConnectionLost
+from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
+from holdfast.client.http_wire import ReplyParser
+from holdfast.client.target import Target
+from holdfast.client.transport import CONNECT_TIMEOUT_S
+
+_RECEIVED_BYTES = 64 * 1024
+_TIMEVAL = struct.Struct("@ll")
+
+
+class BlockingConnection:
+    """For one thread at a time, but for `shut`.
+
+    Raises CertificateNotTrusted or ConnectionFailed when it cannot be made.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.idle_since_s = 0.0
+        self._timeout_s = 0.0
+        self._tls = target.tls is not None
+        sock = None
+        try:
+            sock = socket.create_connection((target.host, target.port), CONNECT_TIMEOUT_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if target.tls is not None:
+                sock = target.tls.wrap_socket(sock, server_hostname=target.host)
+            else:
+                sock.settimeout(None)
+        except ssl.SSLCertVerificationError as error:
+            if sock is not None:
+                sock.close()
+            raise CertificateNotTrusted(target.url, error.verify_message) from error
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            raise ConnectionFailed(target.url, str(error), maybe_executed=False) from error
+        self._sock = sock
+
+    def send(self, head: bytes, body: Sequence[bytes], quiet_timeout_s: float) -> None:
+        """Send a request; `quiet_timeout_s` is how long nothing may move, also in `receive`.
+
+        Raises ConnectionLost, TimeoutError.
+        """
+        try:
+            self._limit(quiet_timeout_s)
+            if sum(map(len, body)) <= _RECEIVED_BYTES:
+                self._sock.sendall(b"".join((head, *body)))
+            else:
+                self._sock.sendall(head)
+                for block in body:
+                    self._sock.sendall(block)
+        except (TimeoutError, BlockingIOError) as error:
+            raise TimeoutError("the broker does not take the request") from error
+        except OSError as error:
+            raise ConnectionLost(str(error), has_begun=False) from error
+
+    def receive(self, quiet_timeout_s: float) -> ReplyParser:
+        """Return the reply, once it is whole. Raises ConnectionLost, TimeoutError or NotHttp."""
+        reply = ReplyParser()
+        sock = self._sock
+        try:
+            self._limit(quiet_timeout_s)
+            while True:
+                space = reply.space()
+                if space is None:
+                    data = sock.recv(_RECEIVED_BYTES)
+                    count, is_whole = len(data), bool(data) and reply.feed(data)
+                else:
+                    count = sock.recv_into(space)
+                    is_whole = count > 0 and reply.filled(count)
+                if is_whole or (not count and reply.end()):
+                    return reply
+                if not count:
+                    reason = "the connection ended before the reply did"
+                    raise ConnectionLost(reason, has_begun=reply.has_begun)
+        except (TimeoutError, BlockingIOError) as error:
+            raise TimeoutError(f"nothing came for {quiet_timeout_s:g} s") from error
+        except OSError as error:
+            raise ConnectionLost(str(error), has_begun=reply.has_begun) from error
+
+    def _limit(self, timeout_s: float) -> None:
+        """Set how long a call may block.
+
+        Without TLS the system does it: Python's own limit costs a call of poll() each time.
+        """
+        if timeout_s == self._timeout_s:
+            return
+        self._timeout_s = timeout_s
+        if self._tls:
+            self._sock.settimeout(timeout_s)
+            return
+        limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def shut(self) -> None:
+        """End the connection under whoever uses it; may be called in any thread."""
+        with suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it. May be repeated."""
+        self._sock.close()
