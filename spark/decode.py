@@ -6,7 +6,7 @@ exactly: plain nullable types only, timestamps in microseconds UTC. They carry w
 milliseconds, as everywhere outside the log, so that a row looks the same by every way to it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -43,11 +43,11 @@ LOG_APPEND_TIME = 1  # Kafka's timestampType of a time that the broker set
 
 
 class Rows(NamedTuple):
-    """Rows [start, end) of the `block`-th block."""
+    """Rows [start[i], end[i]) of the block[i]-th block, for each i."""
 
-    block: int
-    start: int
-    end: int
+    block: Int64s
+    start: Int64s
+    end: Int64s
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
@@ -55,44 +55,45 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
     return pa.schema([(name, ARROW_TYPES[ddl]) for name, ddl in columns.items()])
 
 
-def cut(blocks: BatchRun, start_offset: int, end_offset: int) -> Iterator[Rows]:
-    """Yield the rows whose queue offsets lie in [start_offset, end_offset)."""
-    counts = blocks.message_counts.tolist()
-    for block, base in enumerate(blocks.base_offsets.tolist()):
-        start = max(start_offset - base, 0)
-        end = min(end_offset - base, counts[block])
-        if start < end:
-            yield Rows(block, start, end)
+def cut(blocks: BatchRun, start_offset: int, end_offset: int) -> Rows:
+    """Return the rows whose queue offsets lie in [start_offset, end_offset)."""
+    start = np.maximum(start_offset - blocks.base_offsets, 0)
+    end = np.minimum(end_offset - blocks.base_offsets, blocks.message_counts)
+    block = np.flatnonzero(start < end)
+    return Rows(block, start[block], end[block])
 
 
 def portion(
     blocks: BatchRun,
-    rows: Iterable[Rows],
+    rows: Rows,
     *,
     target_bytes: int = TARGET_BYTES,
     max_rows: int = MAX_ROWS,
-) -> Iterator[list[Rows]]:
-    """Put rows together to portions of at most `max_rows`, closed once over `target_bytes`."""
-    row_bytes = (blocks.field("total_size") / blocks.message_counts).tolist()
-    held: list[Rows] = []
-    count, size = 0, 0.0
-    for block, start, end in rows:
-        while start < end:
-            taken = min(end, start + max_rows - count)
-            held.append(Rows(block, start, taken))
-            count += taken - start
-            size += (taken - start) * row_bytes[block]
-            start = taken
-            if count == max_rows or size >= target_bytes:
-                yield held
-                held, count, size = [], 0, 0.0
-    if held:
-        yield held
+) -> Iterator[Rows]:
+    """Cut rows into portions of at most `max_rows`, each closed by the block that brings it to
+    `target_bytes`."""
+    counts = rows.end - rows.start
+    row_bytes = (blocks.total_sizes / blocks.message_counts)[rows.block]
+    ends = np.cumsum(counts)  # counted from the first of all rows, as `at` and `until` are
+    sizes = np.cumsum(counts * row_bytes)
+    total = int(counts.sum())
+    at = 0
+    while at < total:
+        first = int(np.searchsorted(ends, at, "right"))
+        passed_bytes = sizes[first] - (ends[first] - at) * row_bytes[first]
+        full = min(int(np.searchsorted(sizes, passed_bytes + target_bytes)), len(ends) - 1)
+        until = min(at + max_rows, int(ends[full]))
+        last = int(np.searchsorted(ends, until))
+        block, start, end = (column[first : last + 1].copy() for column in rows)
+        start[0] = rows.end[first] - (ends[first] - at)
+        end[-1] = rows.end[last] - (ends[last] - until)
+        yield Rows(block, start, end)
+        at = until
 
 
 def decode(
     blocks: BatchRun,
-    rows: Sequence[Rows],
+    rows: Rows,
     source: QueueRange,
     columns: Mapping[str, str],
     *,
@@ -114,11 +115,11 @@ def decode(
 class _Portion:
     """Rows of several blocks seen as columns; each public method makes one Arrow array."""
 
-    def __init__(self, blocks: BatchRun, rows: Sequence[Rows], source: QueueRange) -> None:
+    def __init__(self, blocks: BatchRun, rows: Rows, source: QueueRange) -> None:
         self._source = source
         self._blocks = blocks
-        self._index, self._start, ends = np.array(rows, np.int64).T
-        self._counts = ends - self._start
+        self._index, self._start = rows.block, rows.start
+        self._counts = rows.end - rows.start
         self._count = int(self._counts.sum())
 
     @cached_property
@@ -216,7 +217,8 @@ class _Portion:
         return ends, names, values
 
     def store_timestamp(self, kind: pa.DataType) -> pa.Array:
-        return _timestamps(kind, np.repeat(self._field("store_timestamp_us"), self._counts))
+        stamps = _whole_milliseconds(self._field("store_timestamp_us"))
+        return _array(kind, self._count, [None, np.repeat(stamps, self._counts)])
 
     def born_timestamp(self, kind: pa.DataType) -> pa.Array:
         """Null where the producer gave no time (0, in the milliseconds that are shown)."""
@@ -226,7 +228,8 @@ class _Portion:
             at = self._blocks.starts["born"][self._index] // 8 + self._start
             words = np.frombuffer(self._blocks.buffer, "<i8")
             stamps[np.repeat(own, self._counts)] = words[_ranges(at[own], self._counts[own])]
-        return _timestamps(kind, stamps, _bitmap(stamps >= 1000))
+        present = _bitmap(stamps >= 1000)
+        return _array(kind, self._count, [present, _whole_milliseconds(stamps)])
 
     def timestamp_type(self, kind: pa.DataType) -> pa.Array:
         return pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), self._count)
@@ -271,12 +274,7 @@ class _Portion:
         sizes, first, last = self._steps(at, counts)
         base = self._blocks.starts[data][index]
         _check_within(first, last, self._blocks.sizes[data][index])
-        view = memoryview(self._blocks.buffer)
-        pieces = [
-            view[a:b] for a, b in zip((base + first).tolist(), (base + last).tolist(), strict=True)
-        ]
-        joined = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return _running(sizes), joined
+        return _running(sizes), _joined(self._blocks.buffer, base + first, base + last)
 
 
 #: Column -> what builds it, for both schemas: Kafka's names mean the same things.
@@ -309,6 +307,20 @@ def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
     return ranges
 
 
+def _joined(buffer: bytes, starts: Int64s, ends: Int64s) -> pa.Buffer:
+    """Return the pieces [starts[i], ends[i]) of `buffer`, one after another; one is not copied.
+
+    They lie in order, apart from one another: so they and the gaps between them are the texts of an
+    Arrow array as they lie, from which Arrow takes every other one.
+    """
+    whole = pa.py_buffer(buffer)
+    if len(starts) == 1:
+        return whole.slice(int(starts[0]), int(ends[0] - starts[0]))
+    borders = np.stack((starts, ends), axis=1).astype(np.int32)
+    pieces = _array(pa.binary(), borders.size - 1, [None, borders, whole])
+    return pieces.take(pa.array(np.arange(0, borders.size, 2))).buffers()[2]
+
+
 def _check_within(first: Int64s, last: Int64s, sizes: Int64s) -> None:
     """Check that ascending offsets, from first[i] to last[i], lie within what they cut."""
     if bool(np.any((first < 0) | (last > sizes))):
@@ -322,8 +334,8 @@ def _running(sizes: Int32s) -> Int32s:
     return ends
 
 
-def _timestamps(kind: pa.DataType, stamps_us: Int64s, validity: Any = None) -> pa.Array:
-    return _array(kind, len(stamps_us), [validity, stamps_us - stamps_us % 1000])
+def _whole_milliseconds(stamps_us: Int64s) -> Int64s:
+    return stamps_us - stamps_us % 1000
 
 
 def _bitmap(present: Bools) -> npt.NDArray[np.uint8] | None:

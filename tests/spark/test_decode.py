@@ -3,6 +3,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,16 @@ from holdfast.spark.offsets import QueueRange
 from tests.spark.stored import QUEUE, STORED_US, TOPIC_ID, Sent, joined, sent, store
 
 SOURCE = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0, priority_levels=2)
+
+
+def rows_of(*runs: tuple[int, int, int]) -> Rows:
+    """Return rows given as (block, start, end)."""
+    return Rows(*np.array(runs, np.int64).T)
+
+
+def runs_of(rows: Rows) -> list[tuple[int, ...]]:
+    """Return rows as (block, start, end)."""
+    return [tuple(run) for run in np.array(rows).T.tolist()]
 
 
 def when(stamp_us: int) -> datetime | None:
@@ -67,7 +78,7 @@ def test_rows_are_the_messages(batches: list[Sent], data: st.DataObject) -> None
     start = data.draw(st.integers(1000, 999 + total))
     end = data.draw(st.integers(start + 1, 1000 + total))
     blocks = BatchRun(joined(stored))
-    rows = list(cut(blocks, start, end))
+    rows = cut(blocks, start, end)
     messages = [
         (batch, row)
         for batch in stored
@@ -89,10 +100,38 @@ def test_rows_are_the_messages(batches: list[Sent], data: st.DataObject) -> None
     ]
 
 
+@settings(deadline=None)
+@given(st.data())
+def test_a_long_run_of_small_batches_is_cut_into_portions_that_lose_nothing(
+    data: st.DataObject,
+) -> None:
+    # Some have keys, tags, properties or times of their own, some not; bodies of any sizes.
+    stored = store(data.draw(st.lists(sent(), min_size=1, max_size=4)) * 9, 50)
+    total = sum(map(len, stored))
+    start = data.draw(st.integers(50, 49 + total))
+    end = data.draw(st.integers(start + 1, 50 + total))
+    blocks = BatchRun(joined(stored))
+    bounds = {
+        "max_rows": data.draw(st.integers(1, 40)),
+        "target_bytes": data.draw(st.integers(1, 5000)),
+    }
+    decoded = [
+        decode(blocks, rows, SOURCE, HOLDFAST_COLUMNS)
+        for rows in portion(blocks, cut(blocks, start, end), **bounds)
+    ]
+    assert max(map(len, decoded)) <= bounds["max_rows"]
+    assert pa.Table.from_batches(decoded).to_pylist() == [
+        expected_row(batch, row)
+        for batch in stored
+        for row in range(len(batch))
+        if start <= batch.header.base_offset + row < end
+    ]
+
+
 def test_a_whole_block_is_not_copied() -> None:
     data = joined(store([Sent([b"abc" * 1000])]))
     blocks = BatchRun(data)
-    decoded = decode(blocks, [Rows(0, 0, 1)], SOURCE, {"body": "binary"})
+    decoded = decode(blocks, rows_of((0, 0, 1)), SOURCE, {"body": "binary"})
     address = decoded["body"].buffers()[2].address
     assert 0 < address - pa.py_buffer(data).address < len(data)
 
@@ -100,7 +139,7 @@ def test_a_whole_block_is_not_copied() -> None:
 def test_an_absent_priority_and_absent_columns_are_null() -> None:
     source = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0)
     blocks = BatchRun(joined(store([Sent([b"a", b"b"])])))
-    (row, _) = decode(blocks, [Rows(0, 0, 2)], source, HOLDFAST_COLUMNS).to_pylist()
+    (row, _) = decode(blocks, rows_of((0, 0, 2)), source, HOLDFAST_COLUMNS).to_pylist()
     assert (row["priority"], row["key"], row["tag"], row["properties"]) == (None, None, None, [])
     assert row["born_timestamp"] is None
     assert row["store_timestamp"] == when(STORED_US)
@@ -131,24 +170,39 @@ def test_arrow_types_are_those_that_spark_demands() -> None:
 
 def test_rows_outside_the_range_are_cut() -> None:
     blocks = BatchRun(joined(store([Sent([b"x"] * 10)] * 3, 100)))
-    assert list(cut(blocks, 105, 112)) == [(0, 5, 10), (1, 0, 2)]
-    assert list(cut(blocks, 130, 140)) == []
+    assert runs_of(cut(blocks, 105, 112)) == [(0, 5, 10), (1, 0, 2)]
+    assert runs_of(cut(blocks, 130, 140)) == []
 
 
 def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
     blocks = BatchRun(joined(store([Sent([b"x" * 100] * 10)] * 3)))
-    whole = list(cut(blocks, 0, 30))
-    assert list(portion(blocks, whole, max_rows=12)) == [
+    whole = cut(blocks, 0, 30)
+
+    def portions(rows: Rows = whole, **bounds: int) -> list[list[tuple[int, ...]]]:
+        return [runs_of(each) for each in portion(blocks, rows, **bounds)]
+
+    assert portions(max_rows=12) == [
         [(0, 0, 10), (1, 0, 2)],
         [(1, 2, 10), (2, 0, 4)],
         [(2, 4, 10)],
     ]
-    assert list(portion(blocks, whole, target_bytes=1500)) == [
+    assert portions(target_bytes=1500) == [
         [(0, 0, 10), (1, 0, 10)],
         [(2, 0, 10)],
     ]
-    assert list(portion(blocks, whole)) == [whole]
-    assert list(portion(blocks, [])) == []
+    assert portions(cut(blocks, 4, 27), max_rows=8) == [
+        [(0, 4, 10), (1, 0, 2)],
+        [(1, 2, 10)],
+        [(2, 0, 7)],
+    ]
+    assert portions(cut(blocks, 4, 27), max_rows=8, target_bytes=1) == [
+        [(0, 4, 10)],
+        [(1, 0, 8)],
+        [(1, 8, 10)],
+        [(2, 0, 7)],
+    ]
+    assert portions() == [runs_of(whole)]
+    assert portions(cut(blocks, 30, 40)) == []
 
 
 @pytest.mark.parametrize(
@@ -174,4 +228,4 @@ def test_offsets_that_lie_are_refused(section: str, offsets: tuple[int, ...]) ->
     header = replace(batch.header, payload_crc=payload_crc(bytes(raw)))
     blocks = BatchRun(bytes(header.encode()) + bytes(raw[128:]))
     with pytest.raises(CorruptBatch, match="column-offsets"):
-        decode(blocks, [Rows(0, 0, 3)], SOURCE, HOLDFAST_COLUMNS)
+        decode(blocks, rows_of((0, 0, 3)), SOURCE, HOLDFAST_COLUMNS)

@@ -43,7 +43,7 @@ def test_rows_are_those_of_the_blocks(batches: list[Sent], levels: int | None) -
         }
     )
     blocks = BatchRun(joined(stored))
-    rows = list(cut(blocks, 0, 2**62))
+    rows = cut(blocks, 0, 2**62)
     for columns in (HOLDFAST_COLUMNS, KAFKA_COLUMNS):
         expected = decode(blocks, rows, source, columns)
         found = decode_messages(unpack(body), source, columns)
