@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchFlag, Buffer
+from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, BatchFlag, Buffer
 from holdfast.commitlog.checksum import crc32c_of_ranges
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.header_table import (
@@ -26,6 +26,9 @@ from holdfast.commitlog.header_table import (
 )
 
 _TOTAL_SIZE = struct.Struct("<8xI")
+_MAGIC_WORD = int.from_bytes(MAGIC, "little")
+#: Looking for magics costs by the byte, walking by the block: up to here the former costs less.
+_SMALL_BYTES = 1024
 
 
 class BatchRun:
@@ -37,10 +40,9 @@ class BatchRun:
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
-        positions = _walk(buffer)
         #: Where each block starts.
-        self.positions = np.array(positions, np.int64)
-        self._headers = gathered(buffer, positions)
+        self.positions = _positions(buffer)
+        self._headers = gathered(buffer, self.positions)
         self._check()
 
     def __len__(self) -> int:
@@ -88,10 +90,14 @@ class BatchRun:
         starts: dict[str, Int64s] = {}
         sizes: dict[str, Int64s] = {}
         at = self.positions + HEADER_SIZE
+        nothing = np.zeros_like(at)
 
         def section(name: str, given: Int64s, present: Bools | None = None) -> None:
             nonlocal at
             starts[name] = at
+            if present is not None and not present.any():
+                sizes[name] = nothing
+                return
             size = sizes[name] = given if present is None else np.where(present, given, 0)
             at = at + ((size + ALIGNMENT - 1) & -ALIGNMENT)
 
@@ -159,6 +165,29 @@ class BatchRun:
         starts = (self.positions + HEADER_SIZE).tolist()
         ends = (self.positions + self.total_sizes).tolist()
         return np.array(crc32c_of_ranges(self.buffer, starts, ends), np.uint32)
+
+
+def _positions(buffer: Buffer) -> Int64s:
+    """Return where each block starts. Raises what _walk raises.
+
+    Small blocks are found all at once, by their magic: where each that is found ends at the next
+    one they are all there is. Where a message holds a magic too, they are walked one by one.
+    """
+    size = len(buffer)
+    if (
+        size >= HEADER_SIZE
+        and size % ALIGNMENT == 0
+        and _TOTAL_SIZE.unpack_from(buffer)[0] <= _SMALL_BYTES
+    ):
+        words = np.frombuffer(buffer, "<u4")
+        starts = np.flatnonzero(words[:-2:2] == _MAGIC_WORD) * ALIGNMENT
+        sizes = words[starts // 4 + 2].astype(np.int64)
+        expected = np.append(starts, size)
+        if expected[0] == 0 and bool(
+            ((starts + sizes == expected[1:]) & (sizes >= HEADER_SIZE)).all()
+        ):
+            return starts
+    return np.array(_walk(buffer), np.int64)
 
 
 def _walk(buffer: Buffer) -> list[int]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import Batch, iter_batches
-from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
+from holdfast.commitlog.batch_header import MAGIC, BatchFlag, BatchHeader
 from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.header_table import HEADER_DTYPE
@@ -96,3 +96,13 @@ def test_a_newer_format_is_named_as_such() -> None:
     struct.pack_into("<H", data, offset, 2)
     expected = refusal(lambda: Batch.decode(bytes(data)))
     assert refusal(lambda: BatchRun(bytes(data))) == expected
+
+
+def test_a_magic_inside_a_message_is_no_block() -> None:
+    # Small enough to be looked for by their magic; wherever it lies, and whatever follows it.
+    for before in range(8):
+        body = bytes(before) + (MAGIC + bytes(4) + (136).to_bytes(4, "little") + bytes(4)) * 40
+        stored = store([Sent([b"a"]), Sent([body]), Sent([b"b", b""])])
+        run = BatchRun(joined(stored))
+        assert run.base_offsets.tolist() == [0, 1, 2]
+        assert run.total_sizes.tolist() == [len(batch.block) for batch in stored]
