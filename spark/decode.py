@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.commitlog.batch_header import BatchFlag
+from holdfast.commitlog.batch_header import BatchFlag, Buffer
 from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.header_table import Bools, Int64s
@@ -307,7 +307,7 @@ def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
     return ranges
 
 
-def _joined(buffer: bytes, starts: Int64s, ends: Int64s) -> pa.Buffer:
+def _joined(buffer: Buffer, starts: Int64s, ends: Int64s) -> pa.Buffer:
     """Return the pieces [starts[i], ends[i]) of `buffer`, one after another; one is not copied.
 
     They lie in order, apart from one another: so they and the gaps between them are the texts of an
