@@ -178,7 +178,8 @@ def gathered(data: Buffer, starts: Sequence[int] | Int64s) -> Headers:
         return NO_HEADERS
     places = len(data) - HEADER_SIZE + 1
     everywhere = np.ndarray((places,), f"V{HEADER_SIZE}", data, strides=(1,))
-    return everywhere[np.asarray(starts)].view(HEADER_DTYPE)
+    table: Headers = everywhere[np.asarray(starts)].view(HEADER_DTYPE)
+    return table
 
 
 def are_well_formed(headers: Headers) -> Bools:
