@@ -131,7 +131,7 @@ def _count_of_payloads(data: bytes, starts: Sequence[int], table: Headers) -> in
 def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
     """Return the publishes of whole blocks that begin at `starts`, as Run has them."""
     is_alone = headers["producer_id"] != 0
-    alone = headers[is_alone]
+    alone: Headers = headers[is_alone]
     shared = np.flatnonzero(has_flag(headers, BatchFlag.PRODUCERS) & ~is_alone)
     if not len(shared):
         return alone
@@ -275,5 +275,5 @@ _FIELDS = tuple(each.name for each in fields(BatchHeader) if each.name != "reque
 
 
 def _header(row: np.void, requests: tuple[BatchHeader, ...] = ()) -> BatchHeader:
-    values: list[Any] = [int(row[name]) for name in _FIELDS]
-    return BatchHeader(*values, requests=requests)
+    values: list[Any] = [*(int(row[name]) for name in _FIELDS), requests]
+    return BatchHeader(*values)
