@@ -4,9 +4,10 @@ Small batches are read and checked many at a time (`read_runs`). What that does 
 it is damaged, cut by a bound or in a gap, `collect` reads block by block, and judges.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from time import sleep
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +32,7 @@ from holdfast.consumequeue.shares import Shares
 from holdfast.consumequeue.topics import QueueKey
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a read begins in its queue, and how the queue was when it was asked for."""
 
     key: QueueKey
@@ -56,9 +56,15 @@ class ColdReading:
     def read(self, place: Place, wanted: Wanted) -> Fetched:
         """Deliver messages from a place on, as `collect` does, which also says what is raised."""
         key, cq, max_offset = place.key, place.cq, place.max_offset
-        ahead = self._read_ahead(place, wanted)
+        units = units_from(self._index, key, cq, place.offset)
+        first = _first_units(units, wanted)
+        ahead = None
+        if len(first) == FEW:
+            units.close()
+            ahead = self._read_ahead(place, wanted)
+            first, units = [], units_from(self._index, key, cq, ahead.next_offset)
         return collect(
-            units_from(self._index, key, cq, ahead.next_offset),
+            chain(first, units),
             self._read_block,
             key,
             place.offset,
@@ -95,11 +101,10 @@ class ColdReading:
         return found
 
     def _read_ahead(self, place: Place, wanted: Wanted) -> Fetched:
-        """Return what whole, sound batches there are at once from a place on; a filter is
-        `collect`'s to try."""
+        """Return what whole, sound batches there are at once from a place on."""
         pieces: list[Piece] = []
         at, count, size = place.offset, 0, 0
-        while wanted.filter is None:
+        while True:
             entries = columns_from(
                 self._index,
                 place.key,
@@ -141,6 +146,21 @@ class ColdReading:
             self._index, place.key, place.cq, PHYSICAL_OFFSET, following.start_offset
         )
         return place.max_offset if found is None else found.base_offset
+
+
+def _first_units(units: Iterator[CqUnit], wanted: Wanted) -> list[CqUnit]:
+    """Take entries until they have all that is wanted, FEW at most; none for a filter, which
+    `collect` tries on one after another."""
+    first: list[CqUnit] = []
+    messages, size = wanted.max_messages, wanted.max_bytes
+    while wanted.filter is None and messages > 0 and size > 0 and len(first) < FEW:
+        unit = next(units, None)
+        if unit is None:
+            break
+        first.append(unit)
+        messages -= unit.message_count
+        size -= unit.size
+    return first
 
 
 def _piece(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -129,8 +129,7 @@ class RunSlice:
             first = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(NamedTuple):
     """What a pull found. `next_offset` is past all that was scanned, delivered or not.
     `skipped` are the ranges of lost messages that it passed over."""
 

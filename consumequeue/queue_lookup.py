@@ -1,7 +1,7 @@
 """Look-ups over one queue's index, in memory and on disk as one. For any thread; may wait for
 the disk, so the event loop calls it through an executor."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import islice
 from operator import attrgetter
@@ -16,7 +16,9 @@ QUEUE_BYTES: Callable[[CqUnit], int] = attrgetter("queue_bytes")
 PHYSICAL_OFFSET: Callable[[CqUnit], int] = attrgetter("physical_offset")
 
 
-def units_from(index: Index, key: QueueKey, cq: ConsumeQueue, offset: int) -> Iterator[CqUnit]:
+def units_from(
+    index: Index, key: QueueKey, cq: ConsumeQueue, offset: int
+) -> Generator[CqUnit, None, None]:
     """Yield the entries from the one that holds `offset` on, or the next in a gap."""
     # Entries leave memory only after they are in LMDB, so memory is looked at first.
     entries = cq.entries

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -191,17 +191,9 @@ class QueueReading:
         Raises UnknownTopic, UnknownQueue.
         """
         found: dict[int, Fetched | Unreadable] = {}
-        places: list[Place] = []
-        for queue in reading_order(offsets, whole_batches=whole_batches):
-            try:
-                place = self._place(topic, queue, offsets[queue])
-            except (OffsetTrimmed, OffsetBeyondEnd) as error:
-                found[queue] = error
-                continue
-            if place is None:
-                found[queue] = self._nothing(topic, queue, offsets[queue])
-            else:
-                places.append(place)
+        places = self._places(
+            topic, offsets, reading_order(offsets, whole_batches=whole_batches), found
+        )
         wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
         shares = Shares(len(places), wanted, whole_batches=whole_batches)
         cold = self._read_hot_places(topic, places, shares, found)
@@ -216,6 +208,32 @@ class QueueReading:
                 except (OffsetTrimmed, QueueCorrupt) as error:
                     found[place.key[1]] = error
         return found
+
+    def _places(
+        self,
+        topic: Topic,
+        offsets: Mapping[int, int],
+        order: Iterable[int],
+        found: dict[int, Fetched | Unreadable],
+    ) -> list[Place]:
+        """Return where there is something to read, in this order; `found` gets the others."""
+        places = []
+        topic_id, queues, lost = topic.topic_id, self._queues, self._damage.lost
+        check_queue(topic, min(offsets))
+        check_queue(topic, max(offsets))
+        for queue in order:
+            offset, key = offsets[queue], (topic_id, queue)
+            cq = queues.get(key)
+            low, high = (0, 0) if cq is None else (cq.min_offset, cq.max_offset)
+            if offset < low:
+                found[queue] = OffsetTrimmed(topic.name, queue, offset, low, high)
+            elif offset > high:
+                found[queue] = OffsetBeyondEnd(topic.name, queue, offset, low, high)
+            elif cq is None or offset == high:
+                found[queue] = Fetched((), offset, low, high, 0)
+            else:
+                places.append(Place(key, cq, offset, high, lost.get(key, ())))
+        return places
 
     def _read_hot_places(
         self,
@@ -383,7 +401,7 @@ class QueueReading:
         for each in fetched.skipped:
             if not each.accepted:
                 error = CorruptRecord(0, each.reason, next_offset=each.end_offset)
-                start = replace(place, offset=each.start_offset)
+                start = place._replace(offset=each.start_offset)
                 found = self._unreadable(topic, start, error)
                 if not isinstance(found, QueueCorrupt):
                     raise found

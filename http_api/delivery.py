@@ -6,9 +6,8 @@ JSON and msgpack wrap the messages in an envelope; NDJSON (a message a line) and
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
@@ -37,8 +36,7 @@ SKIPPED_HEADER = "Holdfast-Skipped"
 APART_MESSAGES = 500
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRead:
+class QueueRead(NamedTuple):
     """What a poll read from one queue, or why it could not."""
 
     queue: int
@@ -89,10 +87,11 @@ async def deliver_poll(
                 raise read.problem
     headers: list[tuple[str, str]] = []
     if len(reads) <= MAX_QUEUES_IN_HEADERS:
+        pairs = [(read.queue, read.fetched) for read in reads]
         headers = [
-            ("Holdfast-Next-Offset", _pairs(reads, lambda fetched: fetched.next_offset)),
-            ("Holdfast-Min-Offset", _pairs(reads, lambda fetched: fetched.min_offset)),
-            ("Holdfast-Max-Offset", _pairs(reads, lambda fetched: fetched.max_offset)),
+            ("Holdfast-Next-Offset", ",".join([f"{q}:{each.next_offset}" for q, each in pairs])),
+            ("Holdfast-Min-Offset", ",".join([f"{q}:{each.min_offset}" for q, each in pairs])),
+            ("Holdfast-Max-Offset", ",".join([f"{q}:{each.max_offset}" for q, each in pairs])),
         ]
 
     skipped = _skipped(reads)
@@ -120,10 +119,6 @@ def _skipped_header(skipped: Sequence[SkippedRange]) -> list[tuple[str, str]]:
         return []
     ranges = (f"{each.queue}:{each.start_offset}:{each.end_offset}" for each in skipped)
     return [(SKIPPED_HEADER, ",".join(ranges))]
-
-
-def _pairs(reads: Sequence[QueueRead], offset: Callable[[Fetched], int]) -> str:
-    return ",".join(f"{read.queue}:{offset(read.fetched)}" for read in reads)
 
 
 def _queue_reply(read: QueueRead) -> QueueReply:

@@ -1,5 +1,7 @@
 """Offsets of several queues in one parameter: "0:12,1:40". Pure."""
 
+import re
+
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.params import invalid, whole_number
@@ -9,8 +11,17 @@ PATTERN = "^[0-9]{1,10}:[0-9]{1,18}(,[0-9]{1,10}:[0-9]{1,18})*$"
 EXAMPLE = "queue:offset pairs with commas between, as 0:12,1:40"
 
 
+_PLAIN = re.compile(PATTERN.replace("$", r"\Z"))
+
+
 def parse_pairs(parameter: str, given: str, topic: Topic) -> dict[int, int]:
     """Return the offsets by queue, in their order. Raises Problem, UnknownQueue."""
+    if _PLAIN.match(given):
+        numbers = [int(each) for each in given.replace(":", ",").split(",")]
+        plain = dict(zip(numbers[::2], numbers[1::2], strict=True))
+        if 2 * len(plain) == len(numbers) and max(plain) < topic.queue_count:
+            return plain
+    # Something is wrong with it, or unusual: pair by pair it shows what.
     offsets: dict[int, int] = {}
     for pair in given.split(","):
         queue_text, _, offset_text = pair.partition(":")

@@ -5,7 +5,7 @@ How the queues share what a poll may deliver: `consumequeue.shares`.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.message_store import Fetched, MessageFilter
@@ -93,7 +93,7 @@ async def _poll(call: Call[PollParams], turn: Turn) -> Reply:
             break
     if skipped:
         reads = [
-            replace(read, fetched=replace(read.fetched, skipped=skipped.get(read.queue, ())))
+            read._replace(fetched=read.fetched._replace(skipped=skipped.get(read.queue, ())))
             for read in reads
         ]
     return await deliver_poll(context, topic, reads, call.media, waiting.held_s)

@@ -9,7 +9,7 @@ reading: the client owns its offset.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
@@ -121,8 +121,9 @@ async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
             fetched = nothing_at(context, topic, queue, offset)
             break
     waiting.note_wake(context, fetched)
-    read = QueueRead(queue, replace(fetched, skipped=skipped))
-    return await deliver_pull(context, topic, read, call.media, waiting.held_s)
+    if skipped:
+        fetched = fetched._replace(skipped=skipped)
+    return await deliver_pull(context, topic, QueueRead(queue, fetched), call.media, waiting.held_s)
 
 
 async def filter_of(context: ApiContext, bounds: PullBounds) -> MessageFilter | None:
