@@ -4,8 +4,7 @@ next to nothing, so that what is measured is the broker."""
 import http.client
 import json
 import struct
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from holdfast.commitlog.batch import encode_batch
@@ -14,6 +13,8 @@ BATCH_TYPE = "application/vnd.holdfast.batch"
 #: Of the blocks in one request, as a producer with several queues sends them.
 REQUEST_BYTES = 8 * 1024 * 1024
 READ_BYTES = 16 * 1024 * 1024
+#: At most so many messages an answer has, and so many queues can be named for one.
+MESSAGES_PER_POLL = 10_000
 QUEUES_PER_POLL = 100
 
 #: Of a block's header, as FORMAT.md draws it: its size, messages, base offset and queue.
@@ -58,17 +59,17 @@ class BulkConnection:
             self.ask("POST", path, body, BATCH_TYPE)
 
     def read_all(self, topic: str) -> int:
-        """Read a whole topic as stored blocks, polling many queues a request; return how many
-        messages it has."""
+        """Read a whole topic as stored blocks, polling as many queues a request as fill its
+        answer; return how many messages it has."""
         described = json.loads(self.ask("GET", f"/v1/topics/{topic}"))
         ends = {each["queue"]: each["max_offset"] for each in described["queues"]}
         left = {queue: 0 for queue, end in ends.items() if end}
         while left:
-            some = dict(islice(left.items(), QUEUES_PER_POLL))
+            some = _enough(left, ends)
             offsets = ",".join(f"{queue}:{offset}" for queue, offset in some.items())
             self._connection.request(
                 "GET",
-                f"/v1/topics/{topic}/messages?offsets={offsets}&max_messages=10000"
+                f"/v1/topics/{topic}/messages?offsets={offsets}&max_messages={MESSAGES_PER_POLL}"
                 f"&max_bytes={READ_BYTES}",
                 headers={"Accept": BATCH_TYPE},
             )
@@ -91,6 +92,18 @@ class BulkConnection:
     def close(self) -> None:
         """Close it."""
         self._connection.close()
+
+
+def _enough(left: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
+    """Return the first queues, with their offsets, that have enough left for one answer."""
+    some: dict[int, int] = {}
+    messages = 0
+    for queue, offset in left.items():
+        if messages >= MESSAGES_PER_POLL or len(some) == QUEUES_PER_POLL:
+            break
+        some[queue] = offset
+        messages += ends[queue] - offset
+    return some
 
 
 def _batch_ends(blocks: bytes) -> Iterator[tuple[int, int]]:

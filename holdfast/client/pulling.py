@@ -110,6 +110,7 @@ class Polled:
 
     parts: Sequence[Part]
     next_offsets: dict[int, int]
+    max_offsets: dict[int, int]
     topic_id: int | None
     skipped: Sequence[Skipped] = ()
 
@@ -128,6 +129,7 @@ class _QueueState(msgspec.Struct):
 
     queue: int
     next_offset: int
+    max_offset: int
     problem: dict[str, Any] | None = None
 
 
@@ -244,15 +246,19 @@ async def poll_queues(
         for state in polled.queues:
             if state.problem is not None:
                 raise api_error(int(state.problem.get("status", 500)), state.problem)
-        next_offsets = {state.queue: state.next_offset for state in polled.queues}
         return Polled(
-            _lists(polled.messages), next_offsets, _topic_id(reply), _skipped(reply, topic)
+            _lists(polled.messages),
+            {state.queue: state.next_offset for state in polled.queues},
+            {state.queue: state.max_offset for state in polled.queues},
+            _topic_id(reply),
+            _skipped(reply, topic),
         )
     next_offsets = _queue_offsets(reply, "Holdfast-Next-Offset")
     parts = _parts(reply, topic, offsets)
     for part in parts:
         next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
-    return Polled(parts, next_offsets, _topic_id(reply), _skipped(reply, topic))
+    max_offsets = _queue_offsets(reply, "Holdfast-Max-Offset")
+    return Polled(parts, next_offsets, max_offsets, _topic_id(reply), _skipped(reply, topic))
 
 
 async def describe_topic(
