@@ -29,9 +29,9 @@ from holdfast.commitlog.producer_sequences import ProducerKey, ProducerState, St
 from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.entry_columns import EntryColumns
 from holdfast.consumequeue.errors import IndexCorrupt
-from holdfast.consumequeue.index_check import check_apart
+from holdfast.consumequeue.index_check import check_apart, find_damage
 from holdfast.consumequeue.index_seal import break_seal, seal
-from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
+from holdfast.consumequeue.lmdb_env import CORRUPT, open_env, verify_file
 from holdfast.consumequeue.map_growth import MapGuard
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.consumequeue.unit_table import Units, encode_units
@@ -93,7 +93,7 @@ class Index:
                 map_size_bytes,
                 max_dbs=3,
                 readonly=readonly,
-                is_trusted=not readonly and _is_sound(directory),
+                is_trusted=_is_sound(directory, readonly=readonly),
             )
         except CORRUPT as error:
             raise IndexCorrupt(str(error)) from error
@@ -317,15 +317,21 @@ class Index:
                 self._condemned_file.touch()
 
 
-def _is_sound(directory: Path) -> bool:
-    """Return whether the file is known to be sound: it is sealed, or was looked through. Raises
-    lmdb.CorruptedError when it is damaged."""
-    if break_seal(directory):
+def _is_sound(directory: Path, *, readonly: bool) -> bool:
+    """Return whether searches in the file are known to come where they should: it is sealed, or was
+    looked through; a new one is not. Raises one of CORRUPT when it is damaged."""
+    if not readonly and break_seal(directory):
         return True
     data = directory / "data.mdb"
-    if not data.exists() or data.stat().st_size <= SMALL_BYTES:
-        return False  # it is new, or will be verified as it is opened
-    check_apart(directory)
+    if not data.exists():
+        return False
+    if not readonly and data.stat().st_size > SMALL_BYTES:
+        check_apart(directory)
+        return True
+    # With every page in its form, LMDB comes to its end whatever the pages say.
+    verify_file(data)
+    if damage := find_damage(directory, values=False):
+        raise lmdb.CorruptedError(damage)
     return True
 
 

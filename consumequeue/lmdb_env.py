@@ -70,7 +70,7 @@ def open_env(
     if is_trusted:
         return opened()
     if readonly or (data.exists() and data.stat().st_size <= VERIFIED_BYTES):
-        _verify(data)
+        verify_file(data)
         return opened()
     is_new = not data.exists()
     env = opened()
@@ -79,7 +79,7 @@ def open_env(
     # Free pages at the end may be promised without ever having been written: that is sound.
     if data.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"]:
         env.close()
-        _verify(data)
+        verify_file(data)
         env = opened()
     return env
 
@@ -92,7 +92,9 @@ def _allocate(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _verify(data: Path) -> None:
+def verify_file(data: Path) -> None:
+    """Look at the form of every page of a file that nothing else has open for writing. Raises one
+    of CORRUPT; what the pages' keys and values say is not looked at."""
     try:
         problems: list[str] = verify(str(data), subdir=False)  # type: ignore[no-untyped-call]
     except VerifyError as error:

@@ -4,6 +4,7 @@ import itertools
 import pickle
 import random
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -569,3 +570,34 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_no_answer(tmp_path: Path) 
     )
     assert child.returncode == 0, f"seed {seed}: {child.stdout[-40:]} {child.stderr[-2000:]}"
     assert int(child.stdout.split()[-1]) > 20
+
+
+def test_a_damaged_key_of_an_inner_page_is_refused(tmp_path: Path) -> None:
+    """The entries are as they were, all of them, in order; only a search for some goes astray."""
+    index = Index(tmp_path, MAP)
+    put(index, (1, 0), row(*((offset, 1) for offset in range(300))))
+    index.close()
+    (tmp_path / "seal").unlink()  # as after a crash
+    image = (tmp_path / "data.mdb").read_bytes()
+    for at in _inner_keys(image):
+        damaged = bytearray(image)
+        damaged[at + 15] ^= 8  # the offset in the key, by 8 messages
+        (tmp_path / "data.mdb").write_bytes(damaged)
+        for readonly in (True, False):
+            with pytest.raises(IndexCorrupt, match="does not find"):
+                Index(tmp_path, MAP, readonly=readonly)
+
+
+def _inner_keys(image: bytes) -> list[int]:
+    """Return where the keys lie that lead from LMDB's inner pages to the others: struct MDB_page
+    and MDB_node of its mdb.c. A page's first key is not used, and empty."""
+    found = []
+    for page in range(0, len(image), 4096):
+        flags, lower = struct.unpack_from("<HH", image, page + 10)
+        if page >= 8192 and flags == 1:
+            for node in struct.unpack_from(f"<{(lower - 16) // 2}H", image, page + 16):
+                (key_size,) = struct.unpack_from("<H", image, page + node + 6)
+                if key_size == 16:
+                    found.append(page + node + 8)
+    assert found
+    return found

@@ -76,7 +76,7 @@ def test_a_large_file_is_opened_unverified_unless_it_is_too_short(
 ) -> None:
     verified: list[Path] = []
     monkeypatch.setattr(lmdb_env, "VERIFIED_BYTES", 0)
-    monkeypatch.setattr(lmdb_env, "_verify", verified.append)
+    monkeypatch.setattr(lmdb_env, "verify_file", verified.append)
     open_env(filled, MAP).close()
     assert not verified
     os.truncate(filled / "data.mdb", (filled / "data.mdb").stat().st_size - 4096)
