@@ -5,9 +5,11 @@ import http.client
 import json
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
 
 BATCH_TYPE = "application/vnd.holdfast.batch"
 #: Of the blocks in one request, as a producer with several queues sends them.
@@ -118,14 +120,13 @@ def _batch_ends(blocks: bytes) -> Iterator[tuple[int, int]]:
 def _requests(
     messages: int, body_bytes: int, batch: int, queues: int, request_bytes: int
 ) -> Iterator[bytes]:
-    bodies = [b"x" * body_bytes] * batch
-    blocks = [
-        encode_batch(bodies, queue_id=queue, born_timestamp_us=1)
-        for queue in range(min(queues, messages // batch))
-    ]
-    each = max(1, request_bytes // len(blocks[0]))
+    block = encode_batch([b"x" * body_bytes] * batch, born_timestamp_us=1)
+    # Of another queue's block only the header is another: to make and keep as many blocks as there
+    # are queues would take longer than to send them.
+    header, rest = BatchHeader.decode(block), block[HEADER_SIZE:]
+    heads = [bytes(replace(header, queue_id=queue).encode()) for queue in range(queues)]
+    each = max(1, request_bytes // len(block))
     count = messages // batch
     for first in range(0, count, each):
-        yield b"".join(
-            blocks[number % len(blocks)] for number in range(first, min(first + each, count))
-        )
+        numbers = range(first, min(first + each, count))
+        yield b"".join(part for number in numbers for part in (heads[number % queues], rest))

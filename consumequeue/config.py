@@ -29,7 +29,7 @@ class ConsumeQueueConfig:
         minimum=1,
     )
     tail_entries: int = setting(
-        8, "Newest index entries a queue keeps in memory after they are committed.", minimum=1
+        2, "Newest index entries a queue keeps in memory after they are committed.", minimum=1
     )
     hot_cache_bytes: int = setting(
         32 * MIB, "Batches just read that are kept decoded, for pulls that follow.", minimum=0
