@@ -89,7 +89,8 @@ class Appender:
 
     `submit` may be called from any thread. The callbacks are called in the appender thread:
     `completed` with requests that are finished (or failed), `dispatch` with the headers just
-    written, in log order, before their requests complete; `rolled` with the segment that ended.
+    written, in log order, before their requests complete, `all_told` behind those of a group;
+    `rolled` with the segment that ended.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Appender:
         completed: Callable[[list[AppendRequest]], None],
         rolled: Callable[[Segment], None],
         failed: Callable[[Exception], None],
+        all_told: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log
         self._sequences = sequences
@@ -118,6 +120,7 @@ class Appender:
         self._completed = completed
         self._rolled = rolled
         self._failed = failed
+        self._all_told = all_told
         self._waiting: deque[AppendRequest] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -181,6 +184,7 @@ class Appender:
             self._waiting.clear()
             self._waiting_bytes = 0
         self._fail(waiting, LogPoisoned(cause))
+        self._all_told()
 
     @property
     def poisoned(self) -> str | None:
@@ -204,6 +208,7 @@ class Appender:
                 self._completed([request for request in group if request.error is not None])
                 self._fail([r for r in group if r.error is None], LogPoisoned(str(error)))
                 self._failed(error)
+            self._all_told()
 
     def _take_group(self) -> list[AppendRequest]:
         """Wait for work; return at least one request, or none when closing."""

@@ -20,8 +20,8 @@ class Syncer:
     """Owns the durable mark. `written` may be called from the appender thread, `flush` from any.
 
     Callbacks, in the sync thread: `advanced` with the new mark, before `completed` with the
-    requests that it covers; `failed` once, with the error of the sync that failed, after all
-    waiting requests were given up with LogPoisoned.
+    requests that it covers, and `all_told` behind them; `failed` once, with the error of the sync
+    that failed, after all waiting requests were given up with LogPoisoned.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Syncer:
         advanced: Callable[[int], None],
         completed: Callable[[list[AppendRequest]], None],
         failed: Callable[[Exception], None],
+        all_told: Callable[[], None] = lambda: None,
         observe: Callable[[float], None] = lambda seconds: None,
         monotonic: Callable[[], float],
     ) -> None:
@@ -42,6 +43,7 @@ class Syncer:
         self._advanced = advanced
         self._completed = completed
         self._failed = failed
+        self._all_told = all_told
         self._observe = observe
         self._monotonic = monotonic
         self._changed = threading.Condition()
@@ -119,6 +121,7 @@ class Syncer:
             self._advanced(mark)
             if waiting:
                 self._completed(waiting)
+            self._all_told()
 
     def _sync(self, mark: int) -> None:
         """Sync every segment that holds something between the durable offset and `mark`."""
@@ -138,3 +141,4 @@ class Syncer:
             request.error = LogPoisoned(self._poisoned or "sync")
         if requests:
             self._completed(requests)
+            self._all_told()

@@ -85,7 +85,7 @@ class MessageStore:
 
         publishing = Publishing(table, appender, admission)
         self.publish = publishing.publish
-        self.completed = publishing.completed
+        self.finish = publishing.finish
         self.check_publishing = admission.check
 
         reading = QueueReading(

@@ -5,7 +5,6 @@ share a batch and a write, and whoever is alone waits for nobody.
 """
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,6 @@ from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.state_changes import settle
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import Topic, check_queue
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Published:
 
 
 class Publishing:
-    """The way into the log. `publish` is the event loop's, `completed` the reput thread's."""
+    """The way into the log. Every method is the event loop's."""
 
     def __init__(self, table: TopicTable, appender: Appender, admission: Admission) -> None:
         self._table = table
@@ -88,14 +85,8 @@ class Publishing:
         self._is_waking = False
         self._appender.wake()
 
-    def completed(self, requests: list[AppendRequest]) -> None:
-        """Hand finished requests to the loop (called in the reput thread)."""
-        try:
-            self._loop.call_soon_threadsafe(self._finish, requests)
-        except RuntimeError:
-            _logger.warning("%d publishes ended after the event loop", len(requests))
-
-    def _finish(self, requests: list[AppendRequest]) -> None:
+    def finish(self, requests: list[AppendRequest]) -> None:
+        """Answer those who published these requests: they are stored, or have failed."""
         for request in requests:
             if isinstance(request.context, asyncio.Future):
                 self._admission.leave(request.size)

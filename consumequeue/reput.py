@@ -1,21 +1,25 @@
-"""The reput thread: follows the log, gives every batch its place in its queue, tells who waits.
+"""Reput: follows the log, gives every batch its place in its queue, tells who waits.
 
 An entry becomes visible once its topic's durability is met, and never before one that is
 earlier in its queue. Entries are readable in memory at once; a second thread, the committer,
 puts them into LMDB off the wake path, and only what the log has synced. A publish is answered
-by way of this thread too, so that whoever is told an offset can read from it.
+by way of reput too, so that whoever is told an offset can read from it.
 
-Between the two threads: `_uncommitted` is appended to by the one and taken from by the other;
-the producers' sequences belong to the committer, so that it stores them as they were at the
-position that it commits.
+Work is done in passes, one at a time. Whoever has the turn owns the in-memory queues for the pass:
+the thread that brings the work if nobody else has it (waking another takes longer than a pass), the
+reput thread when work piles up. No work is left lying: it is put down before the turn is asked for,
+and who gives the turn back looks again.
+
+Between a pass and the committer: `_uncommitted` is appended to by the one and taken from by the
+other; the producers' sequences belong to the committer, so that it stores them as they were at
+the position that it commits.
 """
 
-import contextlib
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,6 +42,8 @@ _COMMIT_GROUP = 50_000
 _FAILED_COMMIT_PAUSE_S = 1.0
 #: So many pieces of work are done before those who wait are told of them.
 _PASS_SIZE = 64
+#: So many passes are made by a thread that has other work; what is left then is the reput thread's.
+_PASSES_HERE = 2
 
 
 class _Uncommitted(NamedTuple):
@@ -55,14 +61,14 @@ class _Finished(NamedTuple):
     requests: list[AppendRequest]
 
 
-#: What the reput thread is told: blocks written, the durable mark, requests that are finished,
-#: up to where each queue is in LMDB now.
+#: What reput is told: blocks written, the durable mark, requests that are finished, up to where
+#: each queue is in LMDB now.
 _Work = list[BatchHeader] | int | _Finished | dict[QueueKey, int]
 
 
 @dataclass(slots=True)
 class _Pass:
-    """What one pass of the reput thread has to tell."""
+    """What one pass has to tell."""
 
     advanced: dict[QueueKey, int] = field(default_factory=dict)
     finished: list[AppendRequest] = field(default_factory=list)
@@ -72,11 +78,13 @@ class ReputService:
     """Owns the in-memory queues and the index behind them.
 
     `dispatch` is the appender thread's to call, `durable_advanced` the sync thread's, `finished`
-    both's. `notify` is called in the reput thread once a pass with the new max offset of each
-    queue that got visible entries, then `completed` with the requests that are finished.
-    `needs_durable` tells for a topic id whether its entries wait for the sync, None when there is
-    no such topic; `segment_start` gives the start of a position's segment. `sequences` are as the
-    index has them. `failed` is called by a thread that ends early.
+    both's; each wakes the reput thread. Called without `wake` they only put the work down, and the
+    caller is to call `attend` once it has told all. `told` is called once a pass, in the thread
+    that made it, with the new max offset of each queue that got visible entries, and the requests
+    that are finished. `needs_durable` tells for a topic id whether its entries wait for the sync,
+    None when there is no such topic; `segment_start` gives the start of a position's segment.
+    `sequences` are as the index has them. `failed` is called by a thread that ends early, or whose
+    pass failed.
     """
 
     def __init__(
@@ -87,8 +95,7 @@ class ReputService:
         sequences: ProducerSequences,
         needs_durable: Callable[[int], bool | None],
         segment_start: Callable[[int], int],
-        notify: Callable[[dict[QueueKey, int]], None],
-        completed: Callable[[list[AppendRequest]], None],
+        told: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
         failed: Callable[[Exception], None],
         commit_interval_s: float,
         tail_entries: int,
@@ -99,14 +106,17 @@ class ReputService:
         self._durable_offset = 0
         self._needs_durable = needs_durable
         self._segment_start = segment_start
-        self._notify = notify
-        self._completed = completed
+        self._told = told
         self._failed = failed
         self._commit_interval_s = commit_interval_s
         self._tail_entries = tail_entries
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._is_ending = False
-        self._has_ended = False
+        self._work: deque[_Work] = deque()
+        #: Held during a pass, never while waiting for anything.
+        self._turn = threading.Lock()
+        #: What the reput thread waits for: True is work, False the end.
+        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._has_failed = False
+        self._is_stopped = False
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
         self._uncommitted: deque[_Uncommitted] = deque()
         self._position = index.position()
@@ -137,26 +147,43 @@ class ReputService:
     def stop(self) -> None:
         """Index what was dispatched, commit what is durable, end both threads. May be called
         twice."""
-        self._work.put(None)
+        self._bell.put(False)
         if self._thread.is_alive():
             self._thread.join()
         self._closing.set()
         if self._committer.is_alive():
             self._committer.join()
 
-    def dispatch(self, headers: list[BatchHeader]) -> None:
+    def dispatch(self, headers: list[BatchHeader], *, wake: bool = True) -> None:
         """These blocks were written, in log order."""
-        self._work.put(headers)
+        self._put(headers, wake)
 
-    def durable_advanced(self, durable_offset: int) -> None:
+    def durable_advanced(self, durable_offset: int, *, wake: bool = True) -> None:
         """The log is synced up to here."""
-        self._work.put(durable_offset)
+        self._put(durable_offset, wake)
 
-    def finished(self, requests: list[AppendRequest]) -> None:
+    def finished(self, requests: list[AppendRequest], *, wake: bool = True) -> None:
         """Complete these requests once all that was told before is visible."""
-        self._work.put(_Finished(requests))
-        if self._has_ended:
-            self._complete_rest()
+        self._put(_Finished(requests), wake)
+
+    def attend(self) -> None:
+        """See that all work is done that was put down: here and now if nobody has the turn."""
+        for _ in range(_PASSES_HERE):
+            if not self._work or not self._turn.acquire(blocking=False):
+                return  # Who has the turn looks again after it.
+            self._make_pass()
+        if self._work:
+            self._ring()
+
+    def _put(self, work: _Work, wake: bool) -> None:
+        self._work.append(work)
+        if wake:
+            self._ring()
+
+    def _ring(self) -> None:
+        self._bell.put(True)
+        if self._is_stopped:
+            self._work_off()
 
     @property
     def reput_offset(self) -> int:
@@ -168,44 +195,46 @@ class ReputService:
         """Entries that are not in LMDB yet."""
         return len(self._uncommitted)
 
-    # -- the reput thread ------------------------------------------------------------------
+    # -- passes ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
-            while not self._is_ending:
-                self._make_pass()
-        except Exception as error:  # the thread's last resort
-            _logger.exception("the reput thread failed")
-            self._failed(error)
-        finally:
-            self._has_ended = True
-            self._complete_rest()
+        while self._bell.get():
+            self._work_off()
+        self._is_stopped = True  # What comes from here on finds nobody to wake.
+        self._work_off()
+
+    def _work_off(self) -> None:
+        while self._work:
+            self._turn.acquire()
+            self._make_pass()
 
     def _make_pass(self) -> None:
+        """Do some of the work, tell of it, give the turn back. A pass that fails is the last."""
         done = _Pass()
         try:
-            for work in self._take():
-                self._handle(work, done)
-            if done.advanced:
-                self._notify(done.advanced)
+            self._work_for(done)
+        except Exception as error:  # the last resort of whichever thread this is
+            _logger.exception("reput failed")
+            self._has_failed = True
+            self._failed(error)
         finally:
-            if done.finished:
-                self._completed(done.finished)
+            self._turn.release()
 
-    def _take(self) -> Iterator[_Work]:
-        """Wait for work and yield what there is of it, one by one, but not without end."""
-        for _ in range(_PASS_SIZE):
-            work = self._work.get()
-            if work is None:
-                self._is_ending = True
-                return
-            yield work
-            if self._work.empty():
-                return
+    def _work_for(self, done: _Pass) -> None:
+        try:
+            for _ in range(_PASS_SIZE):
+                if not self._work:
+                    break
+                self._handle(self._work.popleft(), done)
+        finally:
+            if done.advanced or done.finished:
+                self._told(done.advanced, done.finished)
 
     def _handle(self, work: _Work, done: _Pass) -> None:
         if isinstance(work, _Finished):
             done.finished += work.requests
+        elif self._has_failed:
+            return  # Requests are completed to the end: they are stored, or have failed.
         elif isinstance(work, dict):
             self._trim(work)
         elif isinstance(work, int):
@@ -215,14 +244,6 @@ class ReputService:
         else:
             for header in work:
                 self._index_block(header, done.advanced)
-
-    def _complete_rest(self) -> None:
-        """Complete what this thread no longer will: they are stored, or have failed."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                work = self._work.get_nowait()
-                if isinstance(work, _Finished):
-                    self._completed(work.requests)
 
     def _index_block(
         self, header: BatchHeader, advanced: dict[QueueKey, int], *, visible: bool = False
@@ -293,7 +314,8 @@ class ReputService:
             while not closing:
                 closing = self._closing.wait(self._pause_s())
                 while ends := self._try_commit(self._durable_offset):
-                    self._work.put(ends)
+                    self._put(ends, wake=False)
+                    self.attend()
         except Exception as error:  # the thread's last resort
             _logger.exception("the index thread failed")
             self._failed(error)
@@ -326,7 +348,7 @@ class ReputService:
         """
         group = []
         waiting = self._uncommitted
-        # By their places: the reput thread appends meanwhile, which ends an iteration by an error.
+        # By their places: a pass appends meanwhile, which ends an iteration by an error.
         for at in range(min(len(waiting), _COMMIT_GROUP)):
             item = waiting[at]
             if item.unit.end_physical_offset > durable_offset:

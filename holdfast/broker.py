@@ -88,7 +88,7 @@ class Broker:
         storage = self._storage = Storage(
             self._config,
             StorageEvents(
-                arrived=lambda advanced: self._from_thread(self._arrived, advanced),
+                arrived=self._arrived,
                 failed=lambda error: self._from_thread(self._fail, error),
                 synced=collector.observe_sync,
             ),

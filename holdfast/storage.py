@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from holdfast.alarms import Alarms, index_backlog
@@ -30,7 +31,7 @@ from holdfast.consumequeue.reput import ReputService
 from holdfast.consumequeue.retention_service import RetentionService
 from holdfast.consumequeue.scrub import Scrub
 from holdfast.consumequeue.state_journal import encode_snapshot
-from holdfast.consumequeue.topics import STATE_TOPIC_ID
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 from holdfast.storage_opening import (
     Opened,
     RecoveryProgress,
@@ -86,7 +87,7 @@ class Storage:
             self._config,
             self._disk,
             self._events,
-            self._completed,
+            self._told,
             self.progress,
             now_us=self._now_us,
             ageing=self._ageing,
@@ -98,8 +99,9 @@ class Storage:
             opened.log,
             durable_offset=opened.recovered.written_offset,
             flush_interval_s=config.commitlog.flush_interval_ms / 1000,
-            advanced=opened.reput.durable_advanced,
-            completed=opened.reput.finished,
+            advanced=partial(opened.reput.durable_advanced, wake=False),
+            completed=partial(opened.reput.finished, wake=False),
+            all_told=opened.reput.attend,
             failed=self._sync_failed,
             observe=self._events.synced,
             monotonic=time.monotonic,
@@ -121,8 +123,9 @@ class Storage:
             last_timestamp_us=opened.last_timestamp_us,
             max_waiting_bytes=config.commitlog.max_waiting_bytes,
             now_us=self._now_us,
-            dispatch=opened.reput.dispatch,
-            completed=opened.reput.finished,
+            dispatch=partial(opened.reput.dispatch, wake=False),
+            completed=partial(opened.reput.finished, wake=False),
+            all_told=opened.reput.attend,
             rolled=self._rolled,
             failed=self._append_failed,
         )
@@ -252,8 +255,19 @@ class Storage:
 
     # -- callbacks, in the storage's threads -----------------------------------------------
 
-    def _completed(self, requests: list[AppendRequest]) -> None:
-        self.store.completed(requests)
+    def _told(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+        """A pass of reput: what is readable now, and who is to be answered; one call a pass."""
+        try:
+            self._loop.call_soon_threadsafe(self._tell, advanced, finished)
+        except RuntimeError:
+            _logger.warning("%d publishes ended after the event loop", len(finished))
+
+    def _tell(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+        try:
+            if advanced:
+                self._events.arrived(advanced)
+        finally:
+            self.store.finish(finished)
 
     def _sync_failed(self, error: Exception) -> None:
         self.read_only = f"a sync of the log failed: {error}"

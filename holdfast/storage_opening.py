@@ -63,7 +63,8 @@ class RecoveryProgress:
 
 @dataclass(slots=True)
 class StorageEvents:
-    """What the storage tells those above. Called in its own threads."""
+    """What the storage tells those above: `arrived` on the event loop, the others in its own
+    threads."""
 
     arrived: Callable[[dict[QueueKey, int]], None]
     failed: Callable[[Exception], None]
@@ -121,7 +122,7 @@ class StorageOpening:
         config: Config,
         disk: Disk,
         events: StorageEvents,
-        completed: Callable[[list[AppendRequest]], None],
+        told: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
         progress: RecoveryProgress,
         *,
         now_us: Callable[[], int],
@@ -133,7 +134,7 @@ class StorageOpening:
         self._config = config
         self._disk = disk
         self._events = events
-        self._completed = completed
+        self._told = told
         self._progress = progress
 
     def open(self) -> Opened:
@@ -259,8 +260,7 @@ class StorageOpening:
             sequences=indexed_sequences,
             needs_durable=needs_durable,
             segment_start=segment_start,
-            notify=self._events.arrived,
-            completed=self._completed,
+            told=self._told,
             failed=self._events.failed,
             commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
             tail_entries=self._config.consumequeue.tail_entries,

@@ -83,12 +83,19 @@ class Reput:
             sequences=ProducerSequences(expiry_us=1000, max_producers=max_producers),
             needs_durable=lambda topic_id: self.needs_durable.get(topic_id),
             segment_start=lambda offset: offset // SEGMENT * SEGMENT,
-            notify=self._notify,
-            completed=self._completed,
+            told=self._told,
             failed=self._failed,
             commit_interval_s=commit_interval_s,
             tail_entries=2,
         )
+
+    def _told(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+        try:
+            if advanced:
+                self._notify(advanced)
+        finally:
+            if finished:
+                self._completed(finished)
 
     def _notify(self, advanced: dict[QueueKey, int]) -> None:
         self.telling(advanced)
