@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 from aiohttp import hdrs
 
-from holdfast.http_api.access.auditing import Auditing
+from holdfast.http_api.access.auditing import Auditing, audit_denial
+from holdfast.http_api.access.door import Denied
 from holdfast.http_api.call import Call
 from holdfast.http_api.codecs import JSON, negotiate
 from holdfast.http_api.connections import Connections
@@ -66,12 +67,13 @@ class App:
         context = self._context
         started = monotonic()
         path = "other"
-        auditing = Auditing(context.audit, request)
+        act: Auditing | None = None
         try:
             check_framing(request)
             route, values, principal = context.access.admit(request, self._router)
             path = route.path
-            auditing.admitted(route, values, principal)
+            if route.act and context.audit is not None:
+                act = Auditing(context.audit, request, route, values, principal)
             limiter = context.rate_limiter if not route.is_open else None
             if limiter is not None:
                 limiter.admit(request, principal)
@@ -88,16 +90,21 @@ class App:
                 context.access.check_still(principal)
             if limiter is not None:
                 limiter.answered(request, principal, reply)
-            auditing.answered(reply)
+            if act is not None:
+                act.answered(reply)
         except Exception as error:
             problem = problem_for(error)
-            auditing.refused(problem)
+            if context.audit is not None and isinstance(problem, Denied):
+                audit_denial(context.audit, request, problem)
+            elif act is not None:
+                act.refused(problem)
             reply = problem_reply(problem)
             # Its traceback holds this frame, and this frame would hold it: a circle that keeps
             # the request's messages until the garbage is collected.
             del problem
         except asyncio.CancelledError:
-            auditing.abandoned()
+            if act is not None:
+                act.abandoned()
             raise
         finally:
             context.bodies.done(request)

@@ -38,15 +38,15 @@ class BodyReader:
         malformed-encoding, malformed-request.
         """
         is_gzip = _is_gzip(request)
-        if (request.content_length or 0) > self._limit:
+        length = request.content_length
+        if length is not None and length > self._limit:
             raise self._too_large()
         content = request.content
         try:
-            if not content.is_eof():
-                body = await self._arrive(request)
-            else:
+            if content.is_eof():
                 body = content.read_nowait()
-                self._take(request, len(body))
+            else:
+                body = await self._arrive(request)
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise Problem(
                 "malformed-request", f"the body's framing is broken ({error}); send it again"
@@ -226,7 +226,10 @@ def _invite(request: Request) -> None:
 
 
 def _is_gzip(request: Request) -> bool:
-    encoding = request.headers.get(hdrs.CONTENT_ENCODING, "").strip().lower()
+    given = request.headers.get(hdrs.CONTENT_ENCODING)
+    if given is None:
+        return False
+    encoding = given.strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise Problem(
             "unsupported-encoding",

@@ -24,9 +24,12 @@ class NoParams:
     """Query of an endpoint that takes none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call(Generic[P]):
-    """A request whose query is read and whose reply's media type is settled."""
+    """A request whose query is read and whose reply's media type is settled.
+
+    Nobody changes it. (Frozen, it would take five times as long to make.)
+    """
 
     context: ApiContext
     request: Request

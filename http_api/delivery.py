@@ -174,7 +174,7 @@ async def _deliver(
         parts = [encode_lines(messages) if is_lines else encode(media, envelope(messages))]
     if count:
         counters = context.metrics.topic(topic.name)
-        counters.messages_out.inc(count)
-        counters.bytes_out.inc(sum(map(len, parts)))
+        counters.messages_out += count
+        counters.bytes_out += sum(map(len, parts))
     topic_id = ("Holdfast-Topic-Id", str(topic.topic_id))
     return Reply(200, media, parts, [*headers, topic_id], held_s=held_s)

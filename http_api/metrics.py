@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from holdfast.http_api.durations import Durations
 
 if TYPE_CHECKING:
     from holdfast.http_api.context import ApiContext
@@ -23,50 +30,39 @@ MAX_QUEUES_LOOKED_AT = 10_000
 #: The label of whatever comes after that; no topic can be named so.
 OTHER = "__other"
 
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TopicCounters:
-    """One topic's counters."""
+    """One topic's counters, which whoever counts adds to."""
 
-    messages_in: Counter
-    bytes_in: Counter
-    messages_out: Counter
-    bytes_out: Counter
+    messages_in: int = 0
+    bytes_in: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
+
+
+_TOPIC_DOCS = {
+    "messages_in": "Messages acknowledged to publishers.",
+    "bytes_in": "Bytes of the batches that they were stored in.",
+    "messages_out": "Messages delivered to pulls.",
+    "bytes_out": "Bytes of the replies that delivered them.",
+}
 
 
 class Metrics:
-    """The counters that answering moves. Belongs to the event loop."""
+    """The counters that answering moves: plain numbers, which a scrape, on the event loop too,
+    puts into Prometheus' form. Belongs to the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def per_topic(name: str, doc: str) -> Counter:
-            return Counter(f"holdfast_{name}", doc, ["topic"], registry=registry)
-
-        self._messages_in = per_topic("messages_in", "Messages acknowledged to publishers.")
-        self._bytes_in = per_topic("bytes_in", "Bytes of the batches that they were stored in.")
-        self._messages_out = per_topic("messages_out", "Messages delivered to pulls.")
-        self._bytes_out = per_topic("bytes_out", "Bytes of the replies that delivered them.")
-        self._request_seconds = Histogram(
-            "holdfast_http_request_seconds",
-            "Time to answer a request, without the time that a pull was held.",
-            ["route", "code"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.wake_seconds = Histogram(
-            "holdfast_long_poll_wake_seconds",
-            "From storing a message to the answer of a pull that was held for it.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        self.wake_seconds = Durations()
         self.loop_lag_seconds = Gauge(
             "holdfast_event_loop_lag_seconds",
             "How late the event loop last was for a timer.",
             registry=registry,
         )
         self._topics: dict[str, TopicCounters] = {}
-        self._requests: dict[tuple[str, int], Histogram] = {}
+        self._requests: dict[tuple[str, int], Durations] = {}
+        registry.register(self)
 
     def topic(self, name: str) -> TopicCounters:
         """Return the counters of a topic, or those that the late-comers share."""
@@ -74,32 +70,45 @@ class Metrics:
         if counters is None:
             if len(self._topics) >= MAX_SERIES and name != OTHER:
                 return self.topic(OTHER)
-            counters = self._topics[name] = TopicCounters(
-                self._messages_in.labels(name),
-                self._bytes_in.labels(name),
-                self._messages_out.labels(name),
-                self._bytes_out.labels(name),
-            )
+            counters = self._topics[name] = TopicCounters()
         return counters
 
     def forget_topic(self, name: str) -> None:
         """Drop the counters of a topic that was deleted."""
-        if self._topics.pop(name, None) is not None:
-            for counter in (
-                self._messages_in,
-                self._bytes_in,
-                self._messages_out,
-                self._bytes_out,
-            ):
-                counter.remove(name)
+        self._topics.pop(name, None)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count one request."""
-        histogram = self._requests.get((route, status))
-        if histogram is None:
-            histogram = self._request_seconds.labels(route, str(status))
-            self._requests[route, status] = histogram
-        histogram.observe(seconds)
+        durations = self._requests.get((route, status))
+        if durations is None:
+            durations = self._requests[route, status] = Durations()
+        durations.observe(seconds)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the registry need not ask for values when this is registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counts as they are now."""
+        for name, doc in _TOPIC_DOCS.items():
+            family = CounterMetricFamily(f"holdfast_{name}", doc, labels=["topic"])
+            for topic, counters in self._topics.items():
+                family.add_metric([topic], getattr(counters, name))
+            yield family
+        requests = HistogramMetricFamily(
+            "holdfast_http_request_seconds",
+            "Time to answer a request, without the time that a pull was held.",
+            labels=["route", "code"],
+        )
+        for (route, status), durations in self._requests.items():
+            requests.add_metric([route, str(status)], durations.buckets(), durations.sum_s)
+        yield requests
+        yield HistogramMetricFamily(
+            "holdfast_long_poll_wake_seconds",
+            "From storing a message to the answer of a pull that was held for it.",
+            buckets=self.wake_seconds.buckets(),
+            sum_value=self.wake_seconds.sum_s,
+        )
 
 
 class StateCollector:

@@ -30,20 +30,20 @@ def request_producer(headers: Mapping[str, str]) -> Producer | None:
 
     Raises Problem: missing-parameter when only some are there, invalid-parameter.
     """
-    given = {name: headers[name] for name in _HEADERS if name in headers}
-    if not given:
+    producer_id, epoch, sequence = given = [headers.get(name) for name in _HEADERS]
+    if producer_id is None and epoch is None and sequence is None:
         return None
-    for name in _HEADERS:
-        if name not in given:
-            raise Problem(
-                "missing-parameter",
-                f"the header {name} is missing; send {', '.join(_HEADERS)} together, or none",
-                parameter=name,
-            )
+    if producer_id is None or epoch is None or sequence is None:
+        missing = _HEADERS[given.index(None)]
+        raise Problem(
+            "missing-parameter",
+            f"the header {missing} is missing; send {', '.join(_HEADERS)} together, or none",
+            parameter=missing,
+        )
     return Producer(
-        _producer_id(given[ID]),
-        _number(EPOCH, given[EPOCH], 2**32 - 1),
-        _number(SEQUENCE, given[SEQUENCE], MAX_OFFSET),
+        _producer_id(producer_id),
+        _number(EPOCH, epoch, 2**32 - 1),
+        _number(SEQUENCE, sequence, MAX_OFFSET),
     )
 
 

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import time_ns
-from typing import TypeVar
 
 from aiohttp import hdrs
 
@@ -43,8 +42,6 @@ from holdfast.http_api.producer import Producer, refuse_producer, request_produc
 from holdfast.http_api.reply import Reply
 from holdfast.http_api.turns import Turn
 from holdfast.http_api.types import PublishReply, PublishResult
-
-T = TypeVar("T")
 
 #: A body above this is worked on in a thread: it would keep the loop for milliseconds. A
 #: thread's turn costs about 0.1 ms.
@@ -89,9 +86,10 @@ async def publish(call: Call[PublishParams]) -> Reply:
     kind = media_type(call.headers.get(hdrs.CONTENT_TYPE, ""))
     if kind == BATCH:
         return call.reply(await _publish_batches(call, name))
-    if kind in _TEXT_FORMATS:
-        return call.reply(await _publish_text(call, name, _TEXT_FORMATS[kind]))
-    return call.reply(await _publish_raw(call, name))
+    decode = _TEXT_FORMATS.get(kind)
+    if decode is None:
+        return call.reply(await _publish_raw(call, name))
+    return call.reply(await _publish_text(call, name, decode))
 
 
 async def _publish_text(
@@ -101,12 +99,13 @@ async def _publish_text(
     producer = request_producer(call.headers)
     body = bytes(await call.context.bodies.read(call.request))
     limit = call.context.config.max_messages_per_request
-    apart = len(body) > TEXT_APART_BYTES
+    if len(body) <= TEXT_APART_BYTES:
+        return await _store(call, name, decode(body, limit), producer)
     # Made into messages a text takes many times its size: only so many are at once.
-    with Turn(call.context.large_texts if apart else None) as turn:
+    with Turn(call.context.large_texts) as turn:
         await turn.begin()
-        messages = await _run(lambda: decode(body, limit), apart=apart)
-        return await _store(call, name, messages, producer, turn, apart=apart)
+        messages = await asyncio.to_thread(decode, body, limit)
+        return await _store(call, name, messages, producer, turn)
 
 
 async def _publish_raw(call: Call[PublishParams], name: str) -> PublishReply:
@@ -114,10 +113,12 @@ async def _publish_raw(call: Call[PublishParams], name: str) -> PublishReply:
     producer = request_producer(call.headers)
     body = bytes(await call.context.bodies.read(call.request))
     message = Incoming(body, params.key, params.tag, queue=params.queue)
-    return await _store(call, name, [message], producer, Turn(None), apart=False)
+    return await _store(call, name, [message], producer)
 
 
 def _refuse_raw_params(params: PublishParams) -> None:
+    if params.queue is None and params.key is None and params.tag is None:
+        return
     for name in ("queue", "key", "tag"):
         if (value := getattr(params, name)) is not None:
             raise invalid(
@@ -133,44 +134,46 @@ async def _store(
     name: str,
     messages: list[Incoming],
     producer: Producer | None,
-    turn: Turn,
-    *,
-    apart: bool,
+    turn: Turn | None = None,
 ) -> PublishReply:
-    """Store messages, which are let go of, as is the turn, once they are batches."""
+    """Store messages. Those of a large text come with its `turn`: they are worked on in a thread,
+    and let go of, as is the turn, once they are batches."""
     context = call.context
     topic = _existing(context, name)
     limits = _limits(context, topic)
     queue_count = _queue_count(context, topic)
-
-    def check() -> None:
-        check_messages(messages, limits)
-        for message in messages:
-            if message.queue is not None and message.queue >= queue_count:
-                raise UnknownQueue(name, message.queue, queue_count)
-
-    await _run(check, apart=apart)
+    if turn is None:
+        _check(messages, limits, name, queue_count)
+    else:
+        await asyncio.to_thread(_check, messages, limits, name, queue_count)
     topic = topic or await _created(call, name)
-    rows = _by_queue(messages, topic.queue_count, _turn(context, topic, producer))
-    now_us = time_ns() // 1000
-
-    def grouped() -> list[Batch | Rows]:
-        of_queues = (
-            _rows([messages[row] for row in rows[queue]], queue, now_us, producer) for queue in rows
-        )
-        # Few are left as they are: the appender makes one batch of all that waits for a queue.
-        return [as_batch(each) if apart else each for each in of_queues]
-
-    parts = await _run(grouped, apart=apart)
+    indexes = _by_queue(messages, topic.queue_count, _turn(context, topic, producer))
     count = len(messages)
-    messages.clear()
-    turn.end()
+    parts: Sequence[Batch | Rows]
+    if turn is None:
+        # Left as they are: the appender makes one batch of all that waits for a queue.
+        parts = _rows_by_queue(messages, indexes, producer)
+    else:
+        parts = await asyncio.to_thread(_batches_by_queue, messages, indexes, producer)
+        messages.clear()
+        turn.end()
     published = await _publish(context, topic, parts, call.params.durability)
     results: dict[int, PublishResult] = {}
-    for each, indexes in zip(published, rows.values(), strict=True):
-        for offset, index in enumerate(indexes, each.base_offset):
+    for each, of_queue in zip(published, indexes.values(), strict=True):
+        for offset, index in enumerate(of_queue, each.base_offset):
             results[index] = _result(topic, each.queue, offset)
     return _reply([results[index] for index in range(count)], published)
+
+
+def _check(
+    messages: Sequence[Incoming], limits: MessageLimits, topic_name: str, queue_count: int
+) -> None:
+    """Pass messages that a topic with these limits and queues takes. Raises Problem,
+    UnknownQueue."""
+    check_messages(messages, limits)
+    for message in messages:
+        if message.queue is not None and message.queue >= queue_count:
+            raise UnknownQueue(topic_name, message.queue, queue_count)
 
 
 async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply:
@@ -189,7 +192,7 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
         check_batches(batches, name, topic_id, queue_count, limits)
         return batches
 
-    batches = await _run(decode, apart=len(body) > BINARY_APART_BYTES)
+    batches = decode() if len(body) <= BINARY_APART_BYTES else await asyncio.to_thread(decode)
     topic = topic or await _created(call, name)
     batches = with_queues(batches, _turn(context, topic, None))
     published = await _publish(context, topic, batches, call.params.durability)
@@ -276,6 +279,27 @@ def _by_queue(
     return rows
 
 
+def _rows_by_queue(
+    messages: Sequence[Incoming], indexes: Mapping[int, list[int]], producer: Producer | None
+) -> list[Rows]:
+    now_us = time_ns() // 1000
+    return [
+        _rows([messages[index] for index in of_queue], queue, now_us, producer)
+        for queue, of_queue in indexes.items()
+    ]
+
+
+def _batches_by_queue(
+    messages: Sequence[Incoming], indexes: Mapping[int, list[int]], producer: Producer | None
+) -> list[Batch]:
+    now_us = time_ns() // 1000
+    # One queue's rows at a time: as rows and as a batch they take twice the room.
+    return [
+        as_batch(_rows([messages[index] for index in of_queue], queue, now_us, producer))
+        for queue, of_queue in indexes.items()
+    ]
+
+
 def _rows(messages: Sequence[Incoming], queue: int, now_us: int, producer: Producer | None) -> Rows:
     bodies, keys, tags, properties, _, ttls = zip(*messages, strict=True)
     return Rows(
@@ -300,8 +324,8 @@ async def _publish(
 ) -> list[Published]:
     published = await context.store.publish(topic, batches, durability=durability)
     counters = context.metrics.topic(topic.name)
-    counters.messages_in.inc(sum(each.count for each in published))
-    counters.bytes_in.inc(sum(batch.total_size for batch in batches))
+    counters.messages_in += sum([each.count for each in published])
+    counters.bytes_in += sum([batch.total_size for batch in batches])
     return published
 
 
@@ -318,7 +342,3 @@ def _reply(results: list[PublishResult], published: Sequence[Published]) -> Publ
         durable=all(each.durable for each in published),
         duplicate=all(each.duplicate for each in published),
     )
-
-
-async def _run(work: Callable[[], T], *, apart: bool) -> T:
-    return await asyncio.to_thread(work) if apart else work()

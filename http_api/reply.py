@@ -72,14 +72,21 @@ class Reply:
         """Return the response's buffers and the size that it counts with. `request` is None for
         what was none."""
         size = self.size
-        connection = "" if keeps_alive else "Connection: close\r\n"
-        if request is not None and keeps_alive and request.version < HttpVersion11:
-            connection = "Connection: keep-alive\r\n"
-        more = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
-        head = (
-            f"{_first_lines(self.status, self.media_type)}{size}\r\n"
-            f"Date: {_http_date(int(time()))}\r\n{more}{connection}\r\n"
-        ).encode("latin-1")
+        fields = b""
+        if self.headers:
+            fields = "".join([f"{name}: {value}\r\n" for name, value in self.headers]).encode(
+                "latin-1"
+            )
+        if not keeps_alive:
+            fields += b"Connection: close\r\n"
+        elif request is not None and request.version < HttpVersion11:
+            fields += b"Connection: keep-alive\r\n"
+        head = b"%b%d%b%b\r\n" % (
+            _first_lines(self.status, self.media_type),
+            size,
+            _date_line(int(time())),
+            fields,
+        )
         if size == 0 or (request is not None and request.method == hdrs.METH_HEAD):
             return (head,), len(head)
         if size < _JOIN_BELOW:
@@ -99,12 +106,14 @@ def problem_reply(problem: Problem, *, closes: bool = False) -> Reply:
 
 
 @lru_cache(maxsize=256)
-def _first_lines(status: int, media_type: str) -> str:
+def _first_lines(status: int, media_type: str) -> bytes:
     """Return the beginning of a head, up to the body's length."""
     reason = HTTPStatus(status).phrase
-    return f"HTTP/1.1 {status} {reason}\r\nContent-Type: {media_type}\r\nContent-Length: "
+    lines = f"HTTP/1.1 {status} {reason}\r\nContent-Type: {media_type}\r\nContent-Length: "
+    return lines.encode("latin-1")
 
 
 @lru_cache(maxsize=1)
-def _http_date(second: int) -> str:
-    return formatdate(second, usegmt=True)
+def _date_line(second: int) -> bytes:
+    """Return the end of the line before, and the line of the date."""
+    return f"\r\nDate: {formatdate(second, usegmt=True)}\r\n".encode()

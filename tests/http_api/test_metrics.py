@@ -97,7 +97,7 @@ def test_topics_beyond_the_limit_share_a_label() -> None:
     registry = CollectorRegistry()
     counted = Metrics(registry)
     for number in range(metrics.MAX_SERIES + 50):
-        counted.topic(f"topic-{number}").messages_in.inc()
+        counted.topic(f"topic-{number}").messages_in += 1
     assert registry.get_sample_value("holdfast_messages_in_total", {"topic": metrics.OTHER}) == 50
     counted.forget_topic("topic-0")
     assert registry.get_sample_value("holdfast_messages_in_total", {"topic": "topic-0"}) is None
