@@ -7,7 +7,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from holdfast.http_api.admission import Admission
@@ -20,6 +20,7 @@ from holdfast.http_api.reply import PROBLEM_JSON
 
 if TYPE_CHECKING:
     from holdfast.http_api.connection import Connection
+    from holdfast.http_api.receiving import Receiving
     from holdfast.http_api.sending import Sending
     from holdfast.http_api.tls_door import TlsDoor
 
@@ -48,12 +49,12 @@ class Connections:
         self.doors: set[TlsDoor] = set()
         """Those whose TLS handshake is not over."""
         self.unsent: ByteShare[Sending] = ByteShare(config.max_unsent_bytes)
-        self.heads: EqualDeadlines[Connection] = EqualDeadlines(
-            config.header_timeout_ms / 1000, partial(_is_late, head=True)
+        self.heads: EqualDeadlines[Receiving] = EqualDeadlines(
+            config.header_timeout_ms / 1000, methodcaller("head_is_late")
         )
         """Those whose next request's head should have come to its end by then."""
         self.idle: EqualDeadlines[Connection] = EqualDeadlines(
-            config.keepalive_timeout_ms / 1000, partial(_is_late, head=False)
+            config.keepalive_timeout_ms / 1000, methodcaller("close")
         )
         """Those that no request is being answered on."""
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -142,10 +143,6 @@ class Connections:
             limit=limit,
             limit_name=name,
         )
-
-
-def _is_late(connection: "Connection", *, head: bool) -> None:
-    connection.is_late(head=head)
 
 
 def client_at(transport: asyncio.BaseTransport) -> str:

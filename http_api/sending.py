@@ -120,6 +120,11 @@ class Sending(asyncio.BufferedProtocol):
         self._end_behind()
         self._tell_taken(None)
 
+    def close(self) -> None:
+        """Close once what was written has been sent."""
+        if self.transport is not None:
+            self.transport.close()
+
     def abort(self) -> None:
         """Close without sending what is still to be sent."""
         if self.transport is not None:

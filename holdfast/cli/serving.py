@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import resource
@@ -86,6 +87,9 @@ async def _serve(config: Config) -> ExitCode:
     broker = Broker(config)
     code = ExitCode.OK
     if await _started(broker, config, stopping):
+        # What has been recovered stays: no later look for garbage goes through it. Answered
+        # requests leave no circles (tests/http_api/test_garbage.py), so there are few looks.
+        gc.freeze()
         click.echo(f"holdfast: serving on {broker.url}")
         _logger.info("serving", extra={"url": broker.url, "data_dir": str(config.data_dir)})
         assert broker.failed is not None

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from holdfast.http_api.connection import MAX_WAITING
+from holdfast.http_api.receiving import MAX_WAITING
 from tests.support.api_server import Api
 from tests.support.raw_http import RawConnection, raw_connection
 

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.connection import MAX_LINE_BYTES
+from holdfast.http_api.receiving import MAX_LINE_BYTES
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 

@@ -13,9 +13,10 @@ from aiohttp.web_protocol import RequestHandler
 
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.connection import MAX_LINE_BYTES, Connection
+from holdfast.http_api.connection import Connection
 from holdfast.http_api.framing import ends_connection
 from holdfast.http_api.problems import Problem
+from holdfast.http_api.receiving import MAX_LINE_BYTES
 from holdfast.http_api.reply import Reply, problem_reply
 from holdfast.http_api.request import Request
 

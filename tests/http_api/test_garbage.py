@@ -1,0 +1,43 @@
+"""What an answered request leaves behind: nothing that only the garbage collector would find."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.api_server import Api
+from tests.support.raw_http import raw_connection
+
+PUBLISH = (
+    b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 38\r\n\r\n{"messages":[{"body":"hi","queue":0}]}'
+)
+EMPTY_PULL = b"GET /v1/topics/orders/queues/1/messages?offset=0 HTTP/1.1\r\nHost: x\r\n\r\n"
+FULL_PULL = EMPTY_PULL.replace(b"queues/1", b"queues/0")
+HELD_PULL = EMPTY_PULL.replace(b"offset=0", b"offset=0&wait_ms=1")
+REFUSED = EMPTY_PULL.replace(b"offset=0", b"offset=x")
+
+
+@pytest.fixture
+def collector_off() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collector_off")
+@pytest.mark.parametrize("request_", [PUBLISH, EMPTY_PULL, FULL_PULL, HELD_PULL, REFUSED])
+async def test_an_answered_request_leaves_no_circle_of_references(
+    api: Api, request_: bytes
+) -> None:
+    async with raw_connection(api.server.port) as one:
+        for _ in range(3):
+            await one.send(PUBLISH)
+            assert (await one.answer())[0] == 200
+        await one.send(request_)
+        await one.answer()
+        gc.collect()
+        for _ in range(20):
+            await one.send(request_)
+            await one.answer()
+        assert gc.collect() < 20
