@@ -18,6 +18,7 @@ from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.fetched import Fetched, RunSlice
 from holdfast.consumequeue.index import Index, ReputPosition
 from holdfast.consumequeue.reader import Wanted
+from holdfast.consumequeue.shares import Shares
 from tests.support.small_log import SmallLog, flip_bit
 
 KEY = (1, 0)
@@ -55,6 +56,12 @@ class Stored:
         bounds = {"max_messages": 10_000, "max_bytes": 16 * 1024 * 1024, **wanted}
         place = Place(KEY, self.cq, offset, self.cq.max_offset, ())
         return ColdReading(self.small.log, self.index).read(place, Wanted(**bounds))
+
+    def read_many(self, starts: list[int], **wanted: Any) -> list[Fetched | CorruptRecord]:
+        bounds = {"max_messages": 10_000, "max_bytes": 16 * 1024 * 1024, **wanted}
+        places = [Place(KEY, self.cq, start, self.cq.max_offset, ()) for start in starts]
+        shares = Shares(len(places), Wanted(**bounds), whole_batches=False)
+        return ColdReading(self.small.log, self.index).read_many(places, shares)
 
     def flip(self, batch: int, position: int = 140) -> None:
         header = self.headers[batch]
@@ -152,6 +159,45 @@ def test_any_read_is_what_reading_one_by_one_gives(
         found = outcome(stored.read, offset, **wanted)
         assert found == one_by_one(monkeypatch, stored.read, offset, **wanted), (offset, wanted)
     stored.close()
+
+
+@pytest.mark.parametrize("position", [4, 48, 140])
+@pytest.mark.parametrize("count", [FEW - 1, 4 * FEW])
+def test_damage_at_one_place_of_many_costs_only_what_is_read_there(
+    stored: Stored, count: int, position: int
+) -> None:
+    stored.fill([1] * count)
+    stored.commit()
+    stored.flip(5, position)
+    before, at, behind = stored.read_many([0, 5, 6])
+    assert isinstance(before, Fetched)
+    assert isinstance(behind, Fetched)
+    assert offsets(before) == list(range(5))
+    assert isinstance(at, CorruptRecord)
+    assert at.next_offset == 6
+    assert offsets(behind) == list(range(6, count))
+
+
+def test_what_a_damaged_place_leaves_goes_to_the_next(stored: Stored) -> None:
+    stored.fill([1] * 300)
+    stored.commit()
+    stored.flip(5)
+    at, behind = stored.read_many([5, 6], max_messages=200)
+    assert isinstance(at, CorruptRecord)
+    assert isinstance(behind, Fetched)
+    assert offsets(behind) == list(range(6, 206))
+
+
+def test_batches_too_large_for_a_run_are_looked_up_once(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.fill([100] * 2 * FEW)
+    stored.commit()
+    monkeypatch.delattr(Index, "columns")
+    found = stored.read_many([0, 1000, 2000], max_messages=300)
+    assert [offsets(each)[0] for each in found if isinstance(each, Fetched)] == [0, 1000, 2000]
+    with pytest.raises(AttributeError):
+        stored.read(0)
 
 
 def test_a_block_of_another_queue_is_not_delivered(stored: Stored) -> None:

@@ -28,6 +28,7 @@ from holdfast.consumequeue.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from holdfast.consumequeue.fetched import Fetched
 from holdfast.consumequeue.group_offsets import GroupOffsets
 from holdfast.consumequeue.message_store import MessageStore, QueueState, Split, StoredOffsets
 from holdfast.consumequeue.queue_reading import QueueReading
@@ -35,6 +36,7 @@ from holdfast.consumequeue.state_changes import StateChanges
 from holdfast.consumequeue.state_store import StateStore
 from holdfast.consumequeue.topics import Topic, TopicConfig
 from holdfast.storage import Storage
+from tests.support.small_log import flip_bit
 from tests.support.stored import (
     MIB,
     batch,
@@ -904,3 +906,31 @@ async def test_every_answer_is_the_same_after_a_restart_whatever_was_deleted(
         assert await _everything(storage.store) == before
         newest, _ = await storage.store.create_topic("newest")
         assert newest.topic_id == 4  # 1 was another's, who is gone
+
+
+async def test_a_queue_of_many_that_cannot_be_read_says_why_and_the_others_are_read(
+    storage: Storage, store: MessageStore
+) -> None:
+    topic, _ = await store.create_topic("many", queues=5)
+    for queue in range(4):
+        await store.publish(topic, [batch(f"in {queue}", queue)])
+    queues = [storage.reput.queues[topic.topic_id, queue] for queue in range(4)]
+    assert queues[1].newest is not None
+    at = queues[1].newest.physical_offset
+    segment = storage.log.segment_at(at)
+    assert segment is not None
+    flip_bit(segment.path, at - segment.start_offset + 140)
+    queues[2].trim_queue(1, 0)
+    found = await store.read_many(topic, {0: 0, 1: 0, 2: 0, 3: 2, 4: 0}, **ALL)
+    whole, corrupt, trimmed, beyond, empty = (found[queue] for queue in range(5))
+    assert isinstance(whole, Fetched)
+    assert bodies(whole) == [b"in 0"]
+    assert isinstance(corrupt, QueueCorrupt)
+    assert corrupt.next_offset == 1
+    assert isinstance(trimmed, OffsetTrimmed)
+    assert (trimmed.min_offset, trimmed.max_offset) == (1, 1)
+    assert isinstance(beyond, OffsetBeyondEnd)
+    assert (beyond.min_offset, beyond.max_offset) == (0, 1)
+    assert empty == Fetched((), 0, 0, 0, 0)
+    with pytest.raises(UnknownQueue):
+        await store.read_many(topic, {0: 0, 5: 0}, **ALL)
