@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from holdfast.consumequeue.errors import InvalidName, UnknownQueue
 
@@ -36,6 +37,7 @@ class Topic:
     created_timestamp_ms: int
 
 
+@lru_cache(1024)
 def check_name(kind: str, name: str, *, own: bool = False) -> str:
     """Return `name` if it may name a `kind` ("topic" or "group").
 

@@ -92,7 +92,9 @@ async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
     message_filter = await filter_of(context, params)
     key = (topic.topic_id, queue)
     waiting = Waiting(params.wait_ms, call.received_at)
-    offset = await _start(context, topic, queue, params)
+    offset = params.offset
+    if offset is None or params.from_ is not None or params.timestamp_ms is not None:
+        offset = await _start(context, topic, queue, params)
     skipped: LostRanges = ()
     while True:
         await turn.begin()
@@ -145,6 +147,7 @@ def turn_for(call: Call[Any]) -> Turn:
 
 
 async def _start(context: ApiContext, topic: Topic, queue: int, params: PullParams) -> int:
+    """Return where a pull starts that does not just give an offset. Raises Problem."""
     given = [
         name
         for name, value in (
@@ -164,8 +167,6 @@ async def _start(context: ApiContext, topic: Topic, queue: int, params: PullPara
         raise invalid(
             given[1], given[1], "one start alone", f"{' and '.join(given)} are given together"
         )
-    if params.offset is not None:
-        return params.offset
     if params.timestamp_ms is not None:
         offset, _ = await context.store.offset_by_time(topic, queue, params.timestamp_ms * 1000)
         return offset
