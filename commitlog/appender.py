@@ -288,7 +288,8 @@ class Appender:
         """Return where an earlier try of an idempotent producer is, None when there was none."""
         if isinstance(batch, Rows) and not batch.producer_id:
             return None
-        before = self._sequences.find(batch.header, *key, self._last_timestamp_us)
+        publish = batch if isinstance(batch, Rows) else batch.header
+        before = self._sequences.find(publish, *key, self._last_timestamp_us)
         if before is None:
             return None
         return Appended(

@@ -8,6 +8,7 @@ starts at sequence 0; an unknown producer starts where it likes; then each batch
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,12 +16,34 @@ from holdfast.commitlog.batch_header import BatchFlag, BatchHeader
 from holdfast.commitlog.errors import ProducerFenced, SequenceGap, SequenceTooOld
 from holdfast.commitlog.header_table import Headers, Run, headers_in
 
+# A plain int: an IntFlag costs a microsecond each time it is looked at.
+_REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
+
 #: How many batches per (producer, topic, queue) can be answered again with their offsets.
 REMEMBERED_BATCHES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSequence:
+class Sequenced(Protocol):
+    """What a batch, or messages that are none yet, say of the publish that brings them."""
+
+    @property
+    def producer_id(self) -> int:
+        """Who may send it again; 0: nobody."""
+
+    @property
+    def producer_epoch(self) -> int:
+        """Which life of the producer."""
+
+    @property
+    def sequence(self) -> int:
+        """The number that the producer gave it."""
+
+    @property
+    def flags(self) -> int:
+        """REQUEST_SEQUENCE among them when the sequence counts requests over the topic."""
+
+
+class StoredSequence(NamedTuple):
     """Where one batch of a producer was stored."""
 
     sequence: int
@@ -66,37 +89,38 @@ class ProducerSequences:
         return len(self._producers)
 
     def find(
-        self, header: BatchHeader, topic_id: int, queue_id: int, now_us: int
+        self, publish: Sequenced, topic_id: int, queue_id: int, now_us: int
     ) -> StoredSequence | None:
-        """Return where this batch was stored before, None when it is the next one to store.
+        """Return where this publish was stored before, None when it is the next one to store.
 
         Raises ProducerFenced, SequenceGap or SequenceTooOld when it is neither.
         """
-        if not header.producer_id:
+        if not publish.producer_id:
             return None
-        state = self._current((header.producer_id, topic_id), now_us)
+        state = self._current((publish.producer_id, topic_id), now_us)
         if state is None:
             return None
-        if header.producer_epoch < state.epoch:
-            raise ProducerFenced(header.producer_epoch, state.epoch)
-        if header.producer_epoch > state.epoch:
-            if header.sequence:
-                raise SequenceGap(0, header.sequence)
+        epoch, sequence = publish.producer_epoch, publish.sequence
+        if epoch < state.epoch:
+            raise ProducerFenced(epoch, state.epoch)
+        if epoch > state.epoch:
+            if sequence:
+                raise SequenceGap(0, sequence)
             return None
         stored = state.queues.get(queue_id, ())
         for entry in stored:
-            if entry.sequence == header.sequence:
+            if entry.sequence == sequence:
                 return entry
-        if header.flags & BatchFlag.REQUEST_SEQUENCE:
+        if publish.flags & _REQUEST_SEQUENCE:
             last = state.last_request
         else:
             last = stored[-1].sequence if stored else -1
             if not stored:
                 return None
-        if header.sequence > last + 1:
-            raise SequenceGap(last + 1, header.sequence)
-        if header.sequence <= last and stored and header.sequence < stored[-1].sequence:
-            raise SequenceTooOld(header.sequence, stored[0].sequence)
+        if sequence > last + 1:
+            raise SequenceGap(last + 1, sequence)
+        if sequence <= last and stored and sequence < stored[-1].sequence:
+            raise SequenceTooOld(sequence, stored[0].sequence)
         return None
 
     def record(self, header: BatchHeader) -> None:
@@ -112,7 +136,7 @@ class ProducerSequences:
             state = self._producers[key] = ProducerState(header.producer_epoch)
         self._producers.move_to_end(key)
         state.last_timestamp_us = max(state.last_timestamp_us, header.store_timestamp_us)
-        if header.flags & BatchFlag.REQUEST_SEQUENCE:
+        if header.flags & _REQUEST_SEQUENCE:
             state.last_request = max(state.last_request, header.sequence)
         stored = state.queues.get(header.queue_id, ())
         entry = StoredSequence(
@@ -159,11 +183,10 @@ class ProducerSequences:
         """Forget producers unheard of for the expiry, and those idle longest when there are too
         many; return them. To be called after `record`, now and then."""
         forgotten = []
-        now_us = min(now_us, self._not_after_us())
         while self._producers:
             key, state = next(iter(self._producers.items()))
             is_surplus = len(self._producers) > self._max_producers
-            if not is_surplus and state.last_timestamp_us + self._expiry_us > now_us:
+            if not is_surplus and not self._has_expired(state, now_us):
                 break
             del self._producers[key]
             forgotten.append(key)
@@ -171,13 +194,15 @@ class ProducerSequences:
 
     def _current(self, key: ProducerKey, now_us: int) -> ProducerState | None:
         state = self._producers.get(key)
-        if state is None:
-            return None
-        now_us = min(now_us, self._not_after_us())
-        if state.last_timestamp_us + self._expiry_us <= now_us:
+        if state is not None and self._has_expired(state, now_us):
             del self._producers[key]
             return None
         return state
+
+    def _has_expired(self, state: ProducerState, now_us: int) -> bool:
+        # The clock is asked only for the few that it can still save.
+        end = state.last_timestamp_us + self._expiry_us
+        return end <= now_us and end <= self._not_after_us()
 
     # -- kept beside the index, so that a restart need not read every header ---------------
 

@@ -48,19 +48,9 @@ class Rows:
         return len(self.bodies)
 
     @property
-    def header(self) -> BatchHeader:
-        """What a producer's sequences have to be told of it."""
-        return BatchHeader(
-            _REQUEST_SEQUENCE,
-            total_size=self.total_size,
-            payload_crc=0,
-            message_count=len(self.bodies),
-            body_bytes=0,
-            queue_id=self.queue_id,
-            producer_id=self.producer_id,
-            producer_epoch=self.producer_epoch,
-            sequence=self.sequence,
-        )
+    def flags(self) -> int:
+        """How a producer's sequences are to read its own."""
+        return _REQUEST_SEQUENCE
 
 
 def encode_rows(run: Sequence[Rows]) -> tuple[BatchHeader, bytes]:
