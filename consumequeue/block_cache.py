@@ -5,6 +5,14 @@ from collections import OrderedDict
 
 from holdfast.commitlog.batch import Batch
 
+#: What the objects of a decoded batch take beside its block, about: of small batches, most of it.
+OBJECTS_BYTES = 1600
+
+
+def room_of(batch: Batch) -> int:
+    """Return about how many bytes of memory a batch takes."""
+    return batch.header.total_size + OBJECTS_BYTES
+
 
 class BlockCache:
     """The most recently used batches by physical offset, up to so many bytes."""
@@ -26,11 +34,11 @@ class BlockCache:
 
     def put(self, batch: Batch) -> None:
         """Keep a verified batch, and let go of those unused for longest."""
-        size = batch.header.total_size
+        size = room_of(batch)
         if size > self._max_bytes or batch.header.physical_offset in self._batches:
             return
         self._batches[batch.header.physical_offset] = batch
         self._bytes += size
         while self._bytes > self._max_bytes:
             _, oldest = self._batches.popitem(last=False)
-            self._bytes -= oldest.header.total_size
+            self._bytes -= room_of(oldest)

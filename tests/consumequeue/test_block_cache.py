@@ -1,10 +1,12 @@
 """Which batches stay decoded, and that they never take more room than they may."""
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import Batch, encode_batch
-from holdfast.consumequeue.block_cache import BlockCache
+from holdfast.consumequeue.block_cache import BlockCache, room_of
 from tests.support.batches import stamped
 
 
@@ -12,7 +14,7 @@ def block(number: int, body_bytes: int = 0) -> Batch:
     return stamped(encode_batch([b"." * body_bytes]), physical_offset=number)
 
 
-SIZE = block(0).header.total_size
+SIZE = room_of(block(0))
 BLOCKS = [[block(number, size * 40) for size in range(10)] for number in range(10)]
 
 
@@ -56,4 +58,13 @@ def test_the_room_is_never_exceeded(puts: list[tuple[int, int]]) -> None:
     for number, size in puts:
         cache.put(BLOCKS[number][size])
         kept = [found for n in range(10) if (found := cache.get(n)) is not None]
-        assert sum(found.header.total_size for found in kept) <= 5 * SIZE
+        assert sum(map(room_of, kept)) <= 5 * SIZE
+
+
+def test_small_batches_count_for_what_their_objects_take() -> None:
+    raw = [bytes(block(number).block) for number in range(500)]
+    tracemalloc.start()
+    kept = [Batch.decode(each) for each in raw]
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken <= sum(room_of(each) - len(each.block) for each in kept)
