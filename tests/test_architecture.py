@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("commitlog", "consumequeue", "holdservice", "http_api", "spark")
+PARTS = ("commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
 
 #: What both ends of the wire share: importable by everyone, and without any file or thread.
 FORMAT = (
@@ -30,11 +30,15 @@ FORMAT = (
     "commitlog.segment_format",
 )
 
+#: What of the store is no more than types: importable by what has no file or thread.
+STORE_TYPES = ("consumequeue.errors", "consumequeue.topics")
+
 #: Who may import what, beside itself. A name covers what lies under it, but "holdfast" only the
 #: package's own __init__. The longest name that covers a module is its rule.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commitlog": (),
     "consumequeue": ("commitlog",),
+    "groups": ("commitlog", *STORE_TYPES),
     "holdservice": ("commitlog", "consumequeue"),
     "http_api": ("commitlog", "consumequeue", "holdservice"),
     "holdfast.config": (

@@ -1,0 +1,81 @@
+"""What a member asks for and what it is answered. Pure."""
+
+from dataclasses import dataclass, field
+
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.standing import Receipt
+
+#: Requests whose answers are kept, a group: beyond it the oldest is forgotten.
+MAX_REPEATS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request for messages. None: the group's own, or no limit."""
+
+    member: str
+    credit: int
+    max_bytes: int = 1 << 62
+    topics: frozenset[int] | None = None
+    filter: object | None = None
+    lease_ms: int | None = None
+    settled: bool = False
+    attempt_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One message that is delivered. `receipt` None: it was settled as it was sent."""
+
+    queue: QueueKey
+    offset: int
+    attempt: int
+    redelivered: bool
+    receipt: Receipt | None
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a request for messages gives now.
+
+    Empty, active and not a notice: nothing is to be had, so it may wait. `commit_first`: what
+    `take_writes` gives now has to be durable before this is sent. `needs`: the source had to be
+    read there before more could be told.
+    """
+
+    picks: list[Pick] = field(default_factory=list)
+    available: int = 0
+    is_active: bool = True
+    is_notice: bool = False
+    commit_first: bool = False
+    needs: tuple[QueueKey, int] | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether there is something to send, so that it need not wait."""
+        return bool(self.picks) or self.is_notice
+
+
+class Repeats:
+    """Answers by (member, attempt id), for a while: a lost one can be given again."""
+
+    def __init__(self, kept_ms: int) -> None:
+        self._kept_ms = kept_ms
+        self._picks: dict[tuple[str, str], tuple[int, list[Pick]]] = {}
+
+    def note(self, member: str, attempt_id: str, picks: list[Pick], now_ms: int) -> None:
+        """Keep an answer."""
+        self._forget(now_ms)
+        self._picks[member, attempt_id] = now_ms + self._kept_ms, picks
+
+    def find(self, member: str, attempt_id: str, now_ms: int) -> list[Pick]:
+        """Return what was answered before; nothing for a request that is new."""
+        self._forget(now_ms)
+        return self._picks.get((member, attempt_id), (0, []))[1]
+
+    def _forget(self, now_ms: int) -> None:
+        while self._picks:
+            first = next(iter(self._picks))
+            if self._picks[first][0] > now_ms and len(self._picks) < MAX_REPEATS:
+                return
+            del self._picks[first]
