@@ -96,6 +96,8 @@ class Cursor:
         self.settled: dict[int, tuple[int, End]] = {}
         #: Undone offsets below it were maybe delivered before the last restart.
         self.seen_below = floor
+        #: Leases of earlier boots than this had ended when the broker started.
+        self.oldest_boot = 0
         #: They wait below `grace_bound` until `grace_end_ms`, but for those in `grace_left`.
         self.grace_bound = 0
         self.grace_end_ms = 0
@@ -319,7 +321,9 @@ class Cursor:
         return None
 
     def end_grace(self) -> None:
-        """Make what is still in grace available."""
+        """Make what is still in grace available: leases of before the restart have ended."""
+        if self.grace_bound:
+            self.changes.is_cursor_dirty = True
         self.grace_bound = self.grace_count = 0
         self.grace_left = set()
 

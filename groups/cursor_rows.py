@@ -105,6 +105,7 @@ def _cursor_row(cursor: Cursor) -> CursorRow:
         cursor.floor,
         cursor.reserved_next,
         cursor.epoch,
+        cursor.oldest_boot if cursor.grace_bound else cursor.boot,
         cursor.dead_count,
         cursor.expired_count,
         cursor.lost_count,
@@ -155,7 +156,10 @@ def restore(
     cursor.epoch = row.epoch + is_cut
     cursor.done = DoneChunks.restore(min(row.floor, end), stored.chunks, end)
     cursor.next = max(cursor.floor, min(delivered_to, end))
-    cursor.reserved_next = cursor.reserved_durable = max(cursor.floor, min(row.reserved_next, end))
+    cursor.reserved_durable = max(cursor.floor, min(row.reserved_next, end))
+    cursor.reserved_next = max(cursor.reserved_durable, cursor.next)
+    cursor.oldest_boot = row.oldest_boot
+    cursor.changes.is_cursor_dirty = True
     cursor.seen_below = cursor.next
     cursor.dead_count, cursor.expired_count, cursor.lost_count = row.dead, row.expired, row.lost
     for offset, each in attempts.items():

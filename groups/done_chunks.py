@@ -26,6 +26,11 @@ class DoneChunks:
         bits = self._chunks.get(offset >> 10)
         return bits is not None and bool(bits >> (offset & 1023) & 1)
 
+    @property
+    def count_all(self) -> int:
+        """How many offsets are marked, those below the floor included."""
+        return self.floor + self.count_above
+
     def add(self, offset: int) -> bool:
         """Mark an offset. False: it was marked before."""
         if offset in self:

@@ -23,7 +23,7 @@ from holdfast.groups.asking import Ask, Pick, Repeats, Reply
 from holdfast.groups.config import SHORTEST_LEASE_MS, GroupConfig
 from holdfast.groups.costs import Costs
 from holdfast.groups.cursor import Cursor, End
-from holdfast.groups.cursor_rows import take_writes
+from holdfast.groups.cursor_rows import has_changes, take_writes
 from holdfast.groups.errors import FilterNotAllowed, GroupError
 from holdfast.groups.fair_set import FairSet
 from holdfast.groups.group_topic import GroupTopic
@@ -43,6 +43,7 @@ class WriteBatch:
     def __init__(self) -> None:
         self.writes: list[Write | DeleteRange] = []
         self.reserves: list[tuple[Cursor, int, int]] = []
+        self.fencing_epoch = 0
 
 
 class Group:
@@ -63,6 +64,8 @@ class Group:
         self._repeats = Repeats(config.repeat_ms)
         self._changed: dict[Lane, None] = {}
         self._stirred: set[int] = set()
+        #: What the predecessor of this active member lost is written down.
+        self._fencing_durable = 0
         self._timers: list[tuple[int, QueueKey]] = []
 
     # -- what it consists of -----------------------------------------------------------------
@@ -78,7 +81,7 @@ class Group:
         """Take in a queue of a topic, where its cursor stands."""
         topic = self.topics[key[0]]
         lane = Lane(
-            self.group_id, key, cursor, self._source, self.config, topic.filter, self._changed
+            self.group_id, key, cursor, self._source, self.config, topic.filter, self._touch
         )
         topic.add(lane)
         self._touch(lane)
@@ -292,6 +295,7 @@ class Group:
     def take_writes(self) -> WriteBatch:
         """Return everything that changed since the last call, for one transaction."""
         batch = WriteBatch()
+        batch.fencing_epoch = self.activity.fencing_epoch
         for lane in self._changed:
             prefix = key_prefix(self.group_id, *lane.key)
             batch.writes += take_writes(lane.cursor, prefix)
@@ -301,6 +305,7 @@ class Group:
 
     def committed(self, batch: WriteBatch) -> None:
         """A batch is durable."""
+        self._fencing_durable = batch.fencing_epoch
         for cursor, epoch, reserved_next in batch.reserves:
             if cursor.epoch == epoch:
                 cursor.reserved_durable = max(cursor.reserved_durable, reserved_next)
@@ -362,7 +367,12 @@ class Group:
             receipt = self._receipt(lane, lease)
             self.lease_count += 1
             self._lease_counts[ask.member] = self._lease_counts.get(ask.member, 0) + 1
-        if offset >= cursor.reserved_durable:
+        # A restart must know how far deliveries went, and which lease of a message is the last.
+        if (
+            offset >= cursor.reserved_durable
+            or redelivered
+            or self._fencing_durable != self.activity.fencing_epoch
+        ):
             reply.commit_first = True
         self.fair.charge(topic_id, charge)
         self.topics[topic_id].took(lane)
@@ -432,7 +442,7 @@ class Group:
             return Status.STALE
         if (first := lane.cursor.leases.next_deadline()) is not None and first <= terms.now_ms:
             self._end(lane, lane.tick(terms.now_ms), terms.now_ms)
-        leases_before = len(lane.cursor.leases)
+        leases_before, active = len(lane.cursor.leases), self.activity.active
         status, ended = settling.settle(lane, self.activity, receipt, terms)
         adopted = len(lane.cursor.leases) - leases_before + len(ended)
         if adopted:
@@ -446,6 +456,8 @@ class Group:
                 self._happened(lane)
             else:
                 self._touch(lane)
+            if self.activity.active != active:  # it has proven itself after a restart
+                self._stir_all()
         return status
 
     def _end(self, lane: Lane, ended: list[Lease], now_ms: int) -> None:
@@ -520,7 +532,8 @@ class Group:
             lane.timer = deadline_ms
             if deadline_ms is not None:
                 heappush(self._timers, (deadline_ms, lane.key))
-        lane.note_changes()
+        if has_changes(lane.cursor):
+            self._changed[lane] = None
 
     def _lane(self, key: QueueKey) -> Lane | None:
         topic = self.topics.get(key[0])

@@ -5,13 +5,12 @@ old are not offered again, and what failed too often becomes a dead letter. Call
 leases that they ended.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.cursor import Cursor, End, State
-from holdfast.groups.cursor_rows import has_changes
 from holdfast.groups.heads import Head, HeadSource
 from holdfast.groups.key_order import ByKey
 from holdfast.groups.leases import Lease
@@ -40,9 +39,9 @@ class Lane:
         source: HeadSource,
         config: GroupConfig,
         filter: object | None,
-        changed: dict["Lane", None],
+        touched: Callable[["Lane"], None],
     ) -> None:
-        """`changed` is told of this lane when it has something to write."""
+        """`touched` is called when looking for a message has settled others on the way."""
         self.group_id = group_id
         self.key = key
         self.cursor = cursor
@@ -52,7 +51,7 @@ class Lane:
         self.counted = 0
         self.timer: int | None = None
         self.is_listed = False
-        self._changed = changed
+        self._touched = touched
         self.view = QueueView(cursor, key, source)
         self.view.filter = filter
         self.selection: Selection = (
@@ -62,21 +61,17 @@ class Lane:
         )
         for offset in sorted(cursor.dying):
             self._bury_or_send(offset)
-        self.note_changes()
-
-    def note_changes(self) -> None:
-        """Have what changed written."""
-        if has_changes(self.cursor):
-            self._changed[self] = None
 
     # -- deliveries --------------------------------------------------------------------------
 
     def peek(self, member: str, filter: object | None, now_ms: int) -> Head | None:
         """Return the message that a member would get next from this queue. Raises NeedsRead."""
+        settled = self.cursor.done.count_all
         try:
             return self.selection.peek(member, filter, now_ms)
-        finally:  # what is not wanted, or too old, was settled on the way
-            self.note_changes()
+        finally:
+            if self.cursor.done.count_all != settled:
+                self._touched(self)
 
     def take(self, head: Head, member: str, deadline_ms: int, now_ms: int, charge: int) -> Lease:
         """Lease the message that was peeked at."""

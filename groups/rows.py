@@ -4,7 +4,7 @@ All numbers are big-endian, so that the rows of a queue lie together and in orde
 with group id u32, topic id u32, queue u32.
 
     table   key, after that   value
-    cur     -                 floor u64, reserved_next u64, epoch u32, flags u32 (0),
+    cur     -                 floor u64, reserved_next u64, epoch u32, oldest boot u32,
                               dead u64, expired u64, lost to retention u64
     ack     chunk u64         1,024 bits, the lowest offset in the lowest bit of the first byte;
                               or one byte 1: all of them
@@ -15,7 +15,7 @@ Checksums are the table's business, not the rows'.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from holdfast.groups.done_chunks import CHUNK, FULL
@@ -56,6 +56,8 @@ class CursorRow:
     floor: int
     reserved_next: int
     epoch: int
+    #: Leases of earlier starts of the broker have ended.
+    oldest_boot: int = 0
     dead: int = 0
     expired: int = 0
     lost: int = 0
@@ -99,13 +101,12 @@ def all_numbers(table: str, prefix: bytes, below: int = NOT_KEPT) -> DeleteRange
 
 def encode_cursor(row: CursorRow) -> bytes:
     """Return a `cur` value."""
-    return _CUR.pack(row.floor, row.reserved_next, row.epoch, 0, row.dead, row.expired, row.lost)
+    return _CUR.pack(*astuple(row))
 
 
 def decode_cursor(value: bytes) -> CursorRow:
     """Return what a `cur` value says. Raises struct.error for one of another size."""
-    floor, reserved_next, epoch, _flags, dead, expired, lost = _CUR.unpack(value)
-    return CursorRow(floor, reserved_next, epoch, dead, expired, lost)
+    return CursorRow(*_CUR.unpack(value))
 
 
 def encode_chunk(bits: int) -> bytes:

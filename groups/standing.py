@@ -76,7 +76,7 @@ def _is_the_last_of_before_the_restart(cursor: Cursor, receipt: Receipt) -> bool
     """Of one offset, only the lease with the highest attempt may still be good."""
     attempts = cursor.attempts.get(receipt.offset)
     return (
-        receipt.lease_number >> BOOT_SHIFT < cursor.boot
+        cursor.oldest_boot <= receipt.lease_number >> BOOT_SHIFT < cursor.boot
         and receipt.offset < cursor.seen_below
         and receipt.attempt == cursor.attempt(receipt.offset)
         and (attempts is None or attempts.last_lease == 0)

@@ -1,0 +1,36 @@
+"""Let a world happen for long, by hand: python -m tests.groups.campaign OPERATIONS [SEED]."""
+
+import sys
+import time
+
+from tests.groups.world import World
+
+MODES = ("competing", "keyed", "single_active", "exclusive")
+
+
+def run(operations: int, seed: int) -> None:
+    """Run worlds of 2,000 operations, each of the next seed, and print what was seen."""
+    began, done, totals = time.monotonic(), 0, [0, 0, 0, 0]
+    while done < operations:
+        mode = MODES[seed % 4]
+        engine = ("sfq", "dwrr")[seed // 4 % 2]
+        world = World(seed, mode=mode, engine=engine, strict=seed // 8 % 4 == 0)
+        try:
+            for _ in range(min(2_000, operations - done)):
+                world.step()
+                done += 1
+        except BaseException:
+            print(f"seed {seed}, {mode}, {engine}, operation {done}", flush=True)
+            raise
+        counts = world.deliveries, world.checks, world.crashes, world.rescues
+        totals = [a + b for a, b in zip(totals, counts, strict=True)]
+        seed += 1
+    print(
+        f"{done} operations, seeds up to {seed - 1}: {totals[0]} deliveries, {totals[1]} "
+        f"comparisons, {totals[2]} crashes, {totals[3]} scan rescues; "
+        f"{time.monotonic() - began:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -1,0 +1,133 @@
+"""Queues of made-up messages for the group core, and the rows of a made-up disk."""
+
+from dataclasses import dataclass, field
+
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups import rows
+from holdfast.groups.asking import Ask, Pick, Reply
+from holdfast.groups.config import GroupConfig
+from holdfast.groups.cursor import Cursor
+from holdfast.groups.cursor_rows import StoredCursor
+from holdfast.groups.group import Group
+from holdfast.groups.heads import Head, Heads
+from holdfast.groups.rows import DeleteRange, Write
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that is looked at by its filters: it passes those that its tag contains."""
+
+    size_bytes: int = 100
+    key: int = 0
+    tag: str = ""
+    expires_at_ms: int = 0
+
+
+@dataclass
+class Queues:
+    """A source of heads. A filter is a letter."""
+
+    messages: dict[QueueKey, list[Message]] = field(default_factory=dict)
+    #: Offsets looked at for each call.
+    step: int = 1000
+    reads: list[tuple[QueueKey, int, int]] = field(default_factory=list)
+    is_cold: bool = False
+
+    def read(
+        self, queue: QueueKey, start: int, end: int, most: int, filter: object | None
+    ) -> Heads | None:
+        if self.is_cold:
+            return None
+        stop = min(end, start + self.step)
+        found: list[Head] = []
+        messages = self.messages[queue]
+        offset = start
+        while offset < stop and len(found) < most:
+            message = messages[offset]
+            if filter is None or str(filter) in message.tag:
+                found.append(Head(offset, message.size_bytes, message.key, message.expires_at_ms))
+            offset += 1
+        self.reads.append((queue, start, offset))
+        return Heads(found, offset)
+
+    def matches(self, queue: QueueKey, offset: int, filter: object) -> bool | None:
+        return str(filter) in self.messages[queue][offset].tag
+
+
+class Disk:
+    """The rows as they were committed, one dict a table."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[bytes, bytes]] = {
+            each: {} for each in (rows.CUR, rows.ACK, rows.ATT, rows.DEAD)
+        }
+
+    def write(self, writes: list[Write | DeleteRange]) -> None:
+        for each in writes:
+            table = self.tables[each.table]
+            if isinstance(each, DeleteRange):
+                for key in [key for key in table if each.start <= key < each.end]:
+                    del table[key]
+            elif each.value is None:
+                table.pop(each.key, None)
+            else:
+                table[each.key] = each.value
+
+    def stored(self, prefix: bytes) -> StoredCursor | None:
+        value = self.tables[rows.CUR].get(prefix)
+        if value is None:
+            return None
+
+        def of(table: str) -> dict[int, bytes]:
+            found = self.tables[table].items()
+            return {rows.key_number(k): value for k, value in found if k.startswith(prefix)}
+
+        return StoredCursor(
+            rows.decode_cursor(value),
+            {number: rows.decode_chunk(each) for number, each in of(rows.ACK).items()},
+            {number: rows.decode_attempts(each) for number, each in of(rows.ATT).items()},
+        )
+
+
+class Stage:
+    """A group over queues that begin empty, for tests that tell a story."""
+
+    def __init__(self, topics: dict[int, int] | None = None, **config: object) -> None:
+        """`topics` are weights by topic id; one queue each."""
+        self.queues = Queues()
+        self.group = Group(1, GroupConfig(**config), self.queues)  # type: ignore[arg-type]
+        self.now = 1_000_000
+        self.disk = Disk()
+        for topic_id, weight in ({1: 1} if topics is None else topics).items():
+            self.group.add_topic(topic_id, weight=weight)
+            self.add_queue((topic_id, 0))
+
+    def add_queue(self, key: QueueKey) -> None:
+        self.queues.messages.setdefault(key, [])
+        self.group.add_queue(key, Cursor(boot=1))
+
+    def publish(self, count: int = 1, key: QueueKey = (1, 0), **fields: object) -> None:
+        for _ in range(count):
+            self.queues.messages[key].append(Message(**fields))  # type: ignore[arg-type]
+        self.group.arrived(key, len(self.queues.messages[key]))
+
+    def ask(self, member: str = "a", credit: int = 100, **fields: object) -> Reply:
+        return self.group.receive(Ask(member, credit, **fields), self.now)  # type: ignore[arg-type]
+
+    def take(self, member: str = "a", credit: int = 100, **fields: object) -> list[Pick]:
+        return self.ask(member, credit, **fields).picks
+
+    def offsets(self, member: str = "a", credit: int = 100, **fields: object) -> list[int]:
+        return [pick.offset for pick in self.take(member, credit, **fields)]
+
+    def cursor(self, key: QueueKey = (1, 0)) -> Cursor:
+        return self.group.topics[key[0]].lanes[key[1]].cursor
+
+    def commit(self) -> None:
+        batch = self.group.take_writes()
+        self.disk.write(batch.writes)
+        self.group.committed(batch)
+
+    def later(self, ms: int) -> None:
+        self.now += ms
+        self.group.tick(self.now)

@@ -1,0 +1,764 @@
+"""A group among members, a log and a disk that crash, beside a model that is a dict an offset.
+
+`World` has one method for each thing that may happen; what is random comes from its `rng`, so
+that a seed is a whole history. After each the model must agree, and nobody may be left waiting
+for what is there.
+"""
+
+import random
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.activity import SingleActive
+from holdfast.groups.asking import Ask, Reply
+from holdfast.groups.config import GroupConfig
+from holdfast.groups.cursor import BOOT_SHIFT, Cursor, State
+from holdfast.groups.cursor_rows import Page, page_of, restore
+from holdfast.groups.errors import ExclusiveHeld
+from holdfast.groups.group import Group
+from holdfast.groups.rows import key_prefix
+from holdfast.groups.settling import Status, Verb
+from holdfast.groups.standing import Receipt
+from tests.groups.queues import Disk, Message, Queues
+
+MEMBERS = ("a", "b", "c", "d")
+LEASE_MS = 5_000
+MAX_ATTEMPTS = 4
+
+
+@dataclass(slots=True)
+class Thing:
+    """What the model knows of one undone offset."""
+
+    state: State = State.AVAILABLE
+    failures: int = 0
+    acquisitions: int = 0
+    ready_at: int = 0
+    #: The live lease.
+    number: int = 0
+    member: str = ""
+    deadline: int = 0
+    #: The last lease of this boot that ended, and by what.
+    last: int = 0
+    by: Verb | None = None
+    is_rejected: bool = False
+
+
+@dataclass(slots=True)
+class Book:
+    """The model of one queue. What is not in `things` and below `end` is untouched."""
+
+    end: int = 0
+    log_start: int = 0
+    start: int = 0
+    epoch: int = 1
+    things: dict[int, Thing] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    #: How done offsets were settled in this boot; empty: nobody knows any more.
+    settled: dict[int, tuple[int, Verb]] = field(default_factory=dict)
+    grace_end: int = 0
+    #: Offsets below it were maybe delivered before the last restart.
+    seen_below: int = 0
+    oldest_boot: int = 0
+    max_sent: int = -1
+
+    def thing(self, offset: int) -> Thing:
+        return self.things.setdefault(offset, Thing())
+
+    def state(self, offset: int) -> State:
+        if offset < self.start or offset in self.done:
+            return State.DONE
+        thing = self.things.get(offset)
+        return State.AVAILABLE if thing is None else thing.state
+
+    def finish(self, offset: int) -> None:
+        self.things.pop(offset, None)
+        self.done.add(offset)
+        while self.start in self.done:
+            self.done.remove(self.start)
+            self.start += 1
+
+
+class World:
+    """See the module. `checks` counts comparisons, so that a run that compares nothing shows."""
+
+    def __init__(
+        self, seed: int, *, mode: str = "competing", engine: str = "sfq", strict: bool = False
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.config = GroupConfig(
+            mode=mode,
+            engine=engine,
+            lease_ms=LEASE_MS,
+            longest_lease_ms=2 * LEASE_MS,
+            max_in_flight=40,
+            max_in_flight_per_member=25,
+            max_in_flight_per_key=self.rng.choice([1, 2, 32]),
+            max_attempts=MAX_ATTEMPTS,
+            backoff_ms=(0, 700, 3_000),
+            has_dead_letters=self.rng.random() < 0.7,
+            strict_leases=strict,
+            member_ttl_ms=8_000,
+        )
+        self.levels = {1: 1, 2: self.rng.choice([1, 3]), 3: 1}
+        self.weights = {1: 3, 2: 1, 3: 0}
+        queue_counts = {1: 2, 2: self.levels[2], 3: 1}
+        self.keys = [(t, q) for t, count in queue_counts.items() for q in range(count)]
+        self.filters: dict[int, str | None] = {1: None, 2: self.rng.choice([None, "x"]), 3: None}
+        self.queues = Queues(step=self.rng.choice([1, 7, 1000]))
+        self.queues.messages = {key: [] for key in self.keys}
+        self.books = {key: Book() for key in self.keys}
+        self.disk = Disk()
+        self.saved = deepcopy(self.books)
+        self.now = 1_000_000
+        self.boot = 0
+        self.receipts: list[Receipt] = []
+        self.ticket = 0
+        self.last = "start"
+        self.checks = self.deliveries = self.crashes = self.rescues = 0
+        self.start({})
+
+    # -- the broker --------------------------------------------------------------------------
+
+    def start(self, pages: dict[QueueKey, Page], cut: frozenset[QueueKey] = frozenset()) -> None:
+        self.boot += 1
+        self.claimed: str | None = None
+        self.group = Group(7, self.config, self.queues)
+        for topic_id, weight in self.weights.items():
+            self.group.add_topic(
+                topic_id,
+                weight=weight,
+                levels=self.levels[topic_id],
+                filter=self.filters[topic_id],
+            )
+        for key in self.keys:
+            book = self.books[key]
+            stored = self.disk.stored(key_prefix(7, *key))
+            if stored is None:
+                cursor = Cursor(boot=self.boot, floor=book.log_start, end=book.end)
+                # Nothing was ever delivered, or it would be stored.
+                assert book.max_sent < 0
+            else:
+                cursor = restore(
+                    stored,
+                    boot=self.boot,
+                    end=book.end,
+                    log_start=book.log_start,
+                    now_ms=self.now,
+                    longest_lease_ms=self.config.longest_lease_ms,
+                    most_failures=MAX_ATTEMPTS,
+                    page=pages.get(key),
+                    is_log_cut=key in cut,
+                )
+            self.check_restart(key, cursor, key in cut)
+            self.group.add_queue(key, cursor)
+        self.commit()
+        for key in self.keys:
+            self.drop_dying_without_letters(key)
+        self.settle_world()
+
+    def check_restart(self, key: QueueKey, cursor: Cursor, is_cut: bool) -> None:
+        """Bring the model to what a restart must give, and hold the cursor against it."""
+        book = self.books[key]
+        assert cursor.next > book.max_sent or book.max_sent >= book.end, "delivered, not noted"
+        if cursor.epoch != book.epoch:
+            assert is_cut
+            book.epoch = cursor.epoch
+        book.seen_below = cursor.next
+        book.settled = {}
+        book.grace_end = cursor.grace_end_ms if cursor.grace_bound else 0
+        for offset, thing in list(book.things.items()):
+            thing.number = thing.last = 0
+            thing.by = None
+            if thing.is_rejected:
+                thing.failures = 0  # its row says that instead
+            if thing.state is State.DELAYED and thing.ready_at > self.now:
+                continue
+            if thing.state is not State.DYING:
+                thing.state = State.AVAILABLE
+            if thing == Thing() or offset >= book.end:
+                del book.things[offset]
+        if cursor.grace_bound:
+            for offset in range(book.start, cursor.grace_bound):
+                if book.state(offset) is State.AVAILABLE:
+                    book.thing(offset).state = State.GRACE
+
+    def commit(self) -> None:
+        batch = self.group.take_writes()
+        self.disk.write(batch.writes)
+        self.group.committed(batch)
+        sent = {key: book.max_sent for key, book in self.books.items()}
+        for key in self.keys:
+            cursor = self.group.topics[key[0]].lanes[key[1]].cursor
+            if not cursor.grace_bound:
+                self.books[key].grace_end = 0
+        self.saved = deepcopy(self.books)
+        for key, most in sent.items():
+            self.saved[key].max_sent = most
+            if not self.books[key].grace_end:
+                self.saved[key].oldest_boot = self.boot
+
+    def crash(self) -> None:
+        """Kill the broker: with its page, or with the power, which may cost the log's tail."""
+        self.crashes += 1
+        pages = {}
+        cut: set[QueueKey] = set()
+        lanes = {key: self.group.topics[key[0]].lanes[key[1]] for key in self.keys}
+        has_page = self.rng.random() < 0.5
+        for key in self.keys:
+            now, saved = self.books[key], self.saved[key]
+            if has_page:
+                pages[key] = page_of(lanes[key].cursor)
+            saved.max_sent = now.max_sent if now.epoch == saved.epoch else -1
+            saved.end, saved.log_start = now.end, now.log_start
+            self.books[key] = saved
+            if not has_page and self.rng.random() < 0.1 and now.end > saved.log_start:
+                self.cut_tail(key)
+                cut.add(key)
+            if saved.log_start > saved.start:
+                self.trim_book(saved, saved.log_start)
+        self.saved = deepcopy(self.books)
+        self.now += self.rng.choice([0, 100, 2 * LEASE_MS])
+        self.start(pages, frozenset(cut))
+
+    def cut_tail(self, key: QueueKey) -> None:
+        """The log loses its newest messages; their offsets are used again by others."""
+        book = self.books[key]
+        book.end = max(book.log_start, book.end - self.rng.randrange(1, 20))
+        del self.queues.messages[key][book.end :]
+        book.things = {at: thing for at, thing in book.things.items() if at < book.end}
+        book.done = {at for at in book.done if at < book.end}
+        book.start = min(book.start, book.end)
+        book.max_sent = min(book.max_sent, book.end - 1)
+
+    # -- what happens ------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Let one thing happen, chosen by weight."""
+        names, weights = zip(*STEPS.items(), strict=True)
+        (self.last,) = self.rng.choices(names, weights)
+        getattr(self, self.last)()
+        self.settle_world()
+
+    def publish(self) -> None:
+        key = self.rng.choice(self.keys)
+        book = self.books[key]
+        if book.end - book.start > 120:
+            return
+        for _ in range(self.rng.choice([1, 1, 3, 12])):
+            expires = self.now + self.rng.randrange(1, 20_000) if self.rng.random() < 0.1 else 0
+            self.queues.messages[key].append(
+                Message(
+                    self.rng.randrange(1, 200),
+                    self.rng.randrange(0, 6),
+                    self.rng.choice(["x", "xy", "y", "xz"]),
+                    expires,
+                )
+            )
+            book.end += 1
+        self.group.arrived(key, book.end)
+
+    def receive(self) -> None:
+        topics = None if self.rng.random() < 0.8 else frozenset(self.rng.sample([1, 2, 3], 2))
+        filter = None
+        if self.config.mode != "keyed" and self.rng.random() < 0.2:
+            filter = self.rng.choice("xyz")
+        ask = Ask(
+            self.rng.choice(MEMBERS),
+            self.rng.choice([1, 2, 7, 32]),
+            self.rng.choice([1 << 40, 300]),
+            topics,
+            filter,
+            lease_ms=self.rng.choice([None, 1_000, 99_000]),
+            settled=self.rng.random() < 0.05,
+        )
+        try:
+            reply = self.group.receive(ask, self.now)
+        except ExclusiveHeld:
+            return
+        self.check_reply(ask, reply)
+        if not reply.is_answer and self.rng.random() < 0.7:
+            self.ticket += 1
+            self.group.park(ask, self.ticket, self.now, self.now + self.rng.randrange(1, 20_000))
+
+    def settle(self) -> None:
+        if not self.receipts:
+            return
+        verb = self.rng.choices(list(Verb), [6, 3, 2, 2, 1])[0]
+        count = min(len(self.receipts), self.rng.choice([1, 1, 4, 10]))
+        # The newest are asked for most, the oldest never quite forgotten.
+        picked = [
+            min(int(self.rng.expovariate(0.08)), len(self.receipts) - 1) for _ in range(count)
+        ]
+        chosen = [self.receipts[-1 - index] for index in dict.fromkeys(picked)]
+        if self.config.mode == "keyed" and self.config.max_in_flight_per_key > 1:
+            chosen.sort(key=lambda each: (each.topic_id, each.queue, each.offset))
+            chosen = [each for each in chosen if self.is_first_of_its_key(each)]
+        delay = self.rng.choice([None, 0, 900])
+        for receipt in chosen:
+            self.note = (verb, receipt)
+            expected = self.expect(receipt, verb, delay)
+            cumulative = verb is Verb.ACK and self.config.mode != "keyed"
+            cumulative = cumulative and self.rng.random() < 0.1
+            if cumulative and Status.DONE in expected and self.is_live(receipt):
+                self.finish_below(receipt)
+            (status,) = self.group.settle(
+                verb, [receipt], self.now, delay_ms=delay, cumulative=cumulative
+            )
+            assert status in expected, (status, expected, verb, receipt)
+        if self.rng.random() < 0.3:
+            self.commit()
+
+    def tick(self) -> None:
+        self.now += self.rng.choice([1, 10, 300, 1_000, 4_000, 9_000])
+        self.expire_books()
+        self.group.tick(self.now)
+
+    def leave(self) -> None:
+        member = self.rng.choice(MEMBERS)
+        self.group.leave(member, self.now)
+        for key, book in self.books.items():
+            for offset, thing in sorted(book.things.items()):
+                if thing.state is State.LEASED and thing.member == member:
+                    self.end_lease(key, offset, None)
+
+    def retire(self) -> None:
+        self.group.retire(self.rng.choice(MEMBERS))
+
+    def trim(self) -> None:
+        key = self.rng.choice(self.keys)
+        book = self.books[key]
+        log_start = min(book.end, book.log_start + self.rng.randrange(0, 40))
+        self.group.trimmed(key, log_start, self.now)
+        book.log_start = log_start
+        self.trim_book(book, log_start)
+
+    @staticmethod
+    def trim_book(book: Book, log_start: int) -> None:
+        for offset in range(book.start, log_start):
+            if offset not in book.done:
+                book.finish(offset)
+                book.settled[offset] = -1, Verb.ACK
+
+    def seek(self) -> None:
+        key = self.rng.choice(self.keys)
+        book = self.books[key]
+        target = self.rng.randrange(book.log_start, book.end + 1)
+        self.group.seek(key, target)
+        self.books[key] = Book(book.end, book.log_start, target, book.epoch + 1)
+
+    def dead_letter(self) -> None:
+        letters = self.group.take_dead_letters()
+        for letter in letters:
+            book = self.books[letter.queue]
+            thing = book.things.get(letter.offset)
+            is_dying = thing is not None and thing.state is State.DYING
+            if self.rng.random() < 0.2:
+                return self.crash()
+            assert self.group.dead_lettered(letter.queue, letter.offset, 5) == is_dying
+            if is_dying:
+                assert thing is not None
+                assert letter.is_rejected == thing.is_rejected
+                assert thing.is_rejected or thing.failures == MAX_ATTEMPTS  # I9
+                self.bury(letter.queue, letter.offset)
+        return None
+
+    def pause(self) -> None:
+        topic_id = self.rng.choice([1, 2, 3])
+        self.group.pause(topic_id, True)
+        if self.rng.random() < 0.5:
+            self.receive()
+        self.group.pause(topic_id, False)
+
+    def go_cold(self) -> None:
+        self.queues.is_cold = True
+        self.receive()
+        self.publish()
+        self.queues.is_cold = False
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def settle_world(self) -> None:
+        """Serve those who wait, then compare everything."""
+        for _ in range(100):
+            answered = self.group.serve(self.now)
+            needs, boot = False, self.boot
+            for waiter, reply in answered:
+                if isinstance(reply, Reply):
+                    self.check_reply(waiter.ask, reply)
+                    if self.boot != boot:
+                        return  # it crashed, and was looked at since
+                    needs |= reply.needs is not None and not reply.is_answer
+            if not needs:
+                break
+        else:
+            raise AssertionError("serving does not come to an end")
+        self.check_states()
+        self.check_waiters()
+
+    def check_reply(self, ask: Ask, reply: Reply) -> None:
+        if reply.commit_first:
+            if self.rng.random() < 0.05:
+                return self.crash()  # before anything was sent
+            if not reply.picks or not ask.settled:
+                self.commit()
+        self.checks += 1
+        assert reply.is_active or not reply.picks
+        assert not (reply.is_notice and reply.picks)
+        room = ask.credit if ask.settled else min(ask.credit, self.room(ask.member))
+        assert len(reply.picks) <= max(room, 0)  # I10
+        for pick in reply.picks:
+            book = self.books[pick.queue]
+            assert pick.offset == self.first_eligible(ask, pick.queue), (ask, pick)  # I3, I8
+            self.check_level(ask, pick.queue)
+            thing = book.thing(pick.offset)
+            if pick.receipt is not None:
+                assert pick.receipt.attempt == thing.acquisitions + 1
+                assert pick.redelivered == (
+                    pick.offset < book.seen_below or thing.acquisitions > 0
+                )
+                thing.state, thing.member = State.LEASED, ask.member
+                thing.number = pick.receipt.lease_number
+                thing.deadline = pick.receipt.deadline_ms
+                self.receipts.append(pick.receipt)
+                if len(self.receipts) > 400:
+                    del self.receipts[:100]
+                self.check_alone(ask.member)
+            else:
+                book.finish(pick.offset)
+                book.settled[pick.offset] = -1, Verb.ACK
+            book.max_sent = max(book.max_sent, pick.offset)
+            self.deliveries += 1
+        if reply.picks and ask.settled:
+            self.commit()
+        is_cut_short = reply.needs is not None or reply.is_notice or not reply.is_active
+        if not is_cut_short and len(reply.picks) < room and ask.max_bytes > 1_000:
+            if not any(topic.is_paused for topic in self.group.topics.values()):
+                for key in self.keys:  # P3
+                    assert self.first_eligible(ask, key) is None, (ask, reply, key)
+        return None
+
+    def check_level(self, ask: Ask, key: QueueKey) -> None:
+        levels = self.levels[key[0]]
+        for other in self.keys:  # Q19
+            if other[0] == key[0] and other[1] % levels > key[1] % levels:
+                assert self.first_eligible(ask, other) is None
+
+    def check_alone(self, member: str) -> None:
+        if self.config.mode in ("single_active", "exclusive"):  # I12
+            for book in self.books.values():
+                for thing in book.things.values():
+                    assert thing.state is not State.GRACE or member == self.claimed
+                    assert thing.state is not State.LEASED or thing.member == member
+
+    def check_states(self) -> None:
+        self.checks += 1
+        count = 0
+        for key, book in self.books.items():
+            cursor = self.group.topics[key[0]].lanes[key[1]].cursor
+            assert book.epoch == cursor.epoch
+            for offset in range(book.start, book.end):
+                state, expected = cursor.state(offset), book.state(offset)
+                if state is State.DONE and expected is not State.DONE:
+                    # Met while looking for something to deliver: unwanted, or too old.
+                    assert self.is_useless(key, offset), (key, offset, expected)  # I7, I14
+                    assert expected in (State.AVAILABLE, State.GRACE)
+                    book.finish(offset)
+                    book.settled[offset] = 0, Verb.RELEASE
+                else:
+                    assert state is expected, (key, offset, state, expected, self.last, book)  # I1
+                    count += state is State.AVAILABLE
+            assert cursor.floor >= book.start, (key, cursor.floor, book, self.last)
+            assert cursor.floor <= cursor.next <= cursor.end == book.end  # I2
+            assert cursor.next <= cursor.reserved_next or cursor.next == cursor.floor
+            for offset, thing in book.things.items():
+                assert cursor.failures(offset) == thing.failures  # I9
+        assert self.group.available() == count
+        leased = sum(
+            thing.state is State.LEASED
+            for book in self.books.values()
+            for thing in book.things.values()
+        )
+        assert self.group.lease_count == leased <= self.config.max_in_flight * 2  # I16
+
+    def check_waiters(self) -> None:
+        active = self.group.activity.active
+        for waiter in self.group.waiters:  # I13
+            if isinstance(self.group.activity, SingleActive):
+                next_member = self.group.activity.next_member()
+                if next_member == waiter.ask.member and self.group._may_begin(next_member):
+                    self.rescues += 1
+            if self.config.mode in ("single_active", "exclusive") and active != waiter.ask.member:
+                continue
+            if self.room(waiter.ask.member) > 0 or waiter.ask.settled:
+                for key in self.keys:
+                    if (offset := self.first_eligible(waiter.ask, key)) is not None:
+                        self.rescues += 1
+                        assert False, (self.last, waiter, key, offset, self.note, self.config.mode)
+        assert not self.rescues, "somebody waits for what is there"
+
+    # -- the model ---------------------------------------------------------------------------
+
+    def room(self, member: str) -> int:
+        leases = [
+            thing
+            for book in self.books.values()
+            for thing in book.things.values()
+            if thing.state is State.LEASED
+        ]
+        mine = sum(thing.member == member for thing in leases)
+        config = self.config
+        return min(config.max_in_flight - len(leases), config.max_in_flight_per_member - mine)
+
+    def is_useless(self, key: QueueKey, offset: int) -> bool:
+        message = self.queues.messages[key][offset]
+        wanted = self.filters[key[0]]
+        return (wanted is not None and wanted not in message.tag) or self.is_old(message)
+
+    def is_old(self, message: Message) -> bool:
+        return 0 < message.expires_at_ms <= self.now
+
+    def first_eligible(self, ask: Ask, key: QueueKey) -> int | None:
+        if ask.topics is not None and key[0] not in ask.topics:
+            return None
+        book, messages = self.books[key], self.queues.messages[key]
+        held: dict[int, int] = {}
+        for offset in range(book.start, book.end):
+            state = book.state(offset)
+            if state is State.DONE or state is State.DYING:
+                continue
+            message = messages[offset]
+            number = message.key or -1 - offset
+            if state is State.AVAILABLE:
+                if not self.is_useless(key, offset):
+                    if self.config.mode != "keyed":
+                        if ask.filter is None or str(ask.filter) in message.tag:
+                            return offset
+                    elif 0 <= held.get(number, 0) < self.config.max_in_flight_per_key:
+                        if not self.is_leased_to_another(key, number, ask.member):
+                            return offset
+                        held[number] = -1
+                    else:
+                        held[number] = -1
+            elif state is State.LEASED and book.things[offset].member == ask.member:
+                if held.get(number, 0) >= 0:
+                    held[number] = held.get(number, 0) + 1
+            else:
+                held[number] = -1
+        return None
+
+    def is_leased_to_another(self, key: QueueKey, number: int, member: str) -> bool:
+        messages = self.queues.messages[key]
+        return any(
+            thing.state is State.LEASED and thing.member != member
+            for offset, thing in self.books[key].things.items()
+            if (messages[offset].key or -1 - offset) == number
+        )
+
+    def is_first_of_its_key(self, receipt: Receipt) -> bool:
+        key = receipt.topic_id, receipt.queue
+        book, messages = self.books[key], self.queues.messages[key]
+        if receipt.epoch != book.epoch or receipt.offset >= book.end:
+            return True
+        mine = messages[receipt.offset].key
+        return not mine or not any(
+            messages[offset].key == mine and book.state(offset) in (State.LEASED, State.GRACE)
+            for offset in range(book.start, min(receipt.offset, book.end))
+        )
+
+    def is_live(self, receipt: Receipt) -> bool:
+        book = self.books[receipt.topic_id, receipt.queue]
+        thing = book.things.get(receipt.offset)
+        return receipt.epoch == book.epoch and thing is None
+
+    def finish_below(self, receipt: Receipt) -> None:
+        """T25: the member's own leases in that queue, no others."""
+        book = self.books[receipt.topic_id, receipt.queue]
+        if book.settled.get(receipt.offset) != (receipt.lease_number, Verb.ACK, self.now):
+            pass
+        for offset, thing in sorted(book.things.items()):
+            if (
+                offset < receipt.offset
+                and thing.state is State.LEASED
+                and thing.member == receipt.member
+                and self.settled_now
+            ):
+                number = thing.number
+                book.finish(offset)
+                book.settled[offset] = number, Verb.ACK
+
+    settled_now = False
+
+    def expect(self, receipt: Receipt, verb: Verb, delay: int | None) -> set[Status]:
+        """Return the statuses that are right, and bring the model to what follows."""
+        self.settled_now = False
+        self.expire_books(only=(receipt.topic_id, receipt.queue))
+        key = receipt.topic_id, receipt.queue
+        book, offset, number = self.books[key], receipt.offset, receipt.lease_number
+        stale, done = {Status.STALE}, {Status.DONE}
+        if receipt.epoch != book.epoch or offset >= book.end:
+            return stale
+        if book.state(offset) is State.DONE:
+            if number >> BOOT_SHIFT < self.boot or offset not in book.settled:
+                return stale | done
+            if book.settled[offset][0] == -1:
+                return stale | done
+            return done if book.settled[offset] == (number, verb) else stale
+        thing = book.thing(offset)
+        is_live = thing.state is State.LEASED and thing.number == number
+        is_last_of_old = (
+            book.oldest_boot <= number >> BOOT_SHIFT < self.boot
+            and offset < book.seen_below
+            and receipt.attempt == thing.acquisitions + 1
+            and not thing.last
+        )
+        is_grace = thing.state is State.GRACE and is_last_of_old
+        is_late = thing.state is State.AVAILABLE and (
+            is_last_of_old or (thing.last == number and thing.by is None)
+        )
+        if is_late and self.last_was_revoked(thing):
+            is_late = False
+        if thing.last == number and thing.by is not None and thing.state is not State.LEASED:
+            return done if thing.by is verb else stale
+        if is_late:
+            counts = verb in (Verb.ACK, Verb.REJECT) and not self.config.strict_leases
+            if not (counts and self.group.activity.may_settle(receipt.member)):
+                return stale
+        elif not is_live and not is_grace:
+            return stale
+        if is_grace and self.group.activity.active is None and self.claimed is None:
+            self.claimed = receipt.member
+        self.apply(key, offset, receipt, verb, delay)
+        self.settled_now = True
+        return done
+
+    @staticmethod
+    def last_was_revoked(thing: Thing) -> bool:
+        return thing.last != 0 and thing.deadline == -1
+
+    def apply(
+        self, key: QueueKey, offset: int, receipt: Receipt, verb: Verb, delay: int | None
+    ) -> None:
+        book = self.books[key]
+        thing = book.thing(offset)
+        if verb is Verb.ACK:
+            book.finish(offset)
+            book.settled[offset] = receipt.lease_number, Verb.ACK
+        elif verb is Verb.EXTEND:
+            thing.state, thing.member = State.LEASED, receipt.member
+            thing.number, thing.deadline = receipt.lease_number, self.now + LEASE_MS
+        else:
+            if thing.state is not State.LEASED:
+                thing.number = receipt.lease_number
+            late = thing.state is State.AVAILABLE
+            self.end_lease(key, offset, verb, delay, is_late=late)
+
+    def end_lease(
+        self,
+        key: QueueKey,
+        offset: int,
+        verb: Verb | None,
+        delay: int | None = None,
+        *,
+        is_late: bool = False,
+        is_expiry: bool = False,
+    ) -> None:
+        book = self.books[key]
+        thing = book.thing(offset)
+        was_leased = thing.state is State.LEASED
+        old = self.is_old(self.queues.messages[key][offset])
+        if was_leased and verb is not Verb.REJECT and old and not self.is_adopted(thing):
+            book.finish(offset)  # Q18
+            book.settled[offset] = 0, Verb.RELEASE
+            return
+        if not is_late:
+            thing.acquisitions += 1
+        thing.last, thing.by, thing.number = thing.number, verb, 0
+        thing.deadline = 0 if is_expiry or verb is not None else -1
+        thing.state = State.AVAILABLE
+        if verb is Verb.NACK:
+            thing.failures += 1
+            table = self.config.backoff_ms
+            wait = table[min(thing.failures, len(table)) - 1] if delay is None else delay
+            if thing.failures >= MAX_ATTEMPTS:
+                thing.state = State.DYING
+            elif wait:
+                thing.state, thing.ready_at = State.DELAYED, self.now + wait
+        if verb is Verb.REJECT:
+            thing.state, thing.is_rejected = State.DYING, True
+        if thing.state is State.DYING:
+            if not self.config.has_dead_letters:
+                self.bury(key, offset)
+        elif self.config.mode == "keyed":
+            mine = self.queues.messages[key][offset].key
+            for other, each in sorted(book.things.items()):
+                is_later = other > offset and self.queues.messages[key][other].key == mine
+                if mine and is_later and each.state is State.LEASED:
+                    self.end_lease(key, other, None)
+
+    def is_adopted(self, thing: Thing) -> bool:
+        """A lease of before a restart, extended after it, knows nothing of its message."""
+        return thing.number >> BOOT_SHIFT < self.boot
+
+    def bury(self, key: QueueKey, offset: int) -> None:
+        book = self.books[key]
+        thing = book.things[offset]
+        book.finish(offset)
+        if thing.by is not None:
+            book.settled[offset] = thing.last, thing.by
+
+    def drop_dying_without_letters(self, key: QueueKey) -> None:
+        book = self.books[key]
+        if not self.config.has_dead_letters:
+            for offset, thing in list(book.things.items()):
+                if thing.state is State.DYING:
+                    self.bury(key, offset)
+
+    def expire_books(self, only: QueueKey | None = None) -> None:
+        for key, book in self.books.items():
+            if only is not None:
+                if key != only:
+                    continue
+                lane = self.group.topics[key[0]].lanes[key[1]]
+                first = lane.cursor.leases.next_deadline()
+                if first is None or first > self.now:
+                    return
+            for offset, thing in sorted(book.things.items()):
+                if thing.state is State.LEASED and thing.deadline <= self.now:
+                    self.end_lease(key, offset, None, is_expiry=True)
+            for thing in book.things.values():
+                if thing.state is State.DELAYED and thing.ready_at <= self.now:
+                    thing.state = State.AVAILABLE
+            if book.grace_end and book.grace_end <= self.now:
+                book.grace_end = 0
+                for offset, thing in sorted(book.things.items()):
+                    if thing.state is State.GRACE:
+                        thing.state = State.AVAILABLE
+                        self.revoke_later(key, offset)
+
+    def revoke_later(self, key: QueueKey, offset: int) -> None:
+        mine = self.queues.messages[key][offset].key
+        if self.config.mode == "keyed" and mine:
+            for other, each in sorted(self.books[key].things.items()):
+                is_later = other > offset and self.queues.messages[key][other].key == mine
+                if is_later and each.state is State.LEASED:
+                    self.end_lease(key, other, None)
+
+
+#: What may happen, and how often.
+STEPS = {
+    "publish": 20,
+    "receive": 30,
+    "settle": 40,
+    "tick": 12,
+    "commit": 6,
+    "dead_letter": 4,
+    "leave": 2,
+    "retire": 1,
+    "crash": 2,
+    "trim": 1,
+    "seek": 0.5,
+    "pause": 1,
+    "go_cold": 1,
+}
