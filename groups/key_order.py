@@ -11,11 +11,12 @@ message of a key at a time, whatever members do.
 A message without a key is a key of its own.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from holdfast.groups.cursor import State
-from holdfast.groups.heads import Head
+from holdfast.groups.heads import Head, NeedsRead
 from holdfast.groups.selection import READ_AHEAD, QueueView
 
 #: Messages that may wait for their keys while more is looked for behind them.
@@ -75,6 +76,7 @@ class ByKey:
 
     def returned(self, offset: int) -> list[int]:
         """The offset heads its key again; later leases of the key come back with it."""
+        self._look_up_to(offset)
         number = self._key_of.get(offset)
         if number is None:
             return []
@@ -99,15 +101,22 @@ class ByKey:
 
     def adopted(self, offset: int, member: str) -> None:
         """The key is the member's, as it was before the restart."""
+        self._look_up_to(offset)
         if offset in self._key_of:
             self._lease(offset, member)
 
     def reset(self) -> None:
-        """Look at everything again, from the floor on."""
+        """Look at everything again, from the floor on; what is leased stays with its key."""
+        leases = self._view.cursor.leases
+        heads = [
+            head for key in self._keys.values() for at, head in key.heads.items() if at in leases
+        ]
         self._scanned = self._view.cursor.floor
         self._keys, self._key_of = {}, {}
         self._free, self._owned = [], {}
         self._leased_count = 0
+        for head in sorted(heads):
+            self._file(head)
 
     def grace_over(self) -> list[int]:
         """Offer what was in grace; return later leases of its keys, which have to come back."""
@@ -193,6 +202,12 @@ class ByKey:
         for head in found.heads:
             self._file(head)
         return True
+
+    def _look_up_to(self, offset: int) -> None:
+        """File a message of before a restart under its key, if the source can tell it now."""
+        with suppress(NeedsRead):
+            while self._scanned <= offset and self._look_on():
+                pass
 
     def _file(self, head: Head) -> None:
         cursor = self._view.cursor

@@ -15,6 +15,7 @@ def run(operations: int, seed: int) -> None:
         mode = MODES[seed % 4]
         engine = ("sfq", "dwrr")[seed // 4 % 2]
         world = World(seed, mode=mode, engine=engine, strict=seed // 8 % 4 == 0)
+        world.share_compared = 0.2
         try:
             for _ in range(min(2_000, operations - done)):
                 world.step()

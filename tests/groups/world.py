@@ -6,8 +6,7 @@ for what is there.
 """
 
 import random
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.activity import SingleActive
@@ -63,6 +62,10 @@ class Book:
     oldest_boot: int = 0
     max_sent: int = -1
 
+    def copy(self) -> "Book":
+        things = {offset: replace(thing) for offset, thing in self.things.items()}
+        return replace(self, things=things, done=set(self.done), settled={})
+
     def thing(self, offset: int) -> Thing:
         return self.things.setdefault(offset, Thing())
 
@@ -110,12 +113,14 @@ class World:
         self.queues.messages = {key: [] for key in self.keys}
         self.books = {key: Book() for key in self.keys}
         self.disk = Disk()
-        self.saved = deepcopy(self.books)
+        self.saved = {key: book.copy() for key, book in self.books.items()}
         self.now = 1_000_000
         self.boot = 0
         self.receipts: list[Receipt] = []
         self.ticket = 0
         self.last = "start"
+        #: How often all offsets are compared: each time finds a fault where it is made.
+        self.share_compared = 1.0
         self.checks = self.deliveries = self.crashes = self.rescues = 0
         self.start({})
 
@@ -193,7 +198,7 @@ class World:
             cursor = self.group.topics[key[0]].lanes[key[1]].cursor
             if not cursor.grace_bound:
                 self.books[key].grace_end = 0
-        self.saved = deepcopy(self.books)
+        self.saved = {key: book.copy() for key, book in self.books.items()}
         for key, most in sent.items():
             self.saved[key].max_sent = most
             if not self.books[key].grace_end:
@@ -218,7 +223,7 @@ class World:
                 cut.add(key)
             if saved.log_start > saved.start:
                 self.trim_book(saved, saved.log_start)
-        self.saved = deepcopy(self.books)
+        self.saved = {key: book.copy() for key, book in self.books.items()}
         self.now += self.rng.choice([0, 100, 2 * LEASE_MS])
         self.start(pages, frozenset(cut))
 
@@ -297,7 +302,6 @@ class World:
             chosen = [each for each in chosen if self.is_first_of_its_key(each)]
         delay = self.rng.choice([None, 0, 900])
         for receipt in chosen:
-            self.note = (verb, receipt)
             expected = self.expect(receipt, verb, delay)
             cumulative = verb is Verb.ACK and self.config.mode != "keyed"
             cumulative = cumulative and self.rng.random() < 0.1
@@ -394,8 +398,9 @@ class World:
                 break
         else:
             raise AssertionError("serving does not come to an end")
-        self.check_states()
-        self.check_waiters()
+        if self.last == "crash" or self.rng.random() < self.share_compared:
+            self.check_states()
+            self.check_waiters()
 
     def check_reply(self, ask: Ask, reply: Reply) -> None:
         if reply.commit_first:
@@ -433,10 +438,10 @@ class World:
         if reply.picks and ask.settled:
             self.commit()
         is_cut_short = reply.needs is not None or reply.is_notice or not reply.is_active
+        is_cut_short |= any(topic.is_paused for topic in self.group.topics.values())
         if not is_cut_short and len(reply.picks) < room and ask.max_bytes > 1_000:
-            if not any(topic.is_paused for topic in self.group.topics.values()):
-                for key in self.keys:  # P3
-                    assert self.first_eligible(ask, key) is None, (ask, reply, key)
+            for key in self.keys:  # P3
+                assert self.first_eligible(ask, key) is None, (ask, reply, key)
         return None
 
     def check_level(self, ask: Ask, key: QueueKey) -> None:
@@ -495,7 +500,7 @@ class World:
                 for key in self.keys:
                     if (offset := self.first_eligible(waiter.ask, key)) is not None:
                         self.rescues += 1
-                        assert False, (self.last, waiter, key, offset, self.note, self.config.mode)
+                        raise AssertionError((self.last, waiter, key, offset))
         assert not self.rescues, "somebody waits for what is there"
 
     # -- the model ---------------------------------------------------------------------------
@@ -575,8 +580,6 @@ class World:
     def finish_below(self, receipt: Receipt) -> None:
         """T25: the member's own leases in that queue, no others."""
         book = self.books[receipt.topic_id, receipt.queue]
-        if book.settled.get(receipt.offset) != (receipt.lease_number, Verb.ACK, self.now):
-            pass
         for offset, thing in sorted(book.things.items()):
             if (
                 offset < receipt.offset
