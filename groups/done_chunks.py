@@ -77,6 +77,8 @@ class DoneChunks:
         """Return how many offsets in [start, end) are marked, those below the floor included."""
         below = max(0, min(end, self.floor) - start)
         start = max(start, self.floor)
+        if start >= end:
+            return below
         found = 0
         for number in self._chunk_numbers(start, end):
             first = max(start - (number << 10), 0)

@@ -99,6 +99,15 @@ class ByKey:
         else:
             del self._keys[number]
 
+    def is_in_order(self, offset: int) -> bool:
+        """Say whether no earlier message of its key has come back."""
+        self._look_up_to(offset)
+        key = self._keys.get(self._key_of.get(offset, 0))
+        return key is None or not any(
+            each < offset and each not in key.leased and not self._view.cursor.is_in_grace(each)
+            for each in key.heads
+        )
+
     def adopted(self, offset: int, member: str) -> None:
         """The key is the member's, as it was before the restart."""
         self._look_up_to(offset)

@@ -44,6 +44,9 @@ class Selection(Protocol):
     def settled(self, offset: int) -> None:
         """An offset is done, or dying."""
 
+    def is_in_order(self, offset: int) -> bool:
+        """Say whether settling an offset that is not leased overtakes nothing."""
+
     def adopted(self, offset: int, member: str) -> None:
         """An offset in grace is leased again by the member that had it."""
 
@@ -156,6 +159,10 @@ class InOrder:
     def settled(self, offset: int) -> None:
         """Forget an offset."""
         self._heads.pop(offset, None)
+
+    def is_in_order(self, offset: int) -> bool:
+        """Messages are settled in any order."""
+        return True
 
     def adopted(self, offset: int, member: str) -> None:
         """Nothing is noted: the cursor says what is leased."""

@@ -5,6 +5,7 @@
     GRACE    settled          given back           a live lease again
     LATE     settled, unless  stale                stale
              leases are strict or the member is not the active one any more
+             In a keyed group what is not LIVE is stale once an earlier message of its key came back.
     USED     done if it was used in this way, else stale
     STALE    stale            stale                stale
 
@@ -69,6 +70,8 @@ def settle(
     if stands is Standing.USED:
         return (Status.DONE if used is ENDS.get(verb) else Status.STALE), []
     if stands is Standing.STALE:
+        return Status.STALE, []
+    if stands is not Standing.LIVE and not lane.selection.is_in_order(receipt.offset):
         return Status.STALE, []
     if stands is Standing.LATE and not _counts_late(lane, activity, receipt, verb):
         return Status.STALE, []

@@ -8,14 +8,14 @@ from tests.groups.world import World
 MODES = ("competing", "keyed", "single_active", "exclusive")
 
 
-def run(operations: int, seed: int) -> None:
+def run(operations: int, seed: int, share_compared: float = 0.2) -> None:
     """Run worlds of 2,000 operations, each of the next seed, and print what was seen."""
     began, done, totals = time.monotonic(), 0, [0, 0, 0, 0]
     while done < operations:
         mode = MODES[seed % 4]
         engine = ("sfq", "dwrr")[seed // 4 % 2]
         world = World(seed, mode=mode, engine=engine, strict=seed // 8 % 4 == 0)
-        world.share_compared = 0.2
+        world.share_compared = share_compared
         try:
             for _ in range(min(2_000, operations - done)):
                 world.step()

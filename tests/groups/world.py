@@ -119,6 +119,7 @@ class World:
         self.receipts: list[Receipt] = []
         self.ticket = 0
         self.last = "start"
+        self.sent_settled: set[tuple[QueueKey, int, int]] = set()
         #: How often all offsets are compared: each time finds a fault where it is made.
         self.share_compared = 1.0
         self.checks = self.deliveries = self.crashes = self.rescues = 0
@@ -324,7 +325,8 @@ class World:
         self.group.leave(member, self.now)
         for key, book in self.books.items():
             for offset, thing in sorted(book.things.items()):
-                if thing.state is State.LEASED and thing.member == member:
+                is_here = book.things.get(offset) is thing
+                if is_here and thing.state is State.LEASED and thing.member == member:
                     self.end_lease(key, offset, None)
 
     def retire(self) -> None:
@@ -389,6 +391,12 @@ class World:
             answered = self.group.serve(self.now)
             needs, boot = False, self.boot
             for waiter, reply in answered:
+                if isinstance(reply, Reply) and waiter.ask.settled:
+                    for pick in reply.picks:  # a crash may lose what is settled as it is sent
+                        self.sent_settled.add(
+                            (pick.queue, self.books[pick.queue].epoch, pick.offset)
+                        )
+            for waiter, reply in answered:
                 if isinstance(reply, Reply):
                     self.check_reply(waiter.ask, reply)
                     if self.boot != boot:
@@ -420,9 +428,7 @@ class World:
             thing = book.thing(pick.offset)
             if pick.receipt is not None:
                 assert pick.receipt.attempt == thing.acquisitions + 1
-                assert pick.redelivered == (
-                    pick.offset < book.seen_below or thing.acquisitions > 0
-                )
+                assert pick.redelivered == (pick.offset < book.seen_below or thing.acquisitions > 0)
                 thing.state, thing.member = State.LEASED, ask.member
                 thing.number = pick.receipt.lease_number
                 thing.deadline = pick.receipt.deadline_ms
@@ -467,7 +473,8 @@ class World:
                 state, expected = cursor.state(offset), book.state(offset)
                 if state is State.DONE and expected is not State.DONE:
                     # Met while looking for something to deliver: unwanted, or too old.
-                    assert self.is_useless(key, offset), (key, offset, expected)  # I7, I14
+                    was_sent = (key, book.epoch, offset) in self.sent_settled
+                    assert was_sent or self.is_useless(key, offset), (key, offset)  # I7, I14
                     assert expected in (State.AVAILABLE, State.GRACE)
                     book.finish(offset)
                     book.settled[offset] = 0, Verb.RELEASE
@@ -479,6 +486,7 @@ class World:
             assert cursor.next <= cursor.reserved_next or cursor.next == cursor.floor
             for offset, thing in book.things.items():
                 assert cursor.failures(offset) == thing.failures  # I9
+                assert cursor.attempt(offset) == thing.acquisitions + 1, (key, offset, thing)
         assert self.group.available() == count
         leased = sum(
             thing.state is State.LEASED
@@ -518,8 +526,11 @@ class World:
 
     def is_useless(self, key: QueueKey, offset: int) -> bool:
         message = self.queues.messages[key][offset]
+        return self.is_unwanted(key, message) or self.is_old(message)
+
+    def is_unwanted(self, key: QueueKey, message: Message) -> bool:
         wanted = self.filters[key[0]]
-        return (wanted is not None and wanted not in message.tag) or self.is_old(message)
+        return wanted is not None and wanted not in message.tag
 
     def is_old(self, message: Message) -> bool:
         return 0 < message.expires_at_ms <= self.now
@@ -535,6 +546,8 @@ class World:
                 continue
             message = messages[offset]
             number = message.key or -1 - offset
+            if state is State.GRACE and self.is_unwanted(key, message):
+                continue
             if state is State.AVAILABLE:
                 if not self.is_useless(key, offset):
                     if self.config.mode != "keyed":
@@ -630,11 +643,23 @@ class World:
                 return stale
         elif not is_live and not is_grace:
             return stale
+        if not is_live and self.overtakes(key, offset):
+            return stale
         if is_grace and self.group.activity.active is None and self.claimed is None:
             self.claimed = receipt.member
         self.apply(key, offset, receipt, verb, delay)
         self.settled_now = True
         return done
+
+    def overtakes(self, key: QueueKey, offset: int) -> bool:
+        """Say whether an earlier message of its key came back."""
+        book, messages = self.books[key], self.queues.messages[key]
+        mine = messages[offset].key
+        return self.config.mode == "keyed" and any(
+            mine and messages[each].key == mine and not self.is_unwanted(key, messages[each])
+            for each in range(book.start, offset)
+            if book.state(each) in (State.AVAILABLE, State.DELAYED)
+        )
 
     @staticmethod
     def last_was_revoked(thing: Thing) -> bool:
@@ -697,7 +722,8 @@ class World:
             mine = self.queues.messages[key][offset].key
             for other, each in sorted(book.things.items()):
                 is_later = other > offset and self.queues.messages[key][other].key == mine
-                if mine and is_later and each.state is State.LEASED:
+                is_here = book.things.get(other) is each
+                if mine and is_here and is_later and each.state is State.LEASED:
                     self.end_lease(key, other, None)
 
     def is_adopted(self, thing: Thing) -> bool:
@@ -728,7 +754,8 @@ class World:
                 if first is None or first > self.now:
                     return
             for offset, thing in sorted(book.things.items()):
-                if thing.state is State.LEASED and thing.deadline <= self.now:
+                is_here = book.things.get(offset) is thing
+                if is_here and thing.state is State.LEASED and thing.deadline <= self.now:
                     self.end_lease(key, offset, None, is_expiry=True)
             for thing in book.things.values():
                 if thing.state is State.DELAYED and thing.ready_at <= self.now:
@@ -745,7 +772,8 @@ class World:
         if self.config.mode == "keyed" and mine:
             for other, each in sorted(self.books[key].things.items()):
                 is_later = other > offset and self.queues.messages[key][other].key == mine
-                if is_later and each.state is State.LEASED:
+                is_here = self.books[key].things.get(other) is each
+                if is_here and is_later and each.state is State.LEASED:
                     self.end_lease(key, other, None)
 
 
