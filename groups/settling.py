@@ -5,7 +5,7 @@
     GRACE    settled          given back           a live lease again
     LATE     settled, unless  stale                stale
              leases are strict or the member is not the active one any more
-             In a keyed group what is not LIVE is stale once an earlier message of its key came back.
+             (keyed groups: what is not LIVE is stale once an earlier one of its key came back)
     USED     done if it was used in this way, else stale
     STALE    stale            stale                stale
 

@@ -92,7 +92,7 @@ def test_rows_are_pinned() -> None:
     assert rows.decode_attempts(rows.encode_attempts(attempts)) == AttemptsRow(2, 65_535, 9)
     assert rows.decode_dead(rows.encode_dead(7)) == 7
     assert rows.encode_chunk(1 << 8 | 1)[:2].hex() == "0101"
-    with pytest.raises(ValueError, match="2 bytes|not 2"):
+    with pytest.raises(ValueError, match="not 2"):
         rows.decode_chunk(b"ab")
 
 

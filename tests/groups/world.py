@@ -477,7 +477,7 @@ class World:
                     assert was_sent or self.is_useless(key, offset), (key, offset)  # I7, I14
                     assert expected in (State.AVAILABLE, State.GRACE)
                     book.finish(offset)
-                    book.settled[offset] = 0, Verb.RELEASE
+                    book.settled[offset] = -1, Verb.ACK
                 else:
                     assert state is expected, (key, offset, state, expected, self.last, book)  # I1
                     count += state is State.AVAILABLE
@@ -613,6 +613,12 @@ class World:
         key = receipt.topic_id, receipt.queue
         book, offset, number = self.books[key], receipt.offset, receipt.lease_number
         stale, done = {Status.STALE}, {Status.DONE}
+        cursor = self.group.topics[key[0]].lanes[key[1]].cursor
+        is_here = receipt.epoch == book.epoch and offset < book.end
+        is_news = is_here and offset in cursor.done and book.state(offset) is not State.DONE
+        if is_news and self.is_useless(key, offset):
+            book.finish(offset)  # met and dropped since all was compared
+            book.settled[offset] = -1, Verb.ACK
         if receipt.epoch != book.epoch or offset >= book.end:
             return stale
         if book.state(offset) is State.DONE:
