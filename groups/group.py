@@ -63,6 +63,8 @@ class Group:
         self._costs = Costs(config.cost)
         self._repeats = Repeats(config.repeat_ms)
         self._changed: dict[Lane, None] = {}
+        #: Lanes with dead letters to be appended.
+        self._mourning: dict[Lane, None] = {}
         self._stirred: set[int] = set()
         #: What the predecessor of this active member lost is written down.
         self._fencing_durable = 0
@@ -93,6 +95,7 @@ class Group:
         for lane in topic.lanes.values():
             self._ended(topic_id, list(lane.cursor.leases), None)
             self._changed.pop(lane, None)
+            self._mourning.pop(lane, None)
         self.fair.remove(topic_id)
         self._stir_all()
 
@@ -208,11 +211,18 @@ class Group:
     def take_dead_letters(self) -> list[DeadLetter]:
         """Return the messages that are to be appended to the dead letters, each once."""
         letters = []
-        for topic in self.topics.values():
-            for lane in topic.lanes.values():
-                letters += lane.dead_letters
-                lane.dead_letters = []
+        for lane in self._mourning:
+            letters += lane.dead_letters
+            lane.dead_letters = []
+        self._mourning.clear()
         return letters
+
+    def retry_dead_letter(self, letter: DeadLetter) -> None:
+        """A dead letter could not be appended: it is among the next that are taken."""
+        lane = self._lane(letter.queue)
+        if lane is not None and letter.offset in lane.cursor.dying:
+            lane.dead_letters.append(letter)
+            self._mourning[lane] = None
 
     def dead_lettered(self, key: QueueKey, offset: int, position: int) -> bool:
         """A dead letter is durable at `position`. False: it was not waited for."""
@@ -532,6 +542,8 @@ class Group:
             lane.timer = deadline_ms
             if deadline_ms is not None:
                 heappush(self._timers, (deadline_ms, lane.key))
+        if lane.dead_letters:
+            self._mourning[lane] = None
         if has_changes(lane.cursor):
             self._changed[lane] = None
 

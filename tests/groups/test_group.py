@@ -389,9 +389,9 @@ def test_one_message_wakes_one_member_and_members_take_turns() -> None:  # L25, 
     turns = []
     for _ in range(4):
         stage.publish()
-        ((member, _),) = served(stage)
-        turns.append(member)
-        park(stage, str(member))
+        ((ticket, _),) = served(stage)
+        turns.append(ticket)
+        park(stage, str(ticket))
     assert turns == ["a", "b", "c", "a"]
 
 

@@ -614,11 +614,12 @@ class World:
         book, offset, number = self.books[key], receipt.offset, receipt.lease_number
         stale, done = {Status.STALE}, {Status.DONE}
         cursor = self.group.topics[key[0]].lanes[key[1]].cursor
-        is_here = receipt.epoch == book.epoch and offset < book.end
-        is_news = is_here and offset in cursor.done and book.state(offset) is not State.DONE
-        if is_news and self.is_useless(key, offset):
-            book.finish(offset)  # met and dropped since all was compared
-            book.settled[offset] = -1, Verb.ACK
+        for each in range(book.start, book.end):  # met and dropped since all was compared
+            if each in cursor.done and book.state(each) is not State.DONE:
+                was_sent = (key, book.epoch, each) in self.sent_settled
+                assert was_sent or self.is_useless(key, each)
+                book.finish(each)
+                book.settled[each] = -1, Verb.ACK
         if receipt.epoch != book.epoch or offset >= book.end:
             return stale
         if book.state(offset) is State.DONE:
