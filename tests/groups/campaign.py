@@ -26,11 +26,13 @@ def run(operations: int, seed: int, share_compared: float = 0.2) -> None:
         counts = world.deliveries, world.checks, world.crashes, world.rescues
         totals = [a + b for a, b in zip(totals, counts, strict=True)]
         seed += 1
-    print(
-        f"{done} operations, seeds up to {seed - 1}: {totals[0]} deliveries, {totals[1]} "
-        f"comparisons, {totals[2]} crashes, {totals[3]} scan rescues; "
-        f"{time.monotonic() - began:.0f} s"
-    )
+        if done >= operations or seed % 10 == 0:
+            seconds = time.monotonic() - began
+            print(
+                f"{done} operations, seeds up to {seed - 1}: {totals[0]} deliveries, {totals[1]} "
+                f"comparisons, {totals[2]} crashes, {totals[3]} scan rescues; {seconds:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
