@@ -466,8 +466,10 @@ class Group:
                 self._happened(lane)
             else:
                 self._touch(lane)
-            if self.activity.active != active:  # it has proven itself after a restart
-                self._stir_all()
+        else:  # judging it may have settled unwanted messages on the way
+            self._touch(lane)
+        if self.activity.active != active:  # it has proven itself after a restart
+            self._stir_all()
         return status
 
     def _end(self, lane: Lane, ended: list[Lease], now_ms: int) -> None:

@@ -465,6 +465,21 @@ def test_a_source_that_must_wait_is_asked_again() -> None:
     assert served(stage) == [("a", [0, 1])]
 
 
+def test_who_waits_behind_a_cold_topic_is_not_forgotten() -> None:  # I13
+    stage = Stage({1: 1, 2: 1})
+    for topic_id, member in ((1, "a"), (2, "b")):
+        ask = Ask(member, 10, topics=frozenset({topic_id}))
+        stage.group.park(ask, member, stage.now, stage.now + 5_000)
+    assert served(stage) == []
+    stage.publish(1, (1, 0))
+    stage.publish(1, (2, 0))
+    stage.queues.is_cold = True
+    assert served(stage) == [("a", [])]
+    stage.queues.is_cold = False
+    stage.group.stir(1)
+    assert served(stage) == [("a", [0]), ("b", [0])]
+
+
 # -- fairness ------------------------------------------------------------------------------------
 
 
