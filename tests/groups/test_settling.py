@@ -210,6 +210,29 @@ def test_a_delivery_beyond_the_reserve_waits_for_a_commit() -> None:
     assert stage.ask(credit=900).commit_first
 
 
+def test_a_redelivery_waits_for_a_commit() -> None:
+    stage = new_stage(3)
+    picks = stage.take(credit=1)
+    stage.commit()
+    assert not stage.ask(credit=1).commit_first
+    settle(stage, Verb.RELEASE, *picks)
+    assert stage.ask(credit=1).commit_first
+
+
+def test_the_first_delivery_of_the_next_active_member_waits_for_a_commit() -> None:
+    stage = new_stage(5, mode="single_active")
+    settle(stage, Verb.ACK, *stage.take("a", 1))
+    stage.commit()
+    assert not stage.ask("a", 1).commit_first
+    settle(stage, Verb.ACK, *stage.take("a", 1))
+    stage.group.leave("a", stage.now)
+    reply = stage.ask("b", 1)
+    assert [pick.redelivered for pick in reply.picks] == [True]
+    assert stage.ask("b", 1).commit_first
+    stage.commit()
+    assert not stage.ask("b", 1).commit_first
+
+
 def test_a_log_that_lost_its_end_takes_back_what_was_settled_there() -> None:  # I14
     stage = new_stage(30)
     picks = stage.take()
