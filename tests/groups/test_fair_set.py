@@ -7,7 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.groups.config import FAIR_ENGINES
+from holdfast.groups.costs import Costs
 from holdfast.groups.fair_set import FairSet
+from holdfast.groups.heads import Head
+from holdfast.groups.leases import Lease
 
 WEIGHTS = {number: 4 * (number + 1) for number in range(10)}
 ROUND = sum(WEIGHTS.values())
@@ -264,3 +267,16 @@ def test_a_model_of_backlogs_is_worked_off(engine: str, steps: list[tuple[int, i
         if not backlog[chosen]:
             fair.deactivate(chosen)
     assert not any(backlog.values())
+
+
+def test_time_is_charged_by_its_average_and_settled_later() -> None:  # F7
+    costs = Costs("time")
+    lease = Lease(Head(0), "a", 1, 31_000, 1_000, 1, charge=costs.at_delivery(1, Head(0)))
+    assert lease.charge == 10  # a millisecond, in tenths
+    assert costs.difference(1, lease, 1_100, None) == 990
+    assert costs.at_delivery(1, Head(0)) == 1_000
+    assert costs.difference(1, lease, 1_100, 40) == 390  # what the member says
+    assert costs.at_delivery(1, Head(0)) == 925
+    assert costs.difference(1, lease, 99_000, None) == 299_990  # the lease is the most
+    assert Costs("bytes").at_delivery(1, Head(0, 100)) == 164
+    assert Costs("count").difference(1, lease, 99_000, None) == 0
