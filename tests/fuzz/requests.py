@@ -33,6 +33,7 @@ from holdfast.http_api.publish import _rows
 from holdfast.http_api.router import Router
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.types import OffsetsRequest, ResetRequest, TopicSettings
+from tests.fuzz.wire import check_wire, wire_seeds
 
 LIMITS = MessageLimits(4096, 64, 32, 256)
 MAX_MESSAGES = 50
@@ -90,6 +91,7 @@ def seeds() -> list[bytes]:
         b"\x09\0\0\1\2\1\4\x10",
         b"\x09\1\0\1\xff\0\0\1",
         b"\x09\2\0\1\3\2",
+        *(b"\x0a" + bytes([size]) + wire for size in (0, 1, 7) for wire in wire_seeds()),
     ]
 
 
@@ -223,6 +225,12 @@ def _header(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
 
 
+def _wire(data: bytes) -> None:
+    """The bytes of a whole connection, cut into pieces whose size their first byte says."""
+    if data:
+        check_wire(data[1:], data[0] or 4096)
+
+
 _CHECKS: tuple[Callable[[bytes], None], ...] = (
     _messages(from_json),
     _messages(from_lines),
@@ -234,4 +242,5 @@ _CHECKS: tuple[Callable[[bytes], None], ...] = (
     _media,
     _pairs,
     _built,
+    _wire,
 )

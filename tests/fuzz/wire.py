@@ -1,0 +1,125 @@
+"""A connection's bytes, for the fuzzer of requests: a real Connection over a transport of memory.
+
+However the bytes are cut into pieces, nothing of it fails, what is answered is whole answers, and
+nothing stays open once the client is gone.
+"""
+
+import asyncio
+import re
+from typing import Any
+
+from holdfast.http_api.bodies import BodyReader
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.connection import Connection
+from holdfast.http_api.connections import Connections
+from holdfast.http_api.problems import problem_for
+from holdfast.http_api.reply import Reply, problem_reply
+from holdfast.http_api.request import Request
+
+_CONFIG = HttpConfig(max_request_bytes=1000)
+_ANSWER = re.compile(rb"HTTP/1\.1 (100|200|4\d\d) [^\r\n]+\r\n(?:[^\r\n]+\r\n)*\r\n")
+_LENGTH = re.compile(rb"Content-Length: (\d+)")
+
+
+class _Wire(asyncio.Transport):
+    """Takes all that is written; whoever feeds it asks whether reading goes on."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.1", 5)})
+        self.sent = b""
+        self.reads_on = True
+        self.is_closed = self.is_aborted = False
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
+
+    def pause_reading(self) -> None:
+        self.reads_on = False
+
+    def resume_reading(self) -> None:
+        self.reads_on = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def check_wire(data: bytes, piece_bytes: int) -> None:
+    """Raise for anything that a connection should not do with these bytes."""
+    asyncio.run(_feed(data, piece_bytes))
+
+
+async def _feed(data: bytes, piece_bytes: int) -> None:
+    bodies = BodyReader(_CONFIG)
+
+    async def answer(request: Request) -> Reply:
+        try:
+            return Reply(200, "text/plain", [bytes(await bodies.read(request))])
+        except Exception as error:  # as the application does
+            return problem_reply(problem_for(error))
+        finally:
+            bodies.done(request)
+
+    connections = Connections(_CONFIG)
+    connection = Connection(answer, asyncio.get_running_loop(), _CONFIG, connections)
+    wire = _Wire()
+    connection.connection_made(wire)
+    left = memoryview(data)
+    while left and wire.reads_on and not wire.is_closed:
+        room = connection.get_buffer(-1)
+        count = min(len(room), len(left), piece_bytes)
+        room[:count] = left[:count]
+        connection.buffer_updated(count)
+        left = left[count:]
+        for _ in range(3):  # a turn to answer, one to go on, one for who waited for a body
+            await asyncio.sleep(0)
+    assert not wire.is_aborted, "a connection failed"
+    _check_answers(wire.sent)
+    task = connection.task
+    connection.connection_lost(None)
+    if task is not None:
+        await asyncio.wait([task], timeout=5)
+        assert task.done()
+    assert not connections.open
+    assert connections.count == 0
+    assert bodies._arriving_bytes == 0
+    connections.abort_all()
+
+
+def _check_answers(sent: bytes) -> None:
+    while sent:
+        head = _ANSWER.match(sent)
+        assert head, sent[:200]
+        length = _LENGTH.search(head[0])
+        size = int(length[1]) if length else 0
+        sent = sent[head.end() :]
+        assert len(sent) >= size or not sent  # the answer to HEAD has a length alone
+        sent = sent[size:]
+
+
+def wire_seeds() -> list[bytes]:
+    """Return connections that are understood, and some that are not."""
+    get = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+    post = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+    chunks = (
+        b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+    )
+    return [
+        get + post + chunks + get,
+        post.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"),
+        get.replace(b"Host: x", b"Connection: close") + get,
+        post.replace(b"Content-Length: 5", b"Content-Length: 2000") + b"x" * 1995 + get,
+        chunks.replace(b"2\r\nhi", b"zz\r\nhi") + get,
+        b"\r\n\r\n" + get + b"nonsense\r\n\r\n",
+    ]
