@@ -70,7 +70,7 @@ def as_formatter(_context: Context, _parameter: Parameter, text: str | None) -> 
 
 
 def _checked_name(kind: str, text: str) -> str:
-    from holdfast.client.transport import checked_name
+    from holdfast.client.requests import checked_name
 
     try:
         return checked_name(kind, text)

@@ -37,11 +37,12 @@ from holdfast.client.pulling import (
     pull_queue,
 )
 from holdfast.client.reader import AsyncReader
+from holdfast.client.requests import JSON, MSGPACK, Requests, checked_name
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.sender import IdentityPool, PublishReply
 from holdfast.client.sources import QueueSource, Range, Source, TopicSource
 from holdfast.client.tls import File, TlsFiles
-from holdfast.client.transport import JSON, MSGPACK, Requests, Transport, checked_name
+from holdfast.client.transport import Transport
 
 DEFAULT_URL = "http://127.0.0.1:8711"
 

@@ -9,7 +9,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
@@ -17,10 +17,9 @@ from holdfast.client.blocking_connection import BlockingConnection
 from holdfast.client.connection import ConnectionLost
 from holdfast.client.errors import BadReply, ClientClosed, ConnectionFailed
 from holdfast.client.http_wire import NotHttp, ReplyParser
-from holdfast.client.reply import Reply, checked
-from holdfast.client.retry import RetryPolicy, retried
+from holdfast.client.requests import KEEPALIVE_S, SentRequests
+from holdfast.client.retry import RetryPolicy
 from holdfast.client.target import Target
-from holdfast.client.transport import ANSWER_TIMEOUT_S, KEEPALIVE_S, Body, encoded_request
 
 T = TypeVar("T")
 
@@ -108,8 +107,9 @@ class _Connections:
             connection.close()
 
 
-class BlockingTransport:
-    """Sends requests to a broker, from any thread. See Requests for what its methods promise.
+class BlockingTransport(SentRequests):
+    """Sends requests to a broker, from any thread. An exception in the blocked thread, such as an
+    interrupt, ends its request.
 
     `part()` gives a transport that can be closed by itself, on the same connections.
     """
@@ -117,9 +117,7 @@ class BlockingTransport:
     def __init__(
         self, target: Target, retry: RetryPolicy, connections: _Connections | None = None
     ) -> None:
-        self.url = target.url
-        self.retry = retry
-        self._target = target
+        super().__init__(target, retry)
         self._connections = connections or _Connections()
         if connections is None:
             # Also for a client that is forgotten.
@@ -137,27 +135,6 @@ class BlockingTransport:
             if self._closed.is_set():
                 part._closed.set()
         return part
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str | int] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: Body | None = None,
-        safe: bool = True,
-        wait_s: float = 0.0,
-        retry: RetryPolicy | None = None,
-    ) -> Reply:
-        """As in Requests. An exception in the blocked thread, such as an interrupt, ends it."""
-        head, blocks = encoded_request(self._target, method, path, params, headers, body)
-
-        async def once() -> Reply:
-            parsed = await self._once(head, blocks, wait_s + ANSWER_TIMEOUT_S, safe=safe)
-            return checked(Reply(parsed.status, parsed.headers, parsed.body, self.url))
-
-        return await retried(once, retry or self.retry, safe=safe, waits=self)
 
     async def _once(
         self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool

@@ -9,8 +9,8 @@ from contextlib import suppress
 from holdfast.client.connection import ConnectionLost
 from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
 from holdfast.client.http_wire import ReplyParser
+from holdfast.client.requests import CONNECT_TIMEOUT_S
 from holdfast.client.target import Target
-from holdfast.client.transport import CONNECT_TIMEOUT_S
 
 _RECEIVED_BYTES = 64 * 1024
 _TIMEVAL = struct.Struct("@ll")

@@ -16,8 +16,8 @@ from holdfast.client.loop_thread import LoopThread
 from holdfast.client.message import Message, MessageList
 from holdfast.client.pulling import PullOptions, Start
 from holdfast.client.reader import AsyncReader, CrossingReader
+from holdfast.client.requests import Requests
 from holdfast.client.sources import Range, TopicSource
-from holdfast.client.transport import Requests
 
 _log = logging.getLogger("holdfast.client")
 

@@ -11,7 +11,8 @@ import msgspec
 
 from holdfast.client.errors import ConnectionFailed, OffsetsChanged, UnknownGroup
 from holdfast.client.message import StoredOffsets
-from holdfast.client.transport import JSON, Reply, Requests
+from holdfast.client.reply import Reply
+from holdfast.client.requests import JSON, Requests
 
 #: The ETag of "nothing is stored yet".
 NOTHING_STORED = '"0"'

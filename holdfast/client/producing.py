@@ -12,9 +12,9 @@ from holdfast.client.errors import PublishFailed
 from holdfast.client.message import PublishResult
 from holdfast.client.pending_batch import PendingBatch
 from holdfast.client.pulling import TopicDescription
+from holdfast.client.requests import Requests
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.sender import Sender
-from holdfast.client.transport import Requests
 from holdfast.commitlog.batch_check import MessageLimits
 from holdfast.commitlog.message_id import format_message_id
 

@@ -14,8 +14,9 @@ import msgspec
 from holdfast.client.errors import BadReply, api_error
 from holdfast.client.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
 from holdfast.client.message_run import MessageRun, RunColumns
+from holdfast.client.reply import Reply
+from holdfast.client.requests import BATCH, MSGPACK, Requests
 from holdfast.client.retry import RetryPolicy
-from holdfast.client.transport import BATCH, MSGPACK, Reply, Requests
 from holdfast.commitlog.batch import iter_batches
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.batch_run import BatchRun

@@ -18,8 +18,8 @@ import msgspec
 from holdfast.client.accumulator import Accumulator
 from holdfast.client.errors import BadReply, ClientClosed
 from holdfast.client.pending_batch import PendingBatch, Stored
+from holdfast.client.requests import BATCH, Requests
 from holdfast.client.retry import RetryPolicy
-from holdfast.client.transport import BATCH, Requests
 from holdfast.commitlog.message_id import parse_message_id
 
 _BATCHES = {"Content-Type": BATCH}

@@ -21,8 +21,8 @@ from holdfast.client.pulling import (
     poll_queues,
     pull_queue,
 )
+from holdfast.client.requests import Requests
 from holdfast.client.retry import FOREVER
-from holdfast.client.transport import Requests
 
 #: The least time for a pull that brings nothing: a broker that does not hold requests is asked
 #: this often, not as often as it answers.

@@ -105,7 +105,7 @@ async def test_refusals_and_what_is_no_reply_are_told_as_they_are() -> None:
 
 
 async def test_a_broker_that_stays_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("holdfast.client.requests.ANSWER_TIMEOUT_S", 0.01)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()

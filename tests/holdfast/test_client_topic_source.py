@@ -14,13 +14,13 @@ from holdfast.client.pulling import (
     TopicConfig,
     TopicDescription,
 )
+from holdfast.client.requests import Requests
 from holdfast.client.sources import (
     AT_END_PER_POLL,
     MAX_QUEUES_PER_POLL,
     SHORT_WAIT_MS,
     TopicSource,
 )
-from holdfast.client.transport import Requests
 
 
 class Broker:

@@ -13,8 +13,10 @@ from holdfast.client.errors import (
     Unauthenticated,
     UnknownTopic,
 )
+from holdfast.client.requests import checked_name
 from holdfast.client.retry import RetryPolicy
-from holdfast.client.transport import Transport, checked_name, checked_token
+from holdfast.client.target import checked_token
+from holdfast.client.transport import Transport
 from tests.support.scripted_server import drop, problem, scripted_server
 
 QUICK = RetryPolicy(give_up_after_s=10.0, first_pause_s=0.001, longest_pause_s=0.01)
@@ -283,7 +285,7 @@ async def test_a_cancelled_request_closes_its_connection() -> None:
 
 
 async def test_a_broker_that_stays_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.client.transport.ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("holdfast.client.requests.ANSWER_TIMEOUT_S", 0.01)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()
