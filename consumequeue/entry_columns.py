@@ -12,23 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.consumequeue.consume_queue import CqUnit
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.consumequeue.unit_table import ITEM_DTYPE
 
 Int64s = npt.NDArray[np.int64]
-
-#: An entry as `consumequeue.index` stores it: the key, then the value.
-_ITEM = np.dtype(
-    [
-        ("queue", ">u8"),
-        ("base_offset", ">u8"),
-        ("physical_offset", "<u8"),
-        ("queue_bytes", "<u8"),
-        ("store_timestamp_us", "<i8"),
-        ("tag_summary", "<u8"),
-        ("size", "<u4"),
-        ("message_count", "<u4"),
-        ("crc", "<u4"),
-    ]
-)
 
 
 class EntryColumns:
@@ -68,11 +55,12 @@ class EntryColumns:
         return cls(base, physical, size, count)
 
     @classmethod
-    def of_items(cls, queue: bytes, items: Iterable[tuple[bytes, bytes]]) -> Self:
-        """Return entries as the index on disk has them, up to the first that is not of `queue`,
-        the first eight bytes of its keys. Their checksums are not looked at."""
-        rows = np.frombuffer(b"".join(chain.from_iterable(items)), _ITEM)
-        rows = rows[: _leading(rows["queue"] == int.from_bytes(queue, "big"))]
+    def of_items(cls, key: QueueKey, items: Iterable[tuple[bytes, bytes]]) -> Self:
+        """Return entries as the index on disk has them, up to the first that is not of the queue
+        `key`. Their checksums are not looked at."""
+        rows = np.frombuffer(b"".join(chain.from_iterable(items)), ITEM_DTYPE)
+        topic_id, queue_id = key
+        rows = rows[: _leading((rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id))]
         return cls(
             *(
                 rows[name].astype(np.int64)

@@ -264,10 +264,10 @@ class Index:
             unit = _at_or_before(cursor, key, offset)
             if unit is None or unit.end_offset <= offset:
                 return None
-            queue, items = _QUEUE.pack(*key), cursor.iternext()
+            items = cursor.iternext()
             found, count = EntryColumns.of_units([]), min(_FIRST_COLUMNS, max_messages)
             while more := list(islice(items, count)):
-                following = EntryColumns.of_items(queue, more)
+                following = EntryColumns.of_items(key, more)
                 found = found.joined(following)
                 if len(following) < count:
                     break

@@ -23,6 +23,8 @@ UNIT_DTYPE = np.dtype(
         ("message_count", "<u4"),
     ]
 )
+#: An entry as it lies in LMDB, key and value joined.
+ITEM_DTYPE = np.dtype([*UNIT_DTYPE.descr, ("crc", "<u4")])
 _KEY_BYTES = 16
 
 Units = npt.NDArray[np.void]
