@@ -1,6 +1,5 @@
 """holdfast serve: a broker in the foreground, until SIGTERM, SIGINT or a poisoned log."""
 
-import gc
 import os
 import signal
 import sys
@@ -60,13 +59,8 @@ def serve(config_file: Path | None, **options: str | None) -> None:
     flags = {name: value for name, value in given.items() if value is not None}
     config = load_config(file=config_file, environ=os.environ, flags=flags)
 
-    # What is imported stays: to look for garbage among it would be a quarter of a start, and a
-    # good part of every later look.
-    gc.disable()
     from holdfast.cli.serving import run
 
-    gc.freeze()
-    gc.enable()
     code = run(config)
     # Its loop no longer listens: a second signal must not make a failure of a stop in order.
     for number in (signal.SIGTERM, signal.SIGINT):
