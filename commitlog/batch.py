@@ -367,6 +367,13 @@ class Batch:
         column = self.expires_timestamps_us
         return 0 if column is None else int(column[row])
 
+    def expires_at_ms(self, row: int) -> int:
+        """Return the first millisecond at which one message is too old to be delivered; 0: never.
+
+        Costs next to nothing where no message of the batch expires."""
+        column = self.expires_timestamps_us
+        return 0 if column is None else -(-int(column[row]) // 1000)
+
     # -- views -----------------------------------------------------------------------------
 
     def _view(self, dtype: npt.DTypeLike, section: Section) -> npt.NDArray[Any]:

@@ -8,12 +8,12 @@ highest level of priority first, in order inside a queue.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from holdfast.commitlog.priority import level_of_queue
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.cursor import State
 from holdfast.groups.group_topic import GroupTopic
 from holdfast.groups.heads import Head, HeadSource
 from holdfast.groups.lane import Lane
-from holdfast.groups.priority import level_of_queue
 from holdfast.groups.selection import READ_AHEAD
 
 

@@ -7,9 +7,9 @@ until something happens in them.
 
 from collections import deque
 
+from holdfast.commitlog.priority import level_of_queue
 from holdfast.groups.heads import Head
 from holdfast.groups.lane import Lane
-from holdfast.groups.priority import level_of_queue
 
 
 class GroupTopic:

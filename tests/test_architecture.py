@@ -27,6 +27,7 @@ FORMAT = (
     "commitlog.errors",
     "commitlog.header_table",
     "commitlog.message_id",
+    "commitlog.priority",
     "commitlog.segment_format",
 )
 
@@ -124,6 +125,7 @@ PURE = {
     "commitlog.errors",
     "commitlog.header_table",
     "commitlog.message_id",
+    "commitlog.priority",
     "commitlog.segment_format",
     "commitlog.setting",
     "consumequeue.errors",

@@ -94,6 +94,13 @@ def test_the_golden_messages_are_read() -> None:
         {},
     )
     assert (lone.born_timestamp_us(0), lone.expires_timestamp_us(0)) == (BORN_US, 0)
+    assert lone.expires_at_ms(0) == 0
+
+
+def test_a_message_is_too_old_from_the_first_whole_millisecond_on() -> None:  # T32
+    times_us = [0, 1, 999, 1000, 1001, BORN_US + 1]
+    batch = Batch.decode(encode_batch([b""] * 6, expires_timestamps_us=times_us))
+    assert [batch.expires_at_ms(row) for row in range(6)] == [0, 1, 1, 1, 2, BORN_US // 1000 + 1]
 
 
 def test_hashes_codes_and_routing_are_pinned() -> None:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from holdfast.groups import rows
 from holdfast.groups.done_chunks import FULL, DoneChunks
-from holdfast.groups.priority import level_of, queue_of
 from holdfast.groups.rows import AttemptsRow, CursorRow
 
 offsets = st.integers(0, 3_500)
@@ -94,12 +93,3 @@ def test_rows_are_pinned() -> None:
     assert rows.encode_chunk(1 << 8 | 1)[:2].hex() == "0101"
     with pytest.raises(ValueError, match="not 2"):
         rows.decode_chunk(b"ab")
-
-
-@pytest.mark.parametrize(
-    ("levels", "expected"),
-    [(1, "0000000000"), (2, "0000011111"), (3, "0000122222"), (10, "0123456789")],
-)
-def test_priorities_become_levels(levels: int, expected: str) -> None:  # Q20
-    assert "".join(str(level_of(priority, levels)) for priority in range(10)) == expected
-    assert queue_of(3, 9, levels) == 3 * levels + levels - 1
