@@ -24,6 +24,8 @@ def main() -> int:
     systems = [each for each in SYSTEMS if each.name in options.systems]
     console = Console(width=None if sys.stdout.isatty() else 160)
     results = Results()
+    if options.add and RESULTS.exists():
+        results.add_earlier(json.loads(RESULTS.read_text()), WORKLOADS)
     systems = _present(systems, results)
     counts: dict[tuple[str, str], dict[str, int]] = {}
     failed = False
@@ -93,6 +95,7 @@ def _options() -> argparse.Namespace:
     systems = [each.name for each in SYSTEMS]
     parser.add_argument("--systems", nargs="+", default=systems, choices=systems)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--add", action="store_true", help="go on after the rounds of earlier runs")
     parser.add_argument("--json", action="store_true", help="print JSON, write no file")
     options = parser.parse_args()
     if unknown := set(options.workloads) - {*names, *labels}:

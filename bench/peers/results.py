@@ -55,6 +55,25 @@ class Results:
             row.server_us.append(measured.server_cpu_s / measured.messages * 1e6)
             row.client_us.append(measured.client_cpu_s / measured.messages * 1e6)
 
+    def add_earlier(self, told: Mapping[str, Any], workloads: Iterable[Workload]) -> None:
+        """Take what an earlier run told (`as_json`), before any round of this one. What is none of
+        `workloads` any more is left out."""
+        known = {each.name: each for each in workloads}
+        self.settings.update(told["settings"])
+        self.left_out.update(told["left_out"])
+        for row in told["rows"]:
+            workload = known.get(row["workload"])
+            if workload is not None and row["case"] in workload.labels:
+                self._rows[workload.name, row["case"], row["system"]] = Row(
+                    workload,
+                    row["case"],
+                    row["system"],
+                    list(row["values"]),
+                    list(row["server_us"]),
+                    list(row["client_us"]),
+                    row["body_bytes"],
+                )
+
     def rows(self) -> list[Row]:
         """Return the rows, case by case, in the order in which they came."""
         cases = dict.fromkeys(key[:2] for key in self._rows)

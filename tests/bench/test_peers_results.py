@@ -1,0 +1,38 @@
+"""What the rounds of bench.peers gave, kept over several runs."""
+
+from bench.peers.results import Results
+from bench.peers.system import Measured
+from bench.peers.workload import Result
+from bench.peers.workloads import WORKLOADS
+
+SINGLES = next(each for each in WORKLOADS if each.name == "singles")
+
+
+def _results(system: str, *rates: float) -> Results:
+    results = Results()
+    for rate in rates:
+        measured = Measured(1000, 1024, 1.0, client_cpu_s=0.5, server_cpu_s=0.25)
+        results.add(SINGLES, system, [Result("16 producers", rate, measured)])
+    return results
+
+
+def test_rounds_of_an_earlier_run_count_as_this_runs_do() -> None:
+    earlier = _results("holdfast", 10.0, 30.0)
+    earlier.settings["holdfast 1, fsync"] = "defaults"
+    later = Results()
+    later.add_earlier(earlier.as_json(), WORKLOADS)
+    measured = Measured(1000, 1024, 1.0, client_cpu_s=0.5, server_cpu_s=0.25)
+    later.add(SINGLES, "holdfast", [Result("16 producers", 20.0, measured)])
+    (row,) = later.rows()
+    assert row.values == [10.0, 30.0, 20.0]
+    assert row.median == 20.0
+    assert row.server_us == [250.0] * 3
+    assert later.settings == {"holdfast 1, fsync": "defaults"}
+
+
+def test_an_earlier_case_that_is_measured_no_more_is_left_out() -> None:
+    told = _results("holdfast", 10.0).as_json()
+    told["rows"][0]["case"] = "17 producers"
+    later = Results()
+    later.add_earlier(told, WORKLOADS)
+    assert later.rows() == []
