@@ -31,17 +31,14 @@ FORMAT = (
     "commitlog.segment_format",
 )
 
-#: What of the store is no more than types: importable by what has no file or thread.
-STORE_TYPES = ("consumequeue.errors", "consumequeue.topics")
-
 #: Who may import what, beside itself. A name covers what lies under it, but "holdfast" only the
 #: package's own __init__. The longest name that covers a module is its rule.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commitlog": (),
     "consumequeue": ("commitlog",),
-    "groups": ("commitlog", *STORE_TYPES),
     "holdservice": ("commitlog", "consumequeue"),
-    "http_api": ("commitlog", "consumequeue", "holdservice"),
+    "groups": ("commitlog", "consumequeue", "holdservice"),
+    "http_api": ("commitlog", "consumequeue", "holdservice", "groups"),
     "holdfast.config": (
         "commitlog.config",
         "commitlog.setting",
@@ -74,6 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.broker": (
         "commitlog",
         "consumequeue",
+        "groups",
         "holdservice",
         "http_api",
         "holdfast",
