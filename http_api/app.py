@@ -9,6 +9,7 @@ from aiohttp import hdrs
 
 from holdfast.http_api.access.auditing import Auditing, audit_denial
 from holdfast.http_api.access.door import Denied
+from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.call import Call
 from holdfast.http_api.codecs import JSON, negotiate
 from holdfast.http_api.connections import Connections
@@ -87,7 +88,7 @@ class App:
             )
             reply = await route.handler(Call(context, request, values, params, media, principal))
             if reply.held_s:
-                context.access.check_still(principal)
+                self._check_still(principal, reply)
             if limiter is not None:
                 limiter.answered(request, principal, reply)
             if act is not None:
@@ -110,6 +111,14 @@ class App:
             context.bodies.done(request)
         context.metrics.answered(path, reply.status, monotonic() - started - reply.held_s)
         return reply
+
+    def _check_still(self, principal: Principal, reply: Reply) -> None:
+        """Raise Denied if a token does not hold any more; its reply is not sent then."""
+        try:
+            self._context.access.check_still(principal)
+        except Denied:
+            reply.unsent()
+            raise
 
     def _params(self, params: type, raw_query: str) -> Any:
         """Return a query's parameters; they do not change, and often they come again."""

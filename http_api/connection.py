@@ -113,12 +113,15 @@ class Connection(Receiving):
             self._set_reading()
 
     async def _serve(self, asked: Request | HttpProcessingError) -> None:
+        reply: Reply | None = None
         try:
             if isinstance(asked, Request):
-                parts, size = await self._replied(asked)
+                reply = await self._answer(asked)
+                parts, size = self._encoded(asked, reply)
             else:
                 parts, size = self._refused(asked)
             await self.send(parts, size)
+            reply = None
         except ConnectionError:
             self.abort()
         except asyncio.CancelledError:
@@ -128,10 +131,11 @@ class Connection(Receiving):
             _logger.exception("a connection failed")
             self.abort()
         finally:
+            if reply is not None:
+                reply.unsent()
             self._served()
 
-    async def _replied(self, request: Request) -> tuple[Sequence[Bytes], int]:
-        reply = await self._answer(request)
+    def _encoded(self, request: Request, reply: Reply) -> tuple[Sequence[Bytes], int]:
         # What remains of a body that was refused is not read for long.
         is_last = (
             reply.closes

@@ -5,7 +5,7 @@ same moment; so the head is formatted at once and leaves together with the body.
 leave as they lie.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -39,7 +39,7 @@ class Reply:
     `closes` the connection ends with it.
     """
 
-    __slots__ = ("closes", "headers", "held_s", "media_type", "note", "parts", "status")
+    __slots__ = ("closes", "headers", "held_s", "media_type", "note", "parts", "status", "unsent")
 
     def __init__(
         self,
@@ -60,6 +60,8 @@ class Reply:
         """How much of the time that answering took was waiting for a message."""
         self.note: Mapping[str, object] = {}
         """What the audit log is to say of an administrative act beside its outcome."""
+        self.unsent: Callable[[], object] = _nothing
+        """Called when it is not sent after all, or the system did not take all of it."""
 
     @property
     def size(self) -> int:
@@ -92,6 +94,10 @@ class Reply:
         if size < _JOIN_BELOW:
             return (b"".join((head, *self.parts)),), size
         return (head, *self.parts), size
+
+
+def _nothing() -> None:
+    """What most replies leave behind when they are not sent."""
 
 
 def problem_reply(problem: Problem, *, closes: bool = False) -> Reply:

@@ -1,0 +1,108 @@
+"""A reply that does not reach the system: whoever made it is told, once; else never."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from holdfast.http_api.access.grants import KNOWN
+from holdfast.http_api.access.tokens import Tokens
+from holdfast.http_api.call import Call, NoParams
+from holdfast.http_api.reply import Reply
+from holdfast.http_api.route import Route
+from holdfast.http_api.router import Router
+from tests.support.api_server import Api, running_api
+from tests.support.raw_http import raw_connection
+from tests.support.tokens import access_of, bearer, make_token
+
+ASK = b"GET /thing HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Thing:
+    """An endpoint that answers when it is let, with so many bytes."""
+
+    def __init__(self, api: Api, size: int = 10) -> None:
+        self.asked = self.unsent = 0
+        self.may_answer = asyncio.Event()
+        self.held_s = 0.0
+        self.before: Callable[[], None] = lambda: None
+        self._size = size
+        api.server._app._router = Router([Route("GET", "/thing", self.get, access=KNOWN)])
+
+    async def get(self, call: Call[NoParams]) -> Reply:
+        """Answer."""
+        self.asked += 1
+        await self.may_answer.wait()
+        self.before()
+        reply = Reply(200, "text/plain", (b"x" * self._size,), held_s=self.held_s)
+        reply.unsent = self.not_sent
+        return reply
+
+    def not_sent(self) -> None:
+        self.unsent += 1
+
+
+async def test_of_a_reply_that_is_sent_nobody_is_told(api: Api) -> None:
+    thing = Thing(api)
+    thing.may_answer.set()
+    for _ in range(3):
+        assert (await api.get("/thing")).body == b"x" * 10
+    assert (thing.asked, thing.unsent) == (3, 0)
+
+
+async def test_a_connection_that_is_closing_takes_no_reply(api: Api) -> None:
+    thing = Thing(api)
+    thing.may_answer.set()
+    async with raw_connection(api.server.port) as one:
+        while not api.context.connections.open:
+            await asyncio.sleep(0)
+        (connection,) = api.context.connections.open
+        thing.before = connection.close
+        await one.send(ASK)
+        await one.closed()
+    assert (thing.asked, thing.unsent) == (1, 1)
+
+
+async def test_a_reply_is_not_sent_to_whoever_lost_the_right_to_it(api: Api) -> None:
+    thing = Thing(api)
+    thing.held_s = 1.0
+    token, text = make_token("all")
+    api.context.access = access_of(token)
+    asked = asyncio.create_task(api.get("/thing", **bearer(text)))
+    while not thing.asked:
+        await asyncio.sleep(0)
+    api.context.access.tokens = Tokens()
+    thing.may_answer.set()
+    assert (await asked).problem == "unauthenticated"
+    assert (thing.asked, thing.unsent) == (1, 1)
+
+
+async def test_a_reply_that_is_not_taken_to_its_end_is_told() -> None:
+    async with running_api(transfer_grace_ms=100) as api:
+        thing = Thing(api, 16_000_000)
+        thing.may_answer.set()
+        stuck = socket.create_connection(("127.0.0.1", api.server.port))
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.sendall(ASK)
+        async with asyncio.timeout(10):
+            while not thing.unsent:
+                await asyncio.sleep(0.001)
+        stuck.close()
+        assert api.context.connections.closed_early == {"slow-reader": 1}
+        assert (thing.asked, thing.unsent) == (1, 1)
+
+
+async def test_a_client_that_vanishes_in_the_middle_of_its_reply_is_told() -> None:
+    async with running_api() as api:
+        thing = Thing(api, 16_000_000)
+        thing.may_answer.set()
+        one = socket.create_connection(("127.0.0.1", api.server.port))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.sendall(ASK)
+        async with asyncio.timeout(10):
+            while not len(api.context.connections.unsent):
+                await asyncio.sleep(0)
+            assert thing.unsent == 0
+            one.close()
+            while not thing.unsent:
+                await asyncio.sleep(0)
+        assert (thing.asked, thing.unsent) == (1, 1)
