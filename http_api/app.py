@@ -95,14 +95,12 @@ class App:
                 act.answered(reply)
         except Exception as error:
             problem = problem_for(error)
+            _let_go_of_frames(error)
             if context.audit is not None and isinstance(problem, Denied):
                 audit_denial(context.audit, request, problem)
             elif act is not None:
                 act.refused(problem)
             reply = problem_reply(problem)
-            # Its traceback holds this frame, and this frame would hold it: a circle that keeps
-            # the request's messages until the garbage is collected.
-            del problem
         except asyncio.CancelledError:
             if act is not None:
                 act.abandoned()
@@ -147,3 +145,17 @@ class App:
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
             gauge.set(max(loop.time() - due, 0.0))
+
+
+def _let_go_of_frames(error: BaseException) -> None:
+    """Take away where an error, and those that it came from, were raised.
+
+    That holds the frames of the whole call, and with them its body and its messages: for good
+    where one error is told to many, and in a circle, which only the garbage collector would find,
+    where a frame or what it refers to holds the error: a future, a body that broke off.
+    """
+    chain = [error]
+    while chain:
+        each = chain.pop()
+        each.__traceback__ = None
+        chain += [from_ for from_ in (each.__cause__, each.__context__) if from_ is not None]

@@ -42,7 +42,12 @@ class _Rest(Coroutine[Any, Any, None]):
     def throw(self, *error: Any) -> Any:
         """Let the coroutine see it, also before the task's first step."""
         self._awaited = None
-        return self._coroutine.throw(*error)
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            # What passes through holds this frame by its traceback, which must not hold it: a
+            # circle that would keep all that the coroutine held until the garbage is collected.
+            del error
 
     def close(self) -> None:
         """End the coroutine where it stands."""

@@ -82,6 +82,8 @@ class Sending(asyncio.BufferedProtocol):
         if self.writing_paused:
             self._taken = self._loop.create_future()
             await self._taken
+            if self.transport is None:
+                raise ConnectionResetError("the client is gone")
 
     async def _send_encrypted(self, parts: Sequence[Bytes], raw: asyncio.Transport) -> None:
         """Send piece by piece: what TLS has encrypted, its own flow control counts no more."""
@@ -118,7 +120,7 @@ class Sending(asyncio.BufferedProtocol):
         """The client has caught up."""
         self.writing_paused = False
         self._end_behind()
-        self._tell_taken(None)
+        self._tell_taken()
 
     def close(self) -> None:
         """Close once what was written has been sent."""
@@ -143,16 +145,13 @@ class Sending(asyncio.BufferedProtocol):
         """Let go of everything: nothing can be sent any more."""
         self.transport = self._raw = None
         self._end_behind()
-        self._tell_taken(ConnectionResetError("the client is gone"))
+        self._tell_taken()
 
-    def _tell_taken(self, error: ConnectionError | None) -> None:
+    def _tell_taken(self) -> None:
+        """Let `send` go on: its reply is taken, or will never be."""
         taken, self._taken = self._taken, None
-        if taken is None or taken.done():
-            return
-        if error is None:
+        if taken is not None and not taken.done():
             taken.set_result(None)
-        else:
-            taken.set_exception(error)
 
     def _begin_behind(self) -> None:
         now = self._loop.time()

@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -97,3 +99,32 @@ async def test_what_was_cancelled_may_still_clean_up_and_wait_for_that(turns: in
     with pytest.raises(asyncio.CancelledError):
         await task
     assert seen == ["clean"]
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+async def test_what_was_cancelled_lets_go_of_what_it_held_at_once(turns: int) -> None:
+    """By reference counts: no circle is left for the garbage collector."""
+
+    class Held:
+        pass
+
+    loop = asyncio.get_running_loop()
+    seen = []
+
+    async def work() -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        await loop.create_future()
+
+    gc.disable()
+    try:
+        task = begun(work(), loop)
+        assert task is not None
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        del task
+        assert seen[0]() is None
+    finally:
+        gc.enable()
