@@ -8,21 +8,16 @@ covers its key too.
 A new store is one only once `restore` has filled it: a crash before that leaves it new.
 """
 
-import logging
-import queue
 import struct
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import lmdb
 
 from holdfast.commitlog.checksum import crc32c
-from holdfast.consumequeue.errors import StateFull, StateUnavailable
+from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.consumequeue.group_commit import Done, GroupCommit, write_with_room
 from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
-from holdfast.consumequeue.map_growth import grow_map
-
-_logger = logging.getLogger(__name__)
 
 FORMAT = b"holdfast-state-1"
 _FORMAT_KEY = b"\0format"
@@ -31,8 +26,6 @@ MAX_GROUP = 1024
 
 Changes = Mapping[bytes, bytes | None]
 """What to put; None deletes."""
-
-Done = Callable[[Exception | None], None]
 
 
 class StateCorrupt(Exception):
@@ -78,8 +71,9 @@ class StateStore:
         except StateCorrupt:
             self._env.close()
             raise
-        self._changes: queue.SimpleQueue[tuple[Changes, Done] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="holdfast-state", daemon=True)
+        self._commits: GroupCommit[Changes] = GroupCommit(
+            "holdfast-state", MAX_GROUP, self._commit_group
+        )
 
     def _load(self, txn: "lmdb.Transaction[bytes]") -> list[tuple[bytes, bytes]]:
         found = []
@@ -94,18 +88,16 @@ class StateStore:
 
     def start(self) -> None:
         """Start the thread that commits."""
-        self._thread.start()
+        self._commits.start()
 
     def stop(self) -> None:
         """Commit what waits, end the thread, close the environment; may be called twice."""
-        if self._thread.is_alive():
-            self._changes.put(None)
-            self._thread.join()
+        self._commits.stop()
         self._env.close()
 
     def commit(self, changes: Changes, done: Done) -> None:
         """Queue a change: all of it is stored or nothing."""
-        self._changes.put((changes, done))
+        self._commits.submit(changes, done)
 
     def restore(self, records: Mapping[bytes, bytes]) -> None:
         """Put back records read from the log (or none), before `start`; the store is no longer
@@ -128,29 +120,12 @@ class StateStore:
 
     # -- the state thread ------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while (first := self._changes.get()) is not None:
-            group = [first]
-            closing = False
-            while len(group) < MAX_GROUP and not self._changes.empty():
-                following = self._changes.get()
-                if following is None:
-                    closing = True
-                    break
-                group.append(following)
-            self._commit_group(group)
-            if closing:
-                return
-
     def _commit_group(self, group: list[tuple[Changes, Done]]) -> None:
         error: Exception | None = None
         try:
             self._write(group)
-        except lmdb.Error as failure:
-            _logger.error("the state could not be committed: %s", failure)
-            is_full = isinstance(failure, lmdb.DiskError | lmdb.MapFullError)
-            error = (StateFull if is_full else StateUnavailable)(str(failure))
-            error.__cause__ = failure
+        except StateUnavailable as failure:
+            error = failure
         for changes, done in group:
             if error is None:
                 for key, value in changes.items():
@@ -161,17 +136,7 @@ class StateStore:
             done(error)
 
     def _write(self, group: list[tuple[Changes, Done]]) -> None:
-        """Commit a group; with the reserve's help if the disk is full. A full map grows: nobody
-        else has a transaction."""
-        while True:
-            try:
-                return self._put(group)
-            except lmdb.DiskError:
-                self._disk_full()
-                return self._put(group)
-            except lmdb.MapFullError:
-                if not grow_map(self._env):
-                    raise
+        write_with_room(self._env, lambda: self._put(group), self._disk_full)
 
     def _put(self, group: list[tuple[Changes, Done]]) -> None:
         with self._env.begin(write=True) as txn:

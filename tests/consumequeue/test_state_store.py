@@ -174,7 +174,7 @@ def test_a_change_that_cannot_be_written_leaves_everything_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No address space is left.
-    monkeypatch.setattr("holdfast.consumequeue.state_store.grow_map", lambda env: False)
+    monkeypatch.setattr("holdfast.consumequeue.group_commit.grow_map", lambda env: False)
     store = Opened(tmp_path, 64 * 1024)
     store.restore({b"a": b"1"})
     store.start()
