@@ -6,6 +6,9 @@
     lost/TOPIC_ID          per queue: ranges of offsets whose messages are damaged or gone
     damage                 places of the log that are damaged, where no queue is known
     offsets/GROUP/TOPIC_ID stored offsets with their version
+    group/NAME             a group with leases: groups/group_records.py
+    next_group_id          the id that the next new group with leases gets
+    receipt_key            what receipts are signed with: 32 random bytes, not msgpack
     incomplete             it was read from a damaged log: records may be missing
 
 Values are msgpack maps; unknown fields are kept out of the way of older readers by being
@@ -24,6 +27,8 @@ from holdfast.consumequeue.lost_ranges import LostRange, LostRanges
 from holdfast.consumequeue.topics import Topic, TopicConfig
 
 NEXT_TOPIC_ID = b"next_topic_id"
+NEXT_GROUP_ID = b"next_group_id"
+RECEIPT_KEY = b"receipt_key"
 INCOMPLETE = b"incomplete"
 DAMAGE = b"damage"
 
@@ -43,7 +48,9 @@ class MalformedRecord(Exception):
         return f"a record of the state is not {self.kind} ({self.reason})"
 
 
-def _reads(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def reads(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate what decodes: MalformedRecord is raised for whatever is not as it should be."""
+
     def decorate(decode: Callable[P, T]) -> Callable[P, T]:
         @wraps(decode)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -70,6 +77,11 @@ def topic_key(name: str) -> bytes:
     return f"topic/{name}".encode()
 
 
+def group_key(name: str) -> bytes:
+    """Return the key of a group with leases."""
+    return f"group/{name}".encode()
+
+
 def kept_key(topic_id: int) -> bytes:
     """Return the key of a topic's kept ranges."""
     return f"kept/{topic_id}".encode()
@@ -85,7 +97,7 @@ def offsets_key(group: str, topic_id: int) -> bytes:
     return f"offsets/{group}/{topic_id}".encode()
 
 
-@_reads("a key")
+@reads("a key")
 def parse_key(key: bytes) -> tuple[str, ...]:
     """Return a key's parts, the first being the kind of record."""
     return tuple(key.decode().split("/"))
@@ -94,7 +106,7 @@ def parse_key(key: bytes) -> tuple[str, ...]:
 def encode_topic(topic: Topic) -> bytes:
     """Return a topic's record."""
     config = topic.config
-    return _pack(
+    return pack(
         {
             "topic_id": topic.topic_id,
             "queues": topic.queue_count,
@@ -107,7 +119,7 @@ def encode_topic(topic: Topic) -> bytes:
     )
 
 
-@_reads("a topic")
+@reads("a topic")
 def decode_topic(name: str, value: bytes) -> Topic:
     """Return the topic that a record describes."""
     fields = msgpack.unpackb(value)
@@ -127,10 +139,10 @@ def decode_topic(name: str, value: bytes) -> Topic:
 
 def encode_kept(min_offsets: dict[int, int]) -> bytes:
     """Return the record of where a topic's queues begin."""
-    return _pack(min_offsets)
+    return pack(min_offsets)
 
 
-@_reads("kept ranges")
+@reads("kept ranges")
 def decode_kept(value: bytes) -> dict[int, int]:
     """Return where a topic's queues begin; a queue not named begins at 0."""
     return dict(msgpack.unpackb(value, strict_map_key=False))
@@ -138,7 +150,7 @@ def decode_kept(value: bytes) -> dict[int, int]:
 
 def encode_lost(lost: Mapping[int, LostRanges]) -> bytes:
     """Return the record of what a topic's queues have lost."""
-    return _pack(
+    return pack(
         {
             queue: [
                 [each.start_offset, each.end_offset, each.reason, each.accepted] for each in ranges
@@ -148,7 +160,7 @@ def encode_lost(lost: Mapping[int, LostRanges]) -> bytes:
     )
 
 
-@_reads("what a topic has lost")
+@reads("what a topic has lost")
 def decode_lost(value: bytes) -> dict[int, LostRanges]:
     """Return what a topic's queues have lost."""
     fields = msgpack.unpackb(value, strict_map_key=False)
@@ -163,10 +175,10 @@ def decode_lost(value: bytes) -> dict[int, LostRanges]:
 
 def encode_damage(damage: Mapping[int, tuple[int, str]]) -> bytes:
     """Return the record of damaged places: physical offset -> (its end, reason)."""
-    return _pack([[start, end, reason] for start, (end, reason) in damage.items()])
+    return pack([[start, end, reason] for start, (end, reason) in damage.items()])
 
 
-@_reads("damaged places")
+@reads("damaged places")
 def decode_damage(value: bytes) -> dict[int, tuple[int, str]]:
     """Return the damaged places: physical offset -> (its end, reason)."""
     found = msgpack.unpackb(value)
@@ -175,10 +187,10 @@ def decode_damage(value: bytes) -> dict[int, tuple[int, str]]:
 
 def encode_offsets(stored: StoredOffsets) -> bytes:
     """Return the record of a group's offsets."""
-    return _pack({"version": stored.version, "offsets": stored.offsets})
+    return pack({"version": stored.version, "offsets": stored.offsets})
 
 
-@_reads("stored offsets")
+@reads("stored offsets")
 def decode_offsets(value: bytes) -> StoredOffsets:
     """Return a group's offsets."""
     fields = msgpack.unpackb(value, strict_map_key=False)
@@ -187,16 +199,17 @@ def decode_offsets(value: bytes) -> StoredOffsets:
 
 def encode_number(number: int) -> bytes:
     """Return the record of one number."""
-    return _pack(number)
+    return pack(number)
 
 
-@_reads("a number")
+@reads("a number")
 def decode_number(value: bytes) -> int:
     """Return the number of a record."""
     return int(msgpack.unpackb(value))
 
 
-def _pack(value: object) -> bytes:
+def pack(value: object) -> bytes:
+    """Return msgpack."""
     packed = msgpack.packb(value)
     assert isinstance(packed, bytes)
     return packed

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from holdfast.commitlog.setting import MIB, setting
+
 MODES = ("competing", "keyed", "single_active", "exclusive")
 FAIR_ENGINES = ("sfq", "dwrr")
 COSTS = ("count", "bytes", "time")
@@ -45,3 +47,37 @@ class GroupConfig:
         if not self.backoff_ms:
             return 0
         return self.backoff_ms[min(failures, len(self.backoff_ms)) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsConfig:
+    """Section [groups] of the configuration."""
+
+    map_size_bytes: int = setting(
+        4096 * MIB,
+        "Address space for the cursors of groups with leases, doubled when it is full.",
+        minimum=MIB,
+    )
+    mirror_interval_ms: int = setting(
+        5_000,
+        "How often a group's floors are stored as its offsets too, where it begins again if its "
+        "cursors are lost.",
+        minimum=100,
+    )
+    max_groups: int = setting(10_000, "Groups with leases that may exist.", minimum=1)
+    max_topics: int = setting(1_000, "Topics that one group with leases may have.", minimum=1)
+    max_cursors: int = setting(
+        1_000_000, "Queues that all groups with leases may have together.", minimum=1
+    )
+    max_lease_ms: int = setting(
+        LONGEST_LEASE_MS, "Longest lease that may be asked for.", minimum=SHORTEST_LEASE_MS
+    )
+    max_in_flight: int = setting(
+        100_000, "Most leases at once that a group may be allowed.", minimum=1
+    )
+    max_receive_messages: int = setting(
+        10_000, "Most messages that one receive may ask for.", minimum=1
+    )
+    max_settle_receipts: int = setting(
+        10_000, "Most receipts that one request may settle.", minimum=1
+    )

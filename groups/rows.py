@@ -20,17 +20,24 @@ from typing import NamedTuple
 
 from holdfast.groups.done_chunks import CHUNK, FULL
 
-CUR, ACK, ATT, DEAD = "cur", "ack", "att", "dead"
+CUR, ACK, ATT, DEAD = TABLES = "cur", "ack", "att", "dead"
 #: In place of a count of failures: rejected, whatever the count.
 REJECTED = 0xFFFF
 #: Where a dead message's record is when the group keeps no dead letters.
 NOT_KEPT = 0xFFFF_FFFF_FFFF_FFFF
 
 _FULL_MARKER = b"\x01"
+_GROUP = struct.Struct(">I")
 _PREFIX = struct.Struct(">III")
 _NUMBER = struct.Struct(">Q")
+#: Behind every key.
+_BEYOND = b"\xff" * (_PREFIX.size + _NUMBER.size + 1)
 _CUR = struct.Struct(">QQIIQQQ")
 _ATT = struct.Struct(">HHQ")
+
+
+CursorKey = tuple[int, int, int]
+"""(group id, topic id, queue): one cursor."""
 
 
 class Write(NamedTuple):
@@ -97,6 +104,16 @@ def key_number(key: bytes) -> int:
 def all_numbers(table: str, prefix: bytes, below: int = NOT_KEPT) -> DeleteRange:
     """Return the deletion of a cursor's rows in a table, up to a chunk or an offset."""
     return DeleteRange(table, numbered_key(prefix, 0), numbered_key(prefix, below))
+
+
+def all_of(*owner: int) -> list[DeleteRange]:
+    """Return the deletion of all that a group has (group id), that it has of a topic (group id,
+    topic id), or of one queue (group id, topic id, queue)."""
+    start = b"".join(map(_GROUP.pack, owner))
+    number = int.from_bytes(start, "big") + 1
+    is_last = number >> 8 * len(start)
+    end = _BEYOND if is_last else number.to_bytes(len(start), "big")
+    return [DeleteRange(table, start, end) for table in TABLES]
 
 
 def encode_cursor(row: CursorRow) -> bytes:

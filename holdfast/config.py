@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.setting import KIB, MIB, setting
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
+from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.access.config import AccessConfig
 from holdfast.http_api.config import HttpConfig
@@ -76,6 +77,7 @@ class Config:
     commitlog: CommitLogConfig = field(default_factory=CommitLogConfig)
     consumequeue: ConsumeQueueConfig = field(default_factory=ConsumeQueueConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
     holdservice: HoldServiceConfig = field(default_factory=HoldServiceConfig)
     http_api: HttpConfig = field(default_factory=HttpConfig)
     access: AccessConfig = field(default_factory=AccessConfig)

@@ -32,6 +32,8 @@ from holdfast.consumequeue.retention_service import RetentionService
 from holdfast.consumequeue.scrub import Scrub
 from holdfast.consumequeue.state_journal import encode_snapshot
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+from holdfast.groups.opening import OpenedGroups
+from holdfast.groups.progress_page import kernel_boot_id
 from holdfast.storage_opening import (
     Opened,
     RecoveryProgress,
@@ -59,12 +61,15 @@ class Storage:
         *,
         disk: Disk | None = None,
         now_us: Callable[[], int] = now_us,
+        boot_id: bytes | None = None,
     ) -> None:
-        """`disk` and `now_us`, the wall clock, are the machine's own if not given."""
+        """`disk`, `now_us`, the wall clock, and `boot_id`, which changes when the machine starts
+        anew, are the machine's own if not given."""
         self._config = config
         self._events = events
         self._disk = disk if disk is not None else LinuxDisk()
         self._now_us = now_us
+        self._boot_id = kernel_boot_id() if boot_id is None else boot_id
         self._ageing = AgeingClock(now_us, lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
         self._executor = ThreadPoolExecutor(_READER_THREADS, "holdfast-reader")
         self.progress = RecoveryProgress()
@@ -91,6 +96,7 @@ class Storage:
             self.progress,
             now_us=self._now_us,
             ageing=self._ageing,
+            boot_id=self._boot_id,
         )
         self._loop = asyncio.get_running_loop()
         opened = self._opened = await self._in_thread(opening.open)
@@ -167,6 +173,7 @@ class Storage:
             reseal=self._reseal,
         )
         opened.state.start()
+        opened.groups.store.start()
         opened.reput.start(opened.recovered.written_offset)
         self.syncer.start()
         self.appender.start()
@@ -215,6 +222,13 @@ class Storage:
         """The reput service; only while open."""
         assert self._opened is not None
         return self._opened.reput
+
+    @property
+    def groups(self) -> OpenedGroups:
+        """What groups with leases keep; only while open. Whoever serves them has ended, and
+        committed what they have, before `close`."""
+        assert self._opened is not None
+        return self._opened.groups
 
     @property
     def degraded(self) -> list[Fault]:

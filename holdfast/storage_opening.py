@@ -37,6 +37,7 @@ from holdfast.consumequeue.state_records import INCOMPLETE, encode_offsets, offs
 from holdfast.consumequeue.state_store import StateCorrupt, StateStore
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+from holdfast.groups.opening import OpenedGroups, open_groups
 
 _logger = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class Opened:
     recovered: Recovered
     damage: DamageBook
     """What is known to be damaged."""
+    groups: OpenedGroups
+    """What groups with leases have."""
     closing: ExitStack
     """Closes the files, once the threads have ended."""
 
@@ -127,8 +130,10 @@ class StorageOpening:
         *,
         now_us: Callable[[], int],
         ageing: AgeingClock,
+        boot_id: bytes,
     ) -> None:
         self._now_us = now_us
+        self._boot_id = boot_id
         self._ageing = ageing
         self._data_dir = data_dir
         self._config = config
@@ -181,6 +186,7 @@ class StorageOpening:
                 indexed_ends = _indexed_ends(index)
                 index.clear()
             opened = self._recover(log, state, index, indexed_ends, book)
+            closing.callback(opened.groups.close)
             opened.closing = closing.pop_all()
             for fault in opened.faults():
                 _logger.error("the data directory is damaged: %s", fault)
@@ -284,6 +290,9 @@ class StorageOpening:
         note_holes(log, index, queues, book)
         recheck(log, index, queues, book)
         _set_offsets_back(state, table, queues)
+        self._progress.step = "restoring groups"
+        groups = self._open_groups(state, table, queues)
+        book.files += [Fault("damaged-groups", each) for each in groups.faults]
         return Opened(
             log,
             state,
@@ -294,7 +303,22 @@ class StorageOpening:
             reput,
             recovered,
             book,
+            groups,
             ExitStack(),
+        )
+
+    def _open_groups(
+        self, state: StateStore, table: TopicTable, queues: dict[QueueKey, ConsumeQueue]
+    ) -> OpenedGroups:
+        return open_groups(
+            self._data_dir.state,
+            self._config.groups,
+            records=state.records,
+            topics=table,
+            queues=queues,
+            boot_id=self._boot_id,
+            now_ms=self._now_us() // 1000,
+            disk_full=self._data_dir.release_reserve,
         )
 
     def _sequences_of(self, index: Index) -> ProducerSequences:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,8 +128,7 @@ async def test_a_retry_after_a_restart_is_still_a_duplicate(
         first = [(await storage.store.publish(topic, attempt(n)))[0] for n in range(7)]
         await settled(storage)
     for name in forgotten:
-        for path in (tmp_path / name).iterdir():
-            path.unlink()
+        shutil.rmtree(tmp_path / name)
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
             topic = storage.store.topic("t")
@@ -161,8 +161,7 @@ async def test_a_retry_of_a_publish_that_shared_its_batch_is_a_duplicate_after_a
         assert storage.log.segments[-1].block_count < 15, "none shared a batch"
         await settled(storage)
     for name in forgotten:
-        for path in (tmp_path / name).iterdir():
-            path.unlink()
+        shutil.rmtree(tmp_path / name)
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
             topic = storage.store.topic("t")
