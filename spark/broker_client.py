@@ -24,7 +24,7 @@ _QUEUES_PER_PLAN = 100  # so that a request line stays below the usual limit of 
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as the broker describes it now."""
+    """A topic as the broker describes it now. `priority_levels` is None without priorities."""
 
     name: str
     topic_id: int

@@ -12,7 +12,7 @@ from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.lines import Extractor, LineError, read_lines
 from holdfast.cli.output import write_json_line
 from holdfast.cli.progress import progress
-from holdfast.cli.values import as_regex, as_size, as_topic
+from holdfast.cli.values import as_duration, as_regex, as_size, as_topic
 
 if TYPE_CHECKING:
     from holdfast.client import Client
@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     help="Where a line's tag is: group 1, or the match.",
 )
 @click.option("--queue", type=click.IntRange(0), help="Send all to this queue.")
+@click.option("--priority", type=click.IntRange(0, 9), help="Of all; 4 if not given.")
+@click.option(
+    "--ttl",
+    "ttl_ms",
+    callback=as_duration,
+    metavar="TIME",
+    help="Groups deliver nothing that is older: 90s, 12h, 30d.",
+)
 @click.option(
     "--durability",
     type=click.Choice(["fsync", "written"]),
@@ -53,6 +61,8 @@ def publish(
     key_regex: str | None,
     tag_regex: str | None,
     queue: int | None,
+    priority: int | None,
+    ttl_ms: int | None,
     durability: str | None,
     batch_bytes: int | None,
 ) -> None:
@@ -63,6 +73,8 @@ def publish(
     """
     from holdfast.client.errors import MessageTooLarge
 
+    if queue is not None and priority is not None:
+        raise click.UsageError("A queue has its level: give --queue or --priority, not both.")
     key_of, tag_of = _extractor("key", key_regex), _extractor("tag", tag_regex)
     sizes = {"batch_bytes": batch_bytes} if batch_bytes is not None else {}
     name = getattr(file, "name", "<stdin>")
@@ -71,10 +83,13 @@ def publish(
     try:
         with (
             progress("messages") as show,
-            client.producer(topic, queue=queue, durability=durability, **sizes) as producer,
+            client.producer(
+                topic, queue=queue, durability=durability, priority=priority, **sizes
+            ) as producer,
         ):
             for count, line in enumerate(read_lines(file), 1):
-                last = producer.send(line, key=key_of(line, count), tag=tag_of(line, count))
+                key, tag = key_of(line, count), tag_of(line, count)
+                last = producer.send(line, key, tag, ttl_ms=ttl_ms)
                 size += len(line)
                 show(size + count, total, count)
     except LineError as error:

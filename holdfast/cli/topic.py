@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def _settings(command: Any) -> Any:
     """Give a command the options for what a topic can be told; those not given are None."""
     for option in (
-        click.option("--queues", type=click.IntRange(min=1), help="Number of queues."),
+        click.option(
+            "--queues", type=click.IntRange(min=1), help="Number of queues, of each level."
+        ),
         click.option(
             "--durability",
             type=click.Choice(["fsync", "written"]),
@@ -54,6 +56,11 @@ def topic() -> None:
 @topic.command("create")
 @click.argument("name", callback=as_topic)
 @_settings
+@click.option(
+    "--priority-levels",
+    type=click.IntRange(1, 10),
+    help="Levels of priority, each with queues of its own; they stay as they are.",
+)
 @with_client
 def create(client: "Client", name: str, **settings: Any) -> None:
     """Make a topic, or make sure that it is as the options say.

@@ -7,7 +7,7 @@ import click
 
 from holdfast.cli.message_format import Formatter, make_formatter
 from holdfast.cli.output import is_terminal
-from holdfast.cli.start import Start, parse_start
+from holdfast.cli.start import Start, parse_duration, parse_start
 from holdfast.config import parse_size
 
 Context = click.Context
@@ -39,6 +39,16 @@ def as_size(_context: Context, _parameter: Parameter, text: str | None) -> int |
     if size is None:
         raise click.BadParameter(f"{text!r} is no size; write bytes, or such as 16MiB.")
     return size
+
+
+def as_duration(_context: Context, _parameter: Parameter, text: str | None) -> int | None:
+    """Take a while, such as 90s or 12h, in milliseconds."""
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
 
 
 def as_regex(_context: Context, _parameter: Parameter, text: str | None) -> str | None:

@@ -14,13 +14,16 @@ from holdfast.client.errors import UnknownQueue
 from holdfast.client.message_checks import (
     Body,
     as_bytes,
+    check_priority,
     check_text,
+    check_ttl,
     properties_size,
     too_large,
 )
 from holdfast.client.pending_batch import PendingBatch, Stored
 from holdfast.commitlog.batch import queue_for_key
 from holdfast.commitlog.batch_check import MessageLimits
+from holdfast.commitlog.priority import DEFAULT_PRIORITY, level_of, level_of_queue
 
 #: What a message weighs beside its texts: about what Python spends on it, and enough that a
 #: batch of empty messages ends.
@@ -59,12 +62,19 @@ class Accumulator:
         clock_us: Callable[[], int],
         opened: Callable[[PendingBatch], None],
         closed: Callable[[], None],
+        priority_levels: int = 1,
+        priority: int | None = None,
     ) -> None:
         self._queue_count = queue_count
+        self._levels = priority_levels
+        #: What keys are spread over; each index has a queue for each level.
+        self._index_count = queue_count // priority_levels
+        self._priority = priority
+        self._level = self._level_of(priority)
         if queue is not None:
-            self._check_queue(queue)
+            self._check_queue(queue, priority)
         self._fixed_queue = queue
-        self._next_queue = first_queue % queue_count
+        self._next_index = first_queue % self._index_count
         # Open batches do not count as waiting; together they are at most half the buffer more.
         self._batch_bytes = max(1, min(batch_bytes, buffer_bytes // (2 * queue_count)))
         self._buffer_bytes = buffer_bytes
@@ -76,8 +86,10 @@ class Accumulator:
         self._closed = closed
 
         self._open: dict[int, PendingBatch] = {}
-        self._keyless = PendingBatch(0, 0, None)
-        self._keyless.is_open = False
+        none_yet = PendingBatch(0, 0, None)
+        none_yet.is_open = False
+        #: By level: the batch that messages without key or queue go to while it is open.
+        self._keyless = [none_yet] * priority_levels
         self._ready: dict[int, deque[PendingBatch]] = {}
         self._busy_queues: set[int] = set()
         self._unsettled: dict[PendingBatch, None] = {}
@@ -86,7 +98,7 @@ class Accumulator:
         self.is_full = False
         self.is_roomy = True
 
-        self._queue_by_key: dict[str, int] = {}
+        self._index_by_key: dict[str, int] = {}
         self._known_tags: set[str] = set()
 
     # -- adding ------------------------------------------------------------------------------
@@ -98,6 +110,8 @@ class Accumulator:
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
         queue: int | None = None,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
     ) -> PendingBatch:
         """Add a message as the last of the batch that is returned.
 
@@ -106,18 +120,27 @@ class Accumulator:
         if type(body) is not bytes:
             body = as_bytes(body)
         size = len(body) + MESSAGE_OVERHEAD_BYTES
-        if key is None and tag is None and properties is None and queue is None:
+        if (
+            key is None
+            and tag is None
+            and properties is None
+            and queue is None
+            and priority is None
+            and ttl_ms is None
+        ):
             if size > self._max_size:
                 self._refuse_size(size)
-            batch = self._keyless
+            batch = self._keyless[self._level]
             if not batch.is_open:
-                batch = self._open_keyless()
+                batch = self._open_keyless(self._level)
             batch.bodies.append(body)
         else:
             size += self._texts_size(key, tag, properties)
             if size > self._max_size:
                 self._refuse_size(size)
-            batch = self._batch_for(key, queue)
+            if ttl_ms is not None:
+                check_ttl(ttl_ms)
+            batch = self._batch_for(key, queue, priority)
             row = len(batch.bodies)
             batch.bodies.append(body)
             if key is not None:
@@ -126,31 +149,42 @@ class Accumulator:
                 batch.tags = _put(batch.tags, row, tag)
             if properties:
                 batch.properties = _put(batch.properties, row, dict(properties))
+            if ttl_ms is not None:
+                expires_us = self._clock_us() + ttl_ms * 1000
+                batch.expires_timestamps_us = _put(batch.expires_timestamps_us, row, expires_us)
         batch.size_bytes += size
         if batch.size_bytes >= self._batch_bytes:
             self.close(batch)
             self._closed()
         return batch
 
-    def _open_keyless(self) -> PendingBatch:
-        """Return the batch that messages without key or queue now go to: the next queue's."""
+    def _open_keyless(self, level: int) -> PendingBatch:
+        """Return the batch that messages of a level without key or queue now go to: that of the
+        next index."""
         if self._fixed_queue is not None:
             queue = self._fixed_queue
         else:
-            queue = self._next_queue
-            self._next_queue = (queue + 1) % self._queue_count
-        self._keyless = self._open_batch(queue)
-        return self._keyless
+            index = self._next_index
+            self._next_index = (index + 1) % self._index_count
+            queue = index * self._levels + level
+        batch = self._keyless[level] = self._open_batch(queue)
+        return batch
 
-    def _batch_for(self, key: str | None, queue: int | None) -> PendingBatch:
-        if queue is not None:
-            self._check_queue(queue)
-        elif self._fixed_queue is not None:
-            queue = self._fixed_queue
-        elif key is not None:
-            queue = self._queue_by_key[key]
+    def _batch_for(self, key: str | None, queue: int | None, priority: int | None) -> PendingBatch:
+        if priority is None:
+            priority, level = self._priority, self._level
         else:
-            return self._keyless if self._keyless.is_open else self._open_keyless()
+            check_priority(priority)
+            level = self._level_of(priority)
+        if queue is None:
+            queue = self._fixed_queue
+        if queue is not None:
+            self._check_queue(queue, priority)
+        elif key is not None:
+            queue = self._index_by_key[key] * self._levels + level
+        else:
+            batch = self._keyless[level]
+            return batch if batch.is_open else self._open_keyless(level)
         return self._open.get(queue) or self._open_batch(queue)
 
     def _open_batch(self, queue: int) -> PendingBatch:
@@ -169,11 +203,11 @@ class Accumulator:
         """Check a message's texts and return their size."""
         size = 0
         if key is not None:
-            if key not in self._queue_by_key:
+            if key not in self._index_by_key:
                 check_text("key", key, self._limits.max_key_bytes)
-                if len(self._queue_by_key) >= _MAX_CACHED_TEXTS:
-                    self._queue_by_key.clear()
-                self._queue_by_key[key] = queue_for_key(key, self._queue_count)
+                if len(self._index_by_key) >= _MAX_CACHED_TEXTS:
+                    self._index_by_key.clear()
+                self._index_by_key[key] = queue_for_key(key, self._index_count)
             size += len(key)
         if tag is not None:
             if tag not in self._known_tags:
@@ -189,7 +223,7 @@ class Accumulator:
             size += properties_bytes
         return size
 
-    def _check_queue(self, queue: int) -> None:
+    def _check_queue(self, queue: int, priority: int | None) -> None:
         if not 0 <= queue < self._queue_count:
             raise UnknownQueue(
                 404,
@@ -198,6 +232,15 @@ class Accumulator:
                 f"there is no queue {queue}; the topic's queues are 0 to {self._queue_count - 1}",
                 {"queue_count": self._queue_count},
             )
+        level = level_of_queue(queue, self._levels)
+        if priority is not None and self._level_of(priority) != level:
+            raise ValueError(
+                f"priority {priority} is level {self._level_of(priority)} of {self._levels}, but "
+                f"queue {queue} is of level {level}; leave one of them out"
+            )
+
+    def _level_of(self, priority: int | None) -> int:
+        return level_of(DEFAULT_PRIORITY if priority is None else priority, self._levels)
 
     def _refuse_size(self, size: int) -> None:
         raise too_large("message", size - MESSAGE_OVERHEAD_BYTES, self._limits.max_message_bytes)
@@ -248,7 +291,7 @@ class Accumulator:
         for batch, outcome in zip(batches, outcomes, strict=True):
             batch.outcome = outcome
             batch.bodies = []
-            batch.keys = batch.tags = batch.properties = None
+            batch.keys = batch.tags = batch.properties = batch.expires_timestamps_us = None
             self._busy_queues.discard(batch.queue)
             self._count_waiting(-batch.size_bytes)
             del self._unsettled[batch]

@@ -59,6 +59,7 @@ class _NewMessage(msgspec.Struct, omit_defaults=True):
     properties: dict[str, str] | None = None
     queue: int | None = None
     ttl_ms: int | None = None
+    priority: int | None = None
 
 
 class _Messages(msgspec.Struct):
@@ -130,6 +131,7 @@ class AsyncClient:
         queues: int | None = None,
         durability: str | None = None,
         *,
+        priority_levels: int | None = None,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         max_message_bytes: int | None = None,
@@ -137,12 +139,14 @@ class AsyncClient:
         """Create a topic, or ensure that it is there, and return its description.
 
         What is not given is the broker's default for a new topic and not compared for one that
-        exists. `durability` is "fsync" (acknowledged once synced to the disk) or "written".
+        exists. `durability` is "fsync" (acknowledged once synced to the disk) or "written". With
+        `priority_levels` (1 to 10) it has as many times `queues`: of each, one for each level.
         Raises TopicConflict when it exists with another value of what is given.
         """
         given = {
             "queues": queues,
             "durability": durability,
+            "priority_levels": priority_levels,
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "max_message_bytes": max_message_bytes,
@@ -151,7 +155,7 @@ class AsyncClient:
         return await self._json("PUT", _topic_path(topic), body=fields)
 
     async def change_topic(self, topic: str, /, **fields: int | str | None) -> dict[str, Any]:
-        """Change a topic's `queues` (only more), `durability`, `retention_ms`,
+        """Change a topic's `queues` (of each level; only more), `durability`, `retention_ms`,
         `retention_bytes` or `max_message_bytes`, and return its description.
 
         None takes a retention limit away.
@@ -185,14 +189,23 @@ class AsyncClient:
         *,
         durability: str | None = None,
         ttl_ms: int | None = None,
+        priority: int | None = None,
     ) -> PublishResult:
         """Publish one message and return where it is stored, once it is.
 
         Text is stored as UTF-8. The queue is the one given, else that of the key, else the one
-        whose turn it is. A retry is not stored twice. For many messages use `producer`.
+        whose turn it is. Groups deliver messages of a higher `priority` (0 to 9; 4 if not given)
+        first where the topic has levels for them, and none that is older than `ttl_ms`. A retry
+        is not stored twice. For many messages use `producer`.
         """
         message = _NewMessage(
-            as_bytes(body), key, tag, dict(properties) if properties else None, queue, ttl_ms
+            as_bytes(body),
+            key,
+            tag,
+            dict(properties) if properties else None,
+            queue,
+            ttl_ms,
+            priority,
         )
         identity = self._identities.take(topic)
         reply = await self._transport.request(
@@ -219,6 +232,7 @@ class AsyncClient:
         durability: str | None = None,
         linger_ms: float = ProducerOptions.linger_ms,
         *,
+        priority: int | None = None,
         batch_bytes: int = ProducerOptions.batch_bytes,
         buffer_bytes: int = ProducerOptions.buffer_bytes,
         max_in_flight: int = ProducerOptions.max_in_flight,
@@ -230,13 +244,15 @@ class AsyncClient:
         is waited for. `max_in_flight` requests may be under way, one for each queue: order in a
         queue is the order of the sends. `buffer_bytes` bounds what waits, `delivery_timeout_ms`
         how long a batch is tried. A retry is not stored twice. With `queue` all messages go
-        there. A topic that does not exist is created with the broker's defaults, if the broker
-        creates topics by itself. Queues that are added later are used by producers made then.
+        there; `priority` is that of messages that do not say. A topic that does not exist is
+        created with the broker's defaults, if the broker creates topics by itself. Queues that
+        are added later are used by producers made then.
         """
         producer = AsyncProducer(
             self._producer_target(topic),
             ProducerOptions(
                 queue=queue,
+                priority=priority,
                 durability=durability,
                 linger_ms=linger_ms,
                 batch_bytes=batch_bytes,

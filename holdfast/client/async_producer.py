@@ -75,20 +75,24 @@ class AsyncProducer:
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
         queue: int | None = None,
+        *,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
     ) -> SendHandle:
         """Put a message on its way and return its handle, at once.
 
-        Without key and queue the queues take turns, a batch each. Raises ProducerBufferFull
-        when as much waits as may: put an `await producer.drain()` between sends, at least once
-        for every half of the buffer. TypeError, ValueError, MessageTooLarge or UnknownQueue
-        refuse this message alone.
+        Without key and queue the queues take turns, a batch each. `priority` (0 to 9) is the
+        producer's own if not given; groups deliver nothing that is older than `ttl_ms`.
+        Raises ProducerBufferFull when as much waits as may: put an `await producer.drain()`
+        between sends, at least once for every half of the buffer. TypeError, ValueError,
+        MessageTooLarge or UnknownQueue refuse this message alone.
         """
         accumulator = self._accumulator
         if accumulator is None:
             raise ProducerClosed
         if accumulator.is_full:
             raise ProducerBufferFull(self.options.buffer_bytes)
-        batch = accumulator.add(body, key, tag, properties, queue)
+        batch = accumulator.add(body, key, tag, properties, queue, priority, ttl_ms)
         return SendHandle(batch, len(batch.bodies) - 1)
 
     async def drain(self) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 
 from holdfast.client.errors import MessageTooLarge
+from holdfast.commitlog.batch_check import MAX_TTL_MS
+from holdfast.commitlog.priority import HIGHEST_PRIORITY
 
 Body = bytes | bytearray | memoryview | str
 
@@ -37,6 +39,22 @@ def properties_size(properties: Mapping[str, str]) -> int:
             raise ValueError("an empty property name")
         size += len(name.encode()) + len(value.encode())
     return size
+
+
+def check_priority(priority: int) -> None:
+    """Pass a priority. Raises TypeError or ValueError."""
+    if type(priority) is not int:
+        raise TypeError(f"a priority is a whole number, not {type(priority).__name__}")
+    if not 0 <= priority <= HIGHEST_PRIORITY:
+        raise ValueError(f"a priority is 0 to {HIGHEST_PRIORITY}, not {priority}")
+
+
+def check_ttl(ttl_ms: int) -> None:
+    """Pass a time to live. Raises TypeError or ValueError."""
+    if type(ttl_ms) is not int:
+        raise TypeError(f"ttl_ms is a whole number, not {type(ttl_ms).__name__}")
+    if not 1 <= ttl_ms <= MAX_TTL_MS:
+        raise ValueError(f"ttl_ms is 1 to {MAX_TTL_MS}, not {ttl_ms}")
 
 
 def too_large(what: str, size: int, limit: int) -> MessageTooLarge:

@@ -25,6 +25,7 @@ class PendingBatch:
     __slots__ = (
         "bodies",
         "born_timestamp_us",
+        "expires_timestamps_us",
         "is_looked_at",
         "is_open",
         "keys",
@@ -45,6 +46,7 @@ class PendingBatch:
         self.keys: list[str | None] | None = None
         self.tags: list[str | None] | None = None
         self.properties: list[Mapping[str, str] | None] | None = None
+        self.expires_timestamps_us: list[int | None] | None = None
         self.size_bytes = 0
         self.is_open = True
         #: Set when it is closed; the messages themselves go when it is settled.
@@ -59,12 +61,14 @@ class PendingBatch:
 
     def encode(self, *, producer_id: int, sequence: int) -> bytes:
         """Return the batch as it goes to the broker."""
+        expires = _filled(self.expires_timestamps_us, len(self.bodies))
         return encode_batch(
             self.bodies,
             keys=_filled(self.keys, len(self.bodies)),
             tags=_filled(self.tags, len(self.bodies)),
             properties=_filled(self.properties, len(self.bodies)),
             born_timestamp_us=self.born_timestamp_us,
+            expires_timestamps_us=None if expires is None else [each or 0 for each in expires],
             queue_id=self.queue,
             producer_id=producer_id,
             sequence=sequence,

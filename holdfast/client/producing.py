@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from holdfast.client.accumulator import Accumulator
 from holdfast.client.errors import PublishFailed
 from holdfast.client.message import PublishResult
+from holdfast.client.message_checks import check_priority
 from holdfast.client.pending_batch import PendingBatch
 from holdfast.client.pulling import TopicDescription
 from holdfast.client.requests import Requests
@@ -24,6 +25,7 @@ class ProducerOptions:
     """What a producer may be told; `Client.producer` documents each."""
 
     queue: int | None = None
+    priority: int | None = None
     durability: str | None = None
     linger_ms: float = 5.0
     batch_bytes: int = 512 * 1024
@@ -37,6 +39,8 @@ class ProducerOptions:
                 raise ValueError(f"{name} is more than 0, not {getattr(self, name)}")
         if self.linger_ms < 0:
             raise ValueError(f"linger_ms is at least 0, not {self.linger_ms}")
+        if self.priority is not None:
+            check_priority(self.priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,9 @@ def accumulator_and_sender(
     """Return the two parts of a producer; `lock` is held by the sender and by whoever adds."""
     accumulator = Accumulator(
         queue_count=description.queue_count,
+        priority_levels=description.config.priority_levels,
         queue=options.queue,
+        priority=options.priority,
         # Producers that send little should not all begin with queue 0.
         first_queue=random.randrange(description.queue_count),  # noqa: S311 - no secret
         batch_bytes=options.batch_bytes,

@@ -153,6 +153,8 @@ class TopicConfig(msgspec.Struct):
     """What a client needs to know of a topic's configuration."""
 
     max_message_bytes: int
+    priority_levels: int = 1
+    """As many queues share the messages of one key, one for each level."""
 
 
 class TopicDescription(msgspec.Struct):

@@ -79,11 +79,15 @@ class Producer:
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
         queue: int | None = None,
+        *,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
     ) -> BlockingSendHandle:
         """Put a message on its way and return its handle; wait while the buffer is full.
 
-        Without key and queue the queues take turns, a batch each. TypeError, ValueError,
-        MessageTooLarge or UnknownQueue refuse this message alone.
+        Without key and queue the queues take turns, a batch each. `priority` (0 to 9) is the
+        producer's own if not given; groups deliver nothing that is older than `ttl_ms`.
+        TypeError, ValueError, MessageTooLarge or UnknownQueue refuse this message alone.
         """
         with self._lock:
             accumulator = self._accumulator
@@ -92,7 +96,7 @@ class Producer:
                 accumulator = self._accumulator
             if accumulator is None:
                 raise ProducerClosed
-            batch = accumulator.add(body, key, tag, properties, queue)
+            batch = accumulator.add(body, key, tag, properties, queue, priority, ttl_ms)
             return BlockingSendHandle(batch, len(batch.bodies) - 1)
 
     def flush(self, timeout_s: float | None = None) -> None:

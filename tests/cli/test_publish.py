@@ -67,6 +67,17 @@ def test_a_line_that_cannot_be_a_message_is_named(holdfast: Run, tmp_path: Path)
     assert lines_of(holdfast, "t") == [b"good"]
 
 
+def test_priority_and_time_to_live(holdfast: Run) -> None:
+    holdfast("topic", "create", "t", "--queues", "1", "--priority-levels", "2")
+    done = holdfast("publish", "t", "--priority", "9", "--ttl", "90s", input=b"urgent\n")
+    assert done.exit_code == 0, done.stderr
+    holdfast("publish", "t", input=b"not so\n")
+    assert lines_of(holdfast, "t", "--queue", "1") == [b"urgent"]
+    assert lines_of(holdfast, "t", "--queue", "0") == [b"not so"]
+    for refused in (("--priority", "10"), ("--ttl", "soon"), ("--priority", "9", "--queue", "0")):
+        assert holdfast("publish", "t", *refused, input=b"x\n").exit_code == 2
+
+
 def test_a_queue_that_is_not_there_is_refused(holdfast: Run) -> None:
     holdfast("topic", "create", "t", "--queues", "2")
     done = holdfast("publish", "t", "--queue", "2", input=b"x\n")

@@ -41,6 +41,19 @@ def test_change(holdfast: Run) -> None:
     assert holdfast("topic", "change", "t", "--queues", "2").exit_code == 2
 
 
+def test_levels_of_priority(holdfast: Run) -> None:
+    made = holdfast("topic", "create", "t", "--queues", "2", "--priority-levels", "3")
+    described = json.loads(made.stdout)
+    assert (described["queue_count"], described["config"]["priority_levels"]) == (6, 3)
+    assert holdfast("topic", "create", "t", "--priority-levels", "2").exit_code == 5
+    assert json.loads(holdfast("topic", "change", "t", "--queues", "3").stdout)["queue_count"] == 9
+    for refused in (
+        ("topic", "create", "u", "--priority-levels", "11"),
+        ("topic", "change", "t", "--priority-levels", "3"),
+    ):
+        assert holdfast(*refused).exit_code == 2
+
+
 def test_delete_wants_to_be_sure(holdfast: Run) -> None:
     holdfast("topic", "create", "t")
     refused = holdfast("topic", "delete", "t")

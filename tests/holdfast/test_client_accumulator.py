@@ -89,6 +89,61 @@ def test_the_queue_given_wins_over_the_key_and_the_producers_over_both() -> None
     assert make(queue=1).add(BODY).queue == 1
 
 
+def level_topic(**changes: Any) -> Accumulator:
+    """Two indexes of three levels: priorities 0-3, 4 and 5-9."""
+    return make(queue_count=6, priority_levels=3, **changes)
+
+
+def test_a_message_goes_to_the_queue_of_its_index_and_its_priority() -> None:  # Q20
+    index = queue_for_key("a", 2)
+    accumulator = level_topic()
+    assert accumulator.add(BODY, "a").queue == index * 3 + 1
+    for priority, level in ((0, 0), (3, 0), (4, 1), (5, 2), (9, 2)):
+        assert accumulator.add(BODY, "a", priority=priority).queue == index * 3 + level
+    urgent = level_topic(priority=9)
+    assert urgent.add(BODY, "a").queue == index * 3 + 2
+    assert urgent.add(BODY, "a", priority=0).queue == index * 3
+    assert make().add(BODY, "a", priority=9).queue == queue_for_key("a", 4)
+
+
+def test_each_level_takes_the_indexes_in_turn_a_batch_each() -> None:
+    accumulator = level_topic()
+    urgent = [accumulator.add(BODY, priority=9).queue for _ in range(20)]
+    assert urgent == [2] * 10 + [5] * 10
+    mixed = [accumulator.add(BODY, priority=p).queue for p in (0, 4, 9) * 2]
+    assert mixed[:3] == mixed[3:]
+    assert [queue % 3 for queue in mixed[:3]] == [0, 1, 2]
+    accumulator.close_all()
+    assert all(batch.message_count for batch in accumulator.unsettled())
+
+
+def test_a_queue_that_is_named_has_its_level() -> None:
+    accumulator = level_topic()
+    assert accumulator.add(BODY, queue=4).queue == accumulator.add(BODY, queue=4, priority=4).queue
+    for refused in (
+        lambda: accumulator.add(BODY, queue=4, priority=9),
+        lambda: level_topic(queue=4).add(BODY, priority=9),
+        lambda: level_topic(queue=4, priority=9),
+        lambda: accumulator.add(BODY, priority=10),
+        lambda: accumulator.add(BODY, priority=-1),
+        lambda: accumulator.add(BODY, ttl_ms=0),
+        lambda: accumulator.add(BODY, ttl_ms=10**15 + 1),
+    ):
+        with pytest.raises(ValueError, match=r"priority|ttl_ms"):
+            refused()
+    assert len(accumulator.unsettled()) == 1
+
+
+def test_messages_say_when_they_expire() -> None:  # T32
+    accumulator = make(queue=0)
+    batch = accumulator.add(b"0")
+    accumulator.add(b"1", ttl_ms=7)
+    accumulator.add(b"2")
+    encoded = Batch.decode(batch.encode(producer_id=7, sequence=3))
+    assert [encoded.expires_at_ms(row) for row in range(3)] == [0, 5007, 0]
+    assert make(queue=0).add(b"0").expires_timestamps_us is None
+
+
 def test_columns_are_filled_up_where_messages_have_nothing() -> None:
     accumulator = make(queue=0)
     batch = accumulator.add(b"0")
