@@ -14,6 +14,9 @@ from holdfast.commitlog.batch import Batch, Int32s
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.commitlog.errors import CorruptBatch, LogError
 
+#: Longest time to live: added to a time in microseconds it stays below 2^63.
+MAX_TTL_MS = 10**15
+
 
 @dataclass(frozen=True, slots=True)
 class MessageLimits:

@@ -23,6 +23,7 @@ from typing import ParamSpec, TypeVar
 
 import msgpack
 
+from holdfast.commitlog.priority import MAX_LEVELS
 from holdfast.consumequeue.lost_ranges import LostRange, LostRanges
 from holdfast.consumequeue.topics import Topic, TopicConfig
 
@@ -106,23 +107,27 @@ def parse_key(key: bytes) -> tuple[str, ...]:
 def encode_topic(topic: Topic) -> bytes:
     """Return a topic's record."""
     config = topic.config
-    return pack(
-        {
-            "topic_id": topic.topic_id,
-            "queues": topic.queue_count,
-            "durability": config.durability,
-            "retention_ms": config.retention_ms,
-            "retention_bytes": config.retention_bytes,
-            "max_message_bytes": config.max_message_bytes,
-            "created_ms": topic.created_timestamp_ms,
-        }
-    )
+    fields = {
+        "topic_id": topic.topic_id,
+        "queues": topic.queue_count,
+        "durability": config.durability,
+        "retention_ms": config.retention_ms,
+        "retention_bytes": config.retention_bytes,
+        "max_message_bytes": config.max_message_bytes,
+        "created_ms": topic.created_timestamp_ms,
+    }
+    if topic.priority_levels > 1:
+        fields["priority_levels"] = topic.priority_levels
+    return pack(fields)
 
 
 @reads("a topic")
 def decode_topic(name: str, value: bytes) -> Topic:
     """Return the topic that a record describes."""
-    fields = msgpack.unpackb(value)
+    fields = dict(msgpack.unpackb(value))
+    levels = int(fields.get("priority_levels", 1))
+    if not 1 <= levels <= MAX_LEVELS or fields["queues"] % levels:
+        raise ValueError(f"{fields['queues']} queues of {levels} levels")
     return Topic(
         name,
         fields["topic_id"],
@@ -134,6 +139,7 @@ def decode_topic(name: str, value: bytes) -> Topic:
             fields["max_message_bytes"],
         ),
         fields["created_ms"],
+        levels,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.commitlog.batch_check import MessageLimits
+from holdfast.commitlog.priority import MAX_LEVELS
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.errors import InvalidTopicChange, LimitReached, TopicConflict
 from holdfast.consumequeue.state_changes import StateChanges
@@ -52,34 +53,52 @@ class TopicChanges:
         )
 
     async def create(
-        self, name: str, *, queues: int | None = None, fields: Mapping[str, object] | None = None
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        priority_levels: int | None = None,
+        fields: Mapping[str, object] | None = None,
     ) -> tuple[Topic, bool]:
         """Create a topic, or ensure that it is as given; return it and whether it is new.
 
-        Fields not given get the configured defaults, and are not compared. Raises InvalidName,
-        InvalidTopicChange, LimitReached, TopicConflict, StateUnavailable.
+        It gets `queues` for each of its levels. What is not given is as configured (one level),
+        and not compared. Raises InvalidName, InvalidTopicChange, LimitReached, TopicConflict,
+        StateUnavailable.
         """
         check_name("topic", name)
-        return await self._state.to_its_end(self._create(name, queues, fields or {}))
+        return await self._state.to_its_end(
+            self._create(name, queues, priority_levels, fields or {})
+        )
 
     async def _create(
-        self, name: str, queues: int | None, given: Mapping[str, object]
+        self,
+        name: str,
+        queues: int | None,
+        priority_levels: int | None,
+        given: Mapping[str, object],
     ) -> tuple[Topic, bool]:
         async with self._lock:
             existing = self._table.find(name)
             if existing is not None:
-                _compare(existing, queues, given)
+                _compare(existing, queues, priority_levels, given)
                 return existing, False
+            levels = 1 if priority_levels is None else priority_levels
+            if not 1 <= levels <= MAX_LEVELS:
+                raise InvalidTopicChange(name, f"it can have 1 to {MAX_LEVELS} levels of priority")
             if len(self._table) >= self._config.max_topics:
                 raise LimitReached("max_topics", self._config.max_topics)
             topic = Topic(
                 name,
                 self._table.next_topic_id,
                 self._checked_queues(
-                    name, self._config.default_queues if queues is None else queues, had=0
+                    name,
+                    (self._config.default_queues if queues is None else queues) * levels,
+                    had=0,
                 ),
                 replace(self._default_config(), **_normal(given)),
                 self._now_ms(),
+                levels,
             )
             await self._state.commit(
                 {
@@ -92,24 +111,45 @@ class TopicChanges:
             return topic, True
 
     async def change(
-        self, name: str, *, queues: int | None = None, fields: Mapping[str, object]
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        priority_levels: int | None = None,
+        fields: Mapping[str, object],
     ) -> Topic:
-        """Change a topic's settings and return it; queues may only be added.
+        """Change a topic's settings and return it; queues (of each level) may only be added, and
+        levels stay as they are.
 
         Raises UnknownTopic, InvalidTopicChange, LimitReached, StateUnavailable.
         """
-        return await self._state.to_its_end(self._change(name, queues, fields))
+        return await self._state.to_its_end(self._change(name, queues, priority_levels, fields))
 
-    async def _change(self, name: str, queues: int | None, fields: Mapping[str, object]) -> Topic:
+    async def _change(
+        self,
+        name: str,
+        queues: int | None,
+        priority_levels: int | None,
+        fields: Mapping[str, object],
+    ) -> Topic:
         async with self._lock:
             topic = self._table.get(name)
+            levels = topic.priority_levels
+            if priority_levels not in (None, levels):
+                raise InvalidTopicChange(
+                    name,
+                    f"priority_levels is {levels} and stays so: every queue has its level; make "
+                    "another topic",
+                )
             count = topic.queue_count
             if queues is not None:
-                if queues < count:
+                if queues < topic.queues_per_level:
                     raise InvalidTopicChange(
-                        name, f"it has {count} queues; queues can be added, never removed"
+                        name,
+                        f"it has {topic.queues_per_level} queues; queues can be added, never "
+                        "removed",
                     )
-                count = self._checked_queues(name, queues, had=count)
+                count = self._checked_queues(name, queues * levels, had=count)
             changed = replace(
                 topic, queue_count=count, config=replace(topic.config, **_normal(fields))
             )
@@ -165,10 +205,14 @@ def _normal(fields: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def _compare(topic: Topic, queues: int | None, given: Mapping[str, object]) -> None:
+def _compare(
+    topic: Topic, queues: int | None, priority_levels: int | None, given: Mapping[str, object]
+) -> None:
     """Raise TopicConflict for the first field given that differs."""
-    if queues is not None and queues != topic.queue_count:
-        raise TopicConflict(topic.name, "queues", queues, topic.queue_count)
+    if queues is not None and queues != topic.queues_per_level:
+        raise TopicConflict(topic.name, "queues", queues, topic.queues_per_level)
+    if priority_levels not in (None, topic.priority_levels):
+        raise TopicConflict(topic.name, "priority_levels", priority_levels, topic.priority_levels)
     for name, value in _normal(given).items():
         existing = getattr(topic.config, name)
         if value != existing:

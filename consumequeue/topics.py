@@ -33,8 +33,16 @@ class Topic:
     name: str
     topic_id: int
     queue_count: int
+    """Queues of the log: those of all levels."""
     config: TopicConfig
     created_timestamp_ms: int
+    priority_levels: int = 1
+    """Levels of priority, for ever: queue q is `index * priority_levels + level`."""
+
+    @property
+    def queues_per_level(self) -> int:
+        """How many queues share the messages of one level: what keys are spread over."""
+        return self.queue_count // self.priority_levels
 
 
 @lru_cache(1024)

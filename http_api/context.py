@@ -87,11 +87,11 @@ class ApiContext:
         self.large_replies = asyncio.Semaphore(LARGE_REPLIES)
         self.large_texts = asyncio.Semaphore(LARGE_TEXTS)
 
-    def next_queue(self, topic: Topic) -> int:
-        """Return the queue whose turn it is, for messages that name none."""
+    def next_turn(self, topic: Topic) -> int:
+        """Return whose turn it is among a topic's queues, counted on for ever."""
         turn = self._turns.get(topic.topic_id, -1) + 1
         self._turns[topic.topic_id] = turn
-        return turn % topic.queue_count
+        return turn
 
     def forget_topic(self, topic: Topic) -> None:
         """Drop what is kept for a topic that was deleted."""

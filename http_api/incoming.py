@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import UNSET
 
 from holdfast.commitlog.batch_check import MessageLimits
+from holdfast.commitlog.priority import level_of, level_of_queue
+from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.http_api.codecs import decode_json, decode_msgpack
 from holdfast.http_api.message_count import lists_more_than
 from holdfast.http_api.params import invalid
@@ -33,6 +35,7 @@ class Incoming(NamedTuple):
     properties: Mapping[str, str] | None = None
     queue: int | None = None
     ttl_ms: int | None = None
+    priority: int | None = None
 
 
 # -- formats -------------------------------------------------------------------------------
@@ -98,6 +101,7 @@ def _from_packed(message: NewPackedMessage, number: int) -> Incoming:
         message.properties,
         message.queue,
         message.ttl_ms,
+        message.priority,
     )
 
 
@@ -116,7 +120,13 @@ def _from_text(message: NewMessage, where: str, number: int) -> Incoming:
     else:
         raise _not_one_body(where.format(number), none=text is UNSET)
     return Incoming(
-        body, message.key, message.tag, message.properties, message.queue, message.ttl_ms
+        body,
+        message.key,
+        message.tag,
+        message.properties,
+        message.queue,
+        message.ttl_ms,
+        message.priority,
     )
 
 
@@ -189,6 +199,26 @@ def check_messages(messages: Sequence[Incoming], limits: MessageLimits) -> None:
             _check_size("max_properties_bytes", limits.max_properties_bytes, properties_size, index)
             size += properties_size
         _check_size("max_message_bytes", limits.max_message_bytes, size, index)
+
+
+def check_queues(messages: Sequence[Incoming], topic: str, queue_count: int, levels: int) -> None:
+    """Pass messages whose queues a topic has, and whose priorities have the level of the queue
+    that is named beside them. Raises UnknownQueue, Problem."""
+    for index, message in enumerate(messages):
+        if (queue := message.queue) is None:
+            continue
+        if queue >= queue_count:
+            raise UnknownQueue(topic, queue, queue_count)
+        level = level_of_queue(queue, levels)
+        if message.priority is not None and level_of(message.priority, levels) != level:
+            raise Problem(
+                "invalid-parameter",
+                f"messages[{index}].priority is {message.priority}, which is level "
+                f"{level_of(message.priority, levels)} of {levels}, but its queue {queue} is of "
+                f"level {level}; leave one of them out",
+                parameter=f"messages[{index}].priority",
+                index=index,
+            )
 
 
 def _text_size(text: str, what: str, index: int, limit: int) -> int:

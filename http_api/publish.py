@@ -2,7 +2,8 @@
 
 Everything is checked before anything is stored, and before a topic is made for it. A message
 goes to the queue it names, else to that of its key; those with neither go, together, to the
-queue whose turn it is.
+queue whose turn it is. Where a topic has levels of priority, that is done among the queues of
+the message's level.
 """
 
 import asyncio
@@ -13,10 +14,11 @@ from time import time_ns
 from aiohttp import hdrs
 
 from holdfast.commitlog.batch import Batch, queue_for_key
-from holdfast.commitlog.batch_check import MessageLimits
+from holdfast.commitlog.batch_check import MAX_TTL_MS, MessageLimits
 from holdfast.commitlog.message_id import format_message_id
+from holdfast.commitlog.priority import HIGHEST_PRIORITY, queue_of
 from holdfast.commitlog.rows import Rows, as_batch
-from holdfast.consumequeue.errors import UnknownQueue, UnknownTopic
+from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.door import lacks
@@ -33,6 +35,7 @@ from holdfast.http_api.context import ApiContext
 from holdfast.http_api.incoming import (
     Incoming,
     check_messages,
+    check_queues,
     from_json,
     from_lines,
     from_msgpack,
@@ -69,6 +72,12 @@ class PublishParams:
     queue: int | None = whole("A raw message's queue.", maximum=2**31 - 1)
     key: str | None = text("A raw message's key.")
     tag: str | None = text("A raw message's tag.")
+    priority: int | None = whole(
+        "A raw message's priority; 4 if not given.", maximum=HIGHEST_PRIORITY
+    )
+    ttl_ms: int | None = whole(
+        "A raw message is too old for groups after so long.", minimum=1, maximum=MAX_TTL_MS
+    )
 
 
 async def publish(call: Call[PublishParams]) -> Reply:
@@ -112,14 +121,19 @@ async def _publish_raw(call: Call[PublishParams], name: str) -> PublishReply:
     params = call.params
     producer = request_producer(call.headers)
     body = bytes(await call.context.bodies.read(call.request))
-    message = Incoming(body, params.key, params.tag, queue=params.queue)
+    message = Incoming(
+        body,
+        params.key,
+        params.tag,
+        queue=params.queue,
+        ttl_ms=params.ttl_ms,
+        priority=params.priority,
+    )
     return await _store(call, name, [message], producer)
 
 
 def _refuse_raw_params(params: PublishParams) -> None:
-    if params.queue is None and params.key is None and params.tag is None:
-        return
-    for name in ("queue", "key", "tag"):
+    for name in ("queue", "key", "tag", "priority", "ttl_ms"):
         if (value := getattr(params, name)) is not None:
             raise invalid(
                 name,
@@ -141,13 +155,13 @@ async def _store(
     context = call.context
     topic = _existing(context, name)
     limits = _limits(context, topic)
-    queue_count = _queue_count(context, topic)
+    queue_count, levels = _queue_count(context, topic), topic.priority_levels if topic else 1
     if turn is None:
-        _check(messages, limits, name, queue_count)
+        _check(messages, limits, name, queue_count, levels)
     else:
-        await asyncio.to_thread(_check, messages, limits, name, queue_count)
+        await asyncio.to_thread(_check, messages, limits, name, queue_count, levels)
     topic = topic or await _created(call, name)
-    indexes = _by_queue(messages, topic.queue_count, _turn(context, topic, producer))
+    indexes = _by_queue(messages, topic, _turn(context, topic, producer))
     count = len(messages)
     parts: Sequence[Batch | Rows]
     if turn is None:
@@ -166,14 +180,16 @@ async def _store(
 
 
 def _check(
-    messages: Sequence[Incoming], limits: MessageLimits, topic_name: str, queue_count: int
+    messages: Sequence[Incoming],
+    limits: MessageLimits,
+    topic_name: str,
+    queue_count: int,
+    levels: int,
 ) -> None:
     """Pass messages that a topic with these limits and queues takes. Raises Problem,
     UnknownQueue."""
     check_messages(messages, limits)
-    for message in messages:
-        if message.queue is not None and message.queue >= queue_count:
-            raise UnknownQueue(topic_name, message.queue, queue_count)
+    check_queues(messages, topic_name, queue_count, levels)
 
 
 async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply:
@@ -194,7 +210,8 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
 
     batches = decode() if len(body) <= BINARY_APART_BYTES else await asyncio.to_thread(decode)
     topic = topic or await _created(call, name)
-    batches = with_queues(batches, _turn(context, topic, None))
+    turn, levels = _turn(context, topic, None), topic.priority_levels
+    batches = with_queues(batches, lambda: queue_of(turn(), None, levels))
     published = await _publish(context, topic, batches, call.params.durability)
     results = [_result(topic, each.queue, each.base_offset, each.count) for each in published]
     return _reply(results, published)
@@ -255,26 +272,29 @@ def _queue_count(context: ApiContext, topic: Topic | None) -> int:
 
 
 def _turn(context: ApiContext, topic: Topic, producer: Producer | None) -> Callable[[], int]:
-    """Return what picks the queue for messages that leave it to the broker. A request that may
-    be sent again must find its queue again."""
+    """Return what picks the queue, among those of a level, for messages that leave it to the
+    broker. A request that may be sent again must find its queue again."""
     if producer is not None:
-        return lambda: (producer.producer_id + producer.sequence) % topic.queue_count
-    return lambda: context.next_queue(topic)
+        return lambda: (producer.producer_id + producer.sequence) % topic.queues_per_level
+    return lambda: context.next_turn(topic) % topic.queues_per_level
 
 
 def _by_queue(
-    messages: Sequence[Incoming], queue_count: int, turn: Callable[[], int]
+    messages: Sequence[Incoming], topic: Topic, turn: Callable[[], int]
 ) -> dict[int, list[int]]:
     """Return the messages' indexes by queue, each list in the order of the request."""
+    queues, levels = topic.queues_per_level, topic.priority_levels
     rows: dict[int, list[int]] = {}
     chosen: int | None = None
     for index, message in enumerate(messages):
         queue = message.queue
         if queue is None:
             if message.key is not None:
-                queue = queue_for_key(message.key, queue_count)
+                queue = queue_for_key(message.key, queues)
             else:
                 queue = chosen = turn() if chosen is None else chosen
+            if levels > 1:
+                queue = queue_of(queue, message.priority, levels)
         rows.setdefault(queue, []).append(index)
     return rows
 
@@ -301,7 +321,7 @@ def _batches_by_queue(
 
 
 def _rows(messages: Sequence[Incoming], queue: int, now_us: int, producer: Producer | None) -> Rows:
-    bodies, keys, tags, properties, _, ttls = zip(*messages, strict=True)
+    bodies, keys, tags, properties, _, ttls, _ = zip(*messages, strict=True)
     return Rows(
         queue,
         bodies,

@@ -52,19 +52,28 @@ async def put_topic(call: Call[NoParams]) -> Reply:
     settings = await call.body(TopicSettings)
     topic, is_new = await call.context.to_the_end(
         call.context.store.create_topic(
-            name, queues=settings.queue_count(), fields=settings.fields()
+            name,
+            queues=settings.queue_count(),
+            priority_levels=settings.level_count(),
+            fields=settings.fields(),
         )
     )
     return call.reply(_described(call.context, topic), status=201 if is_new else 200)
 
 
 async def patch_topic(call: Call[NoParams]) -> Reply:
-    """Change a topic's retention, durability and limits; queues can be added."""
+    """Change a topic's retention, durability and limits; queues can be added.
+
+    `priority_levels` cannot be changed: a value other than the topic's is a 409.
+    """
     name = call.name_of_topic()
     settings = await call.body(TopicSettings)
     topic = await call.context.to_the_end(
         call.context.store.change_topic(
-            name, queues=settings.queue_count(), fields=settings.fields()
+            name,
+            queues=settings.queue_count(),
+            priority_levels=settings.level_count(),
+            fields=settings.fields(),
         )
     )
     return call.reply(_described(call.context, topic))
@@ -148,9 +157,12 @@ def _queue(state: QueueState) -> QueueStateReply:
 
 def _config(topic: Topic) -> TopicConfigReply:
     config = topic.config
-    return TopicConfigReply(
+    reply = TopicConfigReply(
         cast(Durability, config.durability),
         config.retention_ms,
         config.retention_bytes,
         config.max_message_bytes,
     )
+    if topic.priority_levels > 1:
+        reply.priority_levels = topic.priority_levels
+    return reply

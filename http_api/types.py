@@ -7,13 +7,15 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from holdfast.commitlog.batch_check import MAX_TTL_MS
+from holdfast.commitlog.priority import HIGHEST_PRIORITY, MAX_LEVELS
 from holdfast.http_api.params import MAX_OFFSET, MAX_TIMESTAMP_MS
 
 Durability = Literal["fsync", "written"]
 Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 QueueId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-#: Added to a born timestamp in microseconds it must stay below 2^63.
-TtlMs = Annotated[int, Meta(ge=1, le=10**15)]
+TtlMs = Annotated[int, Meta(ge=1, le=MAX_TTL_MS)]
+Priority = Annotated[int, Meta(ge=0, le=HIGHEST_PRIORITY)]
 OffsetsByQueue = Annotated[
     dict[str, Offset], Meta(description="Queue number as text -> offset of the next message.")
 ]
@@ -44,6 +46,7 @@ class NewMessage(Request):
     properties: dict[str, str] | None = None
     queue: QueueId | None = None
     ttl_ms: TtlMs | None = None
+    priority: Priority | None = None
 
 
 class NewPackedMessage(Request):
@@ -55,6 +58,7 @@ class NewPackedMessage(Request):
     properties: dict[str, str] | None = None
     queue: QueueId | None = None
     ttl_ms: TtlMs | None = None
+    priority: Priority | None = None
 
 
 class PublishRequest(Request):
@@ -201,9 +205,11 @@ class SplitsReply(Struct):
 
 class TopicSettings(Request):
     """What a topic has; null or 0 for retention means none. What is left out is the default
-    on creation, and stays as it is on a change."""
+    on creation, and stays as it is on a change. `queues` are those of each level of priority, of
+    which there are as many for ever as `priority_levels` says on creation (1: no priorities)."""
 
     queues: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    priority_levels: Annotated[int, Meta(ge=1, le=MAX_LEVELS)] | UnsetType = UNSET
     durability: Durability | UnsetType = UNSET
     retention_ms: Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | UnsetType | None = UNSET
     retention_bytes: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | UnsetType | None = UNSET
@@ -213,20 +219,26 @@ class TopicSettings(Request):
         """Return the number of queues, None if it was not given."""
         return None if self.queues is UNSET else self.queues
 
+    def level_count(self) -> int | None:
+        """Return the number of levels of priority, None if it was not given."""
+        return None if self.priority_levels is UNSET else self.priority_levels
+
     def fields(self) -> dict[str, object]:
-        """Return what was given, but for the number of queues."""
+        """Return what was given, but for the numbers of queues and levels."""
         given = msgspec.structs.asdict(self)
-        del given["queues"]
+        del given["queues"], given["priority_levels"]
         return {name: value for name, value in given.items() if value is not UNSET}
 
 
 class TopicConfigReply(Struct):
-    """A topic's settings; null means no limit."""
+    """A topic's settings; null means no limit. `priority_levels` is there when there are several:
+    queue q of the log is then `index * priority_levels + level`."""
 
     durability: Durability
     retention_ms: int | None
     retention_bytes: int | None
     max_message_bytes: int
+    priority_levels: int | UnsetType = UNSET
 
 
 class QueueStateReply(Struct):

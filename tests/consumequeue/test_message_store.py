@@ -181,6 +181,29 @@ async def test_a_topic_is_changed_and_gets_more_queues_but_never_fewer(
     assert (await store.change_topic("t", fields={"retention_bytes": None})).config == topic.config
 
 
+async def test_a_topic_has_its_queues_once_for_each_level_of_priority(store: MessageStore) -> None:
+    topic, _ = await store.create_topic("t", queues=2, priority_levels=3)
+    assert (topic.queue_count, topic.queues_per_level, topic.priority_levels) == (6, 2, 3)
+    assert await store.create_topic("t", queues=2, priority_levels=3) == (topic, False)
+    for queues, levels, field in ((6, None, "queues"), (None, 1, "priority_levels")):
+        with pytest.raises(TopicConflict) as caught:
+            await store.create_topic("t", queues=queues, priority_levels=levels)
+        assert caught.value.field == field
+    changed = await store.change_topic("t", queues=3, priority_levels=3, fields={})
+    assert (changed.queue_count, changed.priority_levels) == (9, 3)
+    for queues, levels in ((2, None), (None, 2)):
+        with pytest.raises(InvalidTopicChange):
+            await store.change_topic("t", queues=queues, priority_levels=levels, fields={})
+    default, _ = await store.create_topic("d", priority_levels=10)
+    assert default.queue_count == 40
+
+
+@pytest.mark.parametrize("levels", [0, 11])
+async def test_there_are_one_to_ten_levels(store: MessageStore, levels: int) -> None:
+    with pytest.raises(InvalidTopicChange):
+        await store.create_topic("t", priority_levels=levels)
+
+
 @pytest.mark.parametrize("queues", [0, -1])
 async def test_a_topic_has_at_least_one_queue(store: MessageStore, queues: int) -> None:
     with pytest.raises(InvalidTopicChange):
@@ -207,6 +230,21 @@ async def test_there_are_limits_to_topics_queues_and_groups(tmp_path: Path) -> N
         await store.store_offsets("g", topic, {0: 0})
         await store.delete_topic("b")
         await store.create_topic("c", queues=1)
+
+
+async def test_the_queues_of_all_levels_count(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    limits = replace(config.topics, max_queues_per_topic=6)
+    async with open_storage(replace(config, topics=limits)) as storage:
+        for queues, levels in ((1, 7), (3, 3)):
+            with pytest.raises(LimitReached, match="max_queues_per_topic"):
+                await storage.store.create_topic("t", queues=queues, priority_levels=levels)
+        await storage.store.create_topic("t", queues=2, priority_levels=3)
+        with pytest.raises(LimitReached, match="max_queues_per_topic"):
+            await storage.store.change_topic("t", queues=3, fields={})
+    async with open_storage(replace(config, topics=limits)) as storage:
+        topic = storage.store.topic("t")
+        assert (topic.queue_count, topic.priority_levels) == (6, 3)
 
 
 async def test_all_topics_share_a_limit_of_queues(tmp_path: Path) -> None:

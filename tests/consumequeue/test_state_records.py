@@ -1,5 +1,7 @@
 """What the state's records say: round trips, pinned bytes, newer fields."""
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.state_records import (
     INCOMPLETE,
     NEXT_TOPIC_ID,
+    MalformedRecord,
     StoredOffsets,
     decode_damage,
     decode_kept,
@@ -47,6 +50,8 @@ def test_the_bytes_of_every_record_are_pinned() -> None:
         b"\xb1max_message_bytes\xcd\x10\x00"
         b"\xaacreated_ms\xcf\x00\x00\x01\x8b\xcf\xe5h\x00"
     )
+    with_levels = encode_topic(replace(TOPIC, priority_levels=2))
+    assert with_levels == b"\x88" + encode_topic(TOPIC)[1:] + b"\xafpriority_levels\x02"
     assert encode_kept({0: 5, 3: 256}) == b"\x82\x00\x05\x03\xcd\x01\x00"
     assert encode_offsets(StoredOffsets({1: 9}, 3)) == b"\x82\xa7version\x03\xa7offsets\x81\x01\x09"
     assert encode_number(300) == b"\xcd\x01\x2c"
@@ -84,10 +89,19 @@ def test_keys_are_pinned_and_taken_apart_again(
             _SIZES,
         ),
         _SIZES,
-    )
+    ),
+    st.integers(1, 10),
 )
-def test_a_topic_comes_back(topic: Topic) -> None:
+def test_a_topic_comes_back(topic: Topic, levels: int) -> None:
+    topic = replace(topic, queue_count=topic.queue_count * levels, priority_levels=levels)
     assert decode_topic("orders", encode_topic(topic)) == topic
+
+
+@pytest.mark.parametrize("levels", [0, 3, 11, "two"])
+def test_a_topic_has_queues_on_each_of_its_levels(levels: object) -> None:
+    fields = msgpack.unpackb(encode_topic(TOPIC)) | {"priority_levels": levels}
+    with pytest.raises(MalformedRecord):
+        decode_topic("orders", msgpack.packb(fields))
 
 
 @given(_OFFSETS, st.integers(0, 2**63 - 1))

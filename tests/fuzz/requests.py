@@ -21,6 +21,7 @@ from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.incoming import (
     Incoming,
     check_messages,
+    check_queues,
     from_json,
     from_lines,
     from_msgpack,
@@ -41,6 +42,7 @@ DICTIONARY = [
     *('{"messages":[', '"body"', '"body_base64"', '"key"', '"tag"', '"properties"', '"queue"'),
     *(
         '"ttl_ms"',
+        '"priority"',
         "null",
         "true",
         "1e999",
@@ -65,6 +67,7 @@ _OFFERS = ("application/json", "application/msgpack")
 def seeds() -> list[bytes]:
     """Return one request part of each kind that is understood, and some that are not."""
     message = {"key": "k", "tag": "t", "properties": {"a": "b"}, "queue": 1, "ttl_ms": 5}
+    message |= {"priority": 9}
     text = msgspec.json.encode({"messages": [{"body": "x", **message}, {"body_base64": "/w=="}]})
     line = msgspec.json.encode({"body": "x", **message})
     packed = msgpack.packb({"messages": [{"body": b"\xff", **message}, {"body": "x"}]})
@@ -77,6 +80,7 @@ def seeds() -> list[bytes]:
         b'\0{"messages":[{"body":"x","key":"k"}]}',
         b'\1{"body":"x","tag":"t"}',
         b"\3application/json\n" + b'{"queues":3,"retention_ms":null,"durability":"written"}',
+        b'\3application/json\n{"queues":3,"priority_levels":10}',
         b"\3application/msgpack\n" + msgpack.packb({"offsets": {"0": 7}}),
         b'\3\n{"to":{"timestamp_ms":5},"queues":[0],"dry_run":true}',
         b"\4offset=5&wait_ms=10&tag=a%2Cb&filter=a%3D1",
@@ -123,6 +127,7 @@ def _messages(decode_body: Callable[[bytes, int], list[Incoming]]) -> Callable[[
         messages = decode_body(data, MAX_MESSAGES)
         assert 1 <= len(messages) <= MAX_MESSAGES
         check_messages(messages, LIMITS)
+        check_queues(messages, "t", 2**31, 2)
         batch = as_batch(_rows(messages, 0, 1_700_000_000_000_000, None))
         check_batch(Batch.decode(batch.block), LIMITS)
         for row, message in enumerate(messages):
@@ -134,7 +139,17 @@ def _messages(decode_body: Callable[[bytes, int], list[Incoming]]) -> Callable[[
     return check_body
 
 
-_FIELDS = ("body", "body_base64", "key", "tag", "properties", "queue", "ttl_ms", "other")
+_FIELDS = (
+    "body",
+    "body_base64",
+    "key",
+    "tag",
+    "properties",
+    "queue",
+    "ttl_ms",
+    "priority",
+    "other",
+)
 _VALUES: tuple[object, ...] = (
     *("", "x", "é\0", "k" * 33, "/w==", None, 0, 1, -1, 2**31, 10**15 + 1, True, 0.5, [], {}),
     *({"": "b"}, {"a": "b"}, {"a": 1}, {"a": "b" * 300}, {"é": "\0", "b": ""}),

@@ -108,13 +108,21 @@ class FakeStore:
         )
 
     async def create_topic(
-        self, name: str, *, queues: int | None = None, fields: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        priority_levels: int | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> tuple[Topic, bool]:
         check_name("topic", name)
         existing = self._topics.get(name)
         if existing is not None:
-            if queues is not None and queues != existing.queue_count:
-                raise TopicConflict(name, "queues", queues, existing.queue_count)
+            if queues is not None and queues != existing.queues_per_level:
+                raise TopicConflict(name, "queues", queues, existing.queues_per_level)
+            if priority_levels not in (None, existing.priority_levels):
+                found = existing.priority_levels
+                raise TopicConflict(name, "priority_levels", priority_levels, found)
             for key, value in (fields or {}).items():
                 if (found := getattr(existing.config, key)) != value:
                     raise TopicConflict(name, key, value, found)
@@ -129,24 +137,32 @@ class FakeStore:
         topic = Topic(
             name,
             self._next_topic_id,
-            queues or self.config.default_queues,
+            (queues or self.config.default_queues) * (priority_levels or 1),
             replace(config, **(fields or {})),
             1_700_000_000_000,
+            priority_levels or 1,
         )
         self._next_topic_id += 1
         self._topics[name] = topic
         return topic, True
 
     async def change_topic(
-        self, name: str, *, queues: int | None = None, fields: Mapping[str, Any]
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        priority_levels: int | None = None,
+        fields: Mapping[str, Any],
     ) -> Topic:
         topic = self.topic(name)
-        if queues is not None and queues < topic.queue_count:
+        if priority_levels not in (None, topic.priority_levels):
+            raise InvalidTopicChange(name, "levels stay as they are")
+        if queues is not None and queues < topic.queues_per_level:
             raise InvalidTopicChange(name, "queues can be added, never removed")
         await self._commit()
         changed = replace(
             topic,
-            queue_count=queues or topic.queue_count,
+            queue_count=(queues or topic.queues_per_level) * topic.priority_levels,
             config=replace(topic.config, **fields),
         )
         self._topics[name] = changed
