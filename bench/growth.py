@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bulk import BulkConnection
-from bench.harness import broker
+from bench.harness import ARGUMENTS, broker
 from holdfast.running_broker import RunningBroker
 
 DURABILITY = "written"
@@ -63,7 +63,21 @@ def queues(counts: Sequence[int]) -> Iterator[Line]:
                 "queues", messages=MESSAGES, body_bytes=BODY_BYTES, batch=BATCH, queues=count
             )
             published = MESSAGES / (time.perf_counter() - started)
-            yield Line(f"{count:,}", published, _read_all(connection, "queues"), _memory(running))
+            read = _read_all(connection, "queues")
+        yield Line(f"{count:,}", published, read, _memory_with(count))
+
+
+def _memory_with(queue_count: int) -> float:
+    """Return what a broker holds in MB once as much was published and read over so many queues;
+    less the batches just read, which it keeps up to a limit: here it keeps none."""
+    with broker([*ARGUMENTS, "--consumequeue-hot-cache-bytes", "0"]) as running:
+        connection = BulkConnection(running.url)
+        connection.create("queues", queues=queue_count)
+        connection.publish(
+            "queues", messages=MESSAGES, body_bytes=BODY_BYTES, batch=BATCH, queues=queue_count
+        )
+        _read_all(connection, "queues")
+        return _memory(running)
 
 
 def log(sizes_gb: Sequence[int]) -> Iterator[Line]:

@@ -22,7 +22,7 @@ _LOOP_ADDITIONS = 10_000_000
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 #: Segments large enough that a run of a few seconds does not wait for the next one.
-_ARGUMENTS = ("--commitlog-segment-bytes", "256MiB")
+ARGUMENTS = ("--commitlog-segment-bytes", "256MiB")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Figure:
 
 
 @contextmanager
-def broker(arguments: Sequence[str] = _ARGUMENTS) -> Iterator[RunningBroker]:
+def broker(arguments: Sequence[str] = ARGUMENTS) -> Iterator[RunningBroker]:
     """Run a broker process on a temporary directory and a free port."""
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
