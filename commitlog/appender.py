@@ -35,7 +35,7 @@ MAX_SHARED_MESSAGES = 1024
 QueueKey = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Appended:
     """Where one batch of a publish is. `duplicate`: it was stored before, by an earlier try."""
 

@@ -53,6 +53,8 @@ _BORN = int(BatchFlag.BORN)
 _EXPIRES = int(BatchFlag.EXPIRES)
 _REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 _PRODUCERS = int(BatchFlag.PRODUCERS)
+#: Every flag that stands for a section beside the bodies.
+_COLUMNS = _KEYS | _TAGS | _PROPERTIES | _BORN | _EXPIRES | _PRODUCERS
 #: Up to so many values numpy's calls cost more than their work does without it.
 _FEW = 64
 _MAX_SECTION_BYTES = 2**31 - 1  # int32 offsets
@@ -105,84 +107,87 @@ class Section(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Layout:
-    """Where every section of a batch lies; absent ones are None."""
+    """Where every section of a batch lies; absent ones are None. Nobody changes it. (Frozen, it
+    would take several times as long to make, and each read of a batch makes one.)"""
 
+    total_size: int
     body_offsets: Section
     bodies: Section
-    key_hashes: Section | None
-    key_offsets: Section | None
-    keys: Section | None
-    tag_codes: Section | None
-    tag_offsets: Section | None
-    tags: Section | None
-    property_list: Section | None
-    name_offsets: Section | None
-    names: Section | None
-    value_offsets: Section | None
-    values: Section | None
-    born: Section | None
-    expires: Section | None
-    producer_ids: Section | None
-    sequences: Section | None
-    epochs: Section | None
-    total_size: int
+    key_hashes: Section | None = None
+    key_offsets: Section | None = None
+    keys: Section | None = None
+    tag_codes: Section | None = None
+    tag_offsets: Section | None = None
+    tags: Section | None = None
+    property_list: Section | None = None
+    name_offsets: Section | None = None
+    names: Section | None = None
+    value_offsets: Section | None = None
+    values: Section | None = None
+    born: Section | None = None
+    expires: Section | None = None
+    producer_ids: Section | None = None
+    sequences: Section | None = None
+    epochs: Section | None = None
 
 
 def layout_of(header: BatchHeader) -> Layout:
     """Return where the sections lie, from the header alone (its total size is not used)."""
     n = header.message_count
-    m = header.property_count
-    at = HEADER_SIZE
-
-    def section(size: int, *, present: int = 1) -> Section | None:
-        nonlocal at
-        if not present:
-            return None
-        start = at
-        at = _aligned(start + size)
-        return Section(start, start + size)
-
     flags = header.flags
-    keys = flags & _KEYS
-    tags = flags & _TAGS
-    props = flags & _PROPERTIES
     offsets = 4 * (n + 1)
-    body_offsets = section(offsets)
-    bodies = section(header.body_bytes)
-    assert body_offsets is not None
-    assert bodies is not None
-    return Layout(
-        body_offsets=body_offsets,
-        bodies=bodies,
-        key_hashes=section(4 * n, present=keys),
-        key_offsets=section(offsets, present=keys),
-        keys=section(header.key_bytes, present=keys),
-        tag_codes=section(4 * n, present=tags),
-        tag_offsets=section(offsets, present=tags),
-        tags=section(header.tag_bytes, present=tags),
-        property_list=section(offsets, present=props),
-        name_offsets=section(4 * (m + 1), present=props),
-        names=section(header.property_name_bytes, present=props),
-        value_offsets=section(4 * (m + 1), present=props),
-        values=section(header.property_value_bytes, present=props),
-        born=section(8 * n, present=flags & _BORN),
-        expires=section(8 * n, present=flags & _EXPIRES),
-        producer_ids=section(8 * n, present=flags & _PRODUCERS),
-        sequences=section(8 * n, present=flags & _PRODUCERS),
-        epochs=section(4 * n, present=flags & _PRODUCERS),
-        total_size=at,
-    )
+    end = HEADER_SIZE + offsets
+    body_offsets = Section(HEADER_SIZE, end)
+    at = _aligned(end)
+    end = at + header.body_bytes
+    layout = Layout(_aligned(end), body_offsets, Section(at, end))
+    if not flags & _COLUMNS:
+        return layout  # Bodies alone: most of what is published one by one.
+    at = layout.total_size
+
+    def section(size: int) -> Section:
+        nonlocal at
+        start, end = at, at + size
+        at = _aligned(end)
+        return Section(start, end)
+
+    if flags & _KEYS:
+        layout.key_hashes = section(4 * n)
+        layout.key_offsets = section(offsets)
+        layout.keys = section(header.key_bytes)
+    if flags & _TAGS:
+        layout.tag_codes = section(4 * n)
+        layout.tag_offsets = section(offsets)
+        layout.tags = section(header.tag_bytes)
+    if flags & _PROPERTIES:
+        m = header.property_count
+        layout.property_list = section(offsets)
+        layout.name_offsets = section(4 * (m + 1))
+        layout.names = section(header.property_name_bytes)
+        layout.value_offsets = section(4 * (m + 1))
+        layout.values = section(header.property_value_bytes)
+    if flags & _BORN:
+        layout.born = section(8 * n)
+    if flags & _EXPIRES:
+        layout.expires = section(8 * n)
+    if flags & _PRODUCERS:
+        layout.producer_ids = section(8 * n)
+        layout.sequences = section(8 * n)
+        layout.epochs = section(4 * n)
+    layout.total_size = at
+    return layout
 
 
 def _aligned(size: int) -> int:
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Batch:
     """One batch over its bytes, nothing copied. Rows count from 0; offsets are queue offsets.
+    Nobody changes it.
 
     `block` holds the whole batch, header included. Column attributes are views that stay
     valid as long as the batch does; an absent column is None.

@@ -86,9 +86,13 @@ KNOWN_FLAGS = int(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchHeader:
-    """One batch's header, decoded. Offsets and sizes are in bytes, timestamps in microseconds."""
+    """One batch's header, decoded. Offsets and sizes are in bytes, timestamps in microseconds.
+
+    Nobody changes one: `stamped` and `dataclasses.replace` make another. (Frozen, it would take
+    three times as long to make, and each message that is published alone has three of them.)
+    """
 
     flags: int
     total_size: int

@@ -20,9 +20,10 @@ _REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Rows:
     """The messages of one publish to one queue: as many of each column as there are bodies.
+    Nobody changes them.
 
     They were checked: no empty key, tag or property name. A `producer_id` above 0 makes them
     idempotent, `sequence` counting its requests to the topic.
@@ -42,7 +43,7 @@ class Rows:
     """The bytes of a batch of them alone."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "total_size", _total_size(self))
+        self.total_size = _total_size(self)
 
     def __len__(self) -> int:
         return len(self.bodies)

@@ -16,10 +16,9 @@ ahead of the log.
 import contextlib
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 import msgpack
@@ -57,8 +56,7 @@ _FIRST_COLUMNS = 16
 _CONDEMNED = "condemned"
 
 
-@dataclass(frozen=True, slots=True)
-class ReputPosition:
+class ReputPosition(NamedTuple):
     """How far the log is indexed, and what the segment there holds up to that place."""
 
     physical_offset: int = 0

@@ -19,7 +19,7 @@ from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import Topic, check_queue
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Published:
     """Where one batch of a publish is. `durable`: it was acknowledged after a sync."""
 

@@ -5,9 +5,8 @@ thousand messages costs about what one costs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,8 +43,7 @@ class MessageFilter(Protocol):
         """Return the rows from `start_row` to before `end_row` that match, ascending."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What one read is to deliver: so many messages and bytes of texts, of those that a filter
     matches, and whether to go on behind damage."""
 

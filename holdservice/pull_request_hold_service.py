@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.holdservice.config import HoldServiceConfig
@@ -55,8 +55,7 @@ class Outcome(Enum):
     DELETED = "deleted"
 
 
-@dataclass(frozen=True, slots=True)
-class Woken:
+class Woken(NamedTuple):
     """The end of a wait. No message before the `scanned` offset of its queue matches."""
 
     outcome: Outcome
@@ -249,6 +248,8 @@ class PullRequestHoldService:
         deadline = self._table.next_deadline()
         if deadline is None:
             return
+        if self._timer is not None and self._timer_deadline <= deadline - MAX_LEAD_MS / 1000:
+            return  # Early enough for any crowd, which need not be counted then.
         lead_ms = min(int(self._table.next_crowd() * CROWD_LEAD_US / 1000), MAX_LEAD_MS)
         wanted = deadline - lead_ms / 1000
         if self._timer is not None:
