@@ -75,3 +75,14 @@ class GroupOffsets:
                 raise UnknownTopic(topic.name)
             table.put_offsets(group, topic_id, stored)
             return stored
+
+    async def forget_offsets(self, group: str) -> None:
+        """Forget all that a group has stored, durably; a group without any is none. Raises
+        StateUnavailable."""
+        await self._state.to_its_end(self._forget_offsets(group))
+
+    async def _forget_offsets(self, group: str) -> None:
+        if self._table.has_group(group):
+            topic_ids = list(self._table.group_offsets(group))
+            await self._state.commit({offsets_key(group, each): None for each in topic_ids})
+            self._table.remove_offsets(group, topic_ids)

@@ -65,6 +65,7 @@ class MessageStore:
 
         changes = StateChanges(state, appender)
         self.commit_state = changes.commit
+        self.to_its_end = changes.to_its_end
         self.changes_done = changes.done
 
         topics = TopicChanges(
@@ -116,3 +117,4 @@ class MessageStore:
         self.group_topics = groups.group_topics
         self.stored_offsets = groups.stored_offsets
         self.store_offsets = groups.store_offsets
+        self.forget_offsets = groups.forget_offsets

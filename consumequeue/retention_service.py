@@ -40,7 +40,8 @@ class RetentionService:
     """Owns the decision what goes. `run_once` may be awaited at any time, one call at once.
 
     `commit_state` makes a change of the state durable. With `keep_unknown_topics` a topic that
-    is not in the table may have been lost instead of deleted: its messages stay.
+    is not in the table may have been lost instead of deleted: its messages stay. `trimmed` is
+    told, on the loop, where queues begin now.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class RetentionService:
         max_total_bytes: int,
         interval_s: float,
         now_us: Callable[[], int],
+        trimmed: Callable[[Begins], None] = lambda begins: None,
     ) -> None:
         self._log = log
         self._index = index
@@ -67,6 +69,7 @@ class RetentionService:
         self._max_total_bytes = max_total_bytes
         self._interval_s = interval_s
         self._now_us = now_us
+        self._trimmed = trimmed
         self._contents: dict[int, SegmentQueues] = {}
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -131,6 +134,7 @@ class RetentionService:
             await self._commit_state(changes)
         if begins:
             await self._in_thread(partial(self._apply, begins))
+            self._trimmed(begins)
 
     def _apply(self, begins: Begins) -> None:
         try:

@@ -39,7 +39,7 @@ class TopicTable:
             elif kind == "kept":
                 self.kept[int(rest[0])] = decode_kept(value)
         for group in list(self._offsets):
-            self._forget_offsets(group, self._offsets[group].keys() - self._by_id.keys())
+            self.remove_offsets(group, self._offsets[group].keys() - self._by_id.keys())
         self.next_topic_id = max([self.next_topic_id, *(i + 1 for i in self._by_id)])
 
     # -- topics ----------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class TopicTable:
         del self._by_id[topic.topic_id]
         self.kept.pop(topic.topic_id, None)
         for group in list(self._offsets):
-            self._forget_offsets(group, {topic.topic_id})
+            self.remove_offsets(group, {topic.topic_id})
 
     # -- stored offsets --------------------------------------------------------------------
 
@@ -109,7 +109,8 @@ class TopicTable:
         """Return a group's offsets on a topic: version 0 when nothing is stored."""
         return self._offsets.get(group, {}).get(topic_id, StoredOffsets())
 
-    def _forget_offsets(self, group: str, topic_ids: Iterable[int]) -> None:
+    def remove_offsets(self, group: str, topic_ids: Iterable[int]) -> None:
+        """Forget a group's offsets on topics; without any left the group is none."""
         by_topic = self._offsets[group]
         for topic_id in topic_ids:
             by_topic.pop(topic_id, None)

@@ -28,6 +28,7 @@ from holdfast.groups.errors import FilterNotAllowed, GroupError
 from holdfast.groups.fair_set import FairSet
 from holdfast.groups.group_topic import GroupTopic
 from holdfast.groups.heads import Head, HeadSource, NeedsRead
+from holdfast.groups.in_flight import InFlight
 from holdfast.groups.lane import DeadLetter, Lane
 from holdfast.groups.leases import Lease
 from holdfast.groups.members import Members
@@ -57,8 +58,7 @@ class Group:
         self.activity = activity_for(config.mode)
         self.members = Members(config.member_ttl_ms)
         self.waiters = Waiters()
-        self.lease_count = 0
-        self._lease_counts: dict[str, int] = {}
+        self.in_flight = InFlight(config)
         self._source = source
         self._costs = Costs(config.cost)
         self._repeats = Repeats(config.repeat_ms)
@@ -70,7 +70,35 @@ class Group:
         self._fencing_durable = 0
         self._timers: list[tuple[int, QueueKey]] = []
 
+    @property
+    def lease_count(self) -> int:
+        """How many messages are leased now."""
+        return self.in_flight.total
+
     # -- what it consists of -----------------------------------------------------------------
+
+    def configure(self, config: GroupConfig) -> None:
+        """Change the settings, for what comes from now on. The mode changes only while nothing
+        is leased."""
+        before, self.config = self.config, config
+        self.in_flight.config = config
+        self.members.ttl_ms = config.member_ttl_ms
+        if config.engine != before.engine:
+            weights = {topic_id: self.fair.weight(topic_id) for topic_id in self.topics}
+            self.fair = FairSet(config.engine)
+            for topic_id, weight in weights.items():
+                self.fair.add(topic_id, weight)
+        if config.cost != before.cost:
+            self._costs = Costs(config.cost)
+        if config.mode != before.mode:
+            assert not self.lease_count
+            self.activity = activity_for(config.mode)
+            self._fencing_durable = 0
+        for topic in self.topics.values():
+            for lane in topic.lanes.values():
+                lane.configure(config)
+                topic.stir(lane)
+        self._stir_all()
 
     def add_topic(
         self, topic_id: int, *, weight: int = 1, levels: int = 1, filter: object | None = None
@@ -107,6 +135,10 @@ class Group:
             lane.set_filter(filter)
             topic.stir(lane)
         self._stir(topic)
+
+    def set_weight(self, topic_id: int, weight: int) -> None:
+        """Change a topic's weight, for what is served from now on."""
+        self.fair.set_weight(topic_id, weight)
 
     def pause(self, topic_id: int, is_paused: bool) -> None:
         """Deliver nothing of a topic for a while."""
@@ -255,11 +287,12 @@ class Group:
             self._ended(key[0], ended, None)
             self._happened(lane)
 
-    def leave(self, member: str, now_ms: int) -> None:
-        """A member has gone, or is fenced: its messages are available again, in their places."""
-        for waiter in self.waiters:
-            if waiter.ask.member == member:
-                self.waiters.remove(waiter)
+    def leave(self, member: str, now_ms: int) -> list[Waiter]:
+        """A member has gone, or is fenced: its messages are available again, in their places.
+        Returns its requests, to be answered with nothing."""
+        waiters = [each for each in self.waiters if each.ask.member == member]
+        for waiter in waiters:
+            self.waiters.remove(waiter)
         for topic in self.topics.values():
             for lane in topic.lanes.values():
                 for lease in lane.cursor.leases.of_member(member):
@@ -269,6 +302,7 @@ class Group:
         self.members.forget(member)
         if self.activity.leave(member):
             self._stir_all()
+        return waiters
 
     def retire(self, member: str) -> None:
         """The active member wants no more but settles what it has; then the next begins."""
@@ -296,11 +330,17 @@ class Group:
                 lane.timer = None
                 self._end(lane, lane.tick(now_ms), now_ms)
                 self._happened(lane)
+        due = self.waiters.due(now_ms)
         for member in self.members.silent(now_ms):
-            self.leave(member, now_ms)
-        return self.waiters.due(now_ms)
+            due += self.leave(member, now_ms)
+        return due
 
     # -- what is to be written ---------------------------------------------------------------
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether `take_writes` would return anything."""
+        return bool(self._changed)
 
     def take_writes(self) -> WriteBatch:
         """Return everything that changed since the last call, for one transaction."""
@@ -323,7 +363,7 @@ class Group:
     # -- inside: receiving -------------------------------------------------------------------
 
     def _fill(self, reply: Reply, ask: Ask, now_ms: int) -> None:
-        room = min(ask.credit, self._room(ask)) if not ask.settled else ask.credit
+        room = min(ask.credit, self.in_flight.room(ask.member)) if not ask.settled else ask.credit
         deadline_ms = now_ms + self._lease_ms(ask.lease_ms)
         peeked: dict[int, tuple[Lane, Head] | None] = {}
 
@@ -375,8 +415,7 @@ class Group:
         else:
             lease = lane.take(head, ask.member, deadline_ms, now_ms, charge)
             receipt = self._receipt(lane, lease)
-            self.lease_count += 1
-            self._lease_counts[ask.member] = self._lease_counts.get(ask.member, 0) + 1
+            self.in_flight.add(ask.member)
         # A restart must know how far deliveries went, and which lease of a message is the last.
         if (
             offset >= cursor.reserved_durable
@@ -423,18 +462,13 @@ class Group:
             return None
         return Reply(picks, self.available(ask.topics), commit_first=True)
 
-    def _room(self, ask: Ask) -> int:
-        mine = self._lease_counts.get(ask.member, 0)
-        config = self.config
-        return min(config.max_in_flight - self.lease_count, config.max_in_flight_per_member - mine)
-
     def _lease_ms(self, lease_ms: int | None) -> int:
         asked = self.config.lease_ms if lease_ms is None else lease_ms
         return min(max(asked, SHORTEST_LEASE_MS), self.config.longest_lease_ms)
 
     def _may_begin(self, member: str) -> bool:
         """Say whether nothing is, or may be, leased to another member than this."""
-        if self.lease_count > self._lease_counts.get(member, 0):
+        if self.in_flight.has_others(member):
             return False
         return not any(
             lane.cursor.grace_count
@@ -456,8 +490,7 @@ class Group:
         status, ended = settling.settle(lane, self.activity, receipt, terms)
         adopted = len(lane.cursor.leases) - leases_before + len(ended)
         if adopted:
-            self.lease_count += adopted
-            self._lease_counts[receipt.member] = self._lease_counts.get(receipt.member, 0) + 1
+            self.in_flight.add(receipt.member)
         if status is Status.DONE:
             until = terms.now_ms + terms.lease_ms if terms.verb is Verb.EXTEND else 0
             self.members.seen(receipt.member, terms.now_ms, until)
@@ -480,16 +513,9 @@ class Group:
     def _ended(
         self, topic_id: int, ended: list[Lease], now_ms: int | None, used_ms: float | None = None
     ) -> None:
-        config = self.config
-        is_room_made = self.lease_count >= config.max_in_flight
+        is_room_made = False
         for lease in ended:
-            self.lease_count -= 1
-            left = self._lease_counts[lease.member] - 1
-            is_room_made |= left + 1 >= config.max_in_flight_per_member
-            if left:
-                self._lease_counts[lease.member] = left
-            else:
-                del self._lease_counts[lease.member]
+            is_room_made |= self.in_flight.remove(lease.member)
             if now_ms is not None:
                 difference = self._costs.difference(topic_id, lease, now_ms, used_ms)
                 self.fair.correct(topic_id, difference)
@@ -522,7 +548,7 @@ class Group:
     def _likeness(self, ask: Ask) -> object:
         """Return what is equal for requests that get nothing for the same reason."""
         if self.config.mode == "competing":
-            return ask.topics, ask.filter, self._room(ask) > 0, ask.settled
+            return ask.topics, ask.filter, self.in_flight.room(ask.member) > 0, ask.settled
         return ask.member, ask.topics, ask.filter, ask.settled
 
     def _hopes(self, waiter: Waiter, stirred: set[int]) -> bool:

@@ -54,11 +54,7 @@ class Lane:
         self._touched = touched
         self.view = QueueView(cursor, key, source)
         self.view.filter = filter
-        self.selection: Selection = (
-            ByKey(self.view, config.max_in_flight_per_key)
-            if config.mode == "keyed"
-            else InOrder(self.view)
-        )
+        self.selection = self._new_selection()
         for offset in sorted(cursor.dying):
             self._bury_or_send(offset)
 
@@ -182,6 +178,15 @@ class Lane:
         self.selection.reset()
         self.dead_letters.clear()
 
+    def configure(self, config: GroupConfig) -> None:
+        """Change the settings; what was dying goes where it was to go."""
+        before, self.config = self.config, config
+        if (config.mode, config.max_in_flight_per_key) != (
+            before.mode,
+            before.max_in_flight_per_key,
+        ):
+            self.selection = self._new_selection()
+
     def set_filter(self, filter: object | None) -> None:
         """Change what the group wants; what was passed over stays so."""
         self.view.filter = filter
@@ -198,6 +203,11 @@ class Lane:
         return DeadLetter(letter_id, self.key, offset, failures, is_rejected)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _new_selection(self) -> Selection:
+        if self.config.mode == "keyed":
+            return ByKey(self.view, self.config.max_in_flight_per_key)
+        return InOrder(self.view)
 
     def _revoke(self, offsets: Iterable[int], now_ms: int) -> list[Lease]:
         ended = []

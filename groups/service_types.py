@@ -60,7 +60,6 @@ class GroupSpec:
     cost: str | None = None
     start: str | None = None
     lease_ms: int | None = None
-    longest_lease_ms: int | None = None
     max_in_flight: int | None = None
     max_in_flight_per_member: int | None = None
     max_in_flight_per_key: int | None = None
@@ -83,6 +82,7 @@ class GroupState:
     cost: str = "count"
     start: str = "earliest"
     lease_ms: int = 30_000
+    #: The longest lease that may be asked for: the broker's limit, not a setting of the group.
     longest_lease_ms: int = LONGEST_LEASE_MS
     max_in_flight: int = 1_000
     max_in_flight_per_member: int = 1_000

@@ -6,6 +6,7 @@ the same backwards: held pulls are answered first, then requests end, then the l
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, cast
@@ -17,6 +18,7 @@ from holdfast.config import Config, changed_keys
 from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.service import GroupService
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.service import AccessService
 from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
@@ -36,6 +38,7 @@ class Broker:
         self._phase = "stopped"
         self._storage: Storage | None = None
         self._hold: PullRequestHoldService | None = None
+        self._groups: GroupService | None = None
         self._server: Server | None = None
         self._access: AccessService | None = None
         self.failed: asyncio.Future[Exception] | None = None
@@ -91,6 +94,7 @@ class Broker:
                 arrived=self._arrived,
                 failed=lambda error: self._from_thread(self._fail, error),
                 synced=collector.observe_sync,
+                trimmed=self._trimmed,
             ),
         )
         hold = self._hold = PullRequestHoldService(
@@ -127,7 +131,17 @@ class Broker:
             self._audit("broker.start", version=__version__, config=changed_keys(self._config))
             self._server = await start_server(make_app(context), self._config.http_api)
             context.store = await storage.open()
-            context.store.topic_deleted = hold.topic_deleted
+            context.store.topic_deleted = self._topic_deleted
+            groups = self._groups = GroupService(
+                context.store,
+                storage.groups,
+                self._config.groups,
+                places=hold,
+                ageing_us=storage.ageing.now_us,
+                passed_s=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+            )
+            await groups.start()
+            hold.also_scan = groups.scan
             collector.storage = storage
             await hold.start()
         except BaseException:
@@ -142,8 +156,13 @@ class Broker:
         self._phase = "draining"
         if self._hold is not None:
             await self._hold.stop()
+        if self._groups is not None:
+            self._groups.drain()
         if self._server is not None:
             await self._server.stop()
+        if self._groups is not None:
+            await self._groups.stop()
+            self._groups = None
         if self._storage is not None:
             await self._storage.close()
         if self._access is not None:
@@ -176,6 +195,18 @@ class Broker:
     def _arrived(self, advanced: dict[QueueKey, int]) -> None:
         if self._hold is not None:
             self._hold.message_arriving(advanced)
+        if self._groups is not None:
+            self._groups.arrived(advanced)
+
+    def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
+        if self._groups is not None:
+            self._groups.trimmed(begins)
+
+    def _topic_deleted(self, topic_id: int) -> None:
+        assert self._hold is not None
+        self._hold.topic_deleted(topic_id)
+        if self._groups is not None:
+            self._groups.topic_deleted(topic_id)
 
     def _fail(self, error: Exception) -> None:
         assert self.failed is not None

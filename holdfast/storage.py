@@ -160,6 +160,7 @@ class Storage:
             max_total_bytes=config.commitlog.max_total_bytes,
             interval_s=config.commitlog.retention_interval_ms / 1000,
             now_us=self._ageing.now_us,
+            trimmed=self._events.trimmed,
         )
         self._ageing.start(opened.last_timestamp_us)
         self.scrub = Scrub(
@@ -229,6 +230,11 @@ class Storage:
         committed what they have, before `close`."""
         assert self._opened is not None
         return self._opened.groups
+
+    @property
+    def ageing(self) -> AgeingClock:
+        """The time by which messages grow old."""
+        return self._ageing
 
     @property
     def degraded(self) -> list[Fault]:

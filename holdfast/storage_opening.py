@@ -9,7 +9,7 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -64,12 +64,13 @@ class RecoveryProgress:
 
 @dataclass(slots=True)
 class StorageEvents:
-    """What the storage tells those above: `arrived` on the event loop, the others in its own
-    threads."""
+    """What the storage tells those above: `arrived` and `trimmed` (where queues begin now) on the
+    event loop, the others in its own threads."""
 
     arrived: Callable[[dict[QueueKey, int]], None]
     failed: Callable[[Exception], None]
     synced: Callable[[float], None] = lambda seconds: None
+    trimmed: Callable[[Mapping[QueueKey, int]], None] = lambda begins: None
 
 
 @dataclass(slots=True)

@@ -92,6 +92,8 @@ class HoldTable(Generic[T]):
         self._deadlines: Deadlines[HeldPull[T]] = Deadlines()
         self._reached: deque[_Group[T]] = deque()
         self._place_count = 0
+        #: Requests of other kinds that wait elsewhere, within the same limits.
+        self.other_count = 0
         self._last_number = 0
         #: How often a filter kept a pull asleep while messages came.
         self.filtered_total = 0
@@ -124,6 +126,17 @@ class HoldTable(Generic[T]):
         self._clients[client] = self._clients.get(client, 0) + 1
         self._deadlines.add(pull, deadline)
         return pull
+
+    def enter(self, client: str) -> None:
+        """Count a request of another kind that begins to wait. Raises HoldLimitExceeded."""
+        self._check_limits({}, client)
+        self.other_count += 1
+        self._clients[client] = self._clients.get(client, 0) + 1
+
+    def leave(self, client: str) -> None:
+        """Count a request of another kind that waits no more."""
+        self.other_count -= 1
+        self._leave(client)
 
     def cancel(self, pull: HeldPull[T]) -> bool:
         """Free the place of a pull. False: it was answered before."""
@@ -225,7 +238,7 @@ class HoldTable(Generic[T]):
 
     def _check_limits(self, waits: Mapping[QueueKey, int], client: str) -> None:
         config = self._config
-        if len(self) >= config.max_held:
+        if len(self) + self.other_count >= config.max_held:
             raise HoldLimitExceeded("max_held", config.max_held)
         if self._clients.get(client, 0) >= config.max_held_per_client:
             raise HoldLimitExceeded("max_held_per_client", config.max_held_per_client)
@@ -290,8 +303,11 @@ class HoldTable(Generic[T]):
                 if not queue.groups:
                     del self._queues[queue.key]
         self._place_count -= len(pull._groups)
-        remaining = self._clients[pull.client] - 1
+        self._leave(pull.client)
+
+    def _leave(self, client: str) -> None:
+        remaining = self._clients[client] - 1
         if remaining:
-            self._clients[pull.client] = remaining
+            self._clients[client] = remaining
         else:
-            del self._clients[pull.client]
+            del self._clients[client]

@@ -8,7 +8,8 @@ What the table decides is only carried out here; what a woken pull then reads is
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
@@ -64,7 +65,9 @@ class Woken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HoldStats:
-    """What is held now, and counts since the start. `last_scan_s` is the loop's time it took."""
+    """What is held now, and counts since the start. `held` are pulls and all else that waits
+    within the same limits; the other counts are of pulls, but for `refused_total` and
+    `scan_rescues`. `last_scan_s` is the loop's time that the last scan took."""
 
     held: int
     held_max: int
@@ -110,6 +113,8 @@ class PullRequestHoldService:
         self._scans_total = 0
         self._scan_rescues = 0
         self._last_scan_s = 0.0
+        self.also_scan: Callable[[], int] = lambda: 0
+        """Looks at what else waits, and returns how many it had to rescue. The composition's."""
 
     async def start(self) -> None:
         """Begin the periodic scan. May be called twice, and again after `stop`."""
@@ -157,7 +162,7 @@ class PullRequestHoldService:
             self._refused_total += 1
             raise
         try:
-            self._held_max = max(self._held_max, len(self._table))
+            self._note_held()
             for key in waits:
                 max_offset = self._max_offset(key)
                 if max_offset is None:
@@ -172,6 +177,21 @@ class PullRequestHoldService:
             if self._table.cancel(pull):
                 self._cancelled_total += 1
             raise
+
+    @contextmanager
+    def taken(self, client: str) -> Iterator[None]:
+        """Take a place for a request that waits elsewhere, within the limits of pulls. Raises
+        HoldLimitExceeded."""
+        try:
+            self._table.enter(client)
+        except HoldLimitExceeded:
+            self._refused_total += 1
+            raise
+        self._note_held()
+        try:
+            yield
+        finally:
+            self._table.leave(client)
 
     def message_arriving(self, advanced: Mapping[QueueKey, int]) -> None:
         """Wake whoever waits for messages that are readable now, up to the ends given.
@@ -188,7 +208,7 @@ class PullRequestHoldService:
     def stats(self) -> HoldStats:
         """Return the figures for metrics."""
         return HoldStats(
-            held=len(self._table),
+            held=len(self._table) + self._table.other_count,
             held_max=self._held_max,
             held_queues=self._table.queue_count,
             woken_total=self._answered[Outcome.ARRIVED],
@@ -200,6 +220,9 @@ class PullRequestHoldService:
             scan_rescues=self._scan_rescues,
             last_scan_s=self._last_scan_s,
         )
+
+    def _note_held(self) -> None:
+        self._held_max = max(self._held_max, len(self._table) + self._table.other_count)
 
     # -- waking ----------------------------------------------------------------------------
 
@@ -287,6 +310,10 @@ class PullRequestHoldService:
                 log.exception("the scan of the held queues failed")
 
     async def _scan_once(self) -> None:
+        rescued = self.also_scan()
+        if rescued:
+            self._scan_rescues += rescued
+            log.warning("%d requests waited for messages that were there", rescued)
         behind = await self._scan_queues()
         if behind and self._config.long_polling:
             await asyncio.sleep(SCAN_GRACE_S)

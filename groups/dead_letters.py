@@ -1,0 +1,163 @@
+"""Appends a group's dead letters to their topic, each once. On the event loop.
+
+    taken from the core -> read -> appended, durable -> marked as dead -> committed
+
+A crash in between appends it again at the next start. Each letter has a producer id of its own,
+made of what it is a letter of: the log knows it then, and answers with the one that it has.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+from holdfast.commitlog.batch import Batch, queue_for_key
+from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.rows import Rows
+from holdfast.consumequeue.errors import StoreError, UnknownTopic
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.topics import Topic
+from holdfast.groups.counters import Counters
+from holdfast.groups.delivering import Delivering
+from holdfast.groups.group import Group
+from holdfast.groups.lane import DeadLetter
+from holdfast.groups.rows import NOT_KEPT
+
+_logger = logging.getLogger(__name__)
+
+#: Letters that are appended together.
+AT_ONCE = 64
+#: How long to wait when the log takes none.
+RETRY_S = 1.0
+
+
+class DeadLetters:
+    """The way of one group's dead letters. `marked` is called when some are to be committed."""
+
+    def __init__(
+        self,
+        group_name: str,
+        group: Group,
+        store: MessageStore,
+        delivering: Delivering,
+        counters: Counters,
+        marked: Callable[[], None],
+    ) -> None:
+        self._group_name = group_name
+        self._group = group
+        self._store = store
+        self._delivering = delivering
+        self._counters = counters
+        self._marked = marked
+        self.topic_name: str | None = None
+        """Where they go; None: nowhere any more."""
+        self._waiting: deque[DeadLetter] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def send(self, letters: Iterable[DeadLetter]) -> None:
+        """Append letters, one after another."""
+        self._waiting += letters
+        if self._waiting and self._task is None:
+            self._task = asyncio.create_task(self._run(), name="dead-letters")
+
+    async def stop(self) -> None:
+        """Send no more; what was not marked is sent at the next start. May be called twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        while self._waiting:
+            letters = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            try:
+                await self._append(letters)
+            except (StoreError, LogError, OSError) as error:
+                _logger.warning(
+                    "%d dead letters of %r are appended later: %s",
+                    len(letters),
+                    self._group_name,
+                    error,
+                )
+                self._waiting.extendleft(reversed(letters))
+                await asyncio.sleep(RETRY_S)
+        self._task = None
+
+    async def _append(self, letters: list[DeadLetter]) -> None:
+        topic = await self._topic()
+        rows: list[Rows] = []
+        kept: list[DeadLetter] = []
+        for letter in letters:
+            batch = None
+            if topic is not None and self._is_dying(letter):
+                batch = await self._delivering.batch(letter.queue, letter.offset)
+            if topic is None or batch is None:
+                self._bury(letter, NOT_KEPT)
+            else:
+                kept.append(letter)
+                rows.append(self._rows(letter, batch, topic))
+        if topic is not None and rows:
+            published = await self._store.publish(topic, rows, durability="fsync")
+            for letter, place in zip(kept, published, strict=True):
+                self._bury(letter, place.base_offset)
+        self._marked()
+
+    def _bury(self, letter: DeadLetter, position: int) -> None:
+        if self._group.dead_lettered(letter.queue, letter.offset, position):
+            self._counters.dead_letters += 1
+            if position == NOT_KEPT:
+                _logger.warning(
+                    "dead letter %s of %r is not kept: the message cannot be read, or the group "
+                    "keeps none",
+                    letter.letter_id,
+                    self._group_name,
+                )
+
+    def _is_dying(self, letter: DeadLetter) -> bool:
+        topic = self._group.topics.get(letter.queue[0])
+        lane = None if topic is None else topic.lanes.get(letter.queue[1])
+        return lane is not None and letter.offset in lane.cursor.dying
+
+    async def _topic(self) -> Topic | None:
+        name = self.topic_name
+        if name is None:
+            return None
+        try:
+            return self._store.topic(name)
+        except UnknownTopic:
+            topic, _ = await self._store.create_topic(name, queues=1)
+            return topic
+
+    def _rows(self, letter: DeadLetter, batch: Batch, topic: Topic) -> Rows:
+        """Return the record of a letter: the message as it was, and why it is here."""
+        row = letter.offset - batch.header.base_offset
+        source = self._store.topic_by_id(letter.queue[0])
+        key = batch.key(row)
+        lane = self._group.topics[letter.queue[0]].lanes[letter.queue[1]]
+        attempts = lane.cursor.attempts.get(letter.offset)
+        return Rows(
+            queue_id=0 if key is None else queue_for_key(key, topic.queue_count),
+            bodies=[batch.body(row)],
+            born_timestamp_us=batch.born_timestamp_us(row),
+            keys=[key],
+            tags=[batch.tag(row)],
+            properties=[
+                {
+                    **batch.properties(row),
+                    "holdfast-dead-topic": str(letter.queue[0]) if source is None else source.name,
+                    "holdfast-dead-queue": str(letter.queue[1]),
+                    "holdfast-dead-offset": str(letter.offset),
+                    "holdfast-dead-reason": "rejected" if letter.is_rejected else "max-attempts",
+                    "holdfast-dead-attempts": str(1 if attempts is None else attempts.acquisitions),
+                    "holdfast-dead-group": self._group_name,
+                }
+            ],
+            producer_id=_producer_id(letter),
+        )
+
+
+def _producer_id(letter: DeadLetter) -> int:
+    """Return a number that no other producer has, but by a chance of 2**-63."""
+    digest = blake2b(letter.letter_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1 or 1

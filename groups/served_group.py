@@ -1,0 +1,488 @@
+"""One group as it is served: the core, with a clock, the store and the disk around it.
+
+    something happens -> the core is told -> `pump`: who waits is answered, what changed is
+    committed, dead letters are sent, the timer is set
+
+Nothing here decides what is delivered to whom. On the event loop.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Protocol
+
+from holdfast.consumequeue.errors import StoreError
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.groups.asking import Ask, Pick, Reply
+from holdfast.groups.browsing import browse
+from holdfast.groups.commits import Commits, CursorWriter, Writes
+from holdfast.groups.counters import Counters, Serving
+from holdfast.groups.cursor import Cursor
+from holdfast.groups.cursor_rows import Page, page_of
+from holdfast.groups.dead_letters import DeadLetters
+from holdfast.groups.delivering import Delivering
+from holdfast.groups.errors import GroupError, InvalidReceipt
+from holdfast.groups.group import Group
+from holdfast.groups.group_clock import GroupClock
+from holdfast.groups.group_records import GroupRecord
+from holdfast.groups.head_source import StoreHeads
+from holdfast.groups.lane import Lane
+from holdfast.groups.receipts import ReceiptCodec
+from holdfast.groups.recent_batches import RecentBatches
+from holdfast.groups.rows import CursorKey
+from holdfast.groups.service_types import Delivery, Received, Status, Verb
+from holdfast.groups.standing import Receipt
+from holdfast.groups.timers import Alarm
+from holdfast.groups.waiters import Waiter
+
+_logger = logging.getLogger(__name__)
+
+#: Reads that one request waits for; then it is answered with nothing, and the next goes on there.
+MAX_FETCHES = 32
+#: How long to wait when the store could not be read for those who wait.
+RETRY_S = 1.0
+#: Requests that are answered for their deadline in one turn of the loop.
+EXPIRY_SLICE = 64
+#: Members whose places in browsing are kept.
+MAX_BROWSERS = 1024
+
+Ticket = asyncio.Future[Reply | GroupError | StoreError | None]
+
+
+class Pages(Protocol):
+    """Where is noted, without a sync, how far cursors have delivered."""
+
+    def note(self, key: CursorKey, page: Page) -> None:
+        """Note it."""
+
+    def drop(self, key: CursorKey) -> None:
+        """Forget a cursor."""
+
+
+class Places(Protocol):
+    """Who may wait. `taken` raises HoldLimitExceeded."""
+
+    def taken(self, client: str) -> AbstractContextManager[None]:
+        """Take a place for a client's request, for as long as it waits."""
+
+
+class ServedGroup:
+    """A group, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        record: GroupRecord,
+        *,
+        store: MessageStore,
+        writer: CursorWriter,
+        pages: Pages,
+        places: Places,
+        recent: RecentBatches,
+        codec: ReceiptCodec,
+        clock: GroupClock,
+        counters: Counters,
+    ) -> None:
+        self.record = record
+        self.counters = counters
+        self._store = store
+        self._pages = pages
+        self._places = places
+        self._codec = codec
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.source = StoreHeads(
+            store,
+            recent,
+            has_keys=lambda: self.core.config.mode == "keyed",
+            lead_ms=clock.lead_ms,
+            trimmed=self.trimmed,
+        )
+        self.core = Group(record.group_id, record.config, self.source)
+        self._delivering = Delivering(self.source, codec, store.topic_by_id)
+        self.commits = Commits(self.core, writer, clock.now_ms, counters)
+        self._letters = DeadLetters(
+            record.name, self.core, store, self._delivering, counters, self.pump
+        )
+        self._letters.topic_name = record.dead_letter_topic
+        self._alarm = Alarm(self._ring, clock.now_ms)
+        self._expired: deque[Ticket] = deque()
+        self._bringing: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
+        self._browsers: dict[str, dict[QueueKey, int]] = {}
+        self._is_ending = False
+        self.serving: dict[QueueKey, Serving] = {}
+
+    # -- what it consists of -----------------------------------------------------------------
+
+    def configure(self, record: GroupRecord) -> None:
+        """Take another record's settings; its topics are told of one by one."""
+        self.record = record
+        self._letters.topic_name = record.dead_letter_topic
+        if record.config != self.core.config:
+            self.source.forget()  # whether keys matter may have changed
+            self.core.configure(record.config)
+        self.pump()
+
+    def add_topic(self, topic_id: int, *, weight: int, levels: int, filter: object | None) -> None:
+        """Subscribe to a topic."""
+        self.core.add_topic(topic_id, weight=weight, levels=levels, filter=filter)
+
+    def add_queue(self, key: QueueKey, cursor: Cursor) -> None:
+        """Take in a queue. What the cursor has to write is written."""
+        self.core.add_queue(key, cursor)
+        self.serving[key] = Serving(self._clock.now_ms())
+
+    def remove_topic(self, topic_id: int, writes: Writes) -> None:
+        """Forget a topic; `writes` delete what it has."""
+        lanes = self.core.topics[topic_id].lanes.values()
+        for key in [lane.key for lane in lanes]:
+            self.source.forget(key)
+            self._pages.drop((self.core.group_id, *key))
+            del self.serving[key]
+        self.core.remove_topic(topic_id)
+        self.commits.write(writes)
+        self.pump()
+
+    @property
+    def waiting_count(self) -> int:
+        """How many requests wait."""
+        return len(self.core.waiters)
+
+    def lanes(self) -> Iterable[Lane]:
+        """Return every queue of the group."""
+        return [lane for topic in self.core.topics.values() for lane in topic.lanes.values()]
+
+    # -- beginning and end -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin with what is to be done after a restart."""
+        self.pump()
+
+    def drain(self, why: StoreError | None = None) -> None:
+        """Answer every waiting request with nothing, or with `why`; none waits from now on."""
+        self._is_ending = True
+        for waiter in self.core.waiters:
+            self.core.cancel(waiter)
+            _resolve(waiter.ticket, why)
+        while self._expired:
+            _resolve(self._expired.popleft(), None)
+        self._alarm.stop()
+
+    async def stop(self, why: StoreError | None = None) -> None:
+        """Drain, and commit what waits for it. May be called twice."""
+        self.drain(why)
+        await self._letters.stop()
+        for task in self._bringing.values():
+            task.cancel()
+        await self.source.stop()
+        with suppress(StoreError):
+            await self.commits.wait()
+        self.commits.stop()
+        for lane in self.lanes():
+            self._note_page(lane.key)
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    async def receive(self, ask: Ask, client: str, wait_s: float) -> Received:
+        """Return what a member gets, or what comes within `wait_s`. Raises GroupError,
+        HoldLimitExceeded, StoreError. Cancelling gives back what was leased."""
+        reply = await self._ask(ask)
+        if not reply.is_answer and wait_s > 0 and not self._is_ending:
+            with self._places.taken(client):
+                answer = await self._wait(ask, wait_s)
+            if answer is None:
+                return Received([], self.core.available(ask.topics), self._is_active(ask.member))
+            reply = answer
+        return await self._received(reply, ask)
+
+    async def browse(
+        self, member: str, topics: frozenset[int] | None, filter: object | None, bounds: "Bounds"
+    ) -> Received:
+        """Show a member what comes next for it, without acquiring anything."""
+        place = self._browsers.pop(member, {})
+        asked = [
+            topic
+            for topic in self.core.topics.values()
+            if topics is None or topic.topic_id in topics
+        ]
+        for _ in range(MAX_FETCHES):
+            shown = browse(
+                asked,
+                self.source,
+                place,
+                credit=bounds[0],
+                max_bytes=bounds[1],
+                filter=filter,
+                now_ms=self._clock.now_ms(),
+            )
+            if shown.needs is None or shown.messages:
+                break
+            place = shown.place
+            await self.source.fetch(*shown.needs)
+        picks = [
+            Pick(key, offset, self._lane(key).cursor.attempt(offset), False, None)
+            for key, offset in shown.messages
+        ]
+        found, _ = await self._delivering.deliveries(picks)
+        if found or shown.needs is not None:
+            if len(self._browsers) >= MAX_BROWSERS:
+                del self._browsers[next(iter(self._browsers))]
+            self._browsers[member] = shown.place
+        return Received(found, self.core.available(topics))
+
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Make messages available again that were leased, but did not get away."""
+        self._release(self._decoded(each.receipt for each in deliveries if each.receipt))
+
+    # -- settling ----------------------------------------------------------------------------
+
+    async def settle(
+        self,
+        verb: Verb,
+        receipts: Sequence[str],
+        *,
+        delay_ms: int | None,
+        lease_ms: int | None,
+        used_ms: float | None,
+        cumulative: bool,
+    ) -> list[Status]:
+        """Settle each receipt, durably. Raises StateUnavailable."""
+        decoded = self._decoded(receipts)
+        statuses = self.core.settle(
+            verb,
+            decoded,
+            self._clock.now_ms(),
+            delay_ms=delay_ms,
+            lease_ms=lease_ms,
+            used_ms=used_ms,
+            cumulative=cumulative,
+        )
+        for status in statuses:
+            self.counters.settled[verb.value, status.value] += 1
+        self.pump()
+        done = {
+            (receipt.topic_id, receipt.queue)
+            for receipt, status in zip(decoded, statuses, strict=True)
+            if receipt is not None and status is Status.DONE
+        }
+        if done:
+            await self.commits.wait()
+        for key in done:
+            self._note_page(key)
+        return statuses
+
+    async def seek(self, targets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Go elsewhere in these queues, durably; return where. Raises StateUnavailable."""
+        reached = {}
+        for key, offset in targets.items():
+            self.core.seek(key, offset)
+            self.source.forget(key)
+            reached[key] = self._lane(key).cursor.floor
+        self.pump()
+        await self.commits.wait()
+        for key in targets:
+            self._note_page(key)
+        return reached
+
+    def leave(self, member: str) -> None:
+        """A member has gone."""
+        for waiter in self.core.leave(member, self._clock.now_ms()):
+            _resolve(waiter.ticket, None)
+        self._browsers.pop(member, None)
+        self.pump()
+
+    # -- what happens in the world -----------------------------------------------------------
+
+    def arrived(self, ends: Mapping[QueueKey, int]) -> None:
+        """Queues that it has reach to these ends."""
+        for key, end in ends.items():
+            self.core.arrived(key, end)
+        self.pump()
+
+    def trimmed(self, key: QueueKey, log_start: int) -> None:
+        """A queue begins at `log_start` now."""
+        self.core.trimmed(key, log_start, self._clock.now_ms())
+        self.pump()
+
+    def scan(self) -> int:
+        """Look whether somebody waits for what is there; answer, and return how many."""
+        if not len(self.core.waiters):
+            return 0
+        for topic_id in self.core.topics:
+            self.core.stir(topic_id)
+        return self._serve()
+
+    def pump(self) -> None:
+        """Do what the last change asks for. To be called after any, in the same turn."""
+        if not self._is_ending:
+            self._serve()
+            self._letters.send(self.core.take_dead_letters())
+            self._alarm.set(self.core.next_deadline())
+        self.commits.begin()
+
+    # -- inside: receiving -------------------------------------------------------------------
+
+    async def _ask(self, ask: Ask) -> Reply:
+        """Return what there is now, having read what is needed for that."""
+        for _ in range(MAX_FETCHES):
+            reply = self.core.receive(ask, self._clock.now_ms())
+            self.pump()
+            if reply.is_answer or reply.needs is None:
+                break
+            await self.source.fetch(*reply.needs)
+        return reply
+
+    async def _wait(self, ask: Ask, wait_s: float) -> Reply | None:
+        """Wait for an answer, None when none comes in time. Raises GroupError, StoreError."""
+        ticket: Ticket = self._loop.create_future()
+        now_ms = self._clock.now_ms()
+        waiter = self.core.park(ask, ticket, now_ms, now_ms + round(wait_s * 1000))
+        self.pump()
+        try:
+            answer = await ticket
+        except asyncio.CancelledError:
+            self.core.cancel(waiter)
+            if not ticket.cancelled() and isinstance(answered := ticket.result(), Reply):
+                self._unpick(answered.picks)
+            raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _received(self, reply: Reply, ask: Ask) -> Received:
+        """Return a reply with its messages, once what has to be durable before it is."""
+        durable = self.commits.durable() if reply.commit_first else None
+        try:
+            deliveries, unreadable = await self._delivering.deliveries(reply.picks)
+            if durable is not None:
+                await asyncio.shield(durable)
+        except BaseException:
+            self._unpick(reply.picks)
+            raise
+        if unreadable:
+            self._drop(unreadable)
+        self._count(deliveries)
+        for key in {pick.queue for pick in reply.picks if pick.receipt is not None}:
+            self._note_page(key)
+        return Received(deliveries, reply.available, reply.is_active, reply.is_notice)
+
+    def _serve(self) -> int:
+        """Answer those who wait; return how many."""
+        answered = 0
+        for waiter, answer in self.core.serve(self._clock.now_ms()):
+            if isinstance(answer, Reply) and not answer.is_answer:
+                assert answer.needs is not None
+                self._bring(*answer.needs)
+                continue
+            answered += 1
+            if not _resolve(waiter.ticket, answer) and isinstance(answer, Reply):
+                self._unpick(answer.picks)  # it was cancelled, and is about to find out
+        return answered
+
+    def _bring(self, queue: QueueKey, offset: int) -> None:
+        """Read what those who wait need, and look again then."""
+        if (queue, offset) not in self._bringing:
+            task = asyncio.create_task(self._brought(queue, offset), name="group-bring")
+            self._bringing[queue, offset] = task
+
+    async def _brought(self, queue: QueueKey, offset: int) -> None:
+        try:
+            await self.source.fetch(queue, offset)
+        except Exception:
+            # Whoever waits waits on; the read is tried again for as long as somebody does.
+            _logger.exception("queue %s could not be read at %d", queue, offset)
+            await asyncio.sleep(RETRY_S)
+        finally:
+            del self._bringing[queue, offset]
+        self.core.stir(queue[0])
+        self.pump()
+
+    def _unpick(self, picks: Sequence[Pick]) -> None:
+        self._release([pick.receipt for pick in picks if pick.receipt is not None])
+
+    def _release(self, receipts: Sequence[Receipt | None]) -> None:
+        if receipts:
+            self.core.settle(Verb.RELEASE, receipts, self._clock.now_ms())
+            self.counters.undelivered += len(receipts)
+            self.pump()
+
+    def _drop(self, picks: Sequence[Pick]) -> None:
+        """Settle messages that are gone: damaged since they were looked at, or trimmed."""
+        for pick in picks:
+            _logger.warning("%s of queue %s cannot be read any more", pick.offset, pick.queue)
+        receipts = [pick.receipt for pick in picks if pick.receipt is not None]
+        self.core.settle(Verb.ACK, receipts, self._clock.now_ms())
+        self.pump()
+
+    def _count(self, deliveries: Sequence[Delivery]) -> None:
+        now_ms = self._clock.now_ms()
+        self.counters.delivered += len(deliveries)
+        by_queue: dict[QueueKey, list[int]] = {}
+        for each in deliveries:
+            if each.redelivered:
+                self.counters.redelivered += 1
+            counts = by_queue.setdefault((each.topic.topic_id, each.queue), [0, 0])
+            offsets = each.batch.body_offsets
+            counts[0] += 1
+            counts[1] += int(offsets[each.row + 1] - offsets[each.row])
+        for key, (count, size_bytes) in by_queue.items():
+            if key in self.serving:
+                self.serving[key].add(count, size_bytes, now_ms)
+
+    def _is_active(self, member: str) -> bool:
+        return self.core.activity.active in (None, member)
+
+    # -- inside: the rest --------------------------------------------------------------------
+
+    def _ring(self) -> None:
+        """Do what the time asks for; requests whose time is over are answered in slices."""
+        was_quiet = not self._expired
+        waiters: list[Waiter] = self.core.tick(self._clock.now_ms())
+        self._expired += [waiter.ticket for waiter in waiters]  # type: ignore[misc]
+        if was_quiet:
+            self._answer_expired()
+        self.pump()
+
+    def _answer_expired(self) -> None:
+        for _ in range(min(EXPIRY_SLICE, len(self._expired))):
+            _resolve(self._expired.popleft(), None)
+        if self._expired:
+            self._loop.call_soon(self._answer_expired)
+
+    def _decoded(self, receipts: Iterable[str]) -> list[Receipt | None]:
+        decoded: list[Receipt | None] = []
+        for text in receipts:
+            try:
+                decoded.append(self._codec.decode(text))
+            except InvalidReceipt:
+                decoded.append(None)
+        return decoded
+
+    def _lane(self, key: QueueKey) -> Lane:
+        return self.core.topics[key[0]].lanes[key[1]]
+
+    def _note_page(self, key: QueueKey) -> None:
+        topic = self.core.topics.get(key[0])
+        if topic is not None and key[1] in topic.lanes:
+            page = page_of(topic.lanes[key[1]].cursor)
+            self._pages.note((self.core.group_id, *key), page)
+
+    def topics(self) -> list[Topic]:
+        """Return the group's topics, as they are now."""
+        found = map(self._store.topic_by_id, self.core.topics)
+        return [topic for topic in found if topic is not None]
+
+
+Bounds = tuple[int, int]
+"""Most messages, and most bytes of them."""
+
+
+def _resolve(ticket: object, answer: Reply | GroupError | StoreError | None) -> bool:
+    """Answer who waits. False: it was cancelled."""
+    assert isinstance(ticket, asyncio.Future)
+    if ticket.done():
+        return False
+    ticket.set_result(answer)
+    return True

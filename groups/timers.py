@@ -1,0 +1,36 @@
+"""One timer at a time: the next moment at which a group has something to do."""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Alarm:
+    """Calls `ring` when the time that was set last has come. The event loop's."""
+
+    def __init__(self, ring: Callable[[], None], now_ms: Callable[[], int]) -> None:
+        self._ring = ring
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+        self._deadline_ms: int | None = None
+
+    def set(self, deadline_ms: int | None) -> None:
+        """Ring at this time instead of any set before; None: not at all."""
+        if deadline_ms == self._deadline_ms:
+            return
+        self.stop()
+        if deadline_ms is not None:
+            self._deadline_ms = deadline_ms
+            # One more: the loop may be a little early, and then it would be called in vain.
+            delay_s = max(0, deadline_ms - self._now_ms() + 1) / 1000
+            self._handle = self._loop.call_later(delay_s, self._rings)
+
+    def stop(self) -> None:
+        """Forget what was set."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._deadline_ms = None
+
+    def _rings(self) -> None:
+        self._handle = self._deadline_ms = None
+        self._ring()

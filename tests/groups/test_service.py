@@ -1,0 +1,454 @@
+"""Groups over a real storage: receiving, waiting, settling, starting again."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
+from holdfast.groups.errors import ExclusiveHeld
+from holdfast.groups.service_types import (
+    GroupBusy,
+    GroupSpec,
+    InvalidGroup,
+    Status,
+    TopicSpec,
+    Verb,
+)
+from holdfast.holdservice.config import HoldServiceConfig
+from holdfast.holdservice.errors import HoldLimitExceeded
+from tests.support.group_broker import bodies_of, receipts_of, running, turns
+from tests.support.stored import until
+
+
+async def test_messages_are_received_and_settled(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish(["a", "b", "c"])
+        first = await broker.receive(2)
+        assert bodies_of(first) == ["a", "b"]
+        assert [each.attempt for each in first.deliveries] == [1, 1]
+        assert first.available == 1
+        assert await broker.settle(first) == [Status.DONE] * 2
+        assert await broker.settle(first) == [Status.DONE] * 2
+        rest = await broker.receive()
+        assert bodies_of(rest) == ["c"]
+        assert await broker.settle(receipts_of(rest), Verb.NACK, delay_ms=0) == [Status.DONE]
+        again = await broker.receive()
+        assert bodies_of(again) == ["c"]
+        assert again.deliveries[0].redelivered
+        assert again.deliveries[0].attempt == 2
+        assert await broker.settle(receipts_of(rest)) == [Status.STALE]
+        assert await broker.settle(["nonsense"]) == [Status.INVALID]
+
+
+async def test_a_waiting_receive_is_answered_by_an_arrival(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        waiting = [
+            asyncio.create_task(broker.receive(member=name, wait_s=30.0)) for name in ("a", "b")
+        ]
+        await until(lambda: broker.groups.stats().waiting == 2)
+        await broker.publish("x")
+        done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert [bodies_of(task.result()) for task in done] == [["x"]]
+        await turns()
+        assert broker.groups.stats().waiting == 1, "one message wakes one member"
+        await broker.publish("y")
+        assert bodies_of(await pending.pop()) == ["y"]
+
+
+async def test_a_waiting_receive_ends_at_its_deadline_with_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        received = await broker.receive(wait_s=0.02)
+        assert received.deliveries == []
+        assert received.active
+
+
+async def test_what_comes_back_wakes_who_waits(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(lease_ms=5_000)
+        await broker.publish("x")
+        for way in ("release", "nack", "expiry", "leave"):
+            held = await broker.receive(member="a")
+            assert bodies_of(held) == ["x"], way
+            waiting = asyncio.create_task(broker.receive(member="b", wait_s=30.0))
+            await until(lambda: broker.groups.stats().waiting == 1)
+            if way == "release":
+                await broker.settle(held, Verb.RELEASE)
+            elif way == "nack":
+                await broker.settle(held, Verb.NACK, delay_ms=1)
+            elif way == "expiry":
+                broker.later(5.1)
+            else:
+                await broker.groups.leave("g", "a")
+            received = await waiting
+            assert bodies_of(received) == ["x"], way
+            await broker.settle(received, Verb.RELEASE)
+
+
+async def test_a_receive_that_is_cancelled_while_it_waits_takes_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        waiting = asyncio.create_task(broker.receive(member="a", wait_s=30.0))
+        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert broker.groups.stats().waiting == 0
+        assert broker.hold.stats().held == 0
+        await broker.publish("x")
+        assert bodies_of(await broker.receive(member="b")) == ["x"]
+
+
+async def test_a_receive_that_is_cancelled_as_it_is_answered_gives_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        for turn in range(12):
+            waiting = asyncio.create_task(broker.receive(member="a", wait_s=30.0))
+            await until(lambda: broker.groups.stats().waiting == 1)
+            await broker.publish(f"x{turn}")
+            await turns(turn)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            if waiting.cancelled():
+                received = await broker.receive(member="b", wait_s=5.0)
+                assert bodies_of(received) == [f"x{turn}"], turn
+            else:
+                received = waiting.result()
+            await broker.settle(received)
+        assert broker.groups.stats().in_flight == 0
+
+
+async def test_a_reply_that_could_not_be_sent_is_given_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish(["x", "y"])
+        lost = await broker.receive(member="a")
+        broker.groups.undelivered("g", lost)
+        received = await broker.receive(member="b")
+        assert bodies_of(received) == ["x", "y"]
+        assert broker.groups.stats().undelivered_total == 2
+        assert await broker.settle(lost) == [Status.STALE] * 2
+
+
+async def test_a_repeated_attempt_gets_the_same_answer(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish(["x", "y", "z"])
+        first = await broker.receive(2, attempt_id="1")
+        again = await broker.receive(2, attempt_id="1")
+        assert bodies_of(again) == bodies_of(first) == ["x", "y"]
+        assert await broker.settle(again) == [Status.DONE] * 2
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_outstanding_receipts_hold_over_a_restart(tmp_path: Path, is_killed: bool) -> None:
+    async with running(tmp_path / "data") as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish([str(n) for n in range(10)])
+        acked = await broker.receive(3)
+        await broker.settle(acked)
+        held = await broker.receive(3)
+        if is_killed:  # what a broker that is killed now leaves
+            shutil.copytree(tmp_path / "data", tmp_path / "killed")
+    async with running(tmp_path / ("killed" if is_killed else "data")) as broker:
+        received = await broker.receive()
+        assert bodies_of(received) == ["6", "7", "8", "9"], "what was leased is not given again"
+        receipts = receipts_of(held)
+        assert await broker.settle(receipts[:1]) == [Status.DONE]
+        assert await broker.settle(receipts[1:2], Verb.NACK, delay_ms=0) == [Status.DONE]
+        again = await broker.receive()
+        assert bodies_of(again) == ["4"]
+        assert again.deliveries[0].redelivered
+        broker.later(31)
+        assert "5" in bodies_of(await broker.receive())
+        assert await broker.settle(receipts[:1]) == [Status.DONE]
+        assert broker.groups.describe("g").topics[0].queues[0].floor == 4
+
+
+async def test_a_group_begins_where_it_is_told(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        topic = await broker.topic()
+        await broker.publish(["a", "b", "c"])
+        await broker.store.store_offsets("stored", topic, {0: 2})
+        await broker.group("early")
+        await broker.group("late", start="latest")
+        await broker.group("stored")
+        assert bodies_of(await broker.receive(group="early")) == ["a", "b", "c"]
+        assert bodies_of(await broker.receive(group="late")) == []
+        assert bodies_of(await broker.receive(group="stored")) == ["c"]
+        assert broker.groups.groups() == ["early", "late", "stored"]
+        assert broker.groups.floors("late", "t") == {0: 3}
+
+
+async def test_floors_are_mirrored_as_stored_offsets(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        topic = await broker.topic()
+        await broker.group()
+        await broker.publish(["a", "b", "c"])
+        await broker.settle(await broker.receive(2))
+        await broker.groups._mirror.mirror_all()
+        assert broker.store.stored_offsets("g", topic).offsets == {0: 2}
+        await broker.groups.delete_group("g")
+        assert broker.store.groups() == []
+
+
+async def test_a_group_that_is_deleted_is_gone(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish("x")
+        held = await broker.receive()
+        waiting = asyncio.create_task(broker.receive(member="b", wait_s=30.0))
+        await until(lambda: broker.groups.stats().waiting == 1)
+        await broker.groups.delete_group("g")
+        with pytest.raises(UnknownGroup):
+            await waiting
+        with pytest.raises(UnknownGroup):
+            await broker.receive()
+        assert not broker.groups.has_leases("g")
+        await broker.group()
+        assert await broker.settle(held) == [Status.INVALID], "a group made anew is another"
+        assert bodies_of(await broker.receive()) == ["x"]
+    async with running(tmp_path) as broker:
+        assert broker.groups.groups() == ["g"]
+
+
+async def test_a_topic_that_is_deleted_leaves_the_group(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        for name in ("t", "u"):
+            await broker.topic(name)
+        await broker.group(topics={"t": TopicSpec(), "u": TopicSpec(2)})
+        await broker.publish("x", "t")
+        await broker.publish("y", "u")
+        held = await broker.receive()
+        assert sorted(bodies_of(held)) == ["x", "y"]
+        await broker.store.delete_topic("t")
+        assert sorted(await broker.settle(held), key=str) == [Status.DONE, Status.STALE]
+        assert set(broker.groups.group_state("g").topics) == {"u"}
+        assert broker.groups.stats().in_flight == 0
+        with pytest.raises(UnknownTopic):
+            await broker.receive(topics=["t"])
+    async with running(tmp_path) as broker:
+        assert [each.topic for each in broker.groups.describe("g").topics] == ["u"]
+
+
+async def test_queues_that_a_topic_gets_later_are_served(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(start="latest")
+        await broker.store.change_topic("t", queues=3, fields={})
+        waiting = asyncio.create_task(broker.receive(wait_s=30.0))
+        await until(lambda: broker.groups.stats().waiting == 1)
+        await broker.publish("x", queue=2)
+        received = await waiting
+        assert [(each.queue, each.offset) for each in received.deliveries] == [(2, 0)]
+        await broker.settle(received)
+    async with running(tmp_path) as broker:
+        assert (await broker.receive()).deliveries == []
+
+
+async def test_a_seek_starts_again_and_old_receipts_are_stale(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish(["a", "b", "c"])
+        held = await broker.receive()
+        await broker.settle(receipts_of(held)[:1])
+        assert await broker.groups.seek("g", "earliest") == {"t": {0: 0}}
+        assert await broker.settle(held) == [Status.STALE] * 3
+        assert bodies_of(await broker.receive()) == ["a", "b", "c"]
+        assert await broker.groups.seek("g", {"t": {0: 2}}) == {"t": {0: 2}}
+        assert bodies_of(await broker.receive()) == ["c"]
+        assert await broker.groups.seek("g", "latest") == {"t": {0: 3}}
+        assert await broker.groups.seek("g", {"t": {0: 99}}) == {"t": {0: 3}}
+        assert await broker.groups.seek("g", 1) == {"t": {0: 0}}
+    async with running(tmp_path) as broker:
+        assert bodies_of(await broker.receive()) == ["a", "b", "c"]
+
+
+async def test_settings_change(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.topic("u")
+        before = await broker.group(lease_ms=5_000)
+        state, is_new = await broker.groups.put_group("g", GroupSpec(max_attempts=3))
+        assert not is_new
+        assert (state.lease_ms, state.max_attempts) == (5_000, 3)
+        assert state.group_id == before.group_id
+        await broker.publish("x")
+        held = await broker.receive()
+        with pytest.raises(GroupBusy):
+            await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+        await broker.settle(held, Verb.RELEASE)
+        await broker.groups.put_group("g", GroupSpec(mode="keyed", engine="dwrr", cost="bytes"))
+        held = await broker.receive()
+        assert bodies_of(held) == ["x"]
+        await broker.groups.put_group("g", GroupSpec(topics={"u": TopicSpec(3)}))
+        assert await broker.settle(held) == [Status.STALE]
+        await broker.publish("y", "u")
+        assert bodies_of(await broker.receive(wait_s=5.0)) == ["y"]
+        changed = broker.groups.group_state("g")
+        assert changed.topics == {"u": TopicSpec(3)}
+    async with running(tmp_path) as broker:
+        assert broker.groups.group_state("g") == changed
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (GroupSpec(), "topics"),
+        (GroupSpec(topics={}), "topics"),
+        (GroupSpec(topics={"t": TopicSpec(-1)}), "weight"),
+        (GroupSpec(topics={"t": TopicSpec()}, mode="any"), "mode"),
+        (GroupSpec(topics={"t": TopicSpec()}, lease_ms=999), "lease_ms"),
+        (GroupSpec(topics={"t": TopicSpec()}, backoff_ms=[-1]), "backoff_ms"),
+        (GroupSpec(topics={"t": TopicSpec()}, dead_letter_topic="t"), "dead_letter_topic"),
+        (GroupSpec(topics={"t": TopicSpec()}, max_in_flight=0), "max_in_flight"),
+    ],
+)
+async def test_what_no_group_can_be_is_refused(tmp_path: Path, spec: GroupSpec, field: str) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        with pytest.raises(InvalidGroup) as caught:
+            await broker.groups.put_group("g", spec)
+        assert caught.value.field == field
+        assert broker.groups.groups() == []
+
+
+async def test_a_longer_lease_than_ever_is_stored_before_it_is_given(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(lease_ms=2_000)
+        await broker.publish(["x", "y"])
+        await broker.receive(1, lease_ms=90_000)
+        record = broker.storage.groups.table.find("g")
+        assert record is not None
+        assert record.config.longest_lease_ms == 90_000
+        broker.later(60)
+        assert bodies_of(await broker.receive()) == ["y"]
+
+
+async def test_filters_of_group_and_member(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group("tags", {"t": TopicSpec(filter="404,500")})
+        await broker.group("sql", {"t": TopicSpec(filter="kind = 'b'")})
+        await broker.group("plain")
+        for n in range(40):
+            await broker.publish(
+                str(n), tag=("200", "404", "500")[n % 3], properties={"kind": "ab"[n % 2]}
+            )
+        tags = await broker.receive(100, group="tags", wait_s=5.0)
+        assert bodies_of(tags) == [str(n) for n in range(40) if n % 3]
+        await broker.settle(tags, group="tags")
+        assert broker.groups.floors("tags", "t") == {0: 40}, "what is not wanted is settled"
+        found = bodies_of(await broker.receive(100, group="sql", wait_s=5.0))
+        assert found == [str(n) for n in range(40) if n % 2]
+        mine = await broker.receive(100, group="plain", filter="500", wait_s=5.0)
+        assert bodies_of(mine) == [str(n) for n in range(40) if n % 3 == 2]
+        rest = await broker.receive(100, group="plain", member="b")
+        assert len(rest.deliveries) == 40 - len(mine.deliveries)
+
+
+async def test_keyed_groups_keep_the_order_of_a_key(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(mode="keyed", max_in_flight_per_key=1)
+        for n in range(6):
+            await broker.publish(str(n), key=f"k{n % 2}")
+        a = await broker.receive(member="a")
+        assert bodies_of(a) == ["0", "1"]
+        assert bodies_of(await broker.receive(member="b")) == []
+        await broker.settle(receipts_of(a)[:1])
+        await broker.settle(receipts_of(a)[1:], Verb.NACK, delay_ms=0)
+        assert bodies_of(await broker.receive(member="b")) == ["1", "2"]
+
+
+async def test_one_active_member_at_a_time(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group("one", mode="single_active")
+        await broker.group("own", mode="exclusive")
+        await broker.publish(["x", "y"])
+        held = await broker.receive(1, group="one")
+        assert not (await broker.receive(member="b", group="one")).active
+        waiting = asyncio.create_task(broker.receive(member="b", group="one", wait_s=30.0))
+        await until(lambda: broker.groups.stats().waiting == 1)
+        await broker.settle(held, group="one")
+        await broker.groups.leave("one", "a")
+        notice = await waiting
+        assert notice.notice
+        assert notice.active
+        assert bodies_of(await broker.receive(member="b", group="one")) == ["y"]
+        await broker.receive(1, group="own")
+        with pytest.raises(ExclusiveHeld):
+            await broker.receive(member="b", group="own")
+
+
+async def test_settled_as_they_are_sent_and_browsed(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish(["a", "b", "c", "d"])
+        assert bodies_of(await broker.receive(2, browse=True)) == ["a", "b"]
+        assert bodies_of(await broker.receive(2, browse=True)) == ["c", "d"]
+        assert bodies_of(await broker.receive(2, browse=True)) == []
+        assert bodies_of(await broker.receive(2, browse=True)) == ["a", "b"]
+        sent = await broker.receive(3, settled=True)
+        assert bodies_of(sent) == ["a", "b", "c"]
+        assert receipts_of(sent) == []
+        assert broker.groups.describe("g").in_flight == 0
+    async with running(tmp_path) as broker:
+        assert bodies_of(await broker.receive()) == ["d"]
+
+
+async def test_no_more_wait_than_may(tmp_path: Path) -> None:
+    hold = HoldServiceConfig(max_held=3, max_held_per_client=2)
+    async with running(tmp_path, hold=hold) as broker:
+        await broker.topic()
+        await broker.group()
+        waiting = [asyncio.create_task(broker.receive(wait_s=30.0)) for _ in range(2)]
+        await until(lambda: broker.groups.stats().waiting == 2)
+        with pytest.raises(HoldLimitExceeded) as caught:
+            await broker.receive(wait_s=30.0)
+        assert caught.value.limit_name == "max_held_per_client"
+        waiting.append(asyncio.create_task(broker.receive(wait_s=30.0, client="d")))
+        await until(lambda: broker.groups.stats().waiting == 3)
+        with pytest.raises(HoldLimitExceeded) as caught:
+            await broker.receive(wait_s=30.0, client="e")
+        assert caught.value.limit_name == "max_held"
+        assert broker.hold.stats().held == 3
+        assert broker.hold.stats().refused_total == 2
+        broker.groups.drain()
+        for task in waiting:
+            assert (await task).deliveries == []
+        assert broker.hold.stats().held == 0
+
+
+async def test_a_group_is_described(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic(queues=2)
+        await broker.group()
+        await broker.publish(["abc", "d"], queue=0)
+        await broker.publish(["e"], queue=1)
+        await broker.settle(receipts_of(await broker.receive(1)))
+        await broker.receive(1)
+        found = broker.groups.describe("g")
+        topic = found.topics[0]
+        assert found.in_flight == 1
+        assert [(each.floor, each.end, each.lag) for each in topic.queues] == [(1, 2, 1), (0, 1, 1)]
+        assert topic.available == 1
+        assert topic.served.count == 2
+        assert [(each.name, each.in_flight) for each in found.members] == [("a", 1)]

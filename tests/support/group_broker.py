@@ -1,0 +1,157 @@
+"""Groups over a real storage on a temporary directory, without HTTP, and words for tests."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import Config
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.groups.service import GroupService
+from holdfast.groups.service_types import (
+    GroupSpec,
+    GroupState,
+    ReceiveAsk,
+    Received,
+    Status,
+    TopicSpec,
+    Verb,
+)
+from holdfast.holdservice.config import HoldServiceConfig
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
+from holdfast.storage import Storage, StorageEvents
+from tests.support.stored import batch, small_config
+
+
+class GroupBroker:
+    """Storage, hold service and groups. `skipped_s` is time that the tests have let pass: set
+    it with `later`."""
+
+    def __init__(
+        self, config: Config, hold: HoldServiceConfig | None = None, boot_id: bytes | None = None
+    ) -> None:
+        self.skipped_s = 0.0
+        self.failures: list[Exception] = []
+        self.storage = Storage(
+            config,
+            StorageEvents(
+                arrived=self._arrived, failed=self.failures.append, trimmed=self._trimmed
+            ),
+            now_us=lambda: time.time_ns() // 1000 + round(self.skipped_s * 1e6),
+            boot_id=boot_id,
+        )
+        self._config = config
+        self._hold_config = hold or HoldServiceConfig(scan_interval_ms=20)
+        self.groups: GroupService
+        self.hold: PullRequestHoldService
+
+    async def start(self) -> None:
+        self.storage.lock()
+        store = await self.storage.open()
+        self.hold = PullRequestHoldService(
+            self._hold_config, max_offset=store.max_offset, scan=store.scan_hot
+        )
+        self.groups = GroupService(
+            store,
+            self.storage.groups,
+            self._config.groups,
+            places=self.hold,
+            ageing_us=lambda: time.time_ns() // 1000 + round(self.skipped_s * 1e6),
+            passed_s=lambda: time.monotonic() + self.skipped_s,
+        )
+        store.topic_deleted = self.groups.topic_deleted
+        await self.groups.start()
+        self.hold.also_scan = self.groups.scan
+        await self.hold.start()
+
+    async def stop(self) -> None:
+        await self.hold.stop()
+        await self.groups.stop()
+        await self.storage.close()
+        assert not self.failures
+        assert self.hold.stats().scan_rescues == 0
+
+    @property
+    def store(self) -> MessageStore:
+        return self.storage.store
+
+    # -- short words for tests -----------------------------------------------------------------
+
+    async def topic(self, name: str = "t", queues: int = 1, **fields: Any) -> Topic:
+        topic, _ = await self.store.create_topic(name, queues=queues, fields=fields)
+        return topic
+
+    async def group(
+        self, name: str = "g", topics: Mapping[str, TopicSpec] | str = "t", **fields: Any
+    ) -> GroupState:
+        if isinstance(topics, str):
+            topics = {topics: TopicSpec()}
+        state, _ = await self.groups.put_group(name, GroupSpec(topics=topics, **fields))
+        return state
+
+    async def publish(
+        self, bodies: Sequence[str] | str, topic: str = "t", queue: int = 0, **fields: Any
+    ) -> None:
+        await self.store.publish(self.store.topic(topic), [batch(bodies, queue, **fields)])
+
+    async def receive(
+        self, most: int = 32, member: str = "a", group: str = "g", **fields: Any
+    ) -> Received:
+        ask = ReceiveAsk(member, fields.pop("client", "c"), most, **fields)
+        return await self.groups.receive(group, ask)
+
+    async def settle(
+        self,
+        received: Received | Sequence[str],
+        verb: Verb = Verb.ACK,
+        group: str = "g",
+        **how: Any,
+    ) -> list[Status]:
+        receipts = receipts_of(received) if isinstance(received, Received) else received
+        return await self.groups.settle(group, verb, receipts, **how)
+
+    def later(self, seconds: float, group: str = "g") -> None:
+        """Let time pass, and have the group notice."""
+        self.skipped_s += seconds
+        self.groups._groups[group]._ring()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _arrived(self, advanced: dict[QueueKey, int]) -> None:
+        self.hold.message_arriving(advanced)
+        self.groups.arrived(advanced)
+
+    def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
+        self.groups.trimmed(begins)
+
+
+def bodies_of(received: Received) -> list[str]:
+    """Return the bodies that were delivered."""
+    return [each.batch.body(each.row).decode() for each in received.deliveries]
+
+
+def receipts_of(received: Received) -> list[str]:
+    """Return the receipts that were delivered."""
+    return [each.receipt for each in received.deliveries if each.receipt is not None]
+
+
+@asynccontextmanager
+async def running(
+    data_dir: Path, *, hold: HoldServiceConfig | None = None, **commitlog: Any
+) -> AsyncIterator[GroupBroker]:
+    """Run storage and groups on a directory; in order at the end."""
+    broker = GroupBroker(small_config(data_dir, **commitlog), hold)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+async def turns(count: int = 3) -> None:
+    """Let the loop go on with what is ready."""
+    for _ in range(count):
+        await asyncio.sleep(0)
