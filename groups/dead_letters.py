@@ -14,6 +14,7 @@ from hashlib import blake2b
 
 from holdfast.commitlog.batch import Batch, queue_for_key
 from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.priority import queue_of
 from holdfast.commitlog.rows import Rows
 from holdfast.consumequeue.errors import StoreError, UnknownTopic
 from holdfast.consumequeue.message_store import MessageStore
@@ -134,10 +135,11 @@ class DeadLetters:
         row = letter.offset - batch.header.base_offset
         source = self._store.topic_by_id(letter.queue[0])
         key = batch.key(row)
+        index = 0 if key is None else queue_for_key(key, topic.queues_per_level)
         lane = self._group.topics[letter.queue[0]].lanes[letter.queue[1]]
         attempts = lane.cursor.attempts.get(letter.offset)
         return Rows(
-            queue_id=0 if key is None else queue_for_key(key, topic.queue_count),
+            queue_id=queue_of(index, None, topic.priority_levels),
             bodies=[batch.body(row)],
             born_timestamp_us=batch.born_timestamp_us(row),
             keys=[key],

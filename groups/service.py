@@ -364,7 +364,7 @@ class GroupService:
         group.core.add_topic(
             topic.topic_id,
             weight=wanted.weight,
-            levels=getattr(topic, "priority_levels", 1),
+            levels=topic.priority_levels,
             filter=filter_of(wanted.filter),
         )
         self._by_topic.setdefault(topic.topic_id, {})[group.record.name] = group

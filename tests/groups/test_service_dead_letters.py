@@ -1,0 +1,133 @@
+"""Dead letters over a real storage: each is there once, whenever the broker stops."""
+
+import shutil
+from pathlib import Path
+
+from holdfast.commitlog.errors import LogError
+from holdfast.groups.rows import NOT_KEPT
+from holdfast.groups.service_types import Status, Verb
+from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
+from tests.support.stored import bodies, until
+
+
+async def _dead(broker: GroupBroker, count: int) -> list[dict[str, str]]:
+    """Wait until so many are marked; return the properties of what is in the topic."""
+    await until(lambda: broker.groups.stats().dead_letters_total == count)
+    topic = broker.store.topic("dead")
+    fetched = await broker.store.read(topic, 0, 0, max_messages=1000, max_bytes=1 << 20)
+    return [each.batch.properties(row) for each in fetched.slices for row in each.rows]
+
+
+async def test_what_is_rejected_or_fails_too_often_is_a_dead_letter(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(max_attempts=2, backoff_ms=[0], dead_letter_topic="dead")
+        await broker.publish(["x", "y"], key="k", tag="v", properties={"mine": "1"})
+        first = await broker.receive()
+        assert await broker.settle(receipts_of(first)[:1], Verb.REJECT) == [Status.DONE]
+        assert await broker.settle(receipts_of(first)[1:], Verb.NACK) == [Status.DONE]
+        again = await broker.receive()
+        assert bodies_of(again) == ["y"]
+        assert await broker.settle(again, Verb.NACK) == [Status.DONE]
+        found = await _dead(broker, 2)
+        common = {
+            "mine": "1",
+            "holdfast-dead-topic": "t",
+            "holdfast-dead-queue": "0",
+            "holdfast-dead-group": "g",
+        }
+        assert found == [
+            {
+                **common,
+                "holdfast-dead-offset": "0",
+                "holdfast-dead-reason": "rejected",
+                "holdfast-dead-attempts": "1",
+            },
+            {
+                **common,
+                "holdfast-dead-offset": "1",
+                "holdfast-dead-reason": "max-attempts",
+                "holdfast-dead-attempts": "2",
+            },
+        ]
+        topic = broker.store.topic("dead")
+        fetched = await broker.store.read(topic, 0, 0, max_messages=10, max_bytes=1 << 20)
+        assert bodies(fetched) == [b"x", b"y"]
+        assert {each.batch.key(row) for each in fetched.slices for row in each.rows} == {"k"}
+        assert {each.batch.tag(row) for each in fetched.slices for row in each.rows} == {"v"}
+        queue = broker.groups.describe("g").topics[0].queues[0]
+        assert (queue.dead, queue.floor, queue.in_flight) == (2, 2, 0)
+        assert await broker.settle(first, Verb.REJECT) == [Status.DONE, Status.STALE]
+
+
+async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path / "data") as broker:
+        await broker.topic()
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x", "y", "z"])
+        held = await broker.receive()
+        served = broker.groups._groups["g"]
+        # Nothing is marked: the crash comes before that, whatever was appended.
+        marked = served.core.dead_lettered
+        served.core.dead_lettered = lambda *letter: False  # type: ignore[method-assign]
+        await broker.settle(held, Verb.REJECT)
+        await until(lambda: broker.store.max_offset((2, 0)) == 3)
+        await broker.publish("more")
+        shutil.copytree(tmp_path / "data", tmp_path / "crashed")
+        served.core.dead_lettered = marked  # type: ignore[method-assign]
+    async with running(tmp_path / "crashed") as broker:
+        found = await _dead(broker, 3)
+        assert [each["holdfast-dead-offset"] for each in found] == ["0", "1", "2"]
+        assert bodies_of(await broker.receive()) == ["more"]
+    async with running(tmp_path / "crashed") as broker:
+        assert broker.groups.describe("g").dying == 0
+        assert broker.groups.describe("g").topics[0].queues[0].dead == 3
+
+
+async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x", "y"])
+
+        async def refuse(*args: object, **kwargs: object) -> list[object]:
+            raise LogError("no room")
+
+        publish = broker.store.publish
+        broker.store.publish = refuse  # type: ignore[assignment]
+        await broker.settle(await broker.receive(), Verb.REJECT)
+        assert broker.groups.describe("g").dying == 2
+        broker.store.publish = publish
+    async with running(tmp_path) as broker:
+        assert len(await _dead(broker, 2)) == 2
+
+
+async def test_without_a_topic_for_them_dead_letters_are_dropped(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish(["x"])
+        await broker.settle(await broker.receive(), Verb.REJECT)
+        queue = broker.groups.describe("g").topics[0].queues[0]
+        assert (queue.dead, queue.floor) == (1, 1)
+
+
+async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x", "y"])
+        held = await broker.receive()
+        served = broker.groups._groups["g"]
+        letters = served._letters
+        sent: list[object] = []
+        letters.send = sent.extend  # type: ignore[method-assign, assignment]
+        await broker.settle(held, Verb.REJECT)
+        del letters.send
+        served.trimmed((1, 0), 1)
+        letters.send(sent)  # type: ignore[arg-type]
+        found = await _dead(broker, 1)
+        assert [each["holdfast-dead-offset"] for each in found] == ["1"]
+        assert NOT_KEPT not in {each.queue for each in broker.groups.describe("g").topics[0].queues}

@@ -1,0 +1,155 @@
+"""Groups over a real storage: fairness, retention, times to seek to, and damage."""
+
+import asyncio
+from pathlib import Path
+
+from holdfast.groups.service_types import Status, TopicSpec, Verb
+from tests.support.group_broker import bodies_of, receipts_of, running
+from tests.support.stored import fill_segment, settled, until
+
+WEIGHTS = {f"p{n}": 4 * (n + 1) for n in range(10)}
+
+
+async def test_topics_share_by_weight_whoever_asks_for_how_much(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        for name in WEIGHTS:
+            await broker.topic(name)
+            await broker.publish([name] * 600, name)
+        for engine in ("sfq", "dwrr"):
+            group = f"by-{engine}"
+            await broker.group(
+                group,
+                {name: TopicSpec(weight) for name, weight in WEIGHTS.items()},
+                engine=engine,
+                max_in_flight=10_000,
+            )
+            served = dict.fromkeys(WEIGHTS, 0)
+            for turn in range(110):
+                received = await broker.receive((1, 7, 32)[turn % 3], "abc"[turn % 3], group)
+                for body in bodies_of(received):
+                    served[body] += 1
+                await broker.settle(received, group=group)
+            total, weights = sum(served.values()), sum(WEIGHTS.values())
+            for name, weight in WEIGHTS.items():
+                share = total * weight / weights
+                assert abs(served[name] - share) <= weight + 2, (engine, served)
+
+
+async def test_what_retention_takes_is_counted_as_lost(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        topic = await broker.topic()
+        await broker.group()
+        await fill_segment(broker.storage, topic)
+        await fill_segment(broker.storage, topic)
+        held = await broker.receive(2)
+        await settled(broker.storage)
+        await broker.store.change_topic("t", fields={"retention_bytes": 1})
+        await broker.storage.retention.run_once()
+        begin = broker.store.queue_state(topic, 0).min_offset
+        assert begin > 2
+        queue = broker.groups.describe("g").topics[0].queues[0]
+        assert (queue.floor, queue.lost, queue.in_flight) == (begin, begin, 0)
+        assert await broker.settle(held, Verb.NACK) == [Status.STALE] * 2
+        await broker.publish("x")
+        received = await broker.receive(100_000)
+        assert received.deliveries[0].offset == begin
+        assert bodies_of(received)[-1] == "x"
+
+
+async def test_a_group_seeks_to_a_time(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        topic = await broker.topic()
+        await broker.group()
+        await broker.publish("old")
+        broker.skipped_s += 3600
+        await broker.publish("new")
+        fetched = await broker.store.read(topic, 0, 1, max_messages=1, max_bytes=1)
+        stored_ms = fetched.slices[0].store_timestamp_us // 1000
+        assert await broker.groups.seek("g", stored_ms - 1000) == {"t": {0: 1}}
+        assert bodies_of(await broker.receive()) == ["new"]
+
+
+async def test_messages_that_are_too_old_are_not_delivered(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        now_us = broker.storage.ageing.now_us()
+        expires = [now_us + 5_000_000, 0]
+        await broker.publish(["soon", "never"], expires_timestamps_us=expires)
+        first = await broker.receive(1)
+        assert bodies_of(first) == ["soon"]
+        broker.later(6)
+        await broker.settle(first, Verb.RELEASE)
+        assert bodies_of(await broker.receive()) == ["never"]
+        assert broker.groups.describe("g").topics[0].queues[0].expired == 1
+
+
+async def test_old_messages_are_read_from_the_disk_once_a_batch(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        topic = await broker.topic()
+        for n in range(20):
+            await broker.publish([f"{n}.{each}" for each in range(10)])
+        await settled(broker.storage)
+        await broker.group()
+    async with running(tmp_path) as broker:
+        topic = broker.store.topic("t")
+        read_hot, read = broker.store.read_hot, broker.store.read
+        reads: list[int] = []
+        served = broker.groups._groups["g"]
+
+        async def counted(*args: object, **how: object) -> object:
+            reads.append(args[2])  # type: ignore[arg-type]
+            return await read(*args, **how)  # type: ignore[arg-type]
+
+        def counted_hot(*args: object, **how: object) -> object:
+            found = read_hot(*args, **how)  # type: ignore[arg-type]
+            if found is not None:
+                reads.append(args[2])  # type: ignore[arg-type]
+            return found
+
+        served.source._store = type(
+            "Counted",
+            (),
+            {
+                "read": staticmethod(counted),
+                "read_hot": staticmethod(counted_hot),
+                "topic_by_id": staticmethod(broker.store.topic_by_id),
+            },
+        )()
+        found: list[str] = []
+        while received := (await broker.receive(7)).deliveries:
+            found += [each.batch.body(each.row).decode() for each in received]
+        assert found == [f"{n}.{each}" for n in range(20) for each in range(10)]
+        assert len(reads) == len(set(reads)) <= 20
+        assert topic.queue_count == 1
+
+
+async def test_a_waiting_receive_finds_what_is_far_behind_what_is_not_wanted(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        for n in range(60):
+            await broker.publish([f"{n}"] * 200, tag="no")
+        await broker.group(topics={"t": TopicSpec(filter="yes")})
+        waiting = asyncio.create_task(broker.receive(wait_s=30.0))
+        await until(lambda: broker.groups.describe("g").topics[0].queues[0].floor == 60 * 200)
+        await broker.publish("x", tag="yes")
+        assert bodies_of(await waiting) == ["x"]
+
+
+async def test_a_cold_filter_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        for n in range(50):
+            await broker.publish([f"{n}.{each}" for each in range(20)], tag="ab"[n % 2])
+        await settled(broker.storage)
+        await broker.group(topics={"t": TopicSpec(filter="b")}, max_in_flight=5_000)
+    async with running(tmp_path) as broker:
+        found: list[str] = []
+        while len(found) < 500:
+            received = await broker.receive(64, wait_s=10.0)
+            found += bodies_of(received)
+            await broker.settle(receipts_of(received))
+        assert found == [f"{n}.{each}" for n in range(1, 50, 2) for each in range(20)]
+        assert broker.groups.floors("g", "t") == {0: 1000}
