@@ -1,26 +1,29 @@
 """The appender thread: takes publishes in turn, gives them their place, writes them.
 
 All that waits is written with one call (group commit), and Rows that wait for one queue become
-one batch. A publish in written mode is answered then; one that asks for durability is handed to
-the sync thread, so that nobody who did not ask for a sync waits behind one.
+one batch. A publish over several queues is placed as a whole or not at all, unless no segment
+takes all of it. A publish in written mode is answered then; one that asks for durability is handed
+to the sync thread, so that nobody who did not ask for a sync waits behind one.
 """
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from holdfast.commitlog.batch import Batch, tag_summary
-from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader, Buffer
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.errors import LogClosed, LogError, LogOverloaded, LogPoisoned
 from holdfast.commitlog.producer_sequences import ProducerSequences
 from holdfast.commitlog.rows import Rows, encode_rows, with_run
 from holdfast.commitlog.segment import Segment, keyed_messages
+from holdfast.commitlog.staging import Appended, AppendRequest, Need, QueueKey, Run, Runs, Staged
+
+__all__ = ["AppendRequest", "Appended", "Appender", "SyncQueue"]
 
 _logger = logging.getLogger(__name__)
 
@@ -28,49 +31,6 @@ _logger = logging.getLogger(__name__)
 MAX_GROUP_BYTES = 16 * 1024 * 1024
 #: Two buffers a batch, 1,024 a system call.
 MAX_GROUP_BATCHES = 512
-#: Publishes share a batch up to so much: a reader that wants one message gets the whole batch.
-MAX_SHARED_BYTES = 256 * 1024
-MAX_SHARED_MESSAGES = 1024
-
-QueueKey = tuple[int, int]
-
-
-@dataclass(slots=True)
-class Appended:
-    """Where one batch of a publish is. `duplicate`: it was stored before, by an earlier try."""
-
-    queue_id: int
-    base_offset: int
-    message_count: int
-    store_timestamp_us: int
-    end_physical_offset: int
-    duplicate: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class AppendRequest:
-    """Batches of one publish. `done` is called once, in the thread that finished it, by way of
-    the `completed` callback of the Appender: never directly."""
-
-    topic_id: int
-    batches: Sequence[Batch | Rows]
-    durable: bool
-    """Answer only once it is synced."""
-    context: object = None
-    """The caller's own: what to complete."""
-    results: list[Appended] = field(default_factory=list)
-    """Of each of `batches`, once it is finished without an error."""
-    error: Exception | None = None
-    size: int = field(init=False)
-    """Bytes that it puts into the log, at most."""
-
-    def __post_init__(self) -> None:
-        self.size = sum([batch.total_size for batch in self.batches])
-
-    @property
-    def end_physical_offset(self) -> int:
-        """Where the last of its blocks ends: what a sync has to cover."""
-        return max((result.end_physical_offset for result in self.results), default=0)
 
 
 class SyncQueue(Protocol):
@@ -233,15 +193,15 @@ class Appender:
         return group
 
     def _append_group(self, group: list[AppendRequest]) -> None:
-        staged = _Staged()
-        runs: _Runs = {}
+        staged = Staged()
+        need = Need.of([batch for request in group for batch in request.batches])
+        runs = Runs(has_room=self._log.has_room(*need))
         for request in group:
             try:
                 self._place(request, staged, runs)
             except LogError as error:
-                request.error = error
-        for key in list(runs):
-            self._place_run(key, staged, runs)
+                self._refuse(request, error)
+        self._place_runs(staged, runs)
         self._write(staged)
         self._sequences.expire(self._last_timestamp_us)
         failed = [request for request in group if request.error is not None]
@@ -258,31 +218,104 @@ class Appender:
         if failed or finished:
             self._completed([*failed, *finished])
 
-    def _place(self, request: AppendRequest, staged: "_Staged", runs: "_Runs") -> None:
+    def _place(self, request: AppendRequest, staged: Staged, runs: Runs) -> None:
         """Stage every batch of a request that is not stored already; Rows wait in their queue's
-        run for those that come after."""
+        run for those that come after. A LogError leaves none of it staged, but for what comes
+        behind one of the same producer and queue, and for what only several segments take."""
         self._last_timestamp_us = max(self._now_us(), self._last_timestamp_us)
-        request.results = [_NOWHERE] * len(request.batches)
+        known = self._known(request, staged, runs)
+        request.results = [before or _NOWHERE for before in known]
+        is_whole = runs.has_room or self._reserve(
+            [batch for batch, before in zip(request.batches, known, strict=True) if before is None],
+            staged,
+            runs,
+        )
         for index, batch in enumerate(request.batches):
-            key = (request.topic_id, batch.queue_id)
-            run = runs.get(key)
-            if run is not None and not (isinstance(batch, Rows) and run.takes(batch)):
-                # Messages of a queue stay in the order in which they came; and one that was sent
-                # again is known for that once what it repeats has its place.
-                self._place_run(key, staged, runs)
-                run = None
-            before = self._stored_before(batch, key)
-            if before is not None:
-                request.results[index] = before
-            elif isinstance(batch, Rows):
-                if run is None:
-                    run = runs[key] = _Run()
-                run.add(request, index, batch)
-            else:
-                stamped = self._stamp(batch.header, key, _summary(batch), staged)
-                self._sequences.record(stamped)
-                staged.add(stamped, batch.block[HEADER_SIZE:])
-                request.results[index] = _appended(stamped, stamped.base_offset, len(batch))
+            if known[index] is None:
+                self._place_batch(request, index, batch, staged, runs)
+                if not is_whole:
+                    self._place_runs(staged, runs)
+                    if request.error is not None:
+                        return
+
+    def _known(self, request: AppendRequest, staged: Staged, runs: Runs) -> list[Appended | None]:
+        """Return which of a request's batches are stored already, and where. One behind another
+        new one of its producer and queue is looked up when that has its place."""
+        found: list[Appended | None] = []
+        new: set[tuple[int, int]] = set()
+        for batch in request.batches:
+            producer_id = _producer_of(batch)
+            if not producer_id or (producer_id, batch.queue_id) in new:
+                found.append(None)
+                continue
+            if producer_id in runs.producers:
+                # What was sent again is known for that once what it repeats has its place.
+                self._place_runs(staged, runs)
+            before = self._stored_before(batch, (request.topic_id, batch.queue_id))
+            if before is None:
+                new.add((producer_id, batch.queue_id))
+            found.append(before)
+        return found
+
+    def _reserve(self, batches: Sequence[Batch | Rows], staged: Staged, runs: Runs) -> bool:
+        """See that the active segment takes all of these beside what waits, and roll if it does
+        not: from then on nothing of them can fail but the write. False: no segment ever takes
+        them all, they are to be placed one by one. Raises what a roll raises."""
+        if not batches:
+            return True
+        need = Need.of(batches)
+        waits = Need.of([batch for batch in batches if isinstance(batch, Rows)])
+        if self._log.has_room(*staged.need.and_(runs.need).and_(need)):
+            runs.need = runs.need.and_(waits)
+            return True
+        self._place_runs(staged, runs)
+        self._write(staged)
+        fits = self._log.fits_segment(*need)
+        while fits and not self._log.has_room(*need):
+            self._roll()
+        runs.need = waits
+        return fits
+
+    def _place_batch(
+        self,
+        request: AppendRequest,
+        index: int,
+        batch: Batch | Rows,
+        staged: Staged,
+        runs: Runs,
+    ) -> None:
+        """Stage a batch, or let its rows wait in their queue's run."""
+        key = (request.topic_id, batch.queue_id)
+        run = runs.get(key)
+        if run is not None and not (isinstance(batch, Rows) and run.takes(batch)):
+            # Messages of a queue stay in the order in which they came.
+            self._place_run(key, staged, runs)
+            run = None
+        # Known are those that do not follow another of their queue in the same request.
+        before = self._stored_before(batch, key) if index else None
+        if before is not None:
+            request.results[index] = before
+        elif isinstance(batch, Rows):
+            if run is None:
+                run = runs[key] = Run()
+            run.add(request, index, batch)
+            if batch.producer_id:
+                runs.producers.add(batch.producer_id)
+        else:
+            stamped = self._stamp(batch.header, key, _summary(batch), staged)
+            self._sequences.record(stamped)
+            staged.add(stamped, batch.block[HEADER_SIZE:])
+            request.results[index] = _appended(stamped, stamped.base_offset, len(batch))
+
+    def _refuse(self, request: AppendRequest, error: LogError) -> None:
+        """Fail a request that could not be placed. What is stored of it is answered to its retry
+        as a duplicate; until then nothing of its producer may come behind it."""
+        request.error = error
+        for batch in request.batches:
+            publish = batch if isinstance(batch, Rows) else batch.header
+            self._sequences.reopen(
+                publish, request.topic_id, batch.queue_id, self._last_timestamp_us
+            )
 
     def _stored_before(self, batch: Batch | Rows, key: QueueKey) -> Appended | None:
         """Return where an earlier try of an idempotent producer is, None when there was none."""
@@ -301,7 +334,14 @@ class Appender:
             duplicate=True,
         )
 
-    def _place_run(self, key: QueueKey, staged: "_Staged", runs: "_Runs") -> None:
+    def _place_runs(self, staged: Staged, runs: Runs) -> None:
+        """Stage all runs."""
+        for key in list(runs):
+            self._place_run(key, staged, runs)
+        runs.producers.clear()
+        runs.need = Need()
+
+    def _place_run(self, key: QueueKey, staged: Staged, runs: Runs) -> None:
         """Stage a queue's run as one batch. What fails then fails for all its publishes."""
         run = runs.pop(key)
         header, payload = encode_rows(run.rows)
@@ -309,7 +349,7 @@ class Appender:
             stamped = self._stamp(header, key, header.tag_summary, staged)
         except LogError as error:
             for request, _ in run.requests:
-                request.error = error
+                self._refuse(request, error)
             return
         stamped = with_run(stamped, run.rows)
         self._sequences.record(stamped)
@@ -320,7 +360,7 @@ class Appender:
             base_offset += len(rows)
 
     def _stamp(
-        self, header: BatchHeader, key: QueueKey, summary: int, staged: "_Staged"
+        self, header: BatchHeader, key: QueueKey, summary: int, staged: Staged
     ) -> BatchHeader:
         """Return the header of a batch that is to be staged next, with its place in it."""
         self._make_room(header, staged)
@@ -336,7 +376,7 @@ class Appender:
         self._next_offsets[key] = stamped.end_offset
         return stamped
 
-    def _make_room(self, header: BatchHeader, staged: "_Staged") -> None:
+    def _make_room(self, header: BatchHeader, staged: Staged) -> None:
         """Roll to the next segment when this batch no longer fits. Raises DiskFull."""
         keys = keyed_messages(header)
         if self._log.has_room(
@@ -346,11 +386,14 @@ class Appender:
         self._write(staged)
         # More than once where the next segment was prepared when segments were still smaller.
         while not self._log.has_room(header.total_size, keys, 1):
-            ended = self._log.roll()
-            if ended is not None:
-                self._rolled(ended)
+            self._roll()
 
-    def _write(self, staged: "_Staged") -> None:
+    def _roll(self) -> None:
+        ended = self._log.roll()
+        if ended is not None:
+            self._rolled(ended)
+
+    def _write(self, staged: Staged) -> None:
         """Write what is staged. A failure leaves the end of the log unknown: it is final."""
         if staged.headers:
             self._log.append(staged.buffers, staged.headers)
@@ -368,54 +411,8 @@ class Appender:
 _NOWHERE = Appended(0, 0, 0, 0, 0)
 
 
-class _Run:
-    """Rows that wait to become one batch, each with the request and the place of its result."""
-
-    def __init__(self) -> None:
-        self.rows: list[Rows] = []
-        self.requests: list[tuple[AppendRequest, int]] = []
-        self._size = 0
-        self._count = 0
-        self._producers: set[int] = set()
-
-    def takes(self, rows: Rows) -> bool:
-        """Return whether the rows may share the batch: it stays small, and of each producer it
-        has one publish at most."""
-        return (
-            self._size + rows.total_size <= MAX_SHARED_BYTES
-            and self._count + len(rows) <= MAX_SHARED_MESSAGES
-            and rows.producer_id not in self._producers
-        )
-
-    def add(self, request: AppendRequest, index: int, rows: Rows) -> None:
-        self.rows.append(rows)
-        self.requests.append((request, index))
-        self._size += rows.total_size
-        self._count += len(rows)
-        if rows.producer_id:
-            self._producers.add(rows.producer_id)
-
-
-_Runs = dict[QueueKey, _Run]
-
-
-class _Staged:
-    """Blocks that have their place but are not written yet."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.headers: list[BatchHeader] = []
-        self.buffers: list[Buffer] = []
-        self.size = 0
-        self.keys = 0
-
-    def add(self, header: BatchHeader, payload: Buffer) -> None:
-        self.headers.append(header)
-        self.buffers += (header.encode(), payload)
-        self.size += header.total_size
-        self.keys += keyed_messages(header)
+def _producer_of(batch: Batch | Rows) -> int:
+    return batch.producer_id if isinstance(batch, Rows) else batch.header.producer_id
 
 
 def _appended(stamped: BatchHeader, base_offset: int, count: int) -> Appended:

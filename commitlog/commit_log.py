@@ -38,6 +38,7 @@ from holdfast.commitlog.segment import (
 )
 from holdfast.commitlog.segment_format import (
     BLOCK_DTYPE,
+    END_MARK_SIZE,
     KEY_DTYPE,
     SEGMENT_HEADER_SIZE,
     TRAILER_SIZE,
@@ -47,6 +48,7 @@ from holdfast.commitlog.segment_format import (
     decode_footer,
     encode_end_mark,
     encode_footer,
+    footer_size,
     parse_segment_name,
     segment_name,
 )
@@ -231,6 +233,11 @@ class CommitLog:
     def has_room(self, size: int, keys: int, blocks: int) -> bool:
         """Return whether the active segment takes so many blocks of this size in all."""
         return bool(self._segments) and self._segments[-1].has_room(size, keys, blocks)
+
+    def fits_segment(self, size: int, keys: int, blocks: int) -> bool:
+        """Return whether an empty segment takes so many blocks of this size in all."""
+        reserved = SEGMENT_HEADER_SIZE + END_MARK_SIZE + footer_size(blocks, keys)
+        return reserved + size <= self._config.segment_bytes
 
     def roll(self) -> Segment | None:
         """End the active segment and begin the next; return the one that ended.

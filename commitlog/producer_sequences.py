@@ -63,6 +63,8 @@ class ProducerState:
     last_timestamp_us: int = 0
     queues: dict[int, tuple[StoredSequence, ...]] = field(default_factory=dict)
     """The last batches by queue, oldest first."""
+    awaited: dict[int, int] = field(default_factory=dict)
+    """By queue that has none, the sequence that was refused there first."""
 
 
 ProducerKey = tuple[int, int]
@@ -114,9 +116,7 @@ class ProducerSequences:
         if publish.flags & _REQUEST_SEQUENCE:
             last = state.last_request
         else:
-            last = stored[-1].sequence if stored else -1
-            if not stored:
-                return None
+            last = stored[-1].sequence if stored else state.awaited.get(queue_id, sequence) - 1
         if sequence > last + 1:
             raise SequenceGap(last + 1, sequence)
         if sequence <= last and stored and sequence < stored[-1].sequence:
@@ -148,6 +148,27 @@ class ProducerSequences:
         )
         if entry not in stored:
             state.queues[header.queue_id] = (*stored, entry)[-REMEMBERED_BATCHES:]
+
+    def reopen(self, publish: Sequenced, topic_id: int, queue_id: int, now_us: int) -> None:
+        """Take note that a publish was refused that would have been the next to store, or to be
+        completed: what its producer has sent behind it is a gap until it comes again. (Behind one
+        that nothing is known of anything could come, and it would be too old itself.) Nothing
+        happens for one that was not its turn."""
+        if not publish.producer_id:
+            return
+        key, sequence = (publish.producer_id, topic_id), publish.sequence
+        counts_requests = publish.flags & _REQUEST_SEQUENCE
+        state = self._current(key, now_us)
+        if state is None:
+            state = ProducerState(publish.producer_epoch, last_timestamp_us=now_us)
+            state.last_request = sequence - 1 if counts_requests else -1
+            self._producers[key] = state
+        elif publish.producer_epoch != state.epoch:
+            return
+        elif counts_requests and sequence == state.last_request:
+            state.last_request -= 1
+        if not counts_requests and queue_id not in state.queues:
+            state.awaited.setdefault(queue_id, sequence)
 
     def record_all(self, publishes: Headers) -> set[ProducerKey]:
         """Do as `record` does for each of many publishes, as a Run has them, at less cost: what

@@ -17,6 +17,11 @@ from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchFlag, B
 
 _REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 
+#: A message's share of the columns that others bring along: hashes and offsets of keys and tags,
+#: an offset of properties, its expiry, its birth, its producer; and what aligns all columns.
+_MOST_SHARED_BYTES = 64
+_MOST_PADDING = 256
+
 T = TypeVar("T")
 
 
@@ -84,6 +89,12 @@ def encode_rows(run: Sequence[Rows]) -> tuple[BatchHeader, bytes]:
         queue_id=first.queue_id,
         requests=_requests(run),
     )
+
+
+def most_shared_bytes(rows: Rows) -> int:
+    """Return how much more than alone these rows may take in a batch that they share: it has all
+    the columns that any of its publishes has, each with its alignment."""
+    return _MOST_SHARED_BYTES * len(rows) + _MOST_PADDING
 
 
 def as_batch(rows: Rows) -> Batch:

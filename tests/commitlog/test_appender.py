@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from holdfast.commitlog import appender as appender_module
-from holdfast.commitlog import commit_log
+from holdfast.commitlog import commit_log, staging
 from holdfast.commitlog.appender import Appended, AppendRequest
 from holdfast.commitlog.batch import Batch, encode_batch, tag_summary, tags_code
 from holdfast.commitlog.batch_header import HEADER_SIZE
@@ -491,7 +491,7 @@ def test_a_shared_batch_stays_small(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     two = 2 * rows().total_size if name == "MAX_SHARED_BYTES" else 2
-    monkeypatch.setattr(appender_module, name, two)
+    monkeypatch.setattr(staging, name, two)
     requests = [publishing.submit(rows()) for _ in range(5)]
     _run(publishing)
     assert [len(each) for each in stored(publishing)] == [2, 2, 1]

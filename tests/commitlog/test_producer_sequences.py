@@ -190,6 +190,49 @@ def test_requests_count_over_the_topic(
     assert repr(found) == repr(expected)
 
 
+def test_nothing_comes_behind_a_request_that_is_open_until_its_retry_is_stored() -> None:
+    known = recorded(
+        header(6, queue=0, flags=REQUEST),
+        header(6, queue=1, flags=REQUEST),
+        header(7, queue=0, flags=REQUEST, offset=70),
+    )
+    known.reopen(header(7, queue=1, flags=REQUEST), 1, 1, 0)
+    assert repr(find(known, header(8, queue=1, flags=REQUEST))) == repr(SequenceGap(7, 8))
+    again = find(known, header(7, queue=0, flags=REQUEST))
+    assert isinstance(again, StoredSequence)
+    assert again.base_offset == 70
+    assert find(known, header(7, queue=1, flags=REQUEST)) is None
+    known.record(header(7, queue=1, flags=REQUEST))
+    assert find(known, header(8, queue=1, flags=REQUEST)) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        header(6, flags=REQUEST),  # others came behind it already
+        header(7, flags=REQUEST, epoch=1),
+        header(7, flags=REQUEST, producer=2),
+        header(7),
+    ],
+)
+def test_only_the_last_request_of_its_producer_is_opened_again(other: BatchHeader) -> None:
+    known = recorded(header(6, flags=REQUEST), header(7, flags=REQUEST))
+    known.reopen(other, 1, 0, 0)
+    assert find(known, header(8, flags=REQUEST)) is None
+
+
+@pytest.mark.parametrize("flags", [REQUEST, 0])
+def test_nothing_comes_behind_the_first_of_an_unknown_producer_that_was_refused(flags: int) -> None:
+    known = recorded()
+    known.reopen(header(4, flags=flags), 1, 0, 0)
+    known.reopen(header(5, flags=flags), 1, 0, 0)
+    assert repr(find(known, header(5, flags=flags))) == repr(SequenceGap(4, 5))
+    assert find(known, header(4, flags=flags)) is None
+    assert find(known, header(3, flags=flags)) is None  # it may still start where it likes
+    known.record(header(4, flags=flags))
+    assert find(known, header(5, flags=flags)) is None
+
+
 # -- forgetting ------------------------------------------------------------------------------
 
 

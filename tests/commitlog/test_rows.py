@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_check import MessageLimits, check_batch
 from holdfast.commitlog.batch_header import BatchFlag
-from holdfast.commitlog.rows import Rows, as_batch, encode_rows, with_requests, with_run
+from holdfast.commitlog.rows import (
+    Rows,
+    as_batch,
+    encode_rows,
+    most_shared_bytes,
+    with_requests,
+    with_run,
+)
 from tests.support.batches import Columns, columns
 
 BORN = 1_700_000_000_000_000
@@ -57,6 +64,13 @@ def test_a_shared_batch_has_every_message_as_it_came(run: list[Rows]) -> None:
             assert batch.expires_timestamp_us(row) == alone.expires_timestamp_us(own)
             row += 1
     assert row == len(batch)
+
+
+@settings(deadline=None)
+@given(runs())
+def test_a_shared_batch_takes_no_more_room_than_is_kept_for_its_publishes(run: list[Rows]) -> None:
+    kept = sum(rows.total_size + most_shared_bytes(rows) for rows in run)
+    assert shared(run).header.total_size <= kept
 
 
 @settings(deadline=None)
