@@ -158,11 +158,12 @@ class CommitLog:
 
     def end_at(self, active: Segment) -> None:
         """Make `active` the last segment. The empty one after it is kept as the prepared one, if
-        its file has the size that a new one would have; any further ones are deleted."""
+        its file has the size that a new one would have; any further ones are deleted, the last one
+        first: should the power go meanwhile, there is no hole before what is left."""
         index = self._segments.index(active)
         following = self._segments[index + 1 :]
         self._segments = self._segments[: index + 1]
-        for position, segment in enumerate(following):
+        for position, segment in reversed(list(enumerate(following))):
             is_next = position == 0 and segment.start_offset == active.end_offset
             if is_next and segment.file.size() == segment.size == self._config.segment_bytes:
                 segment.written = segment.first_offset

@@ -529,6 +529,30 @@ def test_a_crash_in_the_middle_of_recovery_is_recovered_from() -> None:
     assert 8 < changes < 199
 
 
+@pytest.mark.parametrize("changes", range(1, 12))
+def test_a_crash_while_a_start_deletes_segments_leaves_no_hole_before_the_others(
+    changes: int,
+) -> None:
+    """The log is cut so far back that it leaves several files empty."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        disk = SimulatedDisk()
+        small = SmallLog(LOG, disk)
+        small.open()
+        _synced_blocks(small, 1)
+        for _ in range(8):
+            small.append(raw_batch(500_000))
+        disk = disk.crash(rng)
+        disk.freeze_after(changes)
+        again = SmallLog(LOG, disk)
+        try:
+            again.open()
+        except OSError:
+            disk = disk.crash(rng)
+            again = SmallLog(LOG, disk)
+            assert again.open().left_out == []
+
+
 def test_a_name_that_a_killed_process_did_not_sync_outlives_what_is_built_on_it() -> None:
     for seed in range(20):
         disk = SimulatedDisk()
