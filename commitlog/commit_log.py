@@ -11,13 +11,13 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from holdfast.commitlog.batch import Batch, UInt32s
-from holdfast.commitlog.batch_header import BatchHeader, Buffer
+from holdfast.commitlog.batch_header import BatchFlag, BatchHeader, Buffer
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.disk import Disk, make_directory
 from holdfast.commitlog.errors import (
@@ -29,7 +29,7 @@ from holdfast.commitlog.errors import (
     DiskLow,
     NoSegment,
 )
-from holdfast.commitlog.log_scan import Damage, scan_segment
+from holdfast.commitlog.log_scan import Damage, scan_headers, scan_segment
 from holdfast.commitlog.segment import (
     Segment,
     create_segment,
@@ -306,7 +306,8 @@ class CommitLog:
         if segment.sealed or not segment.ended:
             return
         damage: list[Damage] = []
-        blocks, keys = block_tables(segment, damage.append)
+        # Keys are all that a footer takes from payloads. Rot is the scrub's to find.
+        blocks, keys = _tables_of(scan_headers(segment, _has_keys), damage.append)
         if any(found.end == segment.end_offset for found in damage):
             _logger.error("%s has no end mark, so no footer either", segment.path.name)
             return
@@ -399,16 +400,23 @@ def block_tables(
     """Return the footer's tables of a segment, by walking it. What is damaged is handed to
     `damaged`; where its header is intact it is in the tables all the same, without keys, so
     that no reader passes over it unawares."""
+    return _tables_of(scan_segment(segment), damaged)
+
+
+def _tables_of(
+    walk: Iterable[Batch | BatchHeader | Damage], damaged: Callable[[Damage], None]
+) -> tuple[Blocks, Keys]:
     # A segment may hold millions of blocks: a few thousand at a time are objects.
     parts: list[tuple[Blocks, UInt32s, UInt32s]] = []
     rows: list[tuple[int, ...]] = []
     hashes: list[UInt32s] = []
-    for found in scan_segment(segment):
+    for found in walk:
         if isinstance(found, Damage):
             damaged(found)
-        if found.header is not None:
-            rows.append(_block_row(found.header))
-            hashes.append(_NO_HASHES if isinstance(found, Damage) else _hashes_of_keys(found))
+        header = found if isinstance(found, BatchHeader) else found.header
+        if header is not None:
+            rows.append(_block_row(header))
+            hashes.append(_hashes_of_keys(found) if isinstance(found, Batch) else _NO_HASHES)
         if len(rows) == _ROWS_AT_ONCE:
             parts.append(_packed(rows, hashes))
             rows, hashes = [], []
@@ -430,6 +438,10 @@ def _packed(rows: list[tuple[int, ...]], hashes: list[UInt32s]) -> tuple[Blocks,
     """Return rows of a block table, how many keys each has, and all of the keys' hashes."""
     counts = np.array([len(each) for each in hashes], "<u4")
     return np.array(rows, BLOCK_DTYPE), counts, np.concatenate([_NO_HASHES, *hashes])
+
+
+def _has_keys(header: BatchHeader) -> bool:
+    return bool(header.flags & BatchFlag.KEYS)
 
 
 def _hashes_of_keys(batch: Batch) -> UInt32s:

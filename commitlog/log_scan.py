@@ -30,6 +30,8 @@ from holdfast.commitlog.segment_format import (
 )
 
 _WINDOW_BYTES = 4 * 1024 * 1024
+#: So much is read at once by whoever passes over what lies between headers.
+_HEADERS_WINDOW_BYTES = 16 * 1024
 #: After damage, runs of blocks are tried short: much damage close together must not make every
 #: header behind it be proven again and again.
 _SHORT_RUN = 64
@@ -101,6 +103,23 @@ def scan_segment(
         at = _end(found)
 
 
+def scan_headers(
+    segment: Segment, is_wanted: Callable[[BatchHeader], bool]
+) -> Iterator[Batch | BatchHeader | Damage]:
+    """Yield one segment's blocks and damage, as scan_log does; of a block that is not wanted the
+    header alone: its payload is neither read nor verified."""
+    window = _Window(segment, _HEADERS_WINDOW_BYTES)
+    at = segment.first_offset
+    while (header := _header_or_damage(window, at)) is not None:
+        found: Batch | BatchHeader | Damage = header
+        if isinstance(header, BatchHeader) and (
+            is_wanted(header) or header.end_physical_offset > segment.end_offset
+        ):
+            found = _decoded(window, header, verify_payload=True)
+        yield found
+        at = _end(found)
+
+
 def scan_segment_runs(segment: Segment, start_offset: int = 0) -> Iterator[Run | Damage]:
     """Yield one segment's runs of blocks and damage, as scan_runs does."""
     window = _Window(segment)
@@ -125,20 +144,31 @@ def scan_segment_runs(segment: Segment, start_offset: int = 0) -> Iterator[Run |
         at = _end(found)
 
 
-def _end(found: Batch | Damage) -> int:
-    return found.end if isinstance(found, Damage) else found.header.end_physical_offset
+def _end(found: Batch | BatchHeader | Damage) -> int:
+    if isinstance(found, Damage):
+        return found.end
+    header = found if isinstance(found, BatchHeader) else found.header
+    return header.end_physical_offset
 
 
 def _found_at(window: "_Window", at: int, *, verify_payload: bool) -> Batch | Damage | None:
     """Return the block at this place, or the damage from there on; None where the segment's
     blocks end."""
+    header = _header_or_damage(window, at)
+    if header is None or isinstance(header, Damage):
+        return header
+    return _decoded(window, header, verify_payload=verify_payload)
+
+
+def _header_or_damage(window: "_Window", at: int) -> BatchHeader | Damage | None:
+    """Return the intact header at this place, or the damage; None where the blocks end."""
     segment = window.segment
     if at + END_MARK_SIZE + TRAILER_SIZE > segment.end_offset:
         return None
     if is_end_mark(window.bytes_at(at, END_MARK_SIZE), at):
         return None
     try:
-        header = _header_at(window.bytes_at(at, HEADER_SIZE), at)
+        return _header_at(window.bytes_at(at, HEADER_SIZE), at)
     except CorruptBatch as error:
         data_end = segment.start_offset + segment.file.data_end(at - segment.start_offset)
         data_end = min(data_end, segment.end_offset)
@@ -147,18 +177,25 @@ def _found_at(window: "_Window", at: int, *, verify_payload: bool) -> Batch | Da
             return Damage(at, found, error.reason)
         unwritten = _is_zero(window, at, data_end)
         return Damage(at, segment.end_offset, "unwritten" if unwritten else error.reason)
+
+
+def _decoded(window: "_Window", header: BatchHeader, *, verify_payload: bool) -> Batch | Damage:
+    """Return the block of an intact header, or the damage that its payload is."""
+    at = header.physical_offset
     try:
         return Batch.decode(window.bytes_at(at, header.total_size), verify_payload=verify_payload)
     except CorruptBatch as error:
-        end = min(header.end_physical_offset, segment.end_offset)
+        end = min(header.end_physical_offset, window.segment.end_offset)
         return Damage(at, end, error.reason, header)
 
 
 class _Window:
     """A part of a segment in memory, moved along as the walk proceeds."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, least_bytes: int = _WINDOW_BYTES) -> None:
+        """`least_bytes` are read at once."""
         self.segment = segment
+        self._least_bytes = least_bytes
         self._start = 0
         self._data = b""
 
@@ -167,7 +204,7 @@ class _Window:
         size = min(size, self.segment.end_offset - at)
         if at < self._start or at + size > self._start + len(self._data):
             self._start = at
-            window = min(max(size, _WINDOW_BYTES), self.segment.end_offset - at)
+            window = min(max(size, self._least_bytes), self.segment.end_offset - at)
             self._data = self.segment.read(at, window)
         return memoryview(self._data)[at - self._start : at - self._start + size]
 

@@ -49,7 +49,7 @@ from holdfast.http_api.types import PublishReply, PublishResult
 #: A body above this is worked on in a thread: it would keep the loop for milliseconds. A
 #: thread's turn costs about 0.1 ms.
 TEXT_APART_BYTES = 128 * 1024
-BINARY_APART_BYTES = 1024 * 1024
+BINARY_APART_BYTES = 4 * 1024 * 1024
 
 _TEXT_FORMATS: Mapping[str, Callable[[bytes, int], list[Incoming]]] = {
     JSON: from_json,

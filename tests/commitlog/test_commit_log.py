@@ -23,7 +23,7 @@ from holdfast.commitlog.errors import (
     NoSegment,
     UnknownFormatVersion,
 )
-from holdfast.commitlog.log_scan import Damage
+from holdfast.commitlog.log_scan import Damage, scan_segment
 from holdfast.commitlog.segment_format import (
     END_MARK_SIZE,
     SegmentHeader,
@@ -494,6 +494,38 @@ def test_a_damaged_block_keeps_its_row_while_its_header_is_intact(small: SmallLo
     assert [found.start for found in damage] == places[1:3]
     small.log.seal(ended)
     assert ended.sealed
+
+
+def test_a_seal_takes_from_headers_and_keys_what_a_walk_over_all_does(small: SmallLog) -> None:
+    for number in range(24):
+        keys = ["k"] if number % 3 == 0 else None
+        small.append(encode_batch([b"x" * number * 7], keys=keys))
+    ended = small.log.segments[0]
+    small.log.roll()
+    blocks, keys_found = block_tables(ended)
+    small.log.seal(ended)
+    sealed = small.log.footer(ended)
+    assert sealed is not None
+    assert len(blocks) == 24
+    assert len(keys_found) == 8
+    assert sealed[0].tobytes() == blocks.tobytes()
+    assert sealed[1].tobytes() == keys_found.tobytes()
+
+
+def test_a_seal_leaves_payloads_without_keys_to_the_scrub(small: SmallLog) -> None:
+    for keys in (None, ["k"]):
+        small.append(encode_batch([b"x"], keys=keys))
+    places = [header.physical_offset for header in small.headers]
+    ended = small.log.segments[0]
+    small.log.roll()
+    for place in places:
+        flip_bit(ended.path, place + 130)
+    small.log.seal(ended)
+    sealed = small.log.footer(ended)
+    assert sealed is not None
+    assert sealed[0]["physical_offset"].tolist() == places
+    assert sealed[1].tolist() == []
+    assert [found.start for found in scan_segment(ended) if isinstance(found, Damage)] == places
 
 
 @pytest.mark.parametrize("at", [0, 57, -40, -64, -1 - 24])
