@@ -15,6 +15,7 @@ from pathlib import Path
 import lmdb
 
 from holdfast.commitlog.checksum import crc32c
+from holdfast.commitlog.disk import make_directory, sync_directory
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.group_commit import Done, GroupCommit, write_with_room
 from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
@@ -146,6 +147,17 @@ class StateStore:
                         txn.delete(key)
                     else:
                         txn.put(key, value + _crc(key, value))
+
+
+def set_aside(directory: Path, aside: Path) -> None:
+    """Move the files of a damaged state into a folder of their own; what else lies in the
+    directory stays. Durable on return; OSError passes through."""
+    make_directory(aside)
+    for name in ("data.mdb", "lock.mdb"):
+        if (directory / name).exists():
+            (directory / name).rename(aside / name)
+    sync_directory(aside)
+    sync_directory(directory)
 
 
 def _crc(key: bytes, value: bytes) -> bytes:

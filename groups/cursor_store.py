@@ -13,7 +13,7 @@ restoring.py.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,6 +144,19 @@ class CursorStore:
         self.boot += 1
         self.is_new = self.is_copy = False
 
+    def forget(self, damaged: Sequence[bytes], cursors: Iterable[CursorKey]) -> None:
+        """Delete damaged rows, and all rows of some cursors, durably; before `start`. Raises
+        StateFull, StateUnavailable."""
+        ranges = [each for key in cursors for each in rows.all_of(*key)]
+
+        def put() -> None:
+            with self._env.begin(write=True) as txn:
+                for key in damaged:
+                    txn.delete(key)
+                _apply(txn, ranges)
+
+        write_with_room(self._env, put, self._disk_full)
+
     def start(self) -> None:
         """Start the thread that commits."""
         self._commits.start()
@@ -214,9 +227,18 @@ def _delete_range(txn: "lmdb.Transaction[bytes]", start: bytes, end: bytes) -> N
             cursor.delete()
 
 
+def has_rows(txn: "lmdb.Transaction[bytes]") -> bool:
+    """Say whether an environment has any cursor. CORRUPT is raised for what is none of ours."""
+    if txn.get(_FORMAT_KEY) != FORMAT:
+        raise lmdb.InvalidError("no cursors of this format")
+    with txn.cursor() as cursor:
+        return bool(cursor.set_range(b"\1"))
+
+
 def mark_as_copy(directory: Path) -> None:
     """Note in a copy of an environment that it is one. lmdb.Error and OSError pass through."""
-    env = lmdb.open(str(directory))
+    size = (directory / "data.mdb").stat().st_size
+    env = lmdb.open(str(directory), map_size=size + 2**24)
     try:
         with env.begin(write=True) as txn:
             _put(txn, _COPIED_KEY, _NUMBER.pack(0))

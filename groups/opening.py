@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.consumequeue.consume_queue import ConsumeQueue
+from holdfast.consumequeue.state_store import set_aside
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupsConfig
@@ -121,7 +122,7 @@ def _open_store(
             raise
     except CursorsCorrupt as error:
         aside = directory.with_name(f"{directory.name}.corrupt-{now_ms}")
-        directory.rename(aside)
+        set_aside(directory, aside)
         faults.append(f"the cursors of groups are damaged ({error}), they are kept as {aside.name}")
         _logger.error("%s", faults[0])
     store = CursorStore(directory, config.map_size_bytes, disk_full=disk_full)

@@ -34,7 +34,7 @@ from holdfast.consumequeue.queue_lookup import queue_bytes_at
 from holdfast.consumequeue.reput import ReputService
 from holdfast.consumequeue.state_journal import state_in_log
 from holdfast.consumequeue.state_records import INCOMPLETE, encode_offsets, offsets_key
-from holdfast.consumequeue.state_store import StateCorrupt, StateStore
+from holdfast.consumequeue.state_store import StateCorrupt, StateStore, set_aside
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 from holdfast.groups.opening import OpenedGroups, open_groups
@@ -215,7 +215,7 @@ class StorageOpening:
             return StateStore(directory, map_size_bytes, disk_full=disk_full)
         except StateCorrupt as error:
             aside = directory.with_name(f"{directory.name}.corrupt-{self._now_us()}")
-            directory.rename(aside)
+            set_aside(directory, aside)
             _logger.error("the state is damaged (%s), it is kept as %s", error, aside.name)
             return StateStore(directory, map_size_bytes, disk_full=disk_full)
 

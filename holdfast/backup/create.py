@@ -35,6 +35,7 @@ from holdfast.backup.source import (
     STATE_FAILURES,
     LiveState,
     LogSnapshot,
+    copy_cursors,
     identity,
     log_snapshot,
 )
@@ -43,9 +44,11 @@ from holdfast.commitlog.disk import make_directory, sync_directory
 from holdfast.commitlog.errors import LogError, UnknownFormatVersion
 from holdfast.commitlog.log_scan import Damage, scan_segment
 from holdfast.commitlog.segment import Segment
+from holdfast.consumequeue.lmdb_env import CORRUPT
 from holdfast.consumequeue.state_journal import state_in_log
 from holdfast.consumequeue.state_records import INCOMPLETE
 from holdfast.consumequeue.state_store import StateStore
+from holdfast.groups.opening import DIRECTORY as GROUPS_DIRECTORY
 
 #: There while a backup is being taken; what it leaves if it is cut short may be removed.
 UNFINISHED = "UNFINISHED"
@@ -156,8 +159,10 @@ class _Backup:
         # The first look at the state has stored offsets that the log to be read next has the
         # messages of; the second has every topic that the log has messages of, and the begins
         # of queues as retention moved them before it deleted what the log no longer has.
+        # The cursors of groups are taken first of all, for the same reason.
         state = self._open_state()
         try:
+            self._copy_groups()
             offsets = self._records(state)
             with log_snapshot(self._source / "commitlog") as log:
                 records = self._records(state)
@@ -316,6 +321,27 @@ class _Backup:
         )
         self._copied += size
 
+    def _copy_groups(self) -> None:
+        """Copy the cursors of groups, if there are any. Without them a restored group goes on
+        from its stored offsets."""
+        stored_as = f"groups-{self._id}/data.mdb"
+        path = self._target / stored_as
+        self._new += [path, path.with_name("lock.mdb")]
+        make_directory(path.parent)
+        try:
+            is_there = copy_cursors(self._source / "state" / GROUPS_DIRECTORY, path.parent)
+        except FileNotFoundError:
+            return
+        except CORRUPT as error:
+            self._notes.append(f"state/groups: {error}; groups go on from their stored offsets")
+            return
+        if not is_there:
+            return
+        size = path.stat().st_size
+        name = f"state/{GROUPS_DIRECTORY}/data.mdb"
+        self._files.append(BackupFile("groups", name, stored_as, size, size, sha256_of(path)))
+        self._copied += size
+
     def _copy_access(self) -> None:
         """Copy the tokens' files. Each is replaced whole by its writer, so each is whole."""
         folder = self._source / "access"
@@ -343,7 +369,9 @@ class _Backup:
             for path in folder.glob("*"):
                 if path not in kept:
                     path.unlink()
-        for folder in (*self._target.glob("state-*"), *self._target.glob("access-*")):
+        for folder in self._target.glob("*-*"):
+            if folder.name.partition("-")[0] not in ("state", "groups", "access"):
+                continue
             if not any(path.parent == folder for path in kept):
                 shutil.rmtree(folder)
         (self._target / UNFINISHED).unlink(missing_ok=True)

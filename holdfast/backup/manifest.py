@@ -20,7 +20,7 @@ FORMAT = "holdfast-backup-1"
 
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 _STORED_AS = re.compile(rf"{_PART}/{_PART}")
-_NAMES = re.compile(rf"commitlog/\d{{20}}|state/data\.mdb|access/{_PART}")
+_NAMES = re.compile(rf"commitlog/\d{{20}}|state/(groups/)?data\.mdb|access/{_PART}")
 
 
 class NotABackup(LogError):
@@ -68,7 +68,7 @@ class Manifest:
     damage: tuple[str, ...] = field(default=())
 
     def of_role(self, *roles: str) -> Iterable[BackupFile]:
-        """Yield the files of these roles: "segment", "tail", "state", "access"."""
+        """Yield the files of these roles: "segment", "tail", "state", "groups", "access"."""
         return (file for file in self.files if file.role in roles)
 
 

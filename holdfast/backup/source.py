@@ -24,6 +24,7 @@ from holdfast.commitlog.segment import Segment, read_trailer
 from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE, TRAILER_SIZE
 from holdfast.consumequeue.lmdb_env import CORRUPT
 from holdfast.consumequeue.state_store import FORMAT as STATE_FORMAT
+from holdfast.groups.cursor_store import has_rows, mark_as_copy
 
 #: A block that is being written looks torn. It is looked at again so often, so long apart.
 _LOOKS = 20
@@ -172,6 +173,32 @@ class LiveState:
     def close(self) -> None:
         """Close; may be called twice."""
         self._env.close()
+
+
+def copy_cursors(directory: Path, target: Path) -> bool:
+    """Copy the groups' cursors in `directory`, as of one moment, into the new folder `target`,
+    while a broker may be writing them; return whether there are any. lmdb.Error passes through,
+    OSError for what is not there."""
+    size = (directory / "data.mdb").stat().st_size
+    is_locked = (directory / "lock.mdb").exists()
+    env = lmdb.open(
+        str(directory), map_size=size + 2**24, readonly=True, max_readers=512, lock=is_locked
+    )
+    try:
+        for _ in range(_LOOKS):
+            try:
+                with env.begin() as txn:
+                    if not has_rows(txn):
+                        return False
+                env.copy(str(target), compact=True)
+                break
+            except lmdb.MapResizedError:
+                env.set_mapsize(0)
+    finally:
+        env.close()
+    mark_as_copy(target)
+    (target / "lock.mdb").unlink(missing_ok=True)
+    return True
 
 
 STATE_FAILURES = (*CORRUPT, FileNotFoundError)

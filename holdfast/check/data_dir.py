@@ -10,6 +10,7 @@ from pathlib import Path
 
 from holdfast.backup.source import STATE_FAILURES, LiveState, log_snapshot
 from holdfast.backup.stored import BackupFiles, is_backup, read_manifest, verify_files
+from holdfast.check.groups_check import check_groups
 from holdfast.check.log_check import LogCheck
 from holdfast.check.queue_cover import Evidence
 from holdfast.check.report import CheckReport, Offsets
@@ -33,6 +34,8 @@ from holdfast.consumequeue.state_records import (
 from holdfast.consumequeue.state_store import StateCorrupt, StateStore
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.group_table import GroupTable
+from holdfast.groups.opening import DIRECTORY as GROUPS_DIRECTORY
 
 _KNOWN = {
     *("commitlog", "consumequeue", "state", "access", "repaired"),
@@ -135,7 +138,8 @@ def _check_backup(path: Path, deep: bool, progress: Progress) -> CheckReport:
     (state,) = manifest.of_role("state")
     state_dir = (path / state.stored_as).parent
     check = _Check(path, deep, progress, report)
-    check.log_of(BackupFiles(path, manifest), state_dir)
+    groups_dirs = [(path / file.stored_as).parent for file in manifest.of_role("groups")]
+    check.log_of(BackupFiles(path, manifest), state_dir, next(iter(groups_dirs), None))
     return report
 
 
@@ -153,6 +157,7 @@ class _Check:
         """Whether (some of) the state had to be read from the log."""
         self._intact: Records = {}
         """What of the state is not damaged."""
+        self._groups = GroupTable({})
 
     # -- which parts -----------------------------------------------------------------------
 
@@ -176,7 +181,10 @@ class _Check:
         index = self._open_index()
         try:
             log.open()
-            self._check_log(log, self._check_records(records, log), index, limit=None)
+            table = self._check_records(records, log)
+            self._check_log(log, table, index, limit=None)
+            directory = self._path / "state" / GROUPS_DIRECTORY
+            check_groups(directory, self._groups, table, self._report.ends, self._report)
         finally:
             log.close()
             if index is not None:
@@ -194,15 +202,18 @@ class _Check:
             self._check_log(snapshot.log, table, None, limit=snapshot.end_offset)
         return self._report
 
-    def log_of(self, files: Readable, state_dir: Path) -> None:
-        """Check the log of a backup and the state in `state_dir`."""
+    def log_of(self, files: Readable, state_dir: Path, groups_dir: Path | None) -> None:
+        """Check the log of a backup, the state in `state_dir` and the groups' cursors."""
         records = self._check_state(state_dir)
         log = CommitLog(
             self._path / "commitlog", CommitLogConfig(), ReadOnlyDisk(files), now_us=lambda: 0
         )
         try:
             log.open()
-            self._check_log(log, self._check_records(records, log), None, limit=None)
+            table = self._check_records(records, log)
+            self._check_log(log, table, None, limit=None)
+            if groups_dir is not None:
+                check_groups(groups_dir, self._groups, table, self._report.ends, self._report)
         finally:
             log.close()
 
@@ -293,12 +304,14 @@ class _Check:
             self._report_incomplete()
         try:
             table = TopicTable(records)
+            self._groups = GroupTable(records)
             self._read_lost(records, table)
         except MalformedRecord as error:
             report.damage("state", error, "state-malformed", mend="restore a backup")
             return TopicTable({})
         report.topics = len(table)
-        report.groups = len(table.groups())
+        with_leases = {group.name for group in self._groups.all()}
+        report.groups = len(with_leases | set(table.groups()))
         return table
 
     def _report_incomplete(self) -> None:

@@ -44,13 +44,16 @@ from holdfast.consumequeue.state_records import (
     lost_key,
     parse_key,
 )
-from holdfast.consumequeue.state_store import StateCorrupt, StateStore
+from holdfast.consumequeue.state_store import StateCorrupt, StateStore, set_aside
+from holdfast.groups.cursor_store import CursorsCorrupt, CursorStore
+from holdfast.groups.opening import DIRECTORY as GROUPS_DIRECTORY
 from holdfast.repair.plan import (
     DropIndex,
     EmptySegment,
     EndAt,
     GapOver,
     Loss,
+    MendGroups,
     RenewState,
     SetAside,
     Step,
@@ -122,6 +125,8 @@ class Repair:
                     self._empty_segment(start, end)
                 case RenewState():
                     self._renew_state(loss)
+                case MendGroups():
+                    self._mend_groups()
                 case DropIndex():
                     shutil.rmtree(self._path / "consumequeue", ignore_errors=True)
                     sync_directory(self._path)
@@ -241,13 +246,27 @@ class Repair:
         finally:
             state.stop()
 
+    def _mend_groups(self) -> None:
+        """Let go of what is damaged of the groups' cursors, as a start does it: messages that it
+        said were settled are delivered again."""
+        directory = self._path / "state" / GROUPS_DIRECTORY
+        try:
+            store = CursorStore(directory, _STATE_MAP_BYTES)
+            try:
+                found = store.load()
+                store.forget(found.damaged, found.headless)
+            finally:
+                store.stop()
+        except CursorsCorrupt:
+            set_aside(directory, self.copies / "state" / GROUPS_DIRECTORY)
+
     def _open_state(self) -> StateStore:
         """Open the state, completed from the log as a start does it."""
         directory = self._path / "state"
         try:
             state = StateStore(directory, _STATE_MAP_BYTES)
         except StateCorrupt:
-            self._set_aside(directory)
+            set_aside(directory, self.copies / "state")
             state = StateStore(directory, _STATE_MAP_BYTES)
         if state.is_new or state.damaged:
             log = self._log()

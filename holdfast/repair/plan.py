@@ -76,6 +76,11 @@ class RenewState:
 
 
 @dataclass(frozen=True, slots=True)
+class MendGroups:
+    """Forget what is damaged of the groups' cursors, or set all of them aside."""
+
+
+@dataclass(frozen=True, slots=True)
 class DropIndex:
     """Delete the index: the next start builds it."""
 
@@ -89,6 +94,7 @@ Step = (
     | EndAt
     | EmptySegment
     | RenewState
+    | MendGroups
     | DropIndex
 )
 
@@ -165,6 +171,9 @@ def lossless_steps(report: CheckReport) -> list[Step]:
             case "index-damaged" | "index-disagrees" | "index-beyond-log":
                 if DropIndex() not in steps:
                     steps.append(DropIndex())
+            case "groups-damaged" | "groups-row":
+                if MendGroups() not in steps:
+                    steps.append(MendGroups())
             case "offsets-twice" | "time-back" | "block-columns" | "no-log" | "state-malformed":
                 raise NotRepairable(finding.where, f"{finding.what}; restore a backup")
             case "tokens" if finding.damage:

@@ -1,0 +1,247 @@
+"""Groups with leases in a data directory: opened with it, checked, repaired, backed up."""
+
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from holdfast.backup.create import make_backup
+from holdfast.backup.restore import restore_backup
+from holdfast.backup.stored import read_manifest
+from holdfast.check import CheckReport, check_data_dir
+from holdfast.groups.cursor import Cursor, End
+from holdfast.groups.cursor_rows import page_of, take_writes
+from holdfast.groups.group_records import GroupRecord, Subscription
+from holdfast.groups.heads import Head
+from holdfast.groups.rows import key_prefix
+from holdfast.repair import repair_data_dir
+from holdfast.storage import Storage
+from tests.support.stored import batch, open_storage, small_config
+
+KEY = (1, 1, 0)
+
+
+async def put_group(storage: Storage, name: str = "g") -> None:
+    """Do what a service of groups does for a new group on topic `t`."""
+    groups = storage.groups
+    topic_id = storage.store.topic("t").topic_id
+    group = GroupRecord(name, groups.table.next_group_id, topics={topic_id: Subscription()})
+    changes = groups.table.changes_of(group)
+    await storage.store.commit_state(changes)
+    groups.table.stored(group, changes)
+
+
+def settle(storage: Storage, cursor: Cursor, *offsets: int) -> None:
+    """Deliver up to the last of these offsets and settle them."""
+    for offset in range(cursor.next, max(offsets) + 1):
+        cursor.lease(Head(offset), "m", 1, 0, 1)
+    for offset in offsets:
+        cursor.finish(offset, End.ACKED)
+    is_durable = threading.Event()
+
+    def done(error: Exception | None) -> None:
+        assert error is None
+        is_durable.set()
+
+    storage.groups.store.commit(take_writes(cursor, key_prefix(*KEY)), done)
+    assert is_durable.wait(20)
+    storage.groups.page.note(KEY, page_of(cursor))
+
+
+@pytest.fixture
+async def data_dir(tmp_path: Path) -> Path:
+    """A directory with a group that has settled 0, 1 and 4 of ten messages."""
+    path = tmp_path / "data"
+    async with open_storage(small_config(path)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        for number in range(10):
+            await storage.store.publish(topic, [batch(f"body {number}", 0)])
+        await put_group(storage)
+    async with open_storage(small_config(path)) as storage:
+        settle(storage, storage.groups.cursors[KEY], 0, 1, 4)
+    return path
+
+
+async def cursor_of(path: Path) -> tuple[int, bool, int]:
+    """Open the directory; return floor, whether 4 is settled, and epoch."""
+    async with open_storage(small_config(path)) as storage:
+        cursor = storage.groups.cursors[KEY]
+        return cursor.floor, 4 in cursor.done, cursor.epoch
+
+
+def kinds(report: CheckReport) -> list[tuple[str, bool]]:
+    return [(finding.kind, finding.damage) for finding in report.findings]
+
+
+def damage(directory: Path, table: bytes) -> None:
+    env = lmdb.open(str(directory), map_size=1 << 24)
+    with env.begin(write=True) as txn:
+        for key in [bytes(key) for key, _ in txn.cursor() if key.startswith(table)]:
+            txn.put(key, b"damaged")
+    env.close()
+
+
+async def test_cursors_and_the_receipt_key_are_there_after_a_restart(data_dir: Path) -> None:
+    async with open_storage(small_config(data_dir)) as storage:
+        groups = storage.groups
+        key = groups.table.receipt_key
+        assert groups.boot == 3
+        cursor = groups.cursors[KEY]
+        assert (cursor.floor, cursor.next, 4 in cursor.done) == (2, 5, True)
+        assert storage.degraded == []
+    async with open_storage(small_config(data_dir)) as storage:
+        assert storage.groups.table.receipt_key == key
+        assert storage.groups.table.next_group_id == 2
+
+
+async def test_a_lost_state_leaves_groups_and_cursors_as_they_were(data_dir: Path) -> None:
+    before = await cursor_of(data_dir)
+    (data_dir / "state" / "data.mdb").unlink()
+    assert await cursor_of(data_dir) == before
+
+
+async def test_a_damaged_state_is_set_aside_without_the_cursors(data_dir: Path) -> None:
+    before = await cursor_of(data_dir)
+    (data_dir / "state" / "data.mdb").write_bytes(b"no environment" * 1000)
+    assert await cursor_of(data_dir) == before
+    (aside,) = data_dir.glob("state.corrupt-*")
+    assert {path.name for path in aside.iterdir()} == {"data.mdb", "lock.mdb"}
+
+
+@pytest.mark.parametrize("lost", ["state", "state/groups"])
+async def test_lost_cursors_begin_at_the_stored_offsets(data_dir: Path, lost: str) -> None:
+    async with open_storage(small_config(data_dir)) as storage:
+        await storage.store.store_offsets("g", storage.store.topic("t"), {0: 1})
+    shutil.rmtree(data_dir / lost)
+    async with open_storage(small_config(data_dir)) as storage:
+        cursor = storage.groups.cursors[KEY]
+        assert (cursor.floor, 4 in cursor.done) == (1, False)
+        assert [fault.reason for fault in storage.degraded] == ["damaged-groups"]
+
+
+async def test_a_deleted_topic_takes_its_cursors_with_it_at_the_latest_at_a_start(
+    data_dir: Path,
+) -> None:
+    async with open_storage(small_config(data_dir)) as storage:
+        await storage.store.delete_topic("t")
+    async with open_storage(small_config(data_dir)) as storage:
+        assert storage.groups.cursors == {}
+        assert storage.groups.store.load().cursors == {}
+
+
+# -- check and repair ----------------------------------------------------------------------
+
+
+def test_a_sound_directory_stays_without_findings(data_dir: Path) -> None:
+    report = check_data_dir(data_dir)
+    assert report.findings == []
+    assert report.groups == 1
+
+
+@pytest.mark.parametrize("table", [b"\1", b"\2"])
+async def test_damaged_rows_are_found_and_a_repair_forgets_them(
+    data_dir: Path, table: bytes
+) -> None:
+    damage(data_dir / "state" / "groups", table)
+    report = check_data_dir(data_dir)
+    assert kinds(report) == [("groups-row", True)]
+    assert "group g on queue 0 of 't'" in report.findings[0].what
+    repaired = repair_data_dir(data_dir, accept_loss=False)
+    assert repaired.loss.is_nothing
+    assert repaired.is_sound
+    assert check_data_dir(data_dir).findings == []
+    floor, has_fourth, _ = await cursor_of(data_dir)
+    assert (floor, has_fourth) == ((2, False) if table == b"\2" else (0, False))
+
+
+async def test_an_unusable_environment_is_found_and_a_repair_sets_it_aside(data_dir: Path) -> None:
+    (data_dir / "state" / "groups" / "data.mdb").write_bytes(b"no environment" * 1000)
+    assert kinds(check_data_dir(data_dir)) == [("groups-damaged", True)]
+    repaired = repair_data_dir(data_dir, accept_loss=False)
+    assert repaired.is_sound
+    assert repaired.copies is not None
+    assert (repaired.copies / "state" / "groups" / "data.mdb").exists()
+    assert kinds(check_data_dir(data_dir)) == [("groups-missing", False)]
+    assert (await cursor_of(data_dir))[0] == 0
+
+
+async def test_a_cursor_beyond_the_log_is_noted_and_set_back_by_the_next_start(
+    data_dir: Path,
+) -> None:
+    async with open_storage(small_config(data_dir)) as storage:
+        cursor = storage.groups.cursors[KEY]
+        cursor.end = 20  # as if more had been there, which a power loss took
+        settle(storage, cursor, 15)
+    assert kinds(check_data_dir(data_dir)) == [("groups-beyond-log", False)]
+    before = cursor.epoch
+    assert (await cursor_of(data_dir))[2] > before
+    assert check_data_dir(data_dir).findings == []
+
+
+# -- backups -------------------------------------------------------------------------------
+
+
+async def test_a_backup_beside_a_broker_has_the_cursors_and_voids_receipts(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    async with open_storage(small_config(data_dir)) as storage:
+        cursor = storage.groups.cursors[KEY]
+        settle(storage, cursor, 6)
+        # Another process: LMDB opens an environment once in each.
+        program = "import sys; from pathlib import Path; from holdfast.backup.create import *\n"
+        program += "assert not make_backup(Path(sys.argv[1]), Path(sys.argv[2])).notes"
+        arguments = [sys.executable, "-c", program, str(data_dir), str(tmp_path / "backup")]
+        subprocess.run(arguments, check=True)
+        settle(storage, cursor, 2, 3)
+    backup = tmp_path / "backup"
+    assert [file.name for file in read_manifest(backup).of_role("groups")] == [
+        "state/groups/data.mdb"
+    ]
+    assert check_data_dir(backup).findings == []
+    restore_backup(backup, tmp_path / "restored")
+    assert check_data_dir(tmp_path / "restored").is_sound
+    floor, has_fourth, epoch = await cursor_of(tmp_path / "restored")
+    assert (floor, has_fourth) == (2, True)
+    assert epoch > cursor.epoch
+    assert (await cursor_of(tmp_path / "restored"))[2] == epoch
+
+
+async def test_damaged_rows_of_a_backup_are_found(data_dir: Path, tmp_path: Path) -> None:
+    damage(data_dir / "state" / "groups", b"\1")
+    make_backup(data_dir, tmp_path / "backup")
+    assert kinds(check_data_dir(tmp_path / "backup")) == [("groups-row", True)]
+
+
+async def test_an_unusable_environment_does_not_hinder_a_backup(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    (data_dir / "state" / "groups" / "data.mdb").write_bytes(b"no environment" * 1000)
+    report = make_backup(data_dir, tmp_path / "backup")
+    assert [note.partition(":")[0] for note in report.notes] == ["state/groups"]
+    assert list(read_manifest(tmp_path / "backup").of_role("groups")) == []
+    restore_backup(tmp_path / "backup", tmp_path / "restored")
+    assert (await cursor_of(tmp_path / "restored"))[0] == 0
+
+
+async def test_an_incremental_backup_has_the_newest_cursors_alone(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    make_backup(data_dir, tmp_path / "backup")
+    async with open_storage(small_config(data_dir)) as storage:
+        settle(storage, storage.groups.cursors[KEY], 2)
+    make_backup(data_dir, tmp_path / "backup", incremental=True)
+    assert len(list((tmp_path / "backup").glob("groups-*"))) == 1
+    restore_backup(tmp_path / "backup", tmp_path / "restored")
+    assert (await cursor_of(tmp_path / "restored"))[0] == 3
+
+
+async def test_a_backup_without_groups_has_no_file_for_them(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path / "data")) as storage:
+        await storage.store.create_topic("t")
+    make_backup(tmp_path / "data", tmp_path / "backup")
+    assert list(read_manifest(tmp_path / "backup").of_role("groups")) == []
+    assert not list((tmp_path / "backup").glob("groups-*"))
