@@ -45,13 +45,18 @@ class RetryPolicy:
         else:
             pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** min(tries - 1, 20))
             pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
-        if self.give_up_after_s is not None and elapsed_s + pause_s > self.give_up_after_s:
-            return None
-        return pause_s
+        return None if self.is_over(elapsed_s + pause_s) else pause_s
+
+    def is_over(self, elapsed_s: float) -> bool:
+        """Return whether it is too late for another try, so long after the first."""
+        return self.give_up_after_s is not None and elapsed_s > self.give_up_after_s
 
 
 #: For one who follows a topic: a broker that is down comes back.
 FOREVER = RetryPolicy(give_up_after_s=None)
+
+#: For one who decides himself whether to try again.
+ONCE = RetryPolicy(give_up_after_s=-1.0)
 
 
 def _may_pass(error: HoldfastError, *, safe: bool) -> bool:
