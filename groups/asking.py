@@ -1,6 +1,7 @@
 """What a member asks for and what it is answered. Pure."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.standing import Receipt
@@ -23,8 +24,7 @@ class Ask:
     attempt_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """One message that is delivered. `receipt` None: it was settled as it was sent."""
 
     queue: QueueKey

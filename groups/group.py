@@ -374,6 +374,7 @@ class Group:
             return None if found is None else self._costs.at_delivery(topic_id, found[1])
 
         used_bytes = 0
+        served: dict[Lane, None] = {}
         try:
             while len(reply.picks) < room:
                 topic_id = self.fair.select(head_cost)
@@ -386,10 +387,13 @@ class Group:
                     break
                 used_bytes += head.size_bytes
                 self._deliver(reply, ask, lane, head, deadline_ms, now_ms)
+                served[lane] = None
                 # Whether this was the last is found out now, whoever asks next.
                 peeked[topic_id] = self._peek(topic_id, ask, now_ms)
         except NeedsRead as needed:
             reply.needs = needed.queue, needed.offset
+        for lane in served:
+            self._touch(lane)
         if reply.picks and not ask.settled:
             self.members.seen(ask.member, now_ms, deadline_ms)
 
@@ -425,13 +429,14 @@ class Group:
             reply.commit_first = True
         self.fair.charge(topic_id, charge)
         self.topics[topic_id].took(lane)
-        self._touch(lane)
         reply.picks.append(Pick(lane.key, offset, attempt, redelivered, receipt))
 
     def _receipt(self, lane: Lane, lease: Lease) -> Receipt:
+        topic_id, queue = lane.key
         return Receipt(
             self.group_id,
-            *lane.key,
+            topic_id,
+            queue,
             lease.head.offset,
             lease.number,
             lane.cursor.epoch,

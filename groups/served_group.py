@@ -11,7 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import groupby
 from typing import Protocol
+
+import numpy as np
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
@@ -419,17 +422,14 @@ class ServedGroup:
     def _count(self, deliveries: Sequence[Delivery]) -> None:
         now_ms = self._clock.now_ms()
         self.counters.delivered += len(deliveries)
-        by_queue: dict[QueueKey, list[int]] = {}
-        for each in deliveries:
-            if each.redelivered:
-                self.counters.redelivered += 1
-            counts = by_queue.setdefault((each.topic.topic_id, each.queue), [0, 0])
-            offsets = each.batch.body_offsets
-            counts[0] += 1
-            counts[1] += int(offsets[each.row + 1] - offsets[each.row])
-        for key, (count, size_bytes) in by_queue.items():
+        self.counters.redelivered += sum([each.redelivered for each in deliveries])
+        for _, run in groupby(deliveries, key=lambda each: id(each.batch)):
+            same = list(run)
+            batch, key = same[0].batch, (same[0].topic.topic_id, same[0].queue)
+            rows = np.array([each.row for each in same])
+            size_bytes = int((batch.body_offsets[rows + 1] - batch.body_offsets[rows]).sum())
             if key in self.serving:
-                self.serving[key].add(count, size_bytes, now_ms)
+                self.serving[key].add(len(same), size_bytes, now_ms)
 
     def _is_active(self, member: str) -> bool:
         return self.core.activity.active in (None, member)

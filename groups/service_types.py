@@ -5,6 +5,7 @@ Names are those of the HTTP API; times are in milliseconds, rates in messages a 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from holdfast.commitlog.batch import Batch
 from holdfast.consumequeue.topics import Topic
@@ -119,8 +120,7 @@ class ReceiveAsk:
     attempt_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One message: a row of a stored batch. `receipt` None: there is nothing to settle."""
 
     topic: Topic

@@ -5,14 +5,13 @@ message being available again or settled; or it may be of before a restart, of w
 left but the grace that its message has. What a settling does of it is settling.py's.
 """
 
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from holdfast.groups.cursor import BOOT_SHIFT, Cursor, End
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What a member proves with: one lease of one message. receipts.py makes text of it."""
 
     group_id: int
