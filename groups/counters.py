@@ -17,7 +17,6 @@ class Counters:
     redelivered: int = 0
     settled: Counter[tuple[str, str]] = field(default_factory=Counter)
     dead_letters: int = 0
-    expired_leases: int = 0
     undelivered: int = 0
     commits: int = 0
     commit_failures: int = 0

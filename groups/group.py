@@ -59,6 +59,8 @@ class Group:
         self.members = Members(config.member_ttl_ms)
         self.waiters = Waiters()
         self.in_flight = InFlight(config)
+        #: Leases that ended by their time, or with one of their key that did.
+        self.expired_leases = 0
         self._source = source
         self._costs = Costs(config.cost)
         self._repeats = Repeats(config.repeat_ms)
@@ -328,8 +330,9 @@ class Group:
             lane = self._lane(key)
             if lane is not None and lane.timer == deadline_ms:
                 lane.timer = None
-                self._end(lane, lane.tick(now_ms), now_ms)
-                self._happened(lane)
+                ended = lane.tick(now_ms)
+                self.expired_leases += len(ended)
+                self._end(lane, ended, now_ms)
         due = self.waiters.due(now_ms)
         for member in self.members.silent(now_ms):
             due += self.leave(member, now_ms)

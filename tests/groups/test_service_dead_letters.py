@@ -68,7 +68,7 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y", "z"])
         held = await broker.receive()
-        served = broker.groups._groups["g"]
+        served = broker.groups._served.by_name["g"]
         # Nothing is marked: the crash comes before that, whatever was appended.
         marked = served.core.dead_lettered
         served.core.dead_lettered = lambda *letter: False  # type: ignore[method-assign]
@@ -120,7 +120,7 @@ async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Pat
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y"])
         held = await broker.receive()
-        served = broker.groups._groups["g"]
+        served = broker.groups._served.by_name["g"]
         letters = served._letters
         sent: list[object] = []
         letters.send = sent.extend  # type: ignore[method-assign, assignment]

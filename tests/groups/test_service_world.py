@@ -95,7 +95,7 @@ async def test_old_messages_are_read_from_the_disk_once_a_batch(tmp_path: Path) 
         topic = broker.store.topic("t")
         read_hot, read = broker.store.read_hot, broker.store.read
         reads: list[int] = []
-        served = broker.groups._groups["g"]
+        served = broker.groups._served.by_name["g"]
 
         async def counted(*args: object, **how: object) -> object:
             reads.append(args[2])  # type: ignore[arg-type]

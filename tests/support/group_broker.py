@@ -116,7 +116,7 @@ class GroupBroker:
     def later(self, seconds: float, group: str = "g") -> None:
         """Let time pass, and have the group notice."""
         self.skipped_s += seconds
-        self.groups._groups[group]._ring()
+        self.groups._served.by_name[group]._ring()
 
     # -- inside ------------------------------------------------------------------------------
 
