@@ -2,8 +2,8 @@
 
     python -m bench.small_batches [--json] [--messages 200000] [--rounds 5]
 
-The producers are tasks of one AsyncClient that publish concurrently to one queue, in written
-mode; beside it stands the same number of messages published in batches of 1,000. Both are read
+The producers have a client each, so that none shares a request with another, and publish to one
+queue at the same time, in written mode; beside it stands the same number of messages published in batches of 1,000. Both are read
 by pull(), message by message, with every body looked at, and take turns.
 """
 
@@ -83,13 +83,13 @@ def publish_singles(running: RunningBroker, topic: str, messages: int) -> float:
 
     async def publish() -> None:
         body = b"x" * _BODY_BYTES
-        async with running.async_client() as client:
 
-            async def produce() -> None:
+        async def produce() -> None:
+            async with running.async_client() as client:
                 for _ in range(messages // _PRODUCERS):
                     await client.publish(topic, body, queue=0)
 
-            await asyncio.gather(*(produce() for _ in range(_PRODUCERS)))
+        await asyncio.gather(*(produce() for _ in range(_PRODUCERS)))
 
     started = time.perf_counter()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -12,7 +12,7 @@ def _results(system: str, *rates: float) -> Results:
     results = Results()
     for rate in rates:
         measured = Measured(1000, 1024, 1.0, client_cpu_s=0.5, server_cpu_s=0.25)
-        results.add(SINGLES, system, [Result("16 producers", rate, measured)])
+        results.add(SINGLES, system, [Result("16 producers, one client", rate, measured)])
     return results
 
 
@@ -22,7 +22,7 @@ def test_rounds_of_an_earlier_run_count_as_this_runs_do() -> None:
     later = Results()
     later.add_earlier(earlier.as_json(), WORKLOADS)
     measured = Measured(1000, 1024, 1.0, client_cpu_s=0.5, server_cpu_s=0.25)
-    later.add(SINGLES, "holdfast", [Result("16 producers", 20.0, measured)])
+    later.add(SINGLES, "holdfast", [Result("16 producers, one client", 20.0, measured)])
     (row,) = later.rows()
     assert row.values == [10.0, 30.0, 20.0]
     assert row.median == 20.0

@@ -41,8 +41,9 @@ class Load(Protocol):
         Called in the thread that will use it.
         """
 
-    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
-        """Let so many producers publish one by one, each waiting for its acknowledgements."""
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
+        """Let so many producers publish one by one, each waiting for its acknowledgements: through
+        one client that all of them share, or through a client and a connection each."""
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
         """Wait for messages published from now on, and yield each body as it comes."""
@@ -80,7 +81,13 @@ def _consume(load: Load, *, topic: str, messages: int, body_bytes: int) -> dict[
 
 
 def _singles(
-    load: Load, *, topic: str, messages: int, body_bytes: int, producers: int
+    load: Load,
+    *,
+    topic: str,
+    messages: int,
+    body_bytes: int,
+    producers: int,
+    shared: bool = True,
 ) -> dict[str, Any]:
     load.create(topic)
     body = b"x" * body_bytes
@@ -89,15 +96,17 @@ def _singles(
     return _timed(
         each * producers,
         body_bytes,
-        lambda: load.singles(topic, body, producers=producers, each=each),
+        lambda: load.singles(topic, body, producers=producers, each=each, shared=shared),
     )
 
 
-def singles_in_threads(load: Load, topic: str, body: bytes, *, producers: int, each: int) -> None:
-    """Load.singles for a library whose users would take threads, a connection each."""
+def singles_in_threads(
+    sender: Callable[[], Callable[[bytes], object]], body: bytes, *, producers: int, each: int
+) -> None:
+    """Load.singles for a library whose users would take threads, each with what `sender` makes."""
 
     def produce() -> None:
-        send = load.sender(topic)
+        send = sender()
         for _ in range(each):
             send(body)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 
 import uvloop
 
@@ -55,17 +56,23 @@ class HoldfastLoad:
         client = Client(self._url)
         return lambda body: client.publish(topic, body, queue=0)
 
-    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
-        """A task each, on one loop and one client's connections."""
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
+        """A task each on one loop, of one client or of a client each."""
 
         async def run() -> None:
-            async with AsyncClient(self._url) as client:
+            async with AsyncExitStack() as stack:
+                clients = [
+                    await stack.enter_async_context(AsyncClient(self._url))
+                    for _ in range(1 if shared else producers)
+                ]
 
-                async def produce() -> None:
+                async def produce(client: AsyncClient) -> None:
                     for _ in range(each):
                         await client.publish(topic, body, queue=0)
 
-                await asyncio.gather(*(produce() for _ in range(producers)))
+                await asyncio.gather(
+                    *(produce(clients[number % len(clients)]) for number in range(producers))
+                )
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())

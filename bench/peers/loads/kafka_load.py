@@ -88,9 +88,42 @@ class KafkaLoad:
 
         return send
 
-    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
-        """A thread and a connection each."""
-        singles_in_threads(self, topic, body, producers=producers, each=each)
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
+        """A thread each, of one producer that a further thread polls, or of a producer each."""
+        if not shared:
+            singles_in_threads(lambda: self.sender(topic), body, producers=producers, each=each)
+            return
+        producer = self._producer({"linger.ms": 0})
+        ended = threading.Event()
+
+        def sender() -> Callable[[bytes], object]:
+            done = threading.Semaphore(0)
+            failed: list[KafkaError] = []
+
+            def delivered(error: KafkaError | None, _: object) -> None:
+                if error is not None:
+                    failed.append(error)
+                done.release()
+
+            def send(body: bytes) -> None:
+                producer.produce(topic, body, on_delivery=delivered)
+                done.acquire()
+                if failed:
+                    raise RuntimeError(failed[0])
+
+            return send
+
+        def poll() -> None:
+            while not ended.is_set():
+                producer.poll(0.1)
+
+        poller = threading.Thread(target=poll)
+        poller.start()
+        try:
+            singles_in_threads(sender, body, producers=producers, each=each)
+        finally:
+            ended.set()
+            poller.join()
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
         """poll(), with its defaults."""

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import nats
 import uvloop
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 
@@ -79,18 +80,21 @@ class NatsLoad:
         stream = run(nats.connect(self._address)).jetstream()
         return lambda body: run(stream.publish(topic, body))
 
-    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
-        """A task and a connection each, on one loop."""
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
+        """A task each on one loop, of one connection or of a connection each."""
 
-        async def produce() -> None:
-            client = await nats.connect(self._address)
+        async def produce(client: Client) -> None:
             stream = client.jetstream()
             for _ in range(each):
                 await stream.publish(topic, body)
-            await client.close()
 
         async def run() -> None:
-            await asyncio.gather(*(produce() for _ in range(producers)))
+            clients = [await nats.connect(self._address) for _ in range(1 if shared else producers)]
+            await asyncio.gather(
+                *(produce(clients[number % len(clients)]) for number in range(producers))
+            )
+            for client in clients:
+                await client.close()
 
         uvloop.run(run())
 

@@ -17,13 +17,22 @@ class _Publisher:
     """pika's asynchronous publisher: confirms are counted as they come."""
 
     def __init__(
-        self, topic: str, messages: int, body: bytes, properties: pika.BasicProperties, window: int
+        self,
+        topic: str,
+        messages: int,
+        body: bytes,
+        properties: pika.BasicProperties,
+        *,
+        window: int,
+        refill: int,
     ) -> None:
         self._topic = topic
         self._messages = messages
         self._body = body
         self._properties = properties
         self._window = window
+        #: It goes on once so many may be sent: in bulk by halves of the window.
+        self._refill = refill
         self._sent = 0
         self._unconfirmed: set[int] = set()
         self._failure: BaseException | None = None
@@ -60,7 +69,7 @@ class _Publisher:
             self._unconfirmed.discard(tag)
         if self._sent == self._messages and not self._unconfirmed:
             self._connection.close()
-        elif len(self._unconfirmed) <= self._window // 2:
+        elif len(self._unconfirmed) <= self._window - self._refill:
             self._fill()
 
     def _closed(self, connection: pika.SelectConnection, reason: BaseException) -> None:
@@ -87,7 +96,10 @@ class RabbitLoad:
 
     def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
         """Publish asynchronously, with a few batches at a time that are not confirmed yet."""
-        publisher = _Publisher(topic, messages, body, self._persistent, _PENDING_BATCHES * batch)
+        window = _PENDING_BATCHES * batch
+        publisher = _Publisher(
+            topic, messages, body, self._persistent, window=window, refill=window - window // 2
+        )
         publisher.run(pika.ConnectionParameters(self._host, self._port))
 
     def consume(self, topic: str, messages: int) -> int:
@@ -112,9 +124,16 @@ class RabbitLoad:
         channel.confirm_delivery()
         return lambda body: channel.basic_publish("", topic, body, self._persistent)
 
-    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
-        """A thread and a connection each."""
-        singles_in_threads(self, topic, body, producers=producers, each=each)
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
+        """On one connection the asynchronous publisher, with a message for each producer under
+        way, since its blocking one is not for many threads; else a thread and a connection each."""
+        if shared and producers > 1:
+            publisher = _Publisher(
+                topic, producers * each, body, self._persistent, window=producers, refill=1
+            )
+            publisher.run(pika.ConnectionParameters(self._host, self._port))
+            return
+        singles_in_threads(lambda: self.sender(topic), body, producers=producers, each=each)
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
         """Consume, acknowledging each."""

@@ -48,26 +48,33 @@ class RedisLoad:
         client = self._connect()
         return lambda body: client.xadd(topic, {b"b": body})
 
-    def singles(self, topic: str, body: bytes, *, producers: int, each: int) -> None:
-        """A task each, on one loop and a pool of connections; one alone does without a loop.
+    def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
+        """A task each on one loop, of one client with its pool of connections or of a client
+        each; one alone does without a loop.
 
         Threads with a connection each reach half of that with 64 producers.
         """
         if producers == 1:
-            singles_in_threads(self, topic, body, producers=producers, each=each)
+            singles_in_threads(lambda: self.sender(topic), body, producers=producers, each=each)
             return
 
         async def run() -> None:
-            client = redis.asyncio.Redis(
-                host=self._host, port=self._port, max_connections=producers
-            )
+            clients = [
+                redis.asyncio.Redis(
+                    host=self._host, port=self._port, max_connections=producers if shared else 1
+                )
+                for _ in range(1 if shared else producers)
+            ]
 
-            async def produce() -> None:
+            async def produce(client: redis.asyncio.Redis) -> None:
                 for _ in range(each):
                     await client.xadd(topic, {b"b": body})
 
-            await asyncio.gather(*(produce() for _ in range(producers)))
-            await client.aclose()
+            await asyncio.gather(
+                *(produce(clients[number % len(clients)]) for number in range(producers))
+            )
+            for client in clients:
+                await client.aclose()
 
         uvloop.run(run())
 
