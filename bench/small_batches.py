@@ -3,8 +3,9 @@
     python -m bench.small_batches [--json] [--messages 200000] [--rounds 5]
 
 The producers have a client each, so that none shares a request with another, and publish to one
-queue at the same time, in written mode; beside it stands the same number of messages published in batches of 1,000. Both are read
-by pull(), message by message, with every body looked at, and take turns.
+queue at the same time, in written mode; beside it stands the same number of messages published in
+batches of 1,000. Both are read by pull(), message by message, with every body looked at, and take
+turns.
 """
 
 import argparse
