@@ -55,6 +55,7 @@ PARTS = (
     Part("http_requests", (), figure_rows),
     Part("hold_http", (), _own_rows),
     Part("hold_table", (), None),
+    Part("groups_commit", (), _own_rows),
 )
 
 

@@ -211,13 +211,22 @@ def _take(found: StoredCursors, key: bytes, value: bytes) -> None:
 
 def _apply(txn: "lmdb.Transaction[bytes]", writes: Writes) -> None:
     for write in writes:
-        number = _NUMBERS[write.table]
         if isinstance(write, DeleteRange):
+            number = _NUMBERS[write.table]
             _delete_range(txn, number + write.start, number + write.end)
-        elif write.value is None:
-            txn.delete(number + write.key)
+            continue
+        key, value = stored_row(write)
+        if value is None:
+            txn.delete(key)
         else:
-            _put(txn, number + write.key, write.value)
+            txn.put(key, value)
+
+
+def stored_row(write: Write) -> tuple[bytes, bytes | None]:
+    """Return the key and the value that a row has on the disk; the value None: it is deleted."""
+    key = _NUMBERS[write.table] + write.key
+    value = write.value
+    return key, None if value is None else value + _CRC.pack(crc32c(key + value))
 
 
 def _delete_range(txn: "lmdb.Transaction[bytes]", start: bytes, end: bytes) -> None:
