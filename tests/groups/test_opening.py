@@ -412,3 +412,16 @@ def test_a_page_of_another_epoch_says_nothing(directory: Directory) -> None:
     kill(opened)
     cursor = directory.cursor()
     assert cursor.next == 100
+
+
+def test_a_page_ahead_of_the_reserve_is_provided_for_on_disk_at_once(directory: Directory) -> None:
+    """The broker was killed after it had noted deliveries and before it had written that."""
+    opened = used(directory)
+    cursor = opened.cursors[KEY]
+    assert cursor.reserved_next < 1500
+    opened.page.note(KEY, Page(cursor.epoch, 1500, NOW_MS + LEASE_MS))
+    kill(opened)
+    directory.ends = {0: 2000}
+    again = directory.cursor()
+    assert again.next == again.reserved_next == again.reserved_durable == 1500
+    assert directory.cursor(OTHER_BOOT).next == 1500

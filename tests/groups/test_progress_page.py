@@ -3,6 +3,8 @@
 import os
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,39 @@ def test_what_was_noted_outlives_a_kill(path: Path) -> None:
     assert found.is_believed
     assert found.found == {KEY: NOTED, SECOND: Page(5, 6, 7)}
     page.close()
+
+
+_NOTER = """
+import sys
+from pathlib import Path
+from holdfast.groups.cursor_rows import Page
+from holdfast.groups.progress_page import ProgressPage, kernel_boot_id
+
+page = ProgressPage(Path(sys.argv[1]), kernel_boot_id())
+page.begin(page.found)
+number = max((each.next for each in page.found.values()), default=0)
+while True:
+    number += 1
+    for queue in (0, 1):
+        page.note((1, 1, queue), Page(1, number, number))
+    if number % 1000 == 0:
+        print(number, flush=True)
+"""
+
+
+def test_a_killed_process_leaves_what_it_had_noted(path: Path) -> None:
+    for lines in (1, 5, 2):
+        child = subprocess.Popen([sys.executable, "-c", _NOTER, str(path)], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        last = [int(child.stdout.readline()) for _ in range(lines)][-1]
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        page = ProgressPage(path, kernel_boot_id())
+        assert page.is_believed
+        # A slot that was being written at the kill may be missing, but never say less.
+        assert len(page.found) >= 1
+        assert all(each.next >= last for each in page.found.values())
 
 
 def test_a_page_of_before_a_reboot_is_not_believed_but_told(path: Path) -> None:
