@@ -175,9 +175,20 @@ class Group:
         asked = self.topics if topics is None else topics
         return sum(self.topics[each].available for each in asked if each in self.topics)
 
-    def park(self, ask: Ask, ticket: object, now_ms: int, deadline_ms: int) -> Waiter:
-        """Hold a request that got nothing. `serve` comes next: it looks once more."""
+    def park(
+        self,
+        ask: Ask,
+        ticket: object,
+        now_ms: int,
+        deadline_ms: int,
+        *,
+        has_looked: bool = False,
+    ) -> Waiter:
+        """Hold a request that got nothing. `serve` comes next: it looks once more, unless
+        `has_looked` says that it found nothing, and needed no read, in this very turn."""
         self.members.seen(ask.member, now_ms, deadline_ms)
+        if has_looked:
+            return self.waiters.add(ask, ticket, deadline_ms)
         for topic_id in self.topics if ask.topics is None else ask.topics & self.topics.keys():
             self._stirred.add(topic_id)
         return self.waiters.add(ask, ticket, deadline_ms)

@@ -25,6 +25,8 @@ from holdfast.groups.recent_batches import RecentBatches
 HOT_BYTES = 256 * 1024
 FETCH_MESSAGES = 1024
 FETCH_BYTES = 1024 * 1024
+#: Needs that are remembered: of those that nobody fetched the oldest are forgotten.
+MAX_NEEDS = 1024
 #: Keys have 32-bit hashes; this makes those of messages that have a key differ from "none".
 _HAS_KEY = 1 << 32
 
@@ -107,7 +109,7 @@ class StoreHeads:
             piece = self._read_one(queue, start, filter) if end == start + 1 else None
             piece = piece or self._read_hot(queue, start, most, filter)
             if piece is None:
-                self._needed[queue, start] = filter  # type: ignore[assignment]
+                self._need(queue, start, filter)
                 return None
         return self._given(piece, (queue, filter), start, end, most)
 
@@ -115,7 +117,7 @@ class StoreHeads:
         """Say whether one message passes; None: not without the disk."""
         batch = self.batch(queue, offset)
         if batch is None:
-            self._needed[queue, offset] = None
+            self._need(queue, offset, None)
             return None
         row = offset - batch.header.base_offset
         return len(_matching(filter, batch, row)) > 0
@@ -152,6 +154,11 @@ class StoreHeads:
             await asyncio.wait(list(self._fetching.values()))
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _need(self, queue: QueueKey, offset: int, filter: object | None) -> None:
+        if len(self._needed) >= MAX_NEEDS:
+            del self._needed[next(iter(self._needed))]
+        self._needed[queue, offset] = filter  # type: ignore[assignment]
 
     def _given(
         self,

@@ -194,7 +194,7 @@ class ServedGroup:
         reply = await self._ask(ask)
         if not reply.is_answer and wait_s > 0 and not self._is_ending:
             with self._places.taken(client):
-                answer = await self._wait(ask, wait_s)
+                answer = await self._wait(ask, wait_s, has_looked=reply.needs is None)
             if answer is None:
                 return Received([], self.core.available(ask.topics), self._is_active(ask.member))
             reply = answer
@@ -313,8 +313,9 @@ class ServedGroup:
         """Look whether somebody waits for what is there; answer, and return how many."""
         if not len(self.core.waiters):
             return 0
-        for topic_id in self.core.topics:
-            self.core.stir(topic_id)
+        for topic_id, topic in self.core.topics.items():
+            if topic.available > 0:  # at most so much is there
+                self.core.stir(topic_id)
         return self._serve()
 
     def pump(self) -> None:
@@ -337,11 +338,15 @@ class ServedGroup:
             await self.source.fetch(*reply.needs)
         return reply
 
-    async def _wait(self, ask: Ask, wait_s: float) -> Reply | None:
-        """Wait for an answer, None when none comes in time. Raises GroupError, StoreError."""
+    async def _wait(self, ask: Ask, wait_s: float, *, has_looked: bool) -> Reply | None:
+        """Wait for an answer, None when none comes in time. Raises GroupError, StoreError.
+
+        Between a look that found nothing and the parking nothing is awaited: no wake-up is lost.
+        """
         ticket: Ticket = self._loop.create_future()
         now_ms = self._clock.now_ms()
-        waiter = self.core.park(ask, ticket, now_ms, now_ms + round(wait_s * 1000))
+        deadline_ms = now_ms + round(wait_s * 1000)
+        waiter = self.core.park(ask, ticket, now_ms, deadline_ms, has_looked=has_looked)
         self.pump()
         try:
             answer = await ticket

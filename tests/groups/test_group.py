@@ -529,3 +529,19 @@ def test_receipts_of_others_are_invalid() -> None:
     assert stage.group.settle(Verb.ACK, [None, other, unknown], stage.now) == [
         INVALID, INVALID, STALE,
     ]  # fmt: skip
+
+
+def test_whoever_has_just_looked_is_parked_without_another_look() -> None:
+    stage = Stage()
+    stage.group.serve(stage.now)
+    for member in "ab":
+        ask = Ask(member, 1)
+        assert not stage.group.receive(ask, stage.now).is_answer
+        stage.group.park(ask, member, stage.now, stage.now + 1_000, has_looked=True)
+    looks: list[Ask] = []
+    receive = stage.group.receive
+    stage.group.receive = lambda ask, now_ms: looks.append(ask) or receive(ask, now_ms)  # type: ignore[func-returns-value, method-assign]
+    assert stage.group.serve(stage.now) == []
+    assert looks == []
+    stage.publish()
+    assert [waiter.ticket for waiter, _ in stage.group.serve(stage.now)] == ["a"]

@@ -537,3 +537,37 @@ def test_of_a_costly_filter_less_is_looked_at_in_a_step(
     message_filter = parse_filter(None, condition)
     assert message_filter is not None
     assert least <= module._scan_step(message_filter) <= most
+
+
+async def test_others_that_wait_take_places_of_pulls() -> None:
+    config = HoldServiceConfig(max_held=3, max_held_per_client=2)
+    hold = PullRequestHoldService(
+        config, max_offset=lambda key: 0, scan=lambda key, start, end, message_filter: end
+    )
+    with hold.taken("a"), hold.taken("a"):
+        assert hold.stats().held == hold.stats().held_max == 2
+        with pytest.raises(HoldLimitExceeded, match="max_held_per_client"):
+            await hold.hold({(1, 0): 0}, wait_s=1, client="a")
+        pull = asyncio.create_task(hold.hold({(1, 0): 0}, wait_s=30, client="b"))
+        await asyncio.sleep(0)
+        with pytest.raises(HoldLimitExceeded, match="max_held "), hold.taken("c"):
+            pass
+        assert hold.stats().refused_total == 2
+    assert hold.stats().held == 1
+    await hold.stop()
+    assert (await pull).outcome is Outcome.DRAINING
+
+
+async def test_the_scan_looks_at_others_and_counts_whom_they_rescued() -> None:
+    hold = PullRequestHoldService(
+        HoldServiceConfig(scan_interval_ms=10),
+        max_offset=lambda key: 0,
+        scan=lambda key, start, end, message_filter: end,
+    )
+    found = [2, 1]
+    hold.also_scan = lambda: found.pop() if found else 0
+    await hold.start()
+    async with asyncio.timeout(10):
+        while hold.stats().scan_rescues < 3:
+            await asyncio.sleep(0.001)
+    await hold.stop()
