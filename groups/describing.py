@@ -28,7 +28,7 @@ def describe(group: ServedGroup, state: GroupState, now_ms: int) -> GroupDescrip
         topics,
         _members(group),
         core.lease_count,
-        group.waiting_count,
+        len(group.waiting),
         sum(len(lane.cursor.dying) for lane in group.lanes()),
     )
 

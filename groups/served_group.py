@@ -8,7 +8,6 @@ Nothing here decides what is delivered to whom. On the event loop.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import groupby
@@ -20,14 +19,14 @@ from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.asking import Ask, Pick, Reply
-from holdfast.groups.browsing import browse
+from holdfast.groups.browsers import Browsers
 from holdfast.groups.commits import Commits, CursorWriter, Writes
 from holdfast.groups.counters import Counters, Serving
 from holdfast.groups.cursor import Cursor
 from holdfast.groups.cursor_rows import Page, page_of
 from holdfast.groups.dead_letters import DeadLetters
 from holdfast.groups.delivering import Delivering
-from holdfast.groups.errors import GroupError, InvalidReceipt
+from holdfast.groups.errors import InvalidReceipt
 from holdfast.groups.group import Group
 from holdfast.groups.group_clock import GroupClock
 from holdfast.groups.group_records import GroupRecord
@@ -39,20 +38,12 @@ from holdfast.groups.rows import CursorKey
 from holdfast.groups.service_types import Delivery, Received, Status, Verb
 from holdfast.groups.standing import Receipt
 from holdfast.groups.timers import Alarm
-from holdfast.groups.waiters import Waiter
+from holdfast.groups.waiting import Waiting
 
 _logger = logging.getLogger(__name__)
 
 #: Reads that one request waits for; then it is answered with nothing, and the next goes on there.
 MAX_FETCHES = 32
-#: How long to wait when the store could not be read for those who wait.
-RETRY_S = 1.0
-#: Requests that are answered for their deadline in one turn of the loop.
-EXPIRY_SLICE = 64
-#: Members whose places in browsing are kept.
-MAX_BROWSERS = 1024
-
-Ticket = asyncio.Future[Reply | GroupError | StoreError | None]
 
 
 class Pages(Protocol):
@@ -73,7 +64,7 @@ class Places(Protocol):
 
 
 class ServedGroup:
-    """A group, from `start` to `stop`."""
+    """A group that is served until `stop`. After changes from outside it is to be pumped."""
 
     def __init__(
         self,
@@ -95,7 +86,6 @@ class ServedGroup:
         self._places = places
         self._codec = codec
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self.source = StoreHeads(
             store,
             recent,
@@ -111,9 +101,10 @@ class ServedGroup:
         )
         self._letters.topic_name = record.dead_letter_topic
         self._alarm = Alarm(self._ring, clock.now_ms)
-        self._expired: deque[Ticket] = deque()
-        self._bringing: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
-        self._browsers: dict[str, dict[QueueKey, int]] = {}
+        self.waiting = Waiting(
+            self.core, self.source, clock, unpick=self._unpick, changed=self.pump
+        )
+        self.browsers = Browsers(self.core, self.source, self._delivering)
         self._is_ending = False
         self.serving: dict[QueueKey, Serving] = {}
 
@@ -127,10 +118,6 @@ class ServedGroup:
             self.source.forget()  # whether keys matter may have changed
             self.core.configure(record.config)
         self.pump()
-
-    def add_topic(self, topic_id: int, *, weight: int, levels: int, filter: object | None) -> None:
-        """Subscribe to a topic."""
-        self.core.add_topic(topic_id, weight=weight, levels=levels, filter=filter)
 
     def add_queue(self, key: QueueKey, cursor: Cursor) -> None:
         """Take in a queue. What the cursor has to write is written."""
@@ -148,37 +135,23 @@ class ServedGroup:
         self.commits.write(writes)
         self.pump()
 
-    @property
-    def waiting_count(self) -> int:
-        """How many requests wait."""
-        return len(self.core.waiters)
-
     def lanes(self) -> Iterable[Lane]:
         """Return every queue of the group."""
         return [lane for topic in self.core.topics.values() for lane in topic.lanes.values()]
 
-    # -- beginning and end -------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin with what is to be done after a restart."""
-        self.pump()
+    # -- its end -----------------------------------------------------------------------------
 
     def drain(self, why: StoreError | None = None) -> None:
         """Answer every waiting request with nothing, or with `why`; none waits from now on."""
         self._is_ending = True
-        for waiter in self.core.waiters:
-            self.core.cancel(waiter)
-            _resolve(waiter.ticket, why)
-        while self._expired:
-            _resolve(self._expired.popleft(), None)
+        self.waiting.drain(why)
         self._alarm.stop()
 
     async def stop(self, why: StoreError | None = None) -> None:
         """Drain, and commit what waits for it. May be called twice."""
         self.drain(why)
         await self._letters.stop()
-        for task in self._bringing.values():
-            task.cancel()
+        await self.waiting.stop()
         await self.source.stop()
         with suppress(StoreError):
             await self.commits.wait()
@@ -194,46 +167,11 @@ class ServedGroup:
         reply = await self._ask(ask)
         if not reply.is_answer and wait_s > 0 and not self._is_ending:
             with self._places.taken(client):
-                answer = await self._wait(ask, wait_s, has_looked=reply.needs is None)
+                answer = await self.waiting.wait(ask, wait_s, has_looked=reply.needs is None)
             if answer is None:
                 return Received([], self.core.available(ask.topics), self._is_active(ask.member))
             reply = answer
         return await self._received(reply, ask)
-
-    async def browse(
-        self, member: str, topics: frozenset[int] | None, filter: object | None, bounds: "Bounds"
-    ) -> Received:
-        """Show a member what comes next for it, without acquiring anything."""
-        place = self._browsers.pop(member, {})
-        asked = [
-            topic
-            for topic in self.core.topics.values()
-            if topics is None or topic.topic_id in topics
-        ]
-        for _ in range(MAX_FETCHES):
-            shown = browse(
-                asked,
-                self.source,
-                place,
-                credit=bounds[0],
-                max_bytes=bounds[1],
-                filter=filter,
-                now_ms=self._clock.now_ms(),
-            )
-            if shown.needs is None or shown.messages:
-                break
-            place = shown.place
-            await self.source.fetch(*shown.needs)
-        picks = [
-            Pick(key, offset, self._lane(key).cursor.attempt(offset), False, None)
-            for key, offset in shown.messages
-        ]
-        found, _ = await self._delivering.deliveries(picks)
-        if found or shown.needs is not None:
-            if len(self._browsers) >= MAX_BROWSERS:
-                del self._browsers[next(iter(self._browsers))]
-            self._browsers[member] = shown.place
-        return Received(found, self.core.available(topics))
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Make messages available again that were leased, but did not get away."""
@@ -291,9 +229,8 @@ class ServedGroup:
 
     def leave(self, member: str) -> None:
         """A member has gone."""
-        for waiter in self.core.leave(member, self._clock.now_ms()):
-            _resolve(waiter.ticket, None)
-        self._browsers.pop(member, None)
+        self.waiting.end(self.core.leave(member, self._clock.now_ms()))
+        self.browsers.forget(member)
         self.pump()
 
     # -- what happens in the world -----------------------------------------------------------
@@ -311,17 +248,17 @@ class ServedGroup:
 
     def scan(self) -> int:
         """Look whether somebody waits for what is there; answer, and return how many."""
-        if not len(self.core.waiters):
+        if not len(self.waiting):
             return 0
         for topic_id, topic in self.core.topics.items():
             if topic.available > 0:  # at most so much is there
                 self.core.stir(topic_id)
-        return self._serve()
+        return self.waiting.serve()
 
     def pump(self) -> None:
         """Do what the last change asks for. To be called after any, in the same turn."""
         if not self._is_ending:
-            self._serve()
+            self.waiting.serve()
             self._letters.send(self.core.take_dead_letters())
             self._alarm.set(self.core.next_deadline())
         self.commits.begin()
@@ -337,27 +274,6 @@ class ServedGroup:
                 break
             await self.source.fetch(*reply.needs)
         return reply
-
-    async def _wait(self, ask: Ask, wait_s: float, *, has_looked: bool) -> Reply | None:
-        """Wait for an answer, None when none comes in time. Raises GroupError, StoreError.
-
-        Between a look that found nothing and the parking nothing is awaited: no wake-up is lost.
-        """
-        ticket: Ticket = self._loop.create_future()
-        now_ms = self._clock.now_ms()
-        deadline_ms = now_ms + round(wait_s * 1000)
-        waiter = self.core.park(ask, ticket, now_ms, deadline_ms, has_looked=has_looked)
-        self.pump()
-        try:
-            answer = await ticket
-        except asyncio.CancelledError:
-            self.core.cancel(waiter)
-            if not ticket.cancelled() and isinstance(answered := ticket.result(), Reply):
-                self._unpick(answered.picks)
-            raise
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     async def _received(self, reply: Reply, ask: Ask) -> Received:
         """Return a reply with its messages, once what has to be durable before it is."""
@@ -375,37 +291,6 @@ class ServedGroup:
         for key in {pick.queue for pick in reply.picks if pick.receipt is not None}:
             self._note_page(key)
         return Received(deliveries, reply.available, reply.is_active, reply.is_notice)
-
-    def _serve(self) -> int:
-        """Answer those who wait; return how many."""
-        answered = 0
-        for waiter, answer in self.core.serve(self._clock.now_ms()):
-            if isinstance(answer, Reply) and not answer.is_answer:
-                assert answer.needs is not None
-                self._bring(*answer.needs)
-                continue
-            answered += 1
-            if not _resolve(waiter.ticket, answer) and isinstance(answer, Reply):
-                self._unpick(answer.picks)  # it was cancelled, and is about to find out
-        return answered
-
-    def _bring(self, queue: QueueKey, offset: int) -> None:
-        """Read what those who wait need, and look again then."""
-        if (queue, offset) not in self._bringing:
-            task = asyncio.create_task(self._brought(queue, offset), name="group-bring")
-            self._bringing[queue, offset] = task
-
-    async def _brought(self, queue: QueueKey, offset: int) -> None:
-        try:
-            await self.source.fetch(queue, offset)
-        except Exception:
-            # Whoever waits waits on; the read is tried again for as long as somebody does.
-            _logger.exception("queue %s could not be read at %d", queue, offset)
-            await asyncio.sleep(RETRY_S)
-        finally:
-            del self._bringing[queue, offset]
-        self.core.stir(queue[0])
-        self.pump()
 
     def _unpick(self, picks: Sequence[Pick]) -> None:
         self._release([pick.receipt for pick in picks if pick.receipt is not None])
@@ -442,19 +327,9 @@ class ServedGroup:
     # -- inside: the rest --------------------------------------------------------------------
 
     def _ring(self) -> None:
-        """Do what the time asks for; requests whose time is over are answered in slices."""
-        was_quiet = not self._expired
-        waiters: list[Waiter] = self.core.tick(self._clock.now_ms())
-        self._expired += [waiter.ticket for waiter in waiters]  # type: ignore[misc]
-        if was_quiet:
-            self._answer_expired()
+        """Do what the time asks for."""
+        self.waiting.expire(self.core.tick(self._clock.now_ms()))
         self.pump()
-
-    def _answer_expired(self) -> None:
-        for _ in range(min(EXPIRY_SLICE, len(self._expired))):
-            _resolve(self._expired.popleft(), None)
-        if self._expired:
-            self._loop.call_soon(self._answer_expired)
 
     def _decoded(self, receipts: Iterable[str]) -> list[Receipt | None]:
         decoded: list[Receipt | None] = []
@@ -478,16 +353,3 @@ class ServedGroup:
         """Return the group's topics, as they are now."""
         found = map(self._store.topic_by_id, self.core.topics)
         return [topic for topic in found if topic is not None]
-
-
-Bounds = tuple[int, int]
-"""Most messages, and most bytes of them."""
-
-
-def _resolve(ticket: object, answer: Reply | GroupError | StoreError | None) -> bool:
-    """Answer who waits. False: it was cancelled."""
-    assert isinstance(ticket, asyncio.Future)
-    if ticket.done():
-        return False
-    ticket.set_result(answer)
-    return True

@@ -138,9 +138,15 @@ class GroupService:
             topics = frozenset(self._topic_of(served, name).topic_id for name in ask.topics)
         wanted = filter_of(ask.filter)
         if ask.browse:
-            return await served.browse(
-                ask.member, topics, wanted, (ask.max_messages, ask.max_bytes)
+            shown = await served.browsers.browse(
+                ask.member,
+                topics,
+                wanted,
+                max_messages=ask.max_messages,
+                max_bytes=ask.max_bytes,
+                now_ms=self._served.clock.now_ms(),
             )
+            return Received(list(shown), served.core.available(topics))
         if ask.lease_ms is not None and not ask.settled:
             await self._changes.allow_lease(served, ask.lease_ms)
         return await served.receive(
@@ -235,7 +241,7 @@ class GroupService:
         rescued = 0
         behind: dict[tuple[str, QueueKey], int] = {}
         for name, group in self._served.by_name.items():
-            if not group.waiting_count:
+            if not len(group.waiting):
                 continue
             rescued += group.scan()
             for lane in group.lanes():
@@ -255,7 +261,7 @@ class GroupService:
         counters, groups = self._served.counters, self._served.by_name.values()
         return GroupServiceStats(
             groups=len(groups),
-            waiting=sum(group.waiting_count for group in groups),
+            waiting=sum(len(group.waiting) for group in groups),
             in_flight=sum(group.core.lease_count for group in groups),
             delivered_total=counters.delivered,
             redelivered_total=counters.redelivered,
