@@ -10,7 +10,9 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from itertools import groupby
+from time import monotonic
 from typing import Protocol
 
 import numpy as np
@@ -166,16 +168,19 @@ class ServedGroup:
         HoldLimitExceeded, StoreError. Cancelling gives back what was leased."""
         reply = await self._ask(ask)
         if not reply.is_answer and wait_s > 0 and not self._is_ending:
+            began_s = monotonic()
             with self._places.taken(client):
                 answer = await self.waiting.wait(ask, wait_s, has_looked=reply.needs is None)
+            held_s = monotonic() - began_s
             if answer is None:
-                return Received([], self.core.available(ask.topics), self._is_active(ask.member))
-            reply = answer
+                is_active = self._is_active(ask.member)
+                return Received([], self.core.available(ask.topics), is_active, held_s=held_s)
+            return replace(await self._received(answer, ask), held_s=held_s)
         return await self._received(reply, ask)
 
-    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+    def give_back(self, receipts: Sequence[str]) -> None:
         """Make messages available again that were leased, but did not get away."""
-        self._release(self._decoded(each.receipt for each in deliveries if each.receipt))
+        self._release(self._decoded(receipts))
 
     # -- settling ----------------------------------------------------------------------------
 

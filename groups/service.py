@@ -164,12 +164,12 @@ class GroupService:
             ask.wait_s,
         )
 
-    def undelivered(self, group: str, received: Received) -> None:
+    def undelivered(self, group: str, receipts: Sequence[str]) -> None:
         """A reply could not be sent: its messages are available again at once. That is no
         failure of theirs."""
         served = self._served.by_name.get(group)
         if served is not None:
-            served.give_back(received.deliveries)
+            served.give_back(receipts)
 
     async def settle(
         self,

@@ -138,12 +138,17 @@ class Received:
     """What a receive answers. Empty: nothing came in time, or the broker is stopping, or the
     member is not the active one. `notice`: it just became the active one; its first messages
     come when it asks again. `available`: how many messages more could be had at that moment, at
-    most."""
+    most. `held_s`: how long it waited for something to come."""
 
     deliveries: list[Delivery]
     available: int = 0
     active: bool = True
     notice: bool = False
+    held_s: float = 0.0
+
+    def receipts(self) -> list[str]:
+        """Return the receipts of what was leased."""
+        return [each.receipt for each in self.deliveries if each.receipt is not None]
 
 
 @dataclass(frozen=True, slots=True)

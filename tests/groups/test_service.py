@@ -133,7 +133,7 @@ async def test_a_reply_that_could_not_be_sent_is_given_back(tmp_path: Path) -> N
         await broker.group()
         await broker.publish(["x", "y"])
         lost = await broker.receive(member="a")
-        broker.groups.undelivered("g", lost)
+        broker.groups.undelivered("g", lost.receipts())
         received = await broker.receive(member="b")
         assert bodies_of(received) == ["x", "y"]
         assert broker.groups.stats().undelivered_total == 2
@@ -452,3 +452,12 @@ async def test_a_group_is_described(tmp_path: Path) -> None:
         assert topic.available == 1
         assert topic.served.count == 2
         assert [(each.name, each.in_flight) for each in found.members] == [("a", 1)]
+
+
+async def test_an_answer_tells_how_long_it_was_waited_for(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        assert (await broker.receive(wait_s=0.02)).held_s >= 0.015
+        await broker.publish("x")
+        assert (await broker.receive(wait_s=30.0)).held_s == 0
