@@ -11,6 +11,7 @@ MODES = ("competing", "keyed", "single_active", "exclusive")
 def run(operations: int, seed: int, share_compared: float = 0.2) -> None:
     """Run worlds of 2,000 operations, each of the next seed, and print what was seen."""
     began, done, totals = time.monotonic(), 0, [0, 0, 0, 0]
+    print(f"from seed {seed} on", flush=True)
     while done < operations:
         mode = MODES[seed % 4]
         engine = ("sfq", "dwrr")[seed // 4 % 2]

@@ -1,19 +1,23 @@
 """Random histories of a whole group with crashes, against a naive model: I1 to I16.
 
-TEST_OPERATIONS says how many operations each mode gets; `python -m tests.groups.campaign` runs
-for long by hand.
+TEST_OPERATIONS says how many operations each mode gets. The fault tier lets TEST_LONG_OPERATIONS
+(50,000) happen, from TEST_FIRST_SEED on, which is another one each time; `python -m
+tests.groups.campaign` runs for as long as it is told.
 """
 
 import os
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.groups.config import FAIR_ENGINES, MODES
+from tests.groups.campaign import run
 from tests.groups.world import World
 
 OPERATIONS = int(os.environ.get("TEST_OPERATIONS", "800"))
+LONG_OPERATIONS = int(os.environ.get("TEST_LONG_OPERATIONS", "50000"))
 
 
 @pytest.mark.parametrize("engine", FAIR_ENGINES)
@@ -27,3 +31,11 @@ def test_a_group_does_what_its_model_does(mode: str, engine: str, seed: int) -> 
         world.step()
     assert world.rescues == 0
     assert world.deliveries
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(3600)
+def test_a_group_does_what_its_model_does_for_long() -> None:
+    run(
+        LONG_OPERATIONS, int(os.environ.get("TEST_FIRST_SEED", str(time.time_ns() // 10**9 * 1000)))
+    )

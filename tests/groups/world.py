@@ -189,6 +189,18 @@ class World:
             for offset in range(book.start, cursor.grace_bound):
                 if book.state(offset) is State.AVAILABLE:
                     book.thing(offset).state = State.GRACE
+        for offset in range(book.start, book.end):
+            if offset in cursor.done and book.state(offset) is not State.DONE:
+                self.learn_done(key, offset)
+
+    def learn_done(self, key: QueueKey, offset: int) -> None:
+        """Note that the group has settled an offset by itself, which it may where it met it while
+        looking for something to deliver: sent as settled, unwanted, or too old."""
+        book = self.books[key]
+        was_sent = (key, book.epoch, offset) in self.sent_settled
+        assert was_sent or self.is_useless(key, offset), (key, offset)  # I7, I14
+        book.finish(offset)
+        book.settled[offset] = -1, Verb.ACK
 
     def commit(self) -> None:
         batch = self.group.take_writes()
@@ -472,12 +484,8 @@ class World:
             for offset in range(book.start, book.end):
                 state, expected = cursor.state(offset), book.state(offset)
                 if state is State.DONE and expected is not State.DONE:
-                    # Met while looking for something to deliver: unwanted, or too old.
-                    was_sent = (key, book.epoch, offset) in self.sent_settled
-                    assert was_sent or self.is_useless(key, offset), (key, offset)  # I7, I14
                     assert expected in (State.AVAILABLE, State.GRACE)
-                    book.finish(offset)
-                    book.settled[offset] = -1, Verb.ACK
+                    self.learn_done(key, offset)
                 else:
                     assert state is expected, (key, offset, state, expected, self.last, book)  # I1
                     count += state is State.AVAILABLE
@@ -616,10 +624,7 @@ class World:
         cursor = self.group.topics[key[0]].lanes[key[1]].cursor
         for each in range(book.start, book.end):  # met and dropped since all was compared
             if each in cursor.done and book.state(each) is not State.DONE:
-                was_sent = (key, book.epoch, each) in self.sent_settled
-                assert was_sent or self.is_useless(key, each)
-                book.finish(each)
-                book.settled[each] = -1, Verb.ACK
+                self.learn_done(key, each)
         if receipt.epoch != book.epoch or offset >= book.end:
             return stale
         if book.state(offset) is State.DONE:
