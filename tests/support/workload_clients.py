@@ -41,9 +41,17 @@ class Publisher(GateClient):
         self._epoch = 0
         self._sequence = 0
         self._send: Send | None = None
+        self._is_over = False
+
+    def leave_off(self) -> None:
+        """Begin no other message."""
+        self._is_over = True
 
     def turn(self) -> None:
         send = self._send
+        if send is None and self._is_over:
+            self._gate.wait(0.05)
+            return
         if send is None:
             send = self._send = self._next()
             self._topic.history.sent(send)

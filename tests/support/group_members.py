@@ -1,0 +1,200 @@
+"""Members of a group with leases: threads that receive and settle over plain HTTP, through every
+restart of the broker, and write down what they were given and what they said."""
+
+import json
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from uuid import uuid4
+
+from tests.support.gate import Answer, Gate, GateClient
+from tests.support.group_history import SLACK_S, Delivered, GroupHistory, Said
+from tests.support.history import Found
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often a member does what with a message, and how it asks."""
+
+    ack: float = 1.0
+    nack: float = 0.0
+    release: float = 0.0
+    #: The rest is neither settled nor given back: its lease ends by itself.
+    max_messages: int = 20
+    lease_ms: int = 2000
+    nack_delay_ms: int = 0
+    wait_ms: int = 300
+
+
+@dataclass(slots=True)
+class _Words:
+    """A settling that has not been answered yet."""
+
+    verb: str
+    deliveries: list[Delivered]
+    #: When it was sent for the first time: from then on it may count.
+    sent_at: float = field(default_factory=time.monotonic)
+
+
+class Member(GateClient):
+    """Receives, and settles what it has before it receives again. A request without an answer is
+    sent again until there is one. The messages of a key it settles in their order: what lies behind
+    one that it gave back, or keeps, it gives back or keeps as well. `leave` and `vanish` end its
+    work, in order and without a word."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        gate: Gate,
+        group: str,
+        history: GroupHistory,
+        *,
+        habits: Habits | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(name, url, gate)
+        self._path = f"/v1/groups/{group}"
+        self._history = history
+        self._habits = habits or Habits()
+        self._random = random.Random(f"{name} {seed}")
+        self._words: deque[_Words] = deque()
+        self._attempt: str | None = None
+        #: What it has and says nothing of.
+        self._ignored: list[Delivered] = []
+        self._is_leaving = self._is_gone = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has left, is about to, or has vanished."""
+        return self._is_gone or self._is_leaving
+
+    def leave(self) -> None:
+        """Let it settle what it has to say, leave, and do nothing any more."""
+        self._is_leaving = True
+
+    def vanish(self) -> None:
+        """Let it do nothing any more, soon."""
+        self._is_gone = True
+
+    def turn(self) -> None:
+        if self._is_gone:
+            self._gate.wait(0.05)
+        elif self._words:
+            self._settle()
+        elif self._is_leaving and self._attempt is None:
+            self._leave()
+        else:
+            self._receive()
+
+    def _receive(self) -> None:
+        self._attempt = self._attempt or uuid4().hex
+        habits = self._habits
+        asked = {
+            "member": self.name,
+            "max_messages": habits.max_messages,
+            "lease_ms": habits.lease_ms,
+            "wait_ms": habits.wait_ms,
+            "attempt_id": self._attempt,
+        }
+        sent_at = time.monotonic()
+        answer = self._post("receive", asked)
+        if answer is None:
+            return
+        self._attempt = None
+        assert answer.status == HTTPStatus.OK, answer.raw
+        deliveries = delivered(self.name, answer, sent_at, habits.lease_ms)
+        self._history.delivered(deliveries)
+        self._decide(deliveries)
+
+    def _decide(self, deliveries: Iterable[Delivered]) -> None:
+        habits, given_back = self._habits, set()
+        for each in deliveries:
+            verbs = ("ack", "nack", "release", "")
+            rest = 1.0 - habits.ack - habits.nack - habits.release
+            weights = (habits.ack, habits.nack, habits.release, max(rest, 0.0))
+            verb = self._random.choices(verbs, weights)[0]
+            key = each.found.key
+            if self._waits_for_earlier(each):
+                verb = ""
+            elif key is not None and key in given_back:
+                verb = "release"
+            elif verb in ("nack", "release"):
+                given_back.add(key)
+            if not verb:
+                self._ignored.append(each)
+                continue
+            # What is given back goes one by one and in order, acknowledgements together.
+            last = self._words[-1] if self._words else None
+            if last is not None and last.verb == verb == "ack":
+                last.deliveries.append(each)
+            else:
+                self._words.append(_Words(verb, [each]))
+
+    def _waits_for_earlier(self, delivery: Delivered) -> bool:
+        """Say whether it may still have an earlier message of the key, and says nothing of it."""
+        return any(
+            each.found.key == delivery.found.key is not None
+            and each.place < delivery.place
+            and delivery.sent_at < each.had_at + each.lease_s + SLACK_S
+            for each in self._ignored
+        )
+
+    def _settle(self) -> None:
+        words = self._words[0]
+        body: dict[str, Any] = {"receipts": [each.receipt for each in words.deliveries]}
+        if words.verb == "nack":
+            body["delay_ms"] = self._habits.nack_delay_ms
+        answer = self._post(words.verb, body)
+        if answer is None:
+            self._history.told(said(words.verb, words.deliveries, words.sent_at, None))
+            return
+        assert answer.status == HTTPStatus.OK, answer.raw
+        self._words.popleft()
+        self._history.told(said(words.verb, words.deliveries, words.sent_at, answer))
+
+    def _leave(self) -> None:
+        sent_at = time.monotonic()
+        answer = self._post("leave", {"member": self.name})
+        # Whether it was done is not asked: what it has is given back now, or its leases end.
+        self._history.told(said("leave", self._ignored, sent_at, None))
+        self._is_gone = answer is not None
+
+    def _post(self, what: str, body: object) -> Answer | None:
+        return self.ask("POST", f"{self._path}/{what}", json.dumps(body))
+
+
+def delivered(
+    member: str, answer: Any, sent_at: float, lease_ms: int, had_at: float | None = None
+) -> list[Delivered]:
+    """Return what a receive's answer brought; without `had_at` it was there just now."""
+    had_at = time.monotonic() if had_at is None else had_at
+    return [
+        Delivered(
+            member,
+            Found(each["queue"], each["offset"], each["key"], each["body"].encode()),
+            each["attempt"],
+            each["redelivered"],
+            each["receipt"],
+            sent_at,
+            had_at,
+            lease_ms / 1000,
+        )
+        for each in answer.json["messages"]
+    ]
+
+
+def said(verb: str, deliveries: Sequence[Delivered], sent_at: float, answer: Any) -> list[Said]:
+    """Return what was said of messages, by a settle's answer; None: there was none."""
+    had_at = float("inf") if answer is None else time.monotonic()
+    statuses = [""] * len(deliveries)
+    if answer is not None:
+        statuses = [each["status"] for each in answer.json["results"]]
+    return [
+        Said(verb, each.place, each.receipt, sent_at, had_at, status)
+        for each, status in zip(deliveries, statuses, strict=True)
+    ]

@@ -1,0 +1,113 @@
+"""Each rule of the group checker refuses its own fault, and nothing that a right broker can do."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.group_history import Delivered, GroupHistory, Said, check_group
+from tests.support.history import Found, HistoryViolation
+
+TOPIC = [Found(0, offset, f"k{offset % 2}", b"%d" % offset) for offset in range(4)]
+
+
+def got(offset: int, at: float, *, member: str = "m", lease_s: float = 10.0) -> Delivered:
+    """Delivered in a call from `at` to 0.5 later; its receipt names offset and time."""
+    return Delivered(member, TOPIC[offset], 1, False, f"{offset}@{at}", at, at + 0.5, lease_s)
+
+
+def say(
+    verb: str, delivery: Delivered, at: float, status: str = "done", *, had_at: float | None = None
+) -> Said:
+    had_at = at + 0.5 if had_at is None else had_at
+    return Said(verb, delivery.place, delivery.receipt, at, had_at, status)
+
+
+def judge(
+    deliveries: Sequence[Delivered],
+    said: Sequence[Said],
+    *,
+    keyed: bool = False,
+    drained: bool = False,
+    topic: Sequence[Found] = TOPIC,
+) -> None:
+    history = GroupHistory()
+    history.delivered(deliveries)
+    history.told(said)
+    check_group(history, topic, keyed=keyed, drained=drained)
+
+
+def refused(rule: str, *story: Sequence[Delivered] | Sequence[Said], keyed: bool = False) -> None:
+    with pytest.raises(HistoryViolation) as caught:
+        judge(*story, keyed=keyed)  # type: ignore[arg-type]
+    assert caught.value.rule == rule
+
+
+def test_a_group_that_settles_everything_once_is_right() -> None:
+    deliveries = [got(offset, offset) for offset in range(4)]
+    judge(deliveries, [say("ack", each, 5) for each in deliveries], keyed=True, drained=True)
+
+
+def test_what_nobody_settled_is_lost() -> None:
+    deliveries = [got(offset, offset) for offset in range(4)]
+    with pytest.raises(HistoryViolation, match="lost"):
+        judge(deliveries, [say("ack", each, 5) for each in deliveries[1:]], drained=True)
+    unanswered = say("ack", deliveries[0], 5, "", had_at=float("inf"))
+    judge(deliveries, [unanswered, *(say("ack", d, 5) for d in deliveries[1:])], drained=True)
+
+
+def test_a_message_that_is_not_stored_is_unknown() -> None:
+    with pytest.raises(HistoryViolation, match="unknown"):
+        judge([got(1, 0)], [], topic=[TOPIC[0], Found(0, 1, "k1", b"other")])
+
+
+def test_no_second_delivery_while_a_lease_is_in_force() -> None:
+    first = got(0, 0)
+    refused("too-early", [first, got(0, 9)], [])
+    judge([first, got(0, 9.6)], [])  # its answer came at 10.1
+    judge([first, got(0, 3)], [say("nack", first, 2)])
+    judge([first, got(0, 3)], [say("leave", first, 2, "", had_at=float("inf"))])
+    refused("too-early", [first, got(0, 3)], [say("nack", first, 4)])
+    refused("too-early", [first, got(0, 3)], [say("release", first, 2, "stale")])
+    refused("too-early", [first, got(0, 3)], [say("extend", first, 2)])
+
+
+def test_two_answers_that_crossed_are_no_fault() -> None:
+    # The one with the short lease may have been granted first, though it arrived last.
+    late = Delivered("n", TOPIC[0], 1, False, "late", 0.0, 9.0, 1.0)
+    judge([got(0, 5), late], [])
+
+
+def test_what_is_settled_does_not_rise() -> None:
+    first = got(0, 0, lease_s=1)
+    refused("risen", [first, got(0, 5)], [say("ack", first, 2)])
+    refused("risen", [first, got(0, 5)], [say("reject", first, 2)])
+    judge([first, got(0, 2.2)], [say("ack", first, 2)])  # asked for before it was confirmed
+    judge([first, got(0, 5)], [say("ack", first, 2, "stale")])
+    judge([first, got(0, 5)], [say("ack", first, 2, "", had_at=float("inf"))])
+
+
+def test_a_key_keeps_its_order() -> None:
+    refused("overtaken", [got(2, 0), got(0, 3)], [], keyed=True)
+    refused("overtaken", [got(2, 0)], [], keyed=True)
+    judge([got(1, 0), got(0, 3)], [], keyed=True)  # another key
+    judge([got(2, 0), got(0, 3)], [])
+    first, second = got(0, 0), got(2, 1)
+    refused("overtaken", [first, second], [say("ack", second, 3), say("ack", first, 5)], keyed=True)
+    judge([first, second], [say("ack", second, 3), say("ack", first, 3.1)], keyed=True)
+
+
+def test_a_key_has_one_owner() -> None:
+    first = got(0, 0)
+    refused("divided", [first, got(2, 3, member="n")], [], keyed=True)
+    judge([first, got(2, 3)], [], keyed=True)
+    judge([first, got(2, 3, member="n")], [say("ack", first, 2)], keyed=True)
+    judge([first, got(2, 10.2, member="n")], [], keyed=True)
+
+
+def test_what_follows_in_a_key_comes_back_with_what_comes_back() -> None:
+    first, second = got(0, 0), got(2, 1)
+    again = [got(0, 4, member="n"), got(2, 5, member="n")]
+    judge([first, second, *again], [say("nack", first, 3)], keyed=True)
+    refused("too-early", [first, second, *again], [say("nack", first, 3)])
+    settled = [say("ack", first, 3)]
+    refused("too-early", [first, second, again[1]], settled, keyed=True)
