@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
 from holdfast.consumequeue.config import TopicsConfig
@@ -58,7 +59,7 @@ class GroupOffsets:
         self, group: str, topic: Topic, offsets: Mapping[int, int], if_version: int | None
     ) -> StoredOffsets:
         table, topic_id = self._table, topic.topic_id
-        async with self._locks.setdefault((group, topic_id), asyncio.Lock()):
+        async with self._lock(group, topic_id):
             if table.by_id(topic_id) is None:
                 raise UnknownTopic(topic.name)
             before = table.offsets(group, topic_id)
@@ -83,6 +84,12 @@ class GroupOffsets:
 
     async def _forget_offsets(self, group: str) -> None:
         if self._table.has_group(group):
-            topic_ids = list(self._table.group_offsets(group))
-            await self._state.commit({offsets_key(group, each): None for each in topic_ids})
-            self._table.remove_offsets(group, topic_ids)
+            topic_ids = sorted(self._table.group_offsets(group))
+            async with AsyncExitStack() as locks:
+                for topic_id in topic_ids:
+                    await locks.enter_async_context(self._lock(group, topic_id))
+                await self._state.commit({offsets_key(group, each): None for each in topic_ids})
+                self._table.remove_offsets(group, topic_ids)
+
+    def _lock(self, group: str, topic_id: int) -> asyncio.Lock:
+        return self._locks.setdefault((group, topic_id), asyncio.Lock())

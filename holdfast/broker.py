@@ -105,11 +105,14 @@ class Broker:
         )
         access = self._access = AccessService(self._config.access, self._config.data_dir)
         context = ApiContext(
-            # Set below, once there is one; nothing asks for it while the phase is "recovering".
+            # Set below, once there is one, and the groups with it; nothing asks for them while
+            # the phase is "recovering".
             store=cast("MessageStore", None),
             hold=hold,
+            groups=cast("GroupService", None),
             config=self._config.http_api,
             topics_config=self._config.topics,
+            groups_config=self._config.groups,
             status=lambda: self.status,
             phase=lambda: self._phase,
             registry=registry,
@@ -141,6 +144,7 @@ class Broker:
                 passed_s=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
             )
             await groups.start()
+            context.groups = groups
             hold.also_scan = groups.scan
             collector.storage = storage
             await hold.start()

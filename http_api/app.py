@@ -127,9 +127,10 @@ class App:
         return read_params(params, query_pairs(raw_query), self._context.config)
 
     async def release(self) -> None:
-        """Answer the pulls that are held; let changes that were begun come to their end."""
+        """Answer whoever is held; let changes that were begun come to their end."""
         if self._context.phase() != "recovering":
             await self._context.hold.stop()
+            self._context.groups.drain()
         await self._context.changes_done()
 
     async def stop(self) -> None:

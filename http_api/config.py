@@ -95,11 +95,15 @@ class HttpConfig:
         "within. 0: as many as it likes.",
         minimum=0,
     )
-    default_pull_messages: int = setting(32, "max_messages of a pull that does not say.", minimum=1)
+    default_pull_messages: int = setting(
+        32, "max_messages of a pull or a receive that does not say.", minimum=1
+    )
     max_pull_messages: int = setting(10_000, "Largest max_messages of a pull.", minimum=1)
-    default_pull_bytes: int = setting(MIB, "max_bytes of a pull that does not say.", minimum=1)
-    max_pull_bytes: int = setting(16 * MIB, "Largest max_bytes of a pull.", minimum=1)
-    max_wait_ms: int = setting(60_000, "Largest wait_ms of a pull.", minimum=0)
+    default_pull_bytes: int = setting(
+        MIB, "max_bytes of a pull or a receive that does not say.", minimum=1
+    )
+    max_pull_bytes: int = setting(16 * MIB, "Largest max_bytes of a pull or a receive.", minimum=1)
+    max_wait_ms: int = setting(60_000, "Largest wait_ms of a pull or a receive.", minimum=0)
     max_queues_per_poll: int = setting(
         1024, "Queues that one multi-queue poll may name.", minimum=1
     )

@@ -11,6 +11,8 @@ from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import Topic
+from holdfast.groups.config import GroupsConfig
+from holdfast.groups.service import GroupService
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.audit import AuditLog
 from holdfast.http_api.access.door import Access
@@ -46,14 +48,16 @@ class BrokerStatus:
 class ApiContext:
     """The broker as the API sees it. Belongs to one event loop.
 
-    While `status` says "recovering" the store and the hold service are not touched, so they may
-    be set later.
+    While `status` says "recovering" the store, the hold service and the groups are not touched,
+    so they may be set later.
     """
 
     store: MessageStore
     hold: PullRequestHoldService
+    groups: GroupService
     config: HttpConfig
     topics_config: TopicsConfig
+    groups_config: GroupsConfig
     status: Callable[[], BrokerStatus]
     phase: Callable[[], str]
     """What `status` says of the phase: every request asks for that."""

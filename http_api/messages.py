@@ -5,9 +5,9 @@ comprehensions, not a thousand look-ups.
 """
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,10 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.commitlog.batch import Batch, Int32s
 from holdfast.consumequeue.fetched import BatchSlice
+from holdfast.http_api.lease_types import LeasedMessage, PackedLeasedMessage
 from holdfast.http_api.types import Message, PackedMessage
 
+T = TypeVar("T")
 Rows = range | Sequence[int]
 
 
@@ -30,13 +32,37 @@ def packed_messages_of(topic: str, slices: Iterable[BatchSlice]) -> list[PackedM
     return [message for each in slices for message in map(PackedMessage, *_columns(topic, each))]
 
 
+def leased_messages_of(
+    topic: str, slice_: BatchSlice, *lease: Iterable[object]
+) -> Iterable[LeasedMessage]:
+    """Return the messages of a slice for JSON, with the columns of their leases: receipts,
+    attempts, whether they are redelivered."""
+    *columns, bodies = _columns(topic, slice_)
+    return _with_bodies(LeasedMessage, (*columns, *lease), bodies)
+
+
+def packed_leased_messages_of(
+    topic: str, slice_: BatchSlice, *lease: Iterable[object]
+) -> Iterable[PackedLeasedMessage]:
+    """Return the messages of a slice for msgpack, with the columns of their leases."""
+    *columns, bodies = _columns(topic, slice_)
+    return map(PackedLeasedMessage, *columns, *lease, bodies)
+
+
 def _json_messages(topic: str, slice_: BatchSlice) -> Iterable[Message]:
     *columns, bodies = _columns(topic, slice_)
+    return _with_bodies(Message, columns, bodies)
+
+
+def _with_bodies(
+    type_: Callable[..., T], columns: Iterable[Iterable[object]], bodies: Iterable[bytes]
+) -> Iterable[T]:
+    """Return objects of these columns and, last, of the bodies as text or else as base64."""
     try:
-        return map(Message, *columns, [body.decode() for body in bodies])
+        return map(type_, *columns, [body.decode() for body in bodies])
     except UnicodeDecodeError:
         texts, base64s = zip(*map(_text_or_base64, bodies), strict=True)
-        return map(Message, *columns, texts, base64s)
+        return map(type_, *columns, texts, base64s)
 
 
 def _text_or_base64(body: bytes) -> tuple[str | UnsetType, str | UnsetType]:

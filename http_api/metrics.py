@@ -19,6 +19,7 @@ from prometheus_client.core import (
 )
 
 from holdfast.http_api.durations import Durations
+from holdfast.http_api.group_metrics import group_metrics
 
 if TYPE_CHECKING:
     from holdfast.http_api.context import ApiContext
@@ -44,7 +45,7 @@ class TopicCounters:
 _TOPIC_DOCS = {
     "messages_in": "Messages acknowledged to publishers.",
     "bytes_in": "Bytes of the batches that they were stored in.",
-    "messages_out": "Messages delivered to pulls.",
+    "messages_out": "Messages delivered to pulls and to members of groups.",
     "bytes_out": "Bytes of the replies that delivered them.",
 }
 
@@ -134,6 +135,7 @@ class StateCollector:
             yield from _held(context)
             yield from _topics(context)
             yield _group_lag(context)
+            yield from group_metrics(context.groups.stats())
 
 
 def _gauge(name: str, doc: str, value: float) -> Metric:

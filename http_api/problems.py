@@ -46,6 +46,8 @@ from holdfast.consumequeue.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
+from holdfast.groups.service_types import GroupBusy, InvalidGroup
 from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
 
 _logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ KINDS: Mapping[str, Kind] = {
     "limit-exceeded": Kind(400, "A parameter above its limit"),
     "invalid-name": Kind(400, "Not a name for a topic or group"),
     "invalid-filter": Kind(400, "The filter cannot be used"),
+    "filter-not-allowed": Kind(400, "Members of this group have no filters of their own"),
     "confirm-required": Kind(400, "Deleting needs a confirmation"),
     "request-timeout": Kind(408, "The body did not arrive in time"),
     "request-too-large": Kind(413, "The request is too large"),
@@ -99,10 +102,14 @@ KINDS: Mapping[str, Kind] = {
     "sequence-gap": Kind(409, "A sequence was left out"),
     "sequence-too-old": Kind(409, "The sequence's offsets are no longer remembered"),
     "limit-reached": Kind(409, "As many exist as are allowed"),
+    "group-exclusive": Kind(409, "The group is another member's"),
+    "group-busy": Kind(409, "The group cannot change like this now"),
+    "group-without-leases": Kind(409, "The group only stores offsets"),
     "offset-trimmed": Kind(410, "The offset is no longer kept"),
     "offsets-changed": Kind(412, "The stored offsets changed meanwhile"),
     "offset-beyond-end": Kind(416, "The offset is beyond the end of the queue"),
     "invalid-topic-change": Kind(422, "The topic cannot be changed like this"),
+    "invalid-group": Kind(422, "The group cannot be like this"),
     # The broker cannot do it, or not now.
     "rate-limited": Kind(429, "Too much of one client"),
     "too-many-client-connections": Kind(429, "Too many connections of one client", retry_after_s=1),
@@ -261,6 +268,14 @@ _RULES: Mapping[type[Exception], _Rule] = {
         ("limit", "limit_name", "found"),
         "send a smaller message, or raise the limit",
     ),
+    ExclusiveHeld: _Rule(
+        "group-exclusive",
+        ("member", "holder"),
+        "ask again later; it is free once its holder has left and nothing of it is leased",
+    ),
+    FilterNotAllowed: _Rule("filter-not-allowed", ("mode",), "leave it out"),
+    GroupBusy: _Rule("group-busy", ("group", "in_flight")),
+    InvalidGroup: _Rule("invalid-group", ("field", "reason")),
     HoldLimitExceeded: _Rule("too-many-held", ("limit", "limit_name")),
     InvalidFilter: _Rule(
         "invalid-filter",

@@ -12,12 +12,41 @@ from holdfast.http_api.access.grants import (
 )
 from holdfast.http_api.codecs import BATCH, JSON, MSGPACK, NDJSON
 from holdfast.http_api.delivery import PULL_TYPES, SKIPPED_HEADER
+from holdfast.http_api.group_delivery import RECEIVE_TYPES
+from holdfast.http_api.group_lag import get_group, list_groups
+from holdfast.http_api.group_offsets import get_offsets, put_offsets, reset_offsets
+from holdfast.http_api.group_receive import receive
+from holdfast.http_api.group_types import (
+    GroupDeletedReply,
+    GroupReply,
+    GroupSettings,
+    GroupsReply,
+    OffsetsReply,
+    OffsetsRequest,
+    ResetReply,
+    ResetRequest,
+)
 from holdfast.http_api.groups import (
-    get_group,
-    get_offsets,
-    list_groups,
-    put_offsets,
-    reset_offsets,
+    DeleteGroupParams,
+    delete_group,
+    leave_group,
+    put_group,
+    seek_group,
+)
+from holdfast.http_api.lease_types import (
+    AckRequest,
+    ExtendRequest,
+    LeasedMessage,
+    LeaveReply,
+    LeaveRequest,
+    NackRequest,
+    ReceiveReply,
+    ReceiveRequest,
+    RejectRequest,
+    ReleaseRequest,
+    SeekReply,
+    SeekRequest,
+    SettledReply,
 )
 from holdfast.http_api.lookups import (
     OffsetParams,
@@ -38,7 +67,8 @@ from holdfast.http_api.operations import (
 from holdfast.http_api.poll import PollParams, poll
 from holdfast.http_api.publish import PublishParams, publish
 from holdfast.http_api.pull import PullParams, pull
-from holdfast.http_api.route import Route, structured
+from holdfast.http_api.route import Handler, Route, structured
+from holdfast.http_api.settling import ack, extend, nack, reject, release
 from holdfast.http_api.topics import (
     DeleteParams,
     PageParams,
@@ -50,20 +80,14 @@ from holdfast.http_api.topics import (
 )
 from holdfast.http_api.types import (
     DeletedReply,
-    GroupReply,
-    GroupsReply,
     HealthReply,
     Message,
     OffsetReply,
-    OffsetsReply,
-    OffsetsRequest,
     PollReply,
     PublishReply,
     PublishRequest,
     PullReply,
     ReadyReply,
-    ResetReply,
-    ResetRequest,
     SearchReply,
     SplitsReply,
     TopicReply,
@@ -74,6 +98,7 @@ from holdfast.http_api.types import (
 _NO_TOPIC = ("invalid-name", "unknown-topic")
 _NO_QUEUE = (*_NO_TOPIC, "unknown-queue")
 _NO_GROUP = (*_NO_TOPIC, "unknown-group")
+_NO_LEASES = ("invalid-name", "unknown-group", "group-without-leases")
 _NO_OFFSET = ("offset-trimmed", "offset-beyond-end", "corrupt-record")
 _BAD_BODY = (
     "malformed-json",
@@ -98,6 +123,16 @@ _GROUP_OFFSETS = _GROUP + "/topics/{topic}/offsets"
 
 def _read_as(envelope: Any) -> dict[int, dict[str, Any]]:
     return {200: {JSON: envelope, NDJSON: str, MSGPACK: envelope, BATCH: None}}
+
+
+def _settling(verb: Handler, request: type) -> Route:
+    return Route(
+        "POST", f"{_GROUP}/{verb.__name__}", verb,
+        body=structured(request),
+        replies={200: structured(SettledReply)},
+        problems=(*_NO_LEASES, "limit-exceeded", *_BAD_BODY, *_NOT_STORED),
+        access=granted("consume"),
+    )  # fmt: skip
 
 
 ROUTES: Sequence[Route] = (
@@ -192,7 +227,7 @@ ROUTES: Sequence[Route] = (
         # Of which topic, the endpoint looks up and checks.
         access=granted("consume"),
     ),
-    # Groups' stored offsets
+    # Groups, of either kind
     Route(
         "GET", "/v1/groups", list_groups, PageParams,
         replies={200: structured(GroupsReply)},
@@ -204,6 +239,63 @@ ROUTES: Sequence[Route] = (
         problems=("invalid-name", "unknown-group"),
         access=granted(*GROUP_VERBS),
     ),
+    # The topics of what follows, as far as the path names none, the endpoint looks up and checks.
+    Route(
+        "PUT", _GROUP, put_group,
+        body=structured(GroupSettings),
+        replies={200: structured(GroupReply), 201: structured(GroupReply)},
+        problems=(
+            *_NO_TOPIC, "invalid-group", "group-busy", "invalid-filter", "limit-exceeded",
+            "limit-reached", *_BAD_BODY, *_NOT_STORED,
+        ),
+        access=granted(*GROUP_VERBS), act="group.set",
+    ),
+    Route(
+        "DELETE", _GROUP, delete_group, DeleteGroupParams,
+        replies={200: structured(GroupDeletedReply)},
+        problems=("invalid-name", "unknown-group", "confirm-required", *_NOT_STORED),
+        access=granted("admin"), act="group.delete",
+    ),
+    # Groups with leases
+    Route(
+        "POST", _GROUP + "/receive", receive,
+        body=structured(ReceiveRequest),
+        offers=RECEIVE_TYPES,
+        replies={
+            200: {
+                JSON: ReceiveReply[LeasedMessage],
+                NDJSON: str,
+                MSGPACK: ReceiveReply[LeasedMessage],
+            }
+        },
+        problems=(
+            *_NO_LEASES, "unknown-topic", "group-exclusive", "filter-not-allowed",
+            "invalid-filter", "limit-exceeded", "too-many-held", "corrupt-record", *_BAD_BODY,
+            *_NOT_STORED,
+        ),
+        headers={"Holdfast-Available": "integer", "Holdfast-Active": "boolean"},
+        access=granted("consume"),
+    ),
+    _settling(ack, AckRequest),
+    _settling(nack, NackRequest),
+    _settling(release, ReleaseRequest),
+    _settling(extend, ExtendRequest),
+    _settling(reject, RejectRequest),
+    Route(
+        "POST", _GROUP + "/seek", seek_group,
+        body=structured(SeekRequest),
+        replies={200: structured(SeekReply)},
+        problems=(*_NO_LEASES, "unknown-topic", "unknown-queue", *_BAD_BODY, *_NOT_STORED),
+        access=granted(*GROUP_VERBS), act="group.seek",
+    ),
+    Route(
+        "POST", _GROUP + "/leave", leave_group,
+        body=structured(LeaveRequest),
+        replies={200: structured(LeaveReply)},
+        problems=(*_NO_LEASES, *_BAD_BODY),
+        access=granted("consume"),
+    ),
+    # Groups' stored offsets
     Route(
         "GET", _GROUP_OFFSETS, get_offsets,
         replies={200: structured(OffsetsReply)},

@@ -16,9 +16,6 @@ Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 QueueId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TtlMs = Annotated[int, Meta(ge=1, le=MAX_TTL_MS)]
 Priority = Annotated[int, Meta(ge=0, le=HIGHEST_PRIORITY)]
-OffsetsByQueue = Annotated[
-    dict[str, Offset], Meta(description="Queue number as text -> offset of the next message.")
-]
 
 
 ProblemObject = Annotated[
@@ -284,101 +281,6 @@ class DeletedReply(Struct):
 
     topic: str
     topic_id: int
-
-
-# -- groups --------------------------------------------------------------------------------
-
-
-class OffsetsRequest(Request):
-    """Offsets to store; queues that are not named keep theirs."""
-
-    offsets: OffsetsByQueue
-
-
-class OffsetsReply(Struct):
-    """A group's stored offsets on a topic."""
-
-    group: str
-    topic: str
-    offsets: OffsetsByQueue
-
-
-class ResetTimestamp(Request):
-    """Reset to the first message stored at or after a time."""
-
-    timestamp_ms: Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)]
-
-
-class ResetRequest(Request):
-    """Where to set a group's offsets; a bare number is a timestamp_ms. `queues`: only these,
-    else all. `dry_run`: only tell."""
-
-    to: (
-        Literal["earliest", "latest"]
-        | Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)]
-        | ResetTimestamp
-    )
-    dry_run: bool = False
-    queues: list[QueueId] | None = None
-
-
-class ResetReply(Struct):
-    """The offsets of the queues concerned, before (where stored) and after."""
-
-    group: str
-    topic: str
-    dry_run: bool
-    before: OffsetsByQueue
-    after: OffsetsByQueue
-
-
-class QueueLagReply(Struct):
-    """How far a group is behind on a queue. Without a stored `offset` (null) all that is kept
-    counts. Seconds: the age of the first message not consumed."""
-
-    queue: int
-    offset: int | None
-    min_offset: int
-    max_offset: int
-    lag_messages: int
-    lag_bytes: int
-    lag_seconds: float
-
-
-class TopicLagReply(Struct):
-    """How far a group is behind on a topic."""
-
-    topic: str
-    topic_id: int
-    lag_messages: int
-    lag_bytes: int
-    lag_seconds: float
-    queues: list[QueueLagReply]
-
-
-class GroupReply(Struct):
-    """How far a group is behind; the seconds are those of its slowest queue."""
-
-    group: str
-    lag_messages: int
-    lag_bytes: int
-    lag_seconds: float
-    topics: list[TopicLagReply]
-
-
-class GroupSummary(Struct):
-    """A group in a listing."""
-
-    group: str
-    topics: list[str]
-    lag_messages: int
-
-
-class GroupsReply(Struct):
-    """A page of groups, by name; `next` is the `after` of the next page, null on the last."""
-
-    groups: list[GroupSummary]
-    next: str | None
 
 
 # -- operations ----------------------------------------------------------------------------

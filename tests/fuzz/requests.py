@@ -18,6 +18,7 @@ from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 from holdfast.http_api.codecs import decode, encode, media_type, negotiate
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.group_types import OffsetsRequest, ResetRequest
 from holdfast.http_api.incoming import (
     Incoming,
     check_messages,
@@ -33,7 +34,7 @@ from holdfast.http_api.producer import request_producer
 from holdfast.http_api.publish import _rows
 from holdfast.http_api.router import Router
 from holdfast.http_api.routes import ROUTES
-from holdfast.http_api.types import OffsetsRequest, ResetRequest, TopicSettings
+from holdfast.http_api.types import TopicSettings
 from tests.fuzz.wire import check_wire, wire_seeds
 
 LIMITS = MessageLimits(4096, 64, 32, 256)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.commitlog.message_id import format_message_id
+from holdfast.groups.service_types import GroupSpec, TopicSpec
 from holdfast.http_api.access.grants import VERBS, Door
 from holdfast.http_api.route import Route
 from holdfast.http_api.router import Router
@@ -31,7 +32,8 @@ class Request:
 MESSAGES = "/v1/topics/{topic}/messages"
 TOPIC = "/v1/topics/{topic}"
 QUEUE = "/v1/topics/{topic}/queues/{queue}"
-OFFSETS = "/v1/groups/{group}/topics/{topic}/offsets"
+GROUP = "/v1/groups/{group}"
+OFFSETS = GROUP + "/topics/{topic}/offsets"
 
 GOOD: Mapping[tuple[str, str], Request] = {
     ("POST", MESSAGES): Request(body={"messages": [{"body": "x"}]}),
@@ -47,7 +49,17 @@ GOOD: Mapping[tuple[str, str], Request] = {
     ("GET", MESSAGES + "/search"): Request("?key=k"),
     ("GET", "/v1/messages/{message_id}"): Request(),
     ("GET", "/v1/groups"): Request(),
-    ("GET", "/v1/groups/{group}"): Request(),
+    ("GET", GROUP): Request(),
+    ("PUT", GROUP): Request(body={"topics": {"orders": {}}}),
+    ("DELETE", GROUP): Request("?confirm=billing"),
+    ("POST", GROUP + "/receive"): Request(body={"member": "m"}),
+    ("POST", GROUP + "/ack"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/nack"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/release"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/extend"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/reject"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/seek"): Request(body={"to": "earliest"}),
+    ("POST", GROUP + "/leave"): Request(body={"member": "m"}),
     ("GET", OFFSETS): Request(),
     ("PUT", OFFSETS): Request(body={"offsets": {"0": 0}}),
     ("POST", OFFSETS + "/reset"): Request(body={"to": "earliest"}),
@@ -64,10 +76,12 @@ SHUT_TO_STRANGERS = [each for each in BY_NAME if each.values[0].access.door is n
 
 @pytest.fixture
 async def api(api: Api) -> Api:
-    """Return the API with a message in its topic, and an offset that the group stored on it."""
+    """Return the API with a message in its topic, and a group with leases that has also stored
+    an offset on it."""
     topic = api.store.topic("orders")
     await api.publish("orders", {"body": "x", "key": "k", "queue": 0})
     await api.store.store_offsets("billing", topic, {0: 0})
+    await api.groups.put_group("billing", GroupSpec(topics={"orders": TopicSpec()}))
     return api
 
 
@@ -124,7 +138,17 @@ def test_every_route_asks_for_what_its_verb_is_about() -> None:
         f"GET {TOPIC}": seen,
         "GET /v1/topics": seen,
         "GET /v1/groups": offsets,
-        "GET /v1/groups/{group}": offsets,
+        f"GET {GROUP}": offsets,
+        f"PUT {GROUP}": offsets,
+        f"DELETE {GROUP}": "admin",
+        f"POST {GROUP}/receive": "consume",
+        f"POST {GROUP}/ack": "consume",
+        f"POST {GROUP}/nack": "consume",
+        f"POST {GROUP}/release": "consume",
+        f"POST {GROUP}/extend": "consume",
+        f"POST {GROUP}/reject": "consume",
+        f"POST {GROUP}/seek": offsets,
+        f"POST {GROUP}/leave": "consume",
         f"GET {OFFSETS}": offsets,
         f"PUT {OFFSETS}": "consume",
         f"POST {OFFSETS}/reset": offsets,

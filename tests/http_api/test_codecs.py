@@ -10,8 +10,9 @@ from holdfast.http_api.codecs import (
     media_type,
     negotiate,
 )
+from holdfast.http_api.group_types import OffsetsRequest
 from holdfast.http_api.problems import Problem
-from holdfast.http_api.types import OffsetsRequest, TopicSettings
+from holdfast.http_api.types import TopicSettings
 
 OFFERED = (JSON, NDJSON, MSGPACK, BATCH)
 

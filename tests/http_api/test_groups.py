@@ -146,7 +146,7 @@ async def test_damage_where_a_group_stands_hides_no_lag(
         await api.publish("orders", {"body": body, "queue": 0})
     api.store.damaged.add(4096)
     await store(api, {"0": 0})
-    monkeypatch.setattr("holdfast.http_api.groups.time", lambda: time.time() + 100)
+    monkeypatch.setattr("holdfast.http_api.group_lag.time", lambda: time.time() + 100)
     reply = (await api.get("/v1/groups/billing")).json()
     assert reply["lag_messages"] == 2
     assert reply["lag_seconds"] >= 99

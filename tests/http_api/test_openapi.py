@@ -13,7 +13,7 @@ from holdfast.http_api.pairs import PATTERN
 from holdfast.http_api.params import declared
 from holdfast.http_api.problems import KINDS
 from holdfast.http_api.routes import ROUTES
-from tests.http_api import test_bad_input
+from tests.http_api import test_bad_input, test_groups_bad_input
 from tests.support.api_server import Api
 
 DOCUMENT = msgspec.json.decode(openapi_document(ROUTES, HttpConfig(max_wait_ms=1234), "1.2.3"))
@@ -85,13 +85,16 @@ def test_what_a_request_cannot_do_without_is_required() -> None:
         ("get_offset", "timestamp_ms"),
         ("search_messages", "key"),
         ("delete_topic", "confirm"),
+        ("delete_group", "confirm"),
     }
     with_body = {
         operation["operationId"]
         for _, _, operation in OPERATIONS
         if operation.get("requestBody", {}).get("required")
     }
-    assert with_body == {"put_offsets", "reset_offsets"}
+    settling = {"ack", "nack", "release", "extend", "reject"}
+    moving = {"seek_group", "leave_group"}
+    assert with_body == {"put_offsets", "reset_offsets", *settling, *moving}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,7 @@ def test_names_that_are_refused_do_not_match_their_pattern() -> None:
         *test_bad_input.PULLS,
         *test_bad_input.PUBLISHES,
         *test_bad_input.SETTINGS,
+        *test_groups_bad_input.GROUPS,
     ],
     ids=lambda bad: f"{bad.method} {bad.path[:50]} {bad.problem}",
 )

@@ -37,6 +37,8 @@ from holdfast.consumequeue.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
+from holdfast.groups.service_types import GroupBusy, InvalidGroup
 from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
 from holdfast.http_api.problems import _RULES, KINDS, Problem, problem_for
 from holdfast.http_api.reply import problem_reply
@@ -71,6 +73,10 @@ ERRORS = [
     (SequenceTooOld(1, 4), 409, "sequence-too-old", {"oldest": 4}),
     (ProducerFenced(1, 2), 403, "producer-fenced", {"current_epoch": 2}),
     (LimitExceeded("max_key_bytes", 8, 9, 0), 413, "message-too-large", {"limit": 8}),
+    (ExclusiveHeld("b", "a"), 409, "group-exclusive", {"member": "b", "holder": "a"}),
+    (FilterNotAllowed("keyed"), 400, "filter-not-allowed", {"mode": "keyed"}),
+    (GroupBusy("g", 3), 409, "group-busy", {"group": "g", "in_flight": 3}),
+    (InvalidGroup("topics", "take one"), 422, "invalid-group", {"field": "topics"}),
     (HoldLimitExceeded("max_held", 8), 429, "too-many-held", {"limit": 8}),
     (InvalidFilter("syntax", "no", 3), 400, "invalid-filter", {"reason": "syntax", "position": 3}),
 ]

@@ -1,4 +1,4 @@
-"""The HTTP API over a FakeStore and the real hold service, on a free port of loopback."""
+"""The HTTP API over a FakeStore, FakeGroups and the real hold service, on a free port."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -12,12 +12,14 @@ from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from holdfast.consumequeue.config import TopicsConfig
+from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.server import Server, start_server
 from tests.support.aiohttp_connection import start_aiohttp_server
+from tests.support.fake_groups import FakeGroups
 from tests.support.fake_store import FakeStore
 
 
@@ -49,6 +51,7 @@ class Api:
 
     store: FakeStore
     hold: PullRequestHoldService
+    groups: FakeGroups
     context: ApiContext
     server: Server
     session: aiohttp.ClientSession
@@ -92,6 +95,7 @@ async def running_api(
     *,
     topics: TopicsConfig | None = None,
     hold: HoldServiceConfig | None = None,
+    limits: GroupsConfig | None = None,
     by_aiohttp: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Api]:
@@ -103,11 +107,14 @@ async def running_api(
     )
     store.arrived = holder.message_arriving
     store.topic_deleted = holder.topic_deleted
+    groups = FakeGroups(store)
     context = ApiContext(
         store=store.as_store(),
         hold=holder,
+        groups=groups.as_service(),
         config=config,
         topics_config=store.config,
+        groups_config=limits or GroupsConfig(),
         status=lambda: api.status,
         phase=lambda: api.status.phase,
         registry=CollectorRegistry(),
@@ -120,7 +127,7 @@ async def running_api(
     else:
         server = await start_server(make_app(context), config)
     async with aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session:
-        api = Api(store, holder, context, server, session, BrokerStatus("ready"))
+        api = Api(store, holder, groups, context, server, session, BrokerStatus("ready"))
         await holder.start()
         try:
             yield api

@@ -436,6 +436,10 @@ class FakeStore:
             raise UnknownGroup(group)
         return self._offsets[group]
 
+    async def forget_offsets(self, group: str) -> None:
+        await self._commit()
+        self._offsets.pop(group, None)
+
     async def store_offsets(
         self,
         group: str,

@@ -1,0 +1,219 @@
+"""Groups with leases as the API sees them, without any of what makes them: what is answered is
+scripted, what is asked is noted.
+
+    groups.answers.append(Received(deliveries_of(batch), available=3))
+    groups.answers.append(ExclusiveHeld("b", "a"))
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, cast
+
+from holdfast.commitlog.batch import Batch
+from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
+from holdfast.consumequeue.topics import Topic, check_name
+from holdfast.groups.service import GroupService
+from holdfast.groups.service_types import (
+    Delivery,
+    GroupDescription,
+    GroupServiceStats,
+    GroupSpec,
+    GroupState,
+    MemberDescription,
+    QueueDescription,
+    ReceiveAsk,
+    Received,
+    SeekTarget,
+    Served,
+    Status,
+    TopicDescription,
+    Verb,
+)
+
+
+def deliveries_of(topic: Topic, batch: Batch, rows: Sequence[int], **more: Any) -> list[Delivery]:
+    """Return rows of a stored batch as they are delivered for the first time."""
+    header = batch.header
+    lease = {"attempt": 1, "redelivered": False, **more}
+    return [
+        Delivery(
+            topic,
+            header.queue_id,
+            header.base_offset + row,
+            batch,
+            row,
+            receipt=f"{topic.name}-{header.base_offset + row}",
+            **lease,
+        )
+        for row in rows
+    ]
+
+
+class FakeGroups:
+    """A receipt "stale" is stale, one that ends in "?" invalid, every other one good."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._groups: dict[str, GroupState] = {}
+        self._floors: dict[tuple[str, str], dict[int, int]] = {}
+        self.answers: list[Received | Exception] = []
+        """What the next receives get, in order; nothing comes without."""
+        self.error: Exception | None = None
+        """What everything that changes something fails with."""
+        self.asks: list[ReceiveAsk] = []
+        self.settled: list[tuple[Verb, list[str], dict[str, Any]]] = []
+        self.undelivered_: list[list[str]] = []
+        self.left: list[tuple[str, str]] = []
+        self.held = 0
+        self.is_stopped = asyncio.Event()
+        self.stats_ = GroupServiceStats()
+
+    def as_service(self) -> GroupService:
+        return cast(GroupService, self)
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def start(self) -> None:
+        self.is_stopped.clear()
+
+    def drain(self) -> None:
+        self.is_stopped.set()
+
+    def has_leases(self, group: str) -> bool:
+        return group in self._groups
+
+    def groups(self) -> list[str]:
+        return sorted(self._groups)
+
+    async def put_group(self, group: str, spec: GroupSpec) -> tuple[GroupState, bool]:
+        check_name("group", group)
+        self._fail()
+        for name in spec.topics or ():
+            self._store.topic(name)
+        is_new = group not in self._groups
+        before = self._groups.get(group, GroupState(group, len(self._groups) + 1, {}))
+        given = {
+            each.name: value
+            for each in fields(spec)
+            if (value := getattr(spec, each.name)) is not None
+        }
+        if "dead_letter_topic" in given:
+            given["dead_letter_topic"] = given["dead_letter_topic"] or None
+        if "backoff_ms" in given:
+            given["backoff_ms"] = tuple(given["backoff_ms"])
+        kept = {each.name: getattr(before, each.name) for each in fields(before)}
+        self._groups[group] = GroupState(**{**kept, **given})
+        return self._groups[group], is_new
+
+    async def delete_group(self, group: str) -> None:
+        self._fail()
+        self.group_state(group)
+        del self._groups[group]
+
+    def group_state(self, group: str) -> GroupState:
+        if group not in self._groups:
+            raise UnknownGroup(check_name("group", group))
+        return self._groups[group]
+
+    def floors(self, group: str, topic: str) -> dict[int, int]:
+        if topic not in self.group_state(group).topics:
+            raise UnknownTopic(topic)
+        count = self._store.topic(topic).queue_count
+        return self._floors.setdefault((group, topic), dict.fromkeys(range(count), 0))
+
+    def describe(self, group: str) -> GroupDescription:
+        state = self.group_state(group)
+        served = Served(3, 300, 0.05)
+        topics = []
+        for name, spec in state.topics.items():
+            topic = self._store.topic(name)
+            floors = self.floors(group, name)
+            ends = [
+                self._store.queue_state(topic, queue).max_offset
+                for queue in range(topic.queue_count)
+            ]
+            queues = [
+                QueueDescription(
+                    queue, floors[queue], floors[queue], end, end - floors[queue], 2, 1, 4, 5, 6,
+                    end - floors[queue], served,
+                )
+                for queue, end in enumerate(ends)
+            ]  # fmt: skip
+            available = sum(each.available for each in queues)
+            topics.append(
+                TopicDescription(name, spec.weight, spec.filter, available, 1.5, served, queues)
+            )
+        members = [MemberDescription("m1", 2, 1, True)]
+        return GroupDescription(state, topics, members, 2, 1, 0)
+
+    async def receive(self, group: str, ask: ReceiveAsk) -> Received:
+        state = self.group_state(group)
+        self.asks.append(ask)
+        for name in ask.topics or ():
+            if name not in state.topics:
+                raise UnknownTopic(name)
+        if not self.answers and ask.wait_s:
+            await self._hold(ask.wait_s)
+        answer = self.answers.pop(0) if self.answers else Received([])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _hold(self, wait_s: float) -> None:
+        # Not asyncio.timeout: what was begun early runs in no task yet.
+        stopped = asyncio.ensure_future(self.is_stopped.wait())
+        self.held += 1
+        try:
+            await asyncio.wait([stopped], timeout=wait_s)
+        finally:
+            self.held -= 1
+            stopped.cancel()
+
+    def undelivered(self, group: str, receipts: Sequence[str]) -> None:
+        self.undelivered_.append(list(receipts))
+
+    async def settle(
+        self, group: str, verb: Verb, receipts: Sequence[str], **terms: Any
+    ) -> list[Status]:
+        self.group_state(group)
+        self._fail()
+        self.settled.append((verb, list(receipts), terms))
+        return [
+            Status.STALE
+            if each == "stale"
+            else Status.INVALID
+            if each.endswith("?")
+            else Status.DONE
+            for each in receipts
+        ]
+
+    async def seek(self, group: str, target: SeekTarget) -> Mapping[str, Mapping[int, int]]:
+        state = self.group_state(group)
+        self._fail()
+        moved: dict[str, dict[int, int]] = {}
+        if isinstance(target, Mapping):
+            for name, offsets in target.items():
+                self.floors(group, name).update(offsets)
+                moved[name] = dict(offsets)
+            return moved
+        for name in state.topics:
+            topic = self._store.topic(name)
+            floors = self.floors(group, name)
+            for queue in floors:
+                state_of = self._store.queue_state(topic, queue)
+                floors[queue] = state_of.max_offset if target == "latest" else state_of.min_offset
+            moved[name] = dict(floors)
+        return moved
+
+    async def leave(self, group: str, member: str) -> None:
+        self.group_state(group)
+        self.left.append((group, member))
+
+    def topic_deleted(self, topic_id: int) -> None:
+        """Nothing is kept of topics but their names."""
+
+    def stats(self) -> GroupServiceStats:
+        return self.stats_

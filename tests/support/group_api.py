@@ -1,0 +1,113 @@
+"""Groups with leases over HTTP, on a real broker in this process: log, cursors and disk."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from holdfast.broker import Broker
+from holdfast.config import load_config
+
+
+class GroupApi:
+    """A client of one broker that speaks of the group "g" and the topic "orders" unless told
+    otherwise. What is not 200 or 201 fails the test, but for what `refused` asks."""
+
+    def __init__(self, broker: Broker, session: aiohttp.ClientSession) -> None:
+        self.broker = broker
+        self.session = session
+
+    async def ask(self, method: str, path: str, body: object = None) -> Any:
+        async with self.session.request(method, path, json=body) as response:
+            assert response.status in (200, 201), await response.text()
+            return await response.json()
+
+    async def refused(self, method: str, path: str, body: object = None) -> tuple[int, str]:
+        """Return the status of a refusal and its problem."""
+        async with self.session.request(method, path, json=body) as response:
+            problem = await response.json(content_type="application/problem+json")
+            return response.status, problem["type"].removeprefix("/problems/")
+
+    async def topic(self, name: str = "orders", queues: int = 1, **more: object) -> None:
+        await self.ask("PUT", f"/v1/topics/{name}", {"queues": queues, **more})
+
+    async def group(self, name: str = "g", topics: object = None, **settings: object) -> Any:
+        topics = {"orders": {}} if topics is None else topics
+        return await self.ask("PUT", f"/v1/groups/{name}", {"topics": topics, **settings})
+
+    async def publish(
+        self, *bodies: str, topic: str = "orders", queue: int = 0, **more: Any
+    ) -> Any:
+        messages = [{"body": body, "queue": queue, **more} for body in bodies]
+        return await self.ask("POST", f"/v1/topics/{topic}/messages", {"messages": messages})
+
+    async def receive(self, member: str = "m", group: str = "g", **more: Any) -> Any:
+        body = {"member": member, **more}
+        return await self.ask("POST", f"/v1/groups/{group}/receive", body)
+
+    def waiting(self, member: str = "m", **more: Any) -> "asyncio.Task[Any]":
+        """Begin to receive, for a minute unless told otherwise; `held` waits until it waits."""
+        return asyncio.create_task(self.receive(member, **{"wait_ms": 60_000, **more}))
+
+    async def held(self, count: int) -> None:
+        """Wait until so many receives are held."""
+        await until(lambda: self._held(count))
+
+    async def _held(self, count: int) -> bool:
+        return await self.metric("holdfast_group_waiting") == count
+
+    async def settle(self, verb: str, *what: Any, group: str = "g", **more: Any) -> list[str]:
+        """Settle receipts, messages, or all messages of replies; return the statuses."""
+        receipts = [receipt for each in what for receipt in _receipts(each)]
+        body = {"receipts": receipts, **more}
+        reply = await self.ask("POST", f"/v1/groups/{group}/{verb}", body)
+        return [each["status"] for each in reply["results"]]
+
+    async def describe(self, group: str = "g") -> Any:
+        return await self.ask("GET", f"/v1/groups/{group}")
+
+    async def queue(self, queue: int = 0, topic: int = 0, group: str = "g") -> Any:
+        """Return how a group stands in one queue."""
+        return (await self.describe(group))["topics"][topic]["queues"][queue]
+
+    async def metric(self, name: str) -> float:
+        async with self.session.get("/metrics") as response:
+            for line in (await response.text()).splitlines():
+                if line.startswith(f"{name} "):
+                    return float(line.rpartition(" ")[2])
+        raise AssertionError(f"there is no {name}")
+
+
+def bodies(reply: Any) -> list[str]:
+    """Return the bodies of a reply's messages."""
+    return [each["body"] for each in reply["messages"]]
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so, for ten seconds."""
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving_groups(
+    data_dir: Path, flags: dict[str, str] | None = None
+) -> AsyncIterator[GroupApi]:
+    """Start a broker over a directory, and end it."""
+    told = {"data_dir": str(data_dir), "http_api.port": "0", "commitlog.segment_bytes": "1MiB"}
+    config = load_config(file=None, environ={}, flags={**told, **(flags or {})})
+    async with (
+        Broker(config) as broker,
+        aiohttp.ClientSession(broker.url, timeout=aiohttp.ClientTimeout(30)) as session,
+    ):
+        yield GroupApi(broker, session)
+
+
+def _receipts(what: Any) -> list[str]:
+    if isinstance(what, str):
+        return [what]
+    return [each["receipt"] for each in what.get("messages", [what])]
