@@ -16,9 +16,11 @@ from holdfast.commitlog.batch_check import MessageLimits, check_batch
 from holdfast.commitlog.rows import as_batch
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
+from holdfast.groups.config import GroupsConfig
 from holdfast.http_api.codecs import decode, encode, media_type, negotiate
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.group_types import OffsetsRequest, ResetRequest
+from holdfast.http_api.group_settings import group_spec
+from holdfast.http_api.group_types import GroupSettings, OffsetsRequest, ResetRequest
 from holdfast.http_api.incoming import (
     Incoming,
     check_messages,
@@ -26,6 +28,16 @@ from holdfast.http_api.incoming import (
     from_json,
     from_lines,
     from_msgpack,
+)
+from holdfast.http_api.lease_types import (
+    AckRequest,
+    ExtendRequest,
+    LeaveRequest,
+    NackRequest,
+    ReceiveRequest,
+    RejectRequest,
+    ReleaseRequest,
+    SeekRequest,
 )
 from holdfast.http_api.pairs import parse_pairs
 from holdfast.http_api.params import query_pairs, read_params
@@ -60,6 +72,7 @@ DICTIONARY = [
 ]
 
 _CONFIG = HttpConfig()
+_LIMITS = GroupsConfig()
 _TOPIC = Topic("t", 1, 4, TopicConfig("fsync", None, None, 4096), 0)
 _ROUTER = Router(ROUTES)
 _OFFERS = ("application/json", "application/msgpack")
@@ -84,6 +97,11 @@ def seeds() -> list[bytes]:
         b'\3application/json\n{"queues":3,"priority_levels":10}',
         b"\3application/msgpack\n" + msgpack.packb({"offsets": {"0": 7}}),
         b'\3\n{"to":{"timestamp_ms":5},"queues":[0],"dry_run":true}',
+        b'\3\n{"topics":{"t":{"weight":4,"filter":"a,b"}},"fairness":{"cost":"time"},"mode":"keyed"}',
+        b'\3\n{"lease_ms":5000,"backoff_ms":[0,9],"dead_letter_topic":null,"max_attempts":3}',
+        b'\3\n{"member":"m","max_messages":5,"wait_ms":1,"topics":["t"],"attempt_id":"a"}',
+        b'\3\n{"receipts":["AQAAAA"],"delay_ms":5,"used_ms":1.5}',
+        b'\3\n{"to":{"t":{"0":12}}}',
         b"\4offset=5&wait_ms=10&tag=a%2Cb&filter=a%3D1",
         b"\4from=earliest&from=latest&max_bytes=99999999999999999999999",
         b"\4offsets=0:1,1:2&key=%C3%A9&x=%FF",
@@ -174,10 +192,16 @@ def _built(data: bytes) -> None:
             _messages(from_msgpack)(msgspec.msgpack.encode({"messages": messages}))
 
 
+_BODIES: tuple[type, ...] = (
+    *(TopicSettings, OffsetsRequest, ResetRequest, GroupSettings, SeekRequest, LeaveRequest),
+    *(ReceiveRequest, AckRequest, NackRequest, ReleaseRequest, ExtendRequest, RejectRequest),
+)
+
+
 def _typed(data: bytes) -> None:
     content_type, _, body = data.partition(b"\n")
     problems = []
-    for type_ in (TopicSettings, OffsetsRequest, ResetRequest):
+    for type_ in _BODIES:
         try:
             value = decode(_header(content_type), body, type_)
         except Problem as problem:
@@ -185,6 +209,13 @@ def _typed(data: bytes) -> None:
             continue
         for media in _OFFERS:
             assert decode(media, encode(media, value), type_) == value
+        if isinstance(value, GroupSettings):
+            try:
+                group_spec(value, _LIMITS)
+            except Problem as problem:
+                problems.append(problem)
+            except StoreError as error:
+                problems.append(problem_for(error))
     for each in problems:
         _can_be_sent(each)
 
