@@ -46,7 +46,7 @@ from holdfast.http_api.producer import request_producer
 from holdfast.http_api.publish import _rows
 from holdfast.http_api.router import Router
 from holdfast.http_api.routes import ROUTES
-from holdfast.http_api.types import TopicSettings
+from holdfast.http_api.types import Request, TopicSettings
 from tests.fuzz.wire import check_wire, wire_seeds
 
 LIMITS = MessageLimits(4096, 64, 32, 256)
@@ -192,7 +192,7 @@ def _built(data: bytes) -> None:
             _messages(from_msgpack)(msgspec.msgpack.encode({"messages": messages}))
 
 
-_BODIES: tuple[type, ...] = (
+_BODIES: tuple[type[Request], ...] = (
     *(TopicSettings, OffsetsRequest, ResetRequest, GroupSettings, SeekRequest, LeaveRequest),
     *(ReceiveRequest, AckRequest, NackRequest, ReleaseRequest, ExtendRequest, RejectRequest),
 )
