@@ -341,9 +341,7 @@ class Group:
             lane = self._lane(key)
             if lane is not None and lane.timer == deadline_ms:
                 lane.timer = None
-                ended = lane.tick(now_ms)
-                self.expired_leases += len(ended)
-                self._end(lane, ended, now_ms)
+                self._run_out(lane, now_ms)
         due = self.waiters.due(now_ms)
         for member in self.members.silent(now_ms):
             due += self.leave(member, now_ms)
@@ -504,7 +502,7 @@ class Group:
         if lane is None:
             return Status.STALE
         if (first := lane.cursor.leases.next_deadline()) is not None and first <= terms.now_ms:
-            self._end(lane, lane.tick(terms.now_ms), terms.now_ms)
+            self._run_out(lane, terms.now_ms)
         leases_before, active = len(lane.cursor.leases), self.activity.active
         status, ended = settling.settle(lane, self.activity, receipt, terms)
         adopted = len(lane.cursor.leases) - leases_before + len(ended)
@@ -523,6 +521,12 @@ class Group:
         if self.activity.active != active:  # it has proven itself after a restart
             self._stir_all()
         return status
+
+    def _run_out(self, lane: Lane, now_ms: int) -> None:
+        """End in a lane what has run out by now."""
+        ended = lane.tick(now_ms)
+        self.expired_leases += len(ended)
+        self._end(lane, ended, now_ms)
 
     def _end(self, lane: Lane, ended: list[Lease], now_ms: int) -> None:
         """Account for leases that ended, and offer what that makes available."""

@@ -91,6 +91,7 @@ async def test_what_comes_back_wakes_who_waits(tmp_path: Path) -> None:
             received = await waiting
             assert bodies_of(received) == ["x"], way
             await broker.settle(received, Verb.RELEASE)
+        assert broker.groups.stats().expired_leases_total == 1
 
 
 async def test_a_receive_that_is_cancelled_while_it_waits_takes_nothing(tmp_path: Path) -> None:
