@@ -27,7 +27,7 @@ def main() -> int:
     if options.add and RESULTS.exists():
         results.add_earlier(json.loads(RESULTS.read_text()), WORKLOADS)
     systems = _present(systems, results)
-    counts: dict[tuple[str, str], dict[str, int]] = {}
+    counts = results.sizes
     failed = False
     for number in range(options.rounds):
         for durability in dict.fromkeys(each.durability for each in workloads):
@@ -35,7 +35,7 @@ def main() -> int:
             for system in systems:
                 print(f"round {number + 1}: {system.name}, {durability}", flush=True)
                 try:
-                    sizes = counts.setdefault((system.name, durability), {})
+                    sizes = counts.setdefault(f"{system.name}, {durability}", {})
                     _run(system, durability, chosen, sizes, results)
                 except Unavailable as reason:
                     results.left_out[f"{system.name}, {durability}"] = str(reason)

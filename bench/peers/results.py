@@ -43,6 +43,8 @@ class Results:
         #: "system, durability" -> settings; and what was left out, with the reason.
         self.settings: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
+        #: "system, durability" -> load -> how many messages it takes.
+        self.sizes: dict[str, dict[str, int]] = {}
 
     def add(self, workload: Workload, system: str, results: Iterable[Result]) -> None:
         """Take what one round of one system gave."""
@@ -61,6 +63,7 @@ class Results:
         known = {each.name: each for each in workloads}
         self.settings.update(told["settings"])
         self.left_out.update(told["left_out"])
+        self.sizes.update(told["sizes"])
         for row in told["rows"]:
             workload = known.get(row["workload"])
             if workload is not None and row["case"] in workload.labels:
@@ -91,6 +94,7 @@ class Results:
         return {
             "settings": self.settings,
             "left_out": self.left_out,
+            "sizes": self.sizes,
             "rows": [
                 {
                     "label": row.workload.labels[row.case],

@@ -19,6 +19,7 @@ def _results(system: str, *rates: float) -> Results:
 def test_rounds_of_an_earlier_run_count_as_this_runs_do() -> None:
     earlier = _results("holdfast", 10.0, 30.0)
     earlier.settings["holdfast 1, fsync"] = "defaults"
+    earlier.sizes["holdfast, fsync"] = {"singles": 1000}
     later = Results()
     later.add_earlier(earlier.as_json(), WORKLOADS)
     measured = Measured(1000, 1024, 1.0, client_cpu_s=0.5, server_cpu_s=0.25)
@@ -27,6 +28,7 @@ def test_rounds_of_an_earlier_run_count_as_this_runs_do() -> None:
     assert row.values == [10.0, 30.0, 20.0]
     assert row.median == 20.0
     assert row.server_us == [250.0] * 3
+    assert later.sizes == {"holdfast, fsync": {"singles": 1000}}
     assert later.settings == {"holdfast 1, fsync": "defaults"}
 
 
