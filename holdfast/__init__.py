@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from holdfast.client import (
         AsyncClient,
         Client,
+        Delivery,
         HoldfastError,
         Message,
         MessageBatch,
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "Client",
+    "Delivery",
     "Message",
     "MessageBatch",
     "PublishResult",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from holdfast.client.async_client import AsyncClient
     from holdfast.client.async_producer import AsyncProducer, SendHandle
     from holdfast.client.consumer import AsyncConsumer, Consumer
+    from holdfast.client.delivery import Delivery, ReceivedMessage, ReceiveResult, Settling
     from holdfast.client.errors import HoldfastError
     from holdfast.client.message import (
         Message,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         PullResult,
         StoredOffsets,
     )
+    from holdfast.client.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
     from holdfast.client.reader import AsyncReader, Reader
     from holdfast.client.sync_client import Client
     from holdfast.client.sync_producer import BlockingSendHandle, Producer
@@ -37,6 +39,12 @@ __all__ = [
     "Reader",
     "AsyncConsumer",
     "Consumer",
+    "Delivery",
+    "ReceivedMessage",
+    "ReceiveResult",
+    "Settling",
+    "AsyncOffsetConsumer",
+    "OffsetConsumer",
     "HoldfastError",
     "errors",
 ]
@@ -57,6 +65,12 @@ _MODULES = {
     "Reader": "reader",
     "AsyncConsumer": "consumer",
     "Consumer": "consumer",
+    "Delivery": "delivery",
+    "ReceivedMessage": "delivery",
+    "ReceiveResult": "delivery",
+    "Settling": "delivery",
+    "AsyncOffsetConsumer": "offset_consumer",
+    "OffsetConsumer": "offset_consumer",
     "HoldfastError": "errors",
 }
 

@@ -5,7 +5,7 @@ are made from these.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import chain
 from typing import Any, Literal, Self
@@ -14,20 +14,21 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.client.async_producer import AsyncProducer
-from holdfast.client.consumer import AsyncConsumer, ConsumeOptions
+from holdfast.client.consume_options import ConsumeOptions, SerialBy, own_member
+from holdfast.client.consumer import AsyncConsumer
 from holdfast.client.errors import UnknownTopic
-from holdfast.client.group_offsets import read_offsets, write_offsets
+from holdfast.client.group_calls import GroupCalls
 from holdfast.client.message import (
     LoneMessage,
     Message,
     MessageBatch,
     PublishResult,
     PullResult,
-    StoredOffsets,
 )
 from holdfast.client.message_checks import Body, as_bytes
 from holdfast.client.message_run import MessageRun
 from holdfast.client.new_message import NewMessage
+from holdfast.client.offset_consumer import AsyncOffsetConsumer, OffsetConsumeOptions
 from holdfast.client.producing import ProducerOptions, ProducerTarget
 from holdfast.client.publishing import publish_alone
 from holdfast.client.pulling import (
@@ -39,6 +40,7 @@ from holdfast.client.pulling import (
     pull_queue,
 )
 from holdfast.client.reader import AsyncReader
+from holdfast.client.redrive import Redriven, group_of_redriving, redrive
 from holdfast.client.requests import JSON, MSGPACK, Requests, checked_name
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.sender import IdentityPool
@@ -50,14 +52,13 @@ from holdfast.client.transport import Transport
 DEFAULT_URL = "http://127.0.0.1:8711"
 
 Offsets = Mapping[int, int] | Literal["earliest", "latest"]
-ResetTo = Literal["earliest", "latest"] | int
 
 
 class _Messages(msgspec.Struct):
     messages: list[LoneMessage]
 
 
-class AsyncClient:
+class AsyncClient(GroupCalls):
     """A client of the broker at `url`, for one event loop. Use it in `async with`, or close it.
 
     `token` is sent as bearer token. For a broker that serves TLS, `ca_file` names the authorities
@@ -80,7 +81,7 @@ class AsyncClient:
     ) -> None:
         self.url = url
         retry = RetryPolicy(give_up_after_s=timeout_ms / 1000)
-        self._transport: Requests = Transport(
+        self._transport = Transport(
             url, token=token, retry=retry, tls=TlsFiles(ca_file, cert_file, key_file)
         )
         self._identities = IdentityPool()
@@ -88,6 +89,7 @@ class AsyncClient:
             self._transport, self._identities, retry
         )
         self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
+        self._consumers: set[AsyncConsumer] = set()
 
     @classmethod
     def over(cls, transport: Requests) -> Self:
@@ -101,10 +103,12 @@ class AsyncClient:
         client._identities = IdentityPool()
         client._sharing = None
         client._producers = weakref.WeakSet()
+        client._consumers = set()
         return client
 
     async def close(self) -> None:
-        """Close the producers that are open, which sends what they hold, then all connections.
+        """Close the producers that are open, which sends what they hold, the consumers that are
+        members of groups, which leave them, then all connections.
 
         Readers that wait end with ClientClosed. May be called twice.
         """
@@ -112,6 +116,8 @@ class AsyncClient:
             stack.push_async_callback(self._transport.close)
             if self._sharing is not None:
                 stack.push_async_callback(self._sharing.close)
+            for consumer in list(self._consumers):
+                stack.push_async_callback(consumer.close)
             for producer in list(self._producers):
                 stack.push_async_callback(producer.close)
 
@@ -390,6 +396,69 @@ class AsyncClient:
 
     def consume(
         self,
+        topic: str | Sequence[str],
+        group: str,
+        *,
+        member: str | None = None,
+        max_in_flight: int = 32,
+        concurrency: int = 1,
+        serial_by: SerialBy | None = None,
+        start: str | None = None,
+        follow: bool = True,
+        filter: str | None = None,
+        lease_ms: int | None = None,
+        settled: bool = False,
+        max_bytes: int = 1024 * 1024,
+        wait_ms: int = 20_000,
+        ack_batch: int = 64,
+        ack_interval_ms: float = 5,
+    ) -> AsyncConsumer:
+        """Take part in a group: its messages of a topic, or of several, are shared out among its
+        members, under leases. Iterate over what is returned, or `run` a handler.
+
+        A group that is not there is made, and one that only stores offsets gets leases, from
+        those offsets on; `start` ("earliest", which is the default, or "latest") is where other
+        queues begin. Use `create_group` for anything else that it may be.
+
+        At most `max_in_flight` messages are held at once, and so few that the worker is kept
+        busy. `concurrency` is how many are worked on at once: of each key (in a keyed group) or
+        queue one at a time, or as `serial_by` says ("key", "queue", "nothing"). Leases (of
+        `lease_ms`, else of the group's length) are extended at half their time until a message is
+        settled. What is said of messages is sent together: after `ack_batch`, after
+        `ack_interval_ms`, or when there is nothing else to do. `settled`: messages are settled as
+        they are sent, so that a crash loses those in hand. `filter`: tags separated by commas, or
+        a SQL92 condition; the others stay for other members. With `follow=False` it ends when
+        nothing is left.
+
+        `member` is the name under which the group knows it; two may never share one. Raises
+        UnknownTopic, ExclusiveHeld, Forbidden. A broker that is away is waited for, and a lost
+        reply is asked for again.
+        """
+        topics = (topic,) if isinstance(topic, str) else tuple(topic)
+        return AsyncConsumer(
+            self._transport,
+            ConsumeOptions(
+                group=checked_name("group", group),
+                topics=tuple(checked_name("topic", each) for each in topics),
+                member=member or own_member(),
+                max_in_flight=max_in_flight,
+                concurrency=concurrency,
+                serial_by=serial_by,
+                start=start,
+                follow=follow,
+                filter=filter,
+                lease_ms=lease_ms,
+                settled=settled,
+                max_bytes=max_bytes,
+                wait_ms=wait_ms,
+                ack_batch=ack_batch,
+                ack_interval_ms=ack_interval_ms,
+            ),
+            self._consumers,
+        )
+
+    def consume_by_offsets(
+        self,
         topic: str,
         group: str,
         *,
@@ -401,16 +470,17 @@ class AsyncClient:
         skip_corrupt: bool = False,
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
-    ) -> AsyncConsumer:
+    ) -> AsyncOffsetConsumer:
         """Return the messages of all queues from the group's stored offsets on; iterate over it.
 
         Queues without a stored offset start at `start`. A message counts as processed when the
         next one is asked for; that is stored every `commit_interval_ms` (0: at once) and on
         closing, so after a crash some messages come again and none is passed over. The group is
         for one consumer at a time: when another one moves its offsets, OffsetsChanged is raised.
+        It is for groups that only store offsets; those with leases are for `consume`.
         `tag`, `filter` and `skip_corrupt` as in `pull`.
         """
-        options = ConsumeOptions(
+        options = OffsetConsumeOptions(
             group=checked_name("group", group),
             topic=checked_name("topic", topic),
             start=start,
@@ -424,7 +494,7 @@ class AsyncClient:
                 skip_corrupt=skip_corrupt,
             ),
         )
-        return AsyncConsumer(self._transport, options)
+        return AsyncOffsetConsumer(self._transport, options)
 
     async def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> tuple[int, int | None]:
         """Return the first offset stored at or after a time, and its time.
@@ -479,68 +549,21 @@ class AsyncClient:
         splits: list[dict[str, Any]] = reply["splits"]
         return splits
 
-    # -- groups ------------------------------------------------------------------------------
+    # -- groups, of which GroupCalls has the rest; the broker ----------------------------------
+
+    async def redrive(self, group: str, max_messages: int | None = None) -> Redriven:
+        """Put a group's dead letters back where they came from, in their order, and say how many.
+
+        Each is published as it was, without what the dead letter added, and acknowledged once it
+        is synced; what a crash keeps from being acknowledged is not stored twice when it is tried
+        again (for as long as the broker remembers producers). Raises NoDeadLetters.
+        """
+        checked_name("group", group_of_redriving(group))
+        return await redrive(self._transport, self, group, max_messages)
 
     async def groups(self) -> list[dict[str, Any]]:
-        """Return all groups, by name."""
+        """Return all groups, by name. One without a `mode` only stores offsets."""
         return await self._listing("/v1/groups", "groups")
-
-    async def describe_group(self, group: str) -> dict[str, Any]:
-        """Return how far a group has come in each topic: its lag in messages, bytes, seconds."""
-        return await self._json("GET", f"/v1/groups/{checked_name('group', group)}")
-
-    async def stored_offsets(self, group: str, topic: str) -> StoredOffsets:
-        """Return a group's stored offsets on a topic. Raises UnknownGroup."""
-        return await read_offsets(
-            self._transport, checked_name("group", group), checked_name("topic", topic)
-        )
-
-    async def store_offsets(
-        self,
-        group: str,
-        topic: str,
-        offsets: Mapping[int, int],
-        if_match: str | None = None,
-    ) -> StoredOffsets:
-        """Store offsets, durably, and return all that are stored then.
-
-        Queues that are not named keep theirs; the group is made if there is none. With
-        `if_match`, an etag of before, only if nothing changed since: else OffsetsChanged.
-        """
-        return await write_offsets(
-            self._transport,
-            checked_name("group", group),
-            checked_name("topic", topic),
-            offsets,
-            if_match=if_match,
-        )
-
-    async def reset_offsets(
-        self,
-        group: str,
-        topic: str,
-        to: ResetTo = "earliest",
-        dry_run: bool = False,
-        *,
-        queues: list[int] | None = None,
-    ) -> dict[str, Any]:
-        """Set a group's offsets to an end of the queues, or to a time in milliseconds.
-
-        Returns the offsets `before` and `after`; with `dry_run` nothing is changed.
-        """
-        body: dict[str, Any] = {
-            "to": {"timestamp_ms": to} if isinstance(to, int) else to,
-            "dry_run": dry_run,
-        }
-        if queues is not None:
-            body["queues"] = queues
-        path = (
-            f"/v1/groups/{checked_name('group', group)}"
-            f"/topics/{checked_name('topic', topic)}/offsets/reset"
-        )
-        return await self._json("POST", path, body=body)
-
-    # -- the broker --------------------------------------------------------------------------
 
     async def info(self) -> dict[str, Any]:
         """Return what the broker says of itself."""

@@ -14,6 +14,8 @@ HoldfastError
     OffsetTrimmed       the offset is below what is kept                            410
     OffsetBeyondEnd     the offset is above max_offset                              416
     OffsetsChanged      another one moved the group's offsets                       412
+    ExclusiveHeld       another member has the group to itself                      409
+    GroupBusy           the group's mode cannot change while messages are leased    409
     MessageTooLarge     a message, key, tag or its properties are over the limit    413
     RecordCorrupt       the pull starts in a damaged range                          500
     SequenceGap, ProducerFenced    an idempotent producer's place was taken      409, 403
@@ -202,6 +204,14 @@ class OffsetsChanged(ApiError):
     """A compare-and-swap failed: the group's offsets are not those that were read."""
 
 
+class ExclusiveHeld(ApiError):
+    """The group is exclusive, and another member's until it leaves."""
+
+
+class GroupBusy(ApiError):
+    """Messages of the group are leased, so its mode cannot change now."""
+
+
 class MessageTooLarge(ApiError):
     """A message, or one of its texts, is over the limit; nothing of the request was stored."""
 
@@ -260,6 +270,8 @@ _CLASS_BY_TYPE: dict[str, type[ApiError]] = {
     "offset-trimmed": OffsetTrimmed,
     "offset-beyond-end": OffsetBeyondEnd,
     "offsets-changed": OffsetsChanged,
+    "group-exclusive": ExclusiveHeld,
+    "group-busy": GroupBusy,
     "message-too-large": MessageTooLarge,
     "corrupt-record": RecordCorrupt,
     "sequence-gap": SequenceGap,

@@ -52,6 +52,23 @@ class RetryPolicy:
         return self.give_up_after_s is not None and elapsed_s > self.give_up_after_s
 
 
+@dataclass(frozen=True, slots=True)
+class UntilToldRetryPolicy(RetryPolicy):
+    """Goes on for ever, until `left_s` says that there are only so many seconds left."""
+
+    left_s: Callable[[], float | None] = lambda: None
+
+    def pause_s(
+        self, error: HoldfastError, tries: int, elapsed_s: float, *, safe: bool
+    ) -> float | None:
+        """As in RetryPolicy."""
+        # A dataclass with slots is another class than the one that super() would look at.
+        pause_s = RetryPolicy.pause_s(self, error, tries, 0.0, safe=safe)
+        left_s = self.left_s()
+        is_over = pause_s is not None and left_s is not None and pause_s > left_s
+        return None if is_over else pause_s
+
+
 #: For one who follows a topic: a broker that is down comes back.
 FOREVER = RetryPolicy(give_up_after_s=None)
 

@@ -16,6 +16,7 @@ from holdfast.client.async_producer import AsyncProducer
 from holdfast.client.blocking import BlockingTransport, finished
 from holdfast.client.consumer import AsyncConsumer, Consumer
 from holdfast.client.loop_thread import LoopThread
+from holdfast.client.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
 from holdfast.client.reader import AsyncReader, BlockingReader, Reader
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.sync_producer import Producer
@@ -72,6 +73,18 @@ def _consuming(
     @functools.wraps(method)
     def consuming(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Consumer:
         return Consumer(method(self._client, *args, **kwargs), self._loop_thread)
+
+    return consuming
+
+
+def _consuming_by_offsets(
+    method: Callable[Concatenate[AsyncClient, P], AsyncOffsetConsumer],
+) -> Callable[Concatenate["Client", P], OffsetConsumer]:
+    """Return the method of Client that consumes by offsets what one of AsyncClient does."""
+
+    @functools.wraps(method)
+    def consuming(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> OffsetConsumer:
+        return OffsetConsumer(method(self._client, *args, **kwargs), self._loop_thread)
 
     return consuming
 
@@ -141,6 +154,17 @@ class Client:
     splits = _waiting(AsyncClient.splits)
     groups = _waiting(AsyncClient.groups)
     describe_group = _waiting(AsyncClient.describe_group)
+    create_group = _waiting(AsyncClient.create_group)
+    delete_group = _waiting(AsyncClient.delete_group)
+    seek_group = _waiting(AsyncClient.seek_group)
+    redrive = _waiting(AsyncClient.redrive)
+    leave_group = _waiting(AsyncClient.leave_group)
+    receive = _waiting(AsyncClient.receive)
+    ack = _waiting(AsyncClient.ack)
+    nack = _waiting(AsyncClient.nack)
+    release = _waiting(AsyncClient.release)
+    extend = _waiting(AsyncClient.extend)
+    reject = _waiting(AsyncClient.reject)
     stored_offsets = _waiting(AsyncClient.stored_offsets)
     store_offsets = _waiting(AsyncClient.store_offsets)
     reset_offsets = _waiting(AsyncClient.reset_offsets)
@@ -149,6 +173,7 @@ class Client:
     pull = _reading(AsyncClient.pull)
     pull_batches = _reading(AsyncClient.pull_batches)
     consume = _consuming(AsyncClient.consume)
+    consume_by_offsets = _consuming_by_offsets(AsyncClient.consume_by_offsets)
     producer = _producing(AsyncClient.producer)
 
     def close(self) -> None:

@@ -195,7 +195,7 @@ def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> No
             (offset, body_of(offset)) for offset in kept
         ]
         group = f"group-{os.urandom(4).hex()}"
-        with client.consume("t", group, follow=False, skip_corrupt=True) as consumer:
+        with client.consume_by_offsets("t", group, follow=False, skip_corrupt=True) as consumer:
             assert [each.offset for each in consumer] == kept
         assert client.stored_offsets(group, "t").offsets == {0: COUNT}
     assert spark_offsets(log, failOnDataLoss="false") == kept

@@ -1,321 +1,541 @@
+"""A member of a group: over a fake group that does as it is told, and by itself."""
+
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+import threading
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from holdfast.client.async_client import AsyncClient
-from holdfast.client.consumer import Progress
-from holdfast.client.errors import ConnectionFailed, OffsetsChanged, OffsetTrimmed
-from holdfast.client.group_offsets import GroupOffsets
-from holdfast.client.message import LoneMessage, Message, MessageList
-from holdfast.client.retry import RetryPolicy
-from holdfast.client.sources import Range
-from holdfast.client.transport import Transport
-from holdfast.testing import RunningBroker
-from tests.support.scripted_server import drop, problem, scripted_server
-
-GROUP = "billing"
+from holdfast.client.delivery import Delivery
+from holdfast.client.errors import ExclusiveHeld, Forbidden
+from holdfast.client.sync_client import Client
+from tests.support.fake_group import GROUP, FakeGroup, fake_group
+from tests.support.scripted_server import problem
 
 
-@pytest.fixture
-async def client(shared_broker: RunningBroker) -> AsyncIterator[AsyncClient]:
-    async with shared_broker.async_client() as client:
-        yield client
-
-
-async def publish(client: AsyncClient, topic: str, count: int, queues: int = 1) -> None:
-    await client.create_topic(topic, queues=queues)
-    async with client.producer(topic) as producer:
-        for number in range(count):
-            producer.send(b"%d" % number, queue=number % queues)
-
-
-async def offsets_of(client: AsyncClient, topic: str) -> dict[int, int]:
-    return (await client.stored_offsets(GROUP, topic)).offsets
-
-
-async def test_a_group_goes_on_where_it_stopped(client: AsyncClient, topic: str) -> None:
-    await publish(client, topic, 20, queues=2)
-    async with client.consume(topic, GROUP, follow=False) as consumer:
-        first = [message async for message in consumer]
-    assert len(first) == 20
-    assert await offsets_of(client, topic) == {0: 10, 1: 10}
-    await publish(client, topic, 4, queues=2)
-    async with client.consume(topic, GROUP, follow=False) as consumer:
-        again = [message async for message in consumer]
-    assert [(m.queue, m.offset) for m in again] == [(0, 10), (0, 11), (1, 10), (1, 11)]
-
-
-async def test_the_message_in_hand_comes_again_unless_it_was_committed(
-    client: AsyncClient, topic: str
-) -> None:
-    await publish(client, topic, 10)
-    for commits, offset in ((False, 3), (True, 7)):
-        async with client.consume(topic, GROUP, commit_interval_ms=10**9) as consumer:
-            count = 0
-            async for _ in consumer:
-                count += 1
-                if count == 4:
-                    if commits:
-                        await consumer.commit()
-                    break
-        assert await offsets_of(client, topic) == {0: offset}
-
-
-async def test_offsets_are_stored_while_messages_are_worked_on(
-    client: AsyncClient, topic: str
-) -> None:
-    await publish(client, topic, 3)
-    async with (
-        asyncio.timeout(20),
-        client.consume(topic, GROUP, commit_interval_ms=1) as consumer,
-    ):
-        await anext(consumer)
-        await anext(consumer)
-        while (await offsets_or_none(client, topic)) != {0: 1}:
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
             await asyncio.sleep(0.001)
 
 
-async def offsets_or_none(client: AsyncClient, topic: str) -> dict[int, int] | None:
-    groups = {group["group"] for group in await client.groups()}
-    return await offsets_of(client, topic) if GROUP in groups else None
+def offsets(group: FakeGroup) -> list[int]:
+    return sorted(offset for _, _, offset in group.acked)
 
 
-async def test_with_no_interval_each_message_is_stored_before_the_next_is_given_out(
-    client: AsyncClient, topic: str
-) -> None:
-    await publish(client, topic, 5)
-    async with client.consume(topic, GROUP, follow=False, commit_interval_ms=0) as consumer:
-        async for message in consumer:
-            if message.offset:
-                assert await offsets_of(client, topic) == {0: message.offset}
-    assert await offsets_of(client, topic) == {0: 5}
+# -- iterating -------------------------------------------------------------------------------
 
 
-async def test_queues_without_an_offset_start_where_the_caller_says(
-    client: AsyncClient, topic: str
-) -> None:
-    await publish(client, topic, 10, queues=2)
-    await client.store_offsets(GROUP, topic, {1: 3})
-    async with client.consume(topic, GROUP, start="latest", follow=False) as consumer:
-        found = [(message.queue, message.offset) async for message in consumer]
-    assert found == [(1, 3), (1, 4)]
+async def test_each_message_is_settled_when_the_next_is_asked_for() -> None:
+    async with fake_group() as (group, client):
+        group.publish(10)
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            assert [delivery.offset async for delivery in consumer] == list(range(10))
+        assert offsets(group) == list(range(10))
+        assert not group.leased
 
 
-async def test_what_a_filter_leaves_out_counts_as_processed(
-    client: AsyncClient, topic: str
-) -> None:
-    await publish(client, topic, 10)
-    async with client.consume(topic, GROUP, tag="none", follow=False) as consumer:
-        assert [message async for message in consumer] == []
-    assert await offsets_of(client, topic) == {0: 10}
+async def test_the_one_in_hand_and_those_not_begun_are_given_back() -> None:
+    # T24
+    async with fake_group() as (group, client):
+        group.publish(10)
+        async with client.consume("t", GROUP) as consumer:
+            async for delivery in consumer:
+                if delivery.offset == 3:
+                    break
+        assert offsets(group) == [0, 1, 2]
+        assert sorted(offset for _, _, offset in group.available) == [3, 4, 5, 6, 7, 8, 9]
+        assert group.named("leave") == [{"member": consumer.member}]
 
 
-async def test_a_rival_is_noticed(client: AsyncClient, topic: str) -> None:
-    await publish(client, topic, 10)
-    async with client.consume(topic, GROUP, commit_interval_ms=10**9) as consumer:
-        await anext(consumer)
-        await anext(consumer)
-        await consumer.commit()
-        async with client.consume(topic, GROUP) as rival:
-            await anext(rival)
-            await anext(rival)
-            await rival.commit()
-        await anext(consumer)
-        with pytest.raises(OffsetsChanged):
+async def test_what_was_said_of_a_message_counts() -> None:
+    async with fake_group() as (group, client):
+        group.publish(4)
+        said = []
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            for verb in ("ack", "reject", "nack", "release"):
+                delivery = await anext(consumer)
+                said.append((delivery.receipt, verb))
+                if verb == "nack":
+                    delivery.nack(70)
+                else:
+                    getattr(delivery, verb)()
+                delivery.ack()
+                assert delivery.is_settled
+                assert await getattr(delivery, verb)() == "done"
+        for receipt, verb in said:
+            (body,) = [each for each in group.named(verb) if receipt in each["receipts"]]
+            assert body.get("delay_ms") == (70 if verb == "nack" else None)
+        assert offsets(group) == [0]
+
+
+async def test_a_block_acknowledges_and_an_exception_in_it_is_a_failure() -> None:
+    async with fake_group() as (group, client):
+        group.publish(2)
+        async with client.consume("t", GROUP) as consumer:
+            with await anext(consumer) as first:
+                pass
+            with pytest.raises(ValueError, match="bad"), await anext(consumer):
+                raise ValueError("bad")
+            assert await first.ack() == "done"
+        assert offsets(group) == [0]
+        assert len(group.named("nack")) == 1
+
+
+async def test_with_more_in_hand_nothing_is_settled_unless_it_is_said() -> None:
+    async with fake_group() as (group, client):
+        for queue in range(4):
+            group.publish(2, queue=queue)
+        async with client.consume("t", GROUP, concurrency=3) as consumer:
+            taken = [await anext(consumer) for _ in range(3)]
+            assert sorted({each.queue for each in taken}) == sorted(each.queue for each in taken)
+            fourth = asyncio.create_task(consumer.next())
+            await until(lambda: len(group.leased) > 3)
+            assert not fourth.done()
+            assert not group.acked
+            assert await taken[1].ack() == "done"
+            delivery = await asyncio.wait_for(fourth, 10)
+            assert delivery is not None
+            assert delivery.queue not in {taken[0].queue, taken[2].queue}
+        assert len(group.acked) == 1
+        assert len(group.available) == 7
+
+
+async def test_commit_settles_what_was_given_out_durably() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        async with client.consume("t", GROUP) as consumer:
+            await anext(consumer)
             await consumer.commit()
-        with pytest.raises(OffsetsChanged):
-            await anext(consumer)
-    # The rival has the group: leaving has stored nothing over its offsets.
-    assert await offsets_of(client, topic) == {0: 4}
+            assert offsets(group) == [0]
+            assert (await anext(consumer)).offset == 1
+        assert offsets(group) == [0]
 
 
-async def test_a_rival_ends_a_consumer_that_commits_by_itself(
-    client: AsyncClient, topic: str
-) -> None:
-    await publish(client, topic, 10)
-    async with asyncio.timeout(20):
-        async with client.consume(topic, GROUP, commit_interval_ms=1) as consumer:
-            await anext(consumer)
-            await client.store_offsets(GROUP, topic, {0: 9})
-            with pytest.raises(OffsetsChanged):
-                while True:
-                    await anext(consumer)
-                    await asyncio.sleep(0.01)
-            with pytest.raises(OffsetsChanged):
+async def test_settled_messages_need_no_word() -> None:
+    # T22
+    async with fake_group() as (group, client):
+        group.publish(5)
+        async with client.consume("t", GROUP, settled=True, follow=False) as consumer:
+            async for delivery in consumer:
+                assert delivery.receipt is None
+                assert await delivery.ack() == "done"
+        assert all(body["settled"] for body in group.named("receive"))
+        assert not group.named("ack")
+
+
+async def test_a_group_is_made_where_there_is_none() -> None:
+    async with fake_group(exists=False) as (group, client):
+        group.publish(1)
+        async with client.consume(["t", "u"], GROUP, start="latest", follow=False) as consumer:
+            assert [delivery.body async for delivery in consumer] == [b"0"]
+        (put,) = group.named("put")
+        assert put == {"topics": {"t": {"weight": 1}, "u": {"weight": 1}}, "start": "latest"}
+        assert group.named("receive")[0]["topics"] == ["t", "u"]
+
+
+@pytest.mark.parametrize(
+    ("status", "type_", "error"),
+    [(409, "group-exclusive", ExclusiveHeld), (403, "forbidden", Forbidden)],
+)
+async def test_a_refusal_is_raised(status: int, type_: str, error: type[Exception]) -> None:
+    # T29
+    async with fake_group() as (group, client):
+
+        async def refuse(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+            return problem(status, type_) if name == "receive" else None
+
+        group.before = refuse
+        async with client.consume("t", GROUP) as consumer:
+            with pytest.raises(error):
                 await anext(consumer)
-    assert await offsets_of(client, topic) == {0: 9}
+            with pytest.raises(error):
+                await anext(consumer)
 
 
-async def test_a_stored_offset_that_is_trimmed_is_told() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        if request.path.endswith("/offsets"):
-            return web.json_response({"offsets": {"0": 3}}, headers={"ETag": '"1"'})
-        if request.path.endswith("/messages"):
-            return problem(410, "offset-trimmed", min_offset=7, max_offset=9)
-        return web.json_response(
-            {
-                "topic_id": 1,
-                "queue_count": 1,
-                "queues": [{"queue": 0, "min_offset": 7, "max_offset": 9}],
-                "config": {"max_message_bytes": 1},
-            }
-        )
-
-    async with scripted_server(answer) as server, AsyncClient(server.url) as client:
-        with pytest.raises(OffsetTrimmed) as caught:
-            await anext(client.consume("orders", GROUP))
-        assert caught.value.min_offset == 7
+# -- what goes over the wire -----------------------------------------------------------------
 
 
-# -- progress, by itself ---------------------------------------------------------------------
+async def test_a_lost_reply_is_asked_for_again_by_its_attempt() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        group.lose = {"receive": 1, "ack": 1}
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            assert [delivery.offset async for delivery in consumer] == [0, 1, 2]
+        attempts = [body["attempt_id"] for body in group.named("receive")]
+        assert attempts[0] == attempts[1]
+        assert len(set(attempts)) == len(attempts) - 1
+        assert offsets(group) == [0, 1, 2]
 
 
-def message(queue: int, offset: int) -> Message:
-    return LoneMessage(
-        topic="orders",
-        queue=queue,
-        offset=offset,
-        message_id=f"{1:08X}{queue:08X}{offset:016X}",
-        body=b"",
-        key=None,
-        tag=None,
-        properties={},
-        born_timestamp_ms=0,
-        store_timestamp_ms=0,
-    ).as_message()
+@pytest.mark.parametrize(("status", "type_"), [(429, "too-many-held"), (503, "draining")])
+async def test_a_busy_broker_is_asked_again(status: int, type_: str) -> None:
+    async with fake_group() as (group, client):
+        group.publish(1)
+        refusals = {"receive": 2, "ack": 2, "describe": 1}
+
+        async def refuse(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+            if not refusals.get(name):
+                return None
+            refusals[name] -= 1
+            return problem(status, type_, 0)
+
+        group.before = refuse
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            assert [delivery.offset async for delivery in consumer] == [0]
+        assert offsets(group) == [0]
+        assert not any(refusals.values())
 
 
-def test_progress_follows_what_was_asked_for() -> None:
-    progress = Progress()
-    fetched = Range(
-        [
-            MessageList(0, [message(0, 4), message(0, 6)]),
-            MessageList(1, [message(1, 2)]),
-        ],
-        {0: 9, 1: 3},
-    )
-    seen = [((m.queue, m.offset), progress.offsets()) for m in progress.through(fetched)]
-    assert seen == [
-        ((0, 4), {0: 4}),
-        ((0, 6), {0: 6}),
-        ((1, 2), {0: 7, 1: 2}),
-    ]
-    assert progress.offsets() == {0: 9, 1: 3}
+async def test_acknowledgements_leave_together() -> None:
+    # T26: by their number
+    async with fake_group() as (group, client):
+        group.publish(200)
+        async with client.consume(
+            "t",
+            GROUP,
+            max_in_flight=200,
+            concurrency=200,
+            serial_by="nothing",
+            ack_batch=50,
+            ack_interval_ms=10**6,
+        ) as consumer:
+            taken = [await anext(consumer) for _ in range(200)]
+            for delivery in taken[:49]:
+                delivery.ack()
+            await asyncio.sleep(0)
+            assert not group.named("ack")
+            taken[49].ack()
+            await until(lambda: len(group.acked) == 50)
+        assert [len(body["receipts"]) for body in group.named("ack")] == [50]
 
 
-def test_the_message_in_hand_can_be_counted_as_processed() -> None:
-    progress = Progress()
-    messages = progress.through(Range([MessageList(0, [message(0, 4), message(0, 6)])], {0: 9}))
-    next(messages)
-    progress.current_done()
-    progress.current_done()
-    assert progress.offsets() == {0: 5}
-    next(messages)
-    assert progress.offsets() == {0: 6}
+async def test_an_acknowledgement_leaves_after_a_while_or_when_it_is_waited_for() -> None:
+    # T21, T26
+    async with fake_group() as (group, client):
+        group.publish(4)
+        options: dict[str, Any] = {"concurrency": 3, "serial_by": "nothing"}
+        async with client.consume("t", GROUP, ack_interval_ms=1, **options) as consumer:
+            (await anext(consumer)).ack()
+            await until(lambda: len(group.acked) == 1)
+        async with client.consume("t", GROUP, ack_interval_ms=10**6, **options) as consumer:
+            delivery = await anext(consumer)
+            delivery.ack()
+            assert await delivery.ack() == "done"
+            assert len(group.acked) == 2
 
 
-# -- compare-and-swap with lost replies ------------------------------------------------------
+async def test_an_idle_consumer_sends_its_acknowledgements_at_once() -> None:
+    # T27
+    async with fake_group() as (group, client):
+        group.publish(1)
+        async with client.consume("t", GROUP, ack_interval_ms=10**6) as consumer:
+            await anext(consumer)
+            waiting = asyncio.create_task(consumer.next())
+            await until(lambda: len(group.acked) == 1)
+            group.publish(1)
+            assert await asyncio.wait_for(waiting, 10) is not None
 
 
-class OffsetsServer:
-    """Stored offsets with their version; loses replies, or requests, when it is told to.
+async def test_no_more_is_held_than_may_be() -> None:
+    # T18, F16
+    async with fake_group() as (group, client):
+        group.publish(100)
+        held = []
 
-    Two have to be lost for one to be noticed: aiohttp tries a PUT once more by itself.
-    """
+        async def watch(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+            held.append(len(group.leased) + asked.get("max_messages", 0))
+            return None
 
-    def __init__(self) -> None:
-        self.offsets: dict[str, int] = {}
-        self.version = 0
-        self.lose_replies = 0
-        self.lose_requests = 0
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.method == "PUT":
-            if self.lose_requests:
-                self.lose_requests -= 1
-                return drop(request)
-            if self.lose_replies == 1:
-                self.lose_replies = 0
-                return drop(request)
-            if request.headers["If-Match"] != f'"{self.version}"':
-                return problem(412, "offsets-changed")
-            self.offsets.update((await request.json())["offsets"])
-            self.version += 1
-            if self.lose_replies:
-                self.lose_replies -= 1
-                return drop(request)
-        elif not self.version:
-            return problem(404, "unknown-group")
-        return web.json_response({"offsets": self.offsets}, headers={"ETag": f'"{self.version}"'})
-
-    def rival_stores(self, **offsets: int) -> None:
-        self.offsets.update({queue.removeprefix("q"): n for queue, n in offsets.items()})
-        self.version += 1
+        group.before = watch
+        async with client.consume("t", GROUP, max_in_flight=7, follow=False) as consumer:
+            held += [len(group.leased) async for _ in consumer]
+        assert len(group.acked) == 100
+        assert max(held) <= 7
 
 
-def group_offsets(url: str, give_up_after_s: float) -> GroupOffsets:
-    retry = RetryPolicy(give_up_after_s=give_up_after_s, first_pause_s=0.001)
-    return GroupOffsets(Transport(url, token=None, retry=retry), GROUP, "orders")
+async def test_leases_are_extended_at_half_their_time_in_hand_and_not_begun() -> None:
+    async with fake_group(lease_ms=40) as (group, client):
+        group.publish(4)
+        async with client.consume("t", GROUP) as consumer:
+            delivery = await anext(consumer)
+            await until(lambda: len(group.leased) >= 2)
+            waiting = set(group.leased)
+            for _ in range(2):
+                before = len(group.named("extend"))
+                await until(
+                    lambda before=before: (
+                        waiting
+                        <= {r for body in group.named("extend")[before:] for r in body["receipts"]}
+                    )
+                )
+            delivery.ack()
+            assert await delivery.ack() == "done"
+            settled = len(group.named("extend"))
+            await until(lambda: len(group.named("extend")) > settled + 1)
+            later = group.named("extend")[settled + 1 :]
+            assert all(delivery.receipt not in body["receipts"] for body in later)
 
 
-async def test_only_what_changed_is_stored() -> None:
-    stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 10)
-        assert await offsets.load() == {}
-        await offsets.store({0: 5, 1: 7})
-        await offsets.store({0: 5, 1: 7})
-        await offsets.store({0: 5, 1: 8})
-        assert stored.offsets == {"0": 5, "1": 8}
-        assert [r.split()[0] for r in server.requests] == ["GET", "PUT", "PUT"]
-        await offsets._transport.close()
+async def test_a_lease_that_has_ended_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_group(lease_ms=40) as (group, client):
+        group.publish(2)
+        async with client.consume("t", GROUP) as consumer:
+            delivery = await anext(consumer)
+            await until(lambda: len(group.leased) == 2)
+            group.end_leases()
+            await until(lambda: delivery.is_lost)
+            assert await delivery.ack() in ("stale", "done")
+            group.publish(1)
+            # What was not begun is not worked on: it is another member's.
+            assert (await anext(consumer)).offset == 2
+    assert "has ended while it was worked on" in caplog.text
 
 
-async def test_a_store_whose_reply_was_lost_is_not_taken_for_a_rival() -> None:
-    stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 10)
-        await offsets.load()
-        stored.lose_replies = 1
-        await offsets.store({0: 5})
-        await offsets.store({0: 6})
-        assert stored.offsets == {"0": 6}
-        await offsets._transport.close()
+async def test_more_time_can_be_asked_for() -> None:
+    async with fake_group() as (group, client):
+        group.publish(1)
+        async with client.consume("t", GROUP) as consumer:
+            delivery = await anext(consumer)
+            assert await delivery.extend(600_000) == "done"
+            assert not delivery.is_settled
+        assert group.named("extend") == [{"receipts": [delivery.receipt], "lease_ms": 600_000}]
 
 
-async def test_a_store_that_was_given_up_may_have_happened_or_not() -> None:
-    stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 0)
-        await offsets.load()
-        stored.lose_replies = 2
-        with pytest.raises(ConnectionFailed):
-            await offsets.store({0: 5})
-        await offsets.store({0: 6})
-        stored.lose_requests = 2
-        with pytest.raises(ConnectionFailed):
-            await offsets.store({0: 7})
-        await offsets.store({0: 8})
-        assert stored.offsets == {"0": 8}
-        await offsets._transport.close()
+async def test_what_follows_a_key_that_came_back_is_not_worked_on() -> None:
+    # I11: the broker takes back the later leases of the key, too.
+    async with fake_group(mode="keyed") as (group, client):
+        group.publish(3, key="a")
+        group.publish(1, key="b")
+        async with client.consume("t", GROUP, max_in_flight=8, concurrency=2) as consumer:
+            first = await anext(consumer)
+            second = await anext(consumer)
+            assert (first.key, second.key) == ("a", "b")
+            await until(lambda: len(group.leased) == 4)
+            first.nack()
+            again = await anext(consumer)
+            assert again.offset == 0
+            assert again.receipt != first.receipt
 
 
-async def test_a_rival_is_not_taken_for_a_lost_reply() -> None:
-    stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 0)
-        await offsets.load()
-        await offsets.store({0: 5})
-        stored.lose_requests = 2
-        with pytest.raises(ConnectionFailed):
-            await offsets.store({0: 6})
-        stored.rival_stores(q0=4)
-        with pytest.raises(OffsetsChanged):
-            await offsets.store({0: 7})
-        # Having been told once, it still does not overwrite the rival.
-        with pytest.raises(OffsetsChanged):
-            await offsets.store({0: 7})
-        assert stored.offsets == {"0": 4}
-        await offsets._transport.close()
+async def test_how_long_it_took_is_told_by_topic_where_cost_is_time() -> None:
+    async with fake_group(cost="time") as (group, client):
+        group.publish(2, "slow")
+        group.publish(2, "fast")
+        async with client.consume(["slow", "fast"], GROUP, follow=False) as consumer:
+            async for delivery in consumer:
+                await asyncio.sleep(0.03 if delivery.topic == "slow" else 0)
+        of_receipt = {
+            message["receipt"]: message["topic"]
+            for messages in group.answers.values()
+            for message in messages
+        }
+        for body in group.named("ack"):
+            (topic,) = {of_receipt[receipt] for receipt in body["receipts"]}
+            assert (body["used_ms"] >= 29) == (topic == "slow")
+
+
+# -- handlers --------------------------------------------------------------------------------
+
+
+async def test_handlers_are_serial_by_queue_and_parallel_across() -> None:
+    # T11, T12, T13
+    async with fake_group() as (group, client):
+        for queue in range(3):
+            group.publish(20, queue=queue)
+        seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        running: set[int] = set()
+        peak = 0
+
+        async def handle(delivery: Delivery) -> None:
+            nonlocal peak
+            assert delivery.queue not in running
+            running.add(delivery.queue)
+            peak = max(peak, len(running))
+            seen[delivery.queue].append(delivery.offset)
+            await asyncio.sleep(0)
+            running.remove(delivery.queue)
+
+        consumer = client.consume("t", GROUP, concurrency=2, follow=False)
+        await consumer.run(handle)
+        assert all(each == list(range(20)) for each in seen.values())
+        assert peak == 2
+        assert len(group.acked) == 60
+
+
+async def test_a_handler_that_settles_early_still_keeps_its_queue() -> None:
+    # T12
+    async with fake_group() as (group, client):
+        group.publish(5)
+        running = 0
+
+        async def handle(delivery: Delivery) -> None:
+            nonlocal running
+            running += 1
+            assert running == 1
+            assert await delivery.ack() == "done"
+            running -= 1
+
+        await client.consume("t", GROUP, concurrency=4, follow=False).run(handle)
+        assert offsets(group) == [0, 1, 2, 3, 4]
+
+
+async def test_a_handler_that_raises_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        failures = [1]
+
+        async def handle(delivery: Delivery) -> None:
+            if delivery.offset == 1 and failures:
+                failures.pop()
+                raise RuntimeError("no coffee")
+            if delivery.offset == 2:
+                delivery.reject()
+
+        with caplog.at_level(logging.WARNING, "holdfast.client"):
+            await client.consume("t", GROUP, follow=False).run(handle)
+        assert len(group.named("nack")) == 1
+        assert len(group.named("reject")) == 1
+        assert offsets(group) == [0, 1]
+        assert "no coffee" in caplog.text
+
+
+async def test_a_plain_function_is_called_in_threads_that_do_nothing_else() -> None:
+    # T10
+    async with fake_group() as (group, client):
+        for queue in range(4):
+            group.publish(5, queue=queue)
+        together = threading.Barrier(2, timeout=10)
+        names = set()
+
+        def handle(delivery: Delivery) -> None:
+            names.add(threading.current_thread().name)
+            if delivery.offset == 0:
+                together.wait()
+
+        await client.consume("t", GROUP, concurrency=2, follow=False).run(handle)
+        assert len(group.acked) == 20
+        assert all(name.startswith("holdfast-handler") for name in names)
+
+
+async def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
+    async with fake_group() as (group, client):
+        group.publish(2)
+        done = []
+
+        async def work(delivery: Delivery) -> None:
+            await asyncio.sleep(0)
+            done.append(delivery.offset)
+
+        await client.consume("t", GROUP, follow=False).run(lambda delivery: work(delivery))
+        assert done == [0, 1]
+
+
+async def test_closing_lets_handlers_finish_and_gives_back_the_rest() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def handle(delivery: Delivery) -> None:
+            begun.set()
+            await may_end.wait()
+
+        consumer = client.consume("t", GROUP)
+        running = asyncio.create_task(consumer.run(handle))
+        await begun.wait()
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        may_end.set()
+        await asyncio.wait_for(asyncio.gather(closing, running), 10)
+        assert offsets(group) == [0]
+        assert sorted(offset for _, _, offset in group.available) == [1, 2]
+
+
+async def test_a_handler_may_close_its_consumer() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        consumer = client.consume("t", GROUP)
+
+        async def handle(delivery: Delivery) -> None:
+            await consumer.close()
+
+        await asyncio.wait_for(consumer.run(handle), 10)
+        assert offsets(group) == [0]
+
+
+async def test_cancelling_releases_what_handlers_have_in_hand() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        begun = asyncio.Event()
+
+        async def handle(delivery: Delivery) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.create_task(client.consume("t", GROUP).run(handle))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not group.acked
+        assert len(group.available) == 3
+        assert not group.named("nack")
+
+
+async def test_closing_the_client_closes_its_consumers() -> None:
+    async with fake_group() as (group, _):
+        group.publish(3)
+        async with AsyncClient(group.url) as other:
+            consumer = other.consume("t", GROUP)
+            await anext(consumer)
+            (await anext(consumer)).ack()
+        assert offsets(group) == [0, 1]
+        assert len(group.named("leave")) == 1
+        assert await consumer.next() is None
+
+
+# -- threads ---------------------------------------------------------------------------------
+
+
+async def test_the_client_for_threads_does_the_same() -> None:
+    async with fake_group() as (group, _):
+        for queue in range(3):
+            group.publish(10, queue=queue)
+
+        def iterate() -> None:
+            with Client(group.url) as client:
+                with client.consume("t", GROUP) as consumer:
+                    for count, delivery in enumerate(consumer, 1):
+                        if count == 1:
+                            assert delivery.reject().result(10) == "done"
+                        if count == 5:
+                            break
+                assert len(group.acked) == 3
+
+        def run() -> None:
+            with Client(group.url) as client:
+                threads = set()
+
+                def handle(delivery: Delivery) -> None:
+                    threads.add(threading.current_thread())
+                    if delivery.offset % 2:
+                        assert delivery.ack().result(10) == "done"
+
+                client.consume("t", GROUP, concurrency=3, follow=False).run(handle)
+                assert threading.current_thread() not in threads
+
+        def close_inside() -> None:
+            with Client(group.url) as client:
+                consumer = client.consume("t", GROUP)
+                consumer.run(lambda delivery: consumer.close())
+
+        await asyncio.wait_for(asyncio.to_thread(iterate), 20)
+        await asyncio.wait_for(asyncio.to_thread(run), 20)
+        assert len(group.acked) == 29
+        group.publish(3)
+        await asyncio.wait_for(asyncio.to_thread(close_inside), 20)
+        assert len(group.acked) == 30

@@ -15,7 +15,7 @@ def examples() -> list[str]:
 
 
 def test_every_example_runs(holdfast_broker: RunningBroker) -> None:
-    assert len(examples()) >= 7
+    assert len(examples()) >= 9
     names: dict[str, Any] = {}
     for example in examples():
         code = example.replace(DEFAULT_URL, holdfast_broker.url)

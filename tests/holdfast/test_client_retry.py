@@ -13,7 +13,7 @@ from holdfast.client.errors import (
     Overloaded,
     Unavailable,
 )
-from holdfast.client.retry import FOREVER, RetryPolicy, retried
+from holdfast.client.retry import FOREVER, RetryPolicy, UntilToldRetryPolicy, retried
 
 
 class Waits:
@@ -119,3 +119,15 @@ async def test_a_cancelled_operation_is_not_tried_again() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert tries == 1
+
+
+def test_a_policy_goes_on_until_it_is_told_how_long_there_is() -> None:
+    left: list[float | None] = [None]
+    policy = UntilToldRetryPolicy(None, 1.0, 1.0, left_s=lambda: left[0])
+    failed = ConnectionFailed("http://x", "refused", maybe_executed=True)
+    assert policy.pause_s(failed, 9, 10**9, safe=True) is not None
+    left[0] = 2.0
+    assert policy.pause_s(failed, 9, 10**9, safe=True) is not None
+    left[0] = 0.1
+    assert policy.pause_s(failed, 9, 10**9, safe=True) is None
+    assert policy.pause_s(failed, 1, 0.0, safe=False) is None

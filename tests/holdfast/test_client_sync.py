@@ -131,14 +131,14 @@ def test_a_consumer_stores_how_far_it_came(client: Client, topic: str) -> None:
     with client.producer(topic) as producer:
         for number in range(10):
             producer.send(b"%d" % number)
-    with client.consume(topic, "g", commit_interval_ms=10**9) as consumer:
+    with client.consume_by_offsets(topic, "g", commit_interval_ms=10**9) as consumer:
         for message in consumer:
             if message.offset == 4:
                 consumer.commit()
             if message.offset == 7:
                 break
     assert client.stored_offsets("g", topic).offsets == {0: 7}
-    with client.consume(topic, "g", follow=False) as consumer:
+    with client.consume_by_offsets(topic, "g", follow=False) as consumer:
         assert [message.offset for message in consumer] == [7, 8, 9]
 
 

@@ -283,7 +283,7 @@ class GroupConsumer(threading.Thread):
             self.error = error
 
     def _consume(self) -> None:
-        with self._client.consume(
+        with self._client.consume_by_offsets(
             self._topic.name, group=self.name, start="earliest", commit_interval_ms=50
         ) as messages:
             for message in messages:

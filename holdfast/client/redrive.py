@@ -1,0 +1,182 @@
+"""Putting dead letters back where they came from.
+
+How far that went is kept by a group of its own on the dead-letter topic, `GROUP.redrive`. A letter
+is acknowledged there once its message is stored and synced; what was put back just before a crash
+is put back again with the same identity, so the broker stores it once.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from holdfast.client import group_requests
+from holdfast.client.consumer import AsyncConsumer
+from holdfast.client.errors import HoldfastError, UnknownTopic
+from holdfast.client.message import Message
+from holdfast.client.new_message import NewMessage
+from holdfast.client.publishing import PublishRequest
+from holdfast.client.requests import Requests
+from holdfast.client.sender import ProducerIdentity
+
+#: The properties with which a dead letter says what it was.
+PREFIX = "holdfast-dead-"
+#: The member that puts letters back: a second one takes over from a first that was killed.
+MEMBER = "redrive"
+#: A letter whose topic is gone is kept back for so long, until it is tried again.
+STUCK_MS = 60_000
+
+
+class NoDeadLetters(HoldfastError):
+    """The group has no dead-letter topic, or no leases at all."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(group)
+        self.group = group
+
+    def __str__(self) -> str:
+        return (
+            f"{self.group} has no dead-letter topic; give it one with "
+            f"`holdfast group create {self.group} --dead-letter-topic NAME`"
+        )
+
+
+class Redriven(NamedTuple):
+    """How many letters were put back, by topic; `stuck` are those whose topic is gone."""
+
+    dead_letter_topic: str
+    topics: dict[str, int]
+    stuck: int
+
+    @property
+    def total(self) -> int:
+        """How many were put back."""
+        return sum(self.topics.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """What a dead letter says of the message that it was."""
+
+    message: Message
+    topic: str
+    queue: int
+    properties: dict[str, str]
+
+    @classmethod
+    def of(cls, message: Message) -> "Letter":
+        """Read a dead letter. Raises KeyError or ValueError for what is none."""
+        properties = message.properties
+        return cls(
+            message,
+            properties[f"{PREFIX}topic"],
+            int(properties[f"{PREFIX}queue"]),
+            {name: text for name, text in properties.items() if not name.startswith(PREFIX)},
+        )
+
+    def original(self, queue_count: int, priority_levels: int) -> NewMessage:
+        """Return the message as it was, to be published again.
+
+        Its key chooses its queue, as ever. One without a key, and one that has a level of
+        priority, goes to its own queue, while the topic has it.
+        """
+        message = self.message
+        keeps_queue = message.key is None or priority_levels > 1
+        queue = self.queue if keeps_queue and self.queue < queue_count else None
+        return NewMessage(
+            message.body, message.key, message.tag, self.properties or None, queue=queue
+        )
+
+    def identity(self, group: str) -> ProducerIdentity:
+        """Return under whom it is put back: always the same, and nobody else's."""
+        digest = sha256(f"{group} {self.message.message_id}".encode()).digest()
+        identity = ProducerIdentity()
+        identity.producer_id = int.from_bytes(digest[:8], "big") >> 1 or 1
+        return identity
+
+
+class _TopicConfig(msgspec.Struct):
+    priority_levels: int = 1
+
+
+class _Topic(msgspec.Struct):
+    queue_count: int
+    config: _TopicConfig
+
+
+class MakesConsumers(Protocol):
+    """Who makes the consumer of the dead letters: the client."""
+
+    def consume(
+        self, topic: str, group: str, *, member: str, follow: bool, max_in_flight: int
+    ) -> AsyncConsumer:
+        """Return a consumer of a topic, as AsyncClient.consume does."""
+        ...
+
+
+def group_of_redriving(group: str) -> str:
+    """Return the name of the group that says how far redriving came."""
+    return f"{group}.redrive"
+
+
+def letters_of(group: str) -> str:
+    """Return the condition that a group's dead letters fulfil."""
+    return f"`{PREFIX}group` = '{group}'"
+
+
+def dead_letter_topic(group: str, described: Mapping[str, object]) -> str:
+    """Return a group's dead-letter topic by its description. Raises NoDeadLetters."""
+    config = described.get("config")
+    topic = config.get("dead_letter_topic") if isinstance(config, Mapping) else None
+    if not isinstance(topic, str):
+        raise NoDeadLetters(group)
+    return topic
+
+
+async def redrive(
+    transport: Requests, client: MakesConsumers, group: str, most: int | None
+) -> Redriven:
+    """Put a group's dead letters back, in their order, at most so many."""
+    dead = dead_letter_topic(group, await group_requests.describe_group(transport, group))
+    redriving = group_of_redriving(group)
+    settings = {
+        "topics": {dead: {"filter": letters_of(group)}},
+        "max_attempts": 0,
+        "start": "earliest",
+    }
+    await group_requests.put_group(transport, redriving, settings)
+    # What one that was killed had in hand is had at once.
+    await group_requests.leave(transport, redriving, MEMBER)
+    topics: dict[str, _Topic | None] = {}
+    done: Counter[str] = Counter()
+    stuck = 0
+    consumer = client.consume(dead, redriving, member=MEMBER, follow=False, max_in_flight=256)
+    async with consumer:
+        while most is None or done.total() < most:
+            delivery = await consumer.next()
+            if delivery is None:
+                break
+            letter = Letter.of(delivery)
+            if letter.topic not in topics:
+                topics[letter.topic] = await _described(transport, letter.topic)
+            topic = topics[letter.topic]
+            if topic is None:
+                delivery.nack(STUCK_MS)
+                stuck += 1
+                continue
+            message = letter.original(topic.queue_count, topic.config.priority_levels)
+            request = PublishRequest(letter.topic, "fsync", [message.encode()])
+            await request.send(transport, letter.identity(group))
+            delivery.ack()
+            done[letter.topic] += 1
+    return Redriven(dead, dict(done), stuck)
+
+
+async def _described(transport: Requests, topic: str) -> _Topic | None:
+    try:
+        return (await transport.request("GET", f"/v1/topics/{topic}")).json(_Topic)
+    except UnknownTopic:
+        return None
