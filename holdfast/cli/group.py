@@ -1,51 +1,66 @@
-"""holdfast group: the stored offsets of consumer groups, and moving them."""
+"""holdfast group: see groups, and move the offsets that they store.
 
+What only groups with leases have is in leased_group.py.
+"""
+
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.connection import with_client
+from holdfast.cli.group_view import show_group
 from holdfast.cli.output import is_terminal, write_json_line, write_rows
 from holdfast.cli.start import AtTime, Earliest, Latest, Start
 from holdfast.cli.values import as_group, as_start, as_topic
 
 if TYPE_CHECKING:
     from holdfast.client import Client
-    from holdfast.client.async_client import ResetTo
+    from holdfast.client.group_calls import ResetTo
 
 
 @click.group()
 def group() -> None:
-    """See the stored offsets of groups, and move them."""
+    """Make groups, see how far they are, and move them."""
 
 
 @group.command("list")
 @with_client
 def list_groups(client: "Client") -> None:
-    """List the groups by name."""
-    write_rows(client.groups(), ["group", "topics", "lag_messages"])
+    """List the groups by name. One without a mode only stores offsets."""
+    write_rows(client.groups(), ["group", "mode", "topics", "lag_messages"])
 
 
 @group.command("describe")
 @click.argument("name", callback=as_group)
+@click.option("--watch", is_flag=True, help="Show it again and again; Ctrl-C stops.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --watch shows it.",
+)
 @with_client
-def describe(client: "Client", name: str) -> None:
-    """Show how far a group is behind, topic by topic."""
-    described = client.describe_group(name)
-    if not is_terminal():
-        write_json_line(described)
-        return
-    rows = [
-        {"topic": topic["topic"], **queue}
-        for topic in described["topics"]
-        for queue in topic["queues"]
-    ]
-    write_rows(
-        rows,
-        ["topic", "queue", "offset", "max_offset", "lag_messages", "lag_bytes", "lag_seconds"],
-        title=name,
-    )
+def describe(client: "Client", name: str, watch: bool, interval_s: float) -> None:
+    """Show how far a group is behind, queue by queue.
+
+    Of a group with leases also what is available, in flight, delayed and dead, how much was
+    served, and its members.
+    """
+    from time import sleep
+
+    show_group(client.describe_group(name))
+    while watch:
+        sleep(interval_s)
+        described = client.describe_group(name)
+        if is_terminal():
+            click.clear()
+        show_group(described)
+        sys.stdout.flush()
 
 
 @group.command("offsets")

@@ -11,9 +11,10 @@ from holdfast.cli.backup import backup, restore
 from holdfast.cli.bench import bench
 from holdfast.cli.check import check, dump
 from holdfast.cli.config import config
+from holdfast.cli.consume import consume
 from holdfast.cli.demo import demo
 from holdfast.cli.exits import ExitCode, Failure, failure_of
-from holdfast.cli.group import group
+from holdfast.cli.leased_group import group
 from holdfast.cli.message import message
 from holdfast.cli.output import safe_text
 from holdfast.cli.publish import publish
@@ -88,6 +89,7 @@ COMMANDS = (
     topic,
     publish,
     pull,
+    consume,
     group,
     message,
     check,

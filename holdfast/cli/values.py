@@ -26,6 +26,60 @@ def as_topic(_context: Context, _parameter: Parameter, text: str) -> str:
     return _checked_name("topic", text)
 
 
+def as_topics(_context: Context, _parameter: Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Take topics' names."""
+    return tuple(_checked_name("topic", text) for text in texts)
+
+
+def as_weighted_topics(
+    _context: Context, _parameter: Parameter, texts: tuple[str, ...]
+) -> dict[str, int]:
+    """Take topics' names, each with its weight behind an equals sign, or without one."""
+    weights: dict[str, int] = {}
+    for text in texts:
+        topic, _, weight = text.partition("=")
+        if weight and not re.fullmatch(r"\d{1,9}", weight, re.ASCII):
+            raise click.BadParameter(f"{text!r}: a weight is a whole number, as in orders=8.")
+        weights[_checked_name("topic", topic)] = int(weight or 1)
+    return weights
+
+
+def as_topic_filters(
+    _context: Context, _parameter: Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    """Take filters of topics: the topic, an equals sign, and its filter."""
+    filters: dict[str, str] = {}
+    for text in texts:
+        topic, found, expression = text.partition("=")
+        if not found or not expression:
+            raise click.BadParameter(f"{text!r}: write TOPIC=FILTER, as in orders=paid,served.")
+        filters[_checked_name("topic", topic)] = expression
+    return filters
+
+
+def as_milliseconds(_context: Context, _parameter: Parameter, text: str | None) -> list[int] | None:
+    """Take numbers of milliseconds, separated by commas."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,15}(,\d{1,15})*", text, re.ASCII):
+        raise click.BadParameter(f"{text!r}: write milliseconds such as 1000,5000,60000.")
+    return [int(each) for each in text.split(",")]
+
+
+def as_place_in_queue(
+    _context: Context, _parameter: Parameter, texts: tuple[str, ...]
+) -> dict[str, dict[int, int]]:
+    """Take offsets, each as TOPIC:QUEUE:OFFSET."""
+    places: dict[str, dict[int, int]] = {}
+    for text in texts:
+        topic, *numbers = text.rsplit(":", 2)
+        if len(numbers) != 2 or not all(re.fullmatch(r"\d{1,18}", n, re.ASCII) for n in numbers):
+            raise click.BadParameter(f"{text!r}: write TOPIC:QUEUE:OFFSET, as in orders:0:12.")
+        queue, offset = map(int, numbers)
+        places.setdefault(_checked_name("topic", topic), {})[queue] = offset
+    return places
+
+
 def as_group(_context: Context, _parameter: Parameter, text: str) -> str:
     """Take a group's name."""
     return _checked_name("group", text)

@@ -1,0 +1,188 @@
+"""holdfast group create, seek, redrive, delete: what groups with leases have beside offsets."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.connection import with_client
+from holdfast.cli.group import group as group
+from holdfast.cli.group_view import show_group
+from holdfast.cli.message_format import Formatter
+from holdfast.cli.output import is_terminal, write_json_line, write_rows
+from holdfast.cli.pull import format_option
+from holdfast.cli.start import AtOffset, AtTime, Earliest, Start
+from holdfast.cli.values import (
+    as_group,
+    as_milliseconds,
+    as_place_in_queue,
+    as_start,
+    as_topic_filters,
+    as_weighted_topics,
+)
+
+if TYPE_CHECKING:
+    from holdfast.client import Client, Message
+    from holdfast.client.group_calls import ResetTo, SeekTo
+
+
+@group.command("create")
+@click.argument("name", callback=as_group)
+@click.argument("topics", nargs=-1, metavar="[TOPIC[=WEIGHT]]...", callback=as_weighted_topics)
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    callback=as_topic_filters,
+    metavar="TOPIC=FILTER",
+    help="What the group wants of a topic: tags a,b, or a SQL92 condition.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["competing", "keyed", "single_active", "exclusive"]),
+    help="How members share: docs/groups.md.",
+)
+@click.option("--engine", type=click.Choice(["sfq", "dwrr"]), help="How topics take turns.")
+@click.option(
+    "--cost", type=click.Choice(["count", "bytes", "time"]), help="What weights share out."
+)
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    help="Where queues begin of which no offset is stored.",
+)
+@click.option("--lease-ms", type=click.IntRange(1000), help="Length of a lease.")
+@click.option("--max-in-flight", type=click.IntRange(1), help="Leases at once, of all members.")
+@click.option(
+    "--max-attempts", type=click.IntRange(0), help="Failures that make a dead letter; 0: none do."
+)
+@click.option(
+    "--backoff-ms",
+    callback=as_milliseconds,
+    metavar="MS,...",
+    help="How long each failure keeps a message back; the last for all after it.",
+)
+@click.option("--dead-letter-topic", metavar="TOPIC", help='Where dead letters go; "" drops them.')
+@with_client
+def create(
+    client: "Client", name: str, topics: dict[str, int], filters: dict[str, str], **settings: Any
+) -> None:
+    """Make a group with leases, or change it.
+
+    What is not given is the broker's default, or stays as it is. Topics that are given are all
+    that the group has then. A group that only stored offsets goes on from them.
+    """
+    unknown = [topic for topic in filters if topic not in topics]
+    if unknown:
+        raise click.UsageError(f"--filter names {unknown[0]}, which is not among the topics.")
+    terms = {
+        topic: {"weight": weight, "filter": filters.get(topic)} for topic, weight in topics.items()
+    }
+    client.create_group(name, terms or None, **settings)
+    show_group(client.describe_group(name))
+
+
+@group.command("seek")
+@click.argument("name", callback=as_group)
+@click.option(
+    "--to",
+    callback=as_start,
+    metavar="PLACE",
+    help="earliest, latest, or a time: 2026-11-21T10:00:00Z, epoch ms, -1h.",
+)
+@click.option(
+    "--offset",
+    "places",
+    multiple=True,
+    callback=as_place_in_queue,
+    metavar="TOPIC:QUEUE:OFFSET",
+    help="A queue's offset; may be given several times. Other queues stay where they are.",
+)
+@with_client
+def seek(client: "Client", name: str, to: Start | None, places: dict[str, dict[int, int]]) -> None:
+    """Let a group with leases start again from somewhere.
+
+    What is leased then is not the members' any more.
+    """
+    if (to is None) == (not places):
+        raise click.UsageError("Say where: either --to or --offset.")
+    target: SeekTo = places if to is None else _target(to)
+    moved = client.seek_group(name, target)
+    if not is_terminal():
+        write_json_line({"group": name, "offsets": moved})
+        return
+    rows = [
+        {"topic": topic, "queue": queue, "offset": offset}
+        for topic, queues in moved.items()
+        for queue, offset in sorted(queues.items())
+    ]
+    write_rows(rows, ["topic", "queue", "offset"], title=name)
+
+
+def _target(to: Start) -> "ResetTo":
+    match to:
+        case AtOffset():
+            raise click.BadParameter("an offset fits one queue only; use --offset.")
+        case AtTime(timestamp_ms):
+            return timestamp_ms
+        case Earliest():
+            return "earliest"
+    return "latest"
+
+
+@group.command("redrive")
+@click.argument("name", callback=as_group)
+@click.option("--max", "count", type=click.IntRange(0), help="Put back at most so many.")
+@click.option("--dry-run", is_flag=True, help="Print the dead letters, and put none back.")
+@format_option
+@with_client
+def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form: Formatter) -> None:
+    """Put a group's dead letters back where they came from.
+
+    Each keeps its key, tag and properties, and counts as put back once it is synced: a redrive
+    that was cut short goes on where it was, and puts nothing back twice.
+    """
+    if dry_run:
+        for number, letter in enumerate(_letters(client, name)):
+            if number == count:
+                break
+            sys.stdout.buffer.write(form(letter))
+        return
+    done = client.redrive(name, count)
+    if not is_terminal():
+        write_json_line({"group": name, "redriven": done.total, **done._asdict()})
+        return
+    rows = [{"topic": topic, "redriven": number} for topic, number in done.topics.items()]
+    write_rows(rows, ["topic", "redriven"], title=f"{name}: from {done.dead_letter_topic}")
+    if done.stuck:
+        click.echo(f"{done.stuck} stay where they are: their topic is gone", err=True)
+
+
+def _letters(client: "Client", name: str) -> "Iterator[Message]":
+    """Yield the dead letters that were not put back."""
+    from holdfast.client.errors import UnknownGroup
+    from holdfast.client.redrive import dead_letter_topic, group_of_redriving, letters_of
+
+    topic = dead_letter_topic(name, client.describe_group(name))
+    try:
+        done: Mapping[int, int] = client.stored_offsets(group_of_redriving(name), topic).offsets
+    except UnknownGroup:
+        done = {}
+    for queue in client.describe_topic(topic)["queues"]:
+        offset = max(done.get(queue["queue"], 0), queue["min_offset"])
+        yield from client.pull(topic, queue["queue"], offset, follow=False, filter=letters_of(name))
+
+
+@group.command("delete")
+@click.argument("name", callback=as_group)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@with_client
+def delete(client: "Client", name: str, yes: bool) -> None:
+    """Delete a group with all that is known of it. Its messages stay in their topics."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("Deleting a group cannot be undone: confirm it with --yes.")
+        if click.prompt(f"How far {name} came will be forgotten. Its name again", err=True) != name:
+            raise click.UsageError("That is not its name; nothing was deleted.")
+    client.delete_group(name)
