@@ -1,0 +1,283 @@
+"""Groups from end to end: real input, a member that is killed, shares of working time."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep
+
+import pytest
+
+from holdfast.client import Client, Delivery
+from holdfast.client.new_message import NewMessage
+from holdfast.client.publishing import PublishRequest
+from holdfast.client.redrive import Letter
+from holdfast.client.retry import RetryPolicy
+from holdfast.client.transport import Transport
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from tests.cli.conftest import commands_against
+from tests.support.access_log import key_and_tag, read_lines
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    with RunningBroker(tmp_path_factory.mktemp("groups") / "data", TEST_ARGUMENTS) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: RunningBroker) -> Iterator[Client]:
+    with broker.client() as client:
+        yield client
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = monotonic() + timeout_s
+    while not condition():
+        assert monotonic() < deadline, "it did not happen in time"
+        sleep(0.01)
+
+
+def no_letter_is_on_its_way(client: Client, group: str) -> bool:
+    return bool(client.describe_group(group)["dying"] == 0)
+
+
+def end_offset(client: Client, topic: str) -> int:
+    return sum(queue["max_offset"] for queue in client.describe_topic(topic)["queues"])
+
+
+# -- the access log --------------------------------------------------------------------------
+
+
+def test_the_errors_of_an_access_log(broker: RunningBroker, client: Client) -> None:
+    lines = read_lines()
+    client.create_topic("access", queues=4)
+    with client.producer("access") as producer:
+        for line in lines:
+            key, tag = key_and_tag(line)
+            producer.send(line, key=key, tag=tag)
+    client.create_group(
+        "alerts", {"access": {"filter": "404,500"}}, dead_letter_topic="alerts.dead"
+    )
+    client.create_group("everything", "access")
+
+    alerts: list[tuple[str | None, bytes]] = []
+    lock = threading.Lock()
+
+    def alert(delivery: Delivery) -> None:
+        with lock:
+            alerts.append((delivery.tag, delivery.body))
+        if delivery.tag == "500":
+            delivery.reject()
+
+    client.consume("access", "alerts", concurrency=4, follow=False).run(alert)
+    assert Counter(tag for tag, _ in alerts) == {"404": 213, "500": 3}
+    with client.consume("access", "everything", max_in_flight=1000, follow=False) as deliveries:
+        everything = [delivery.body for delivery in deliveries]
+    assert Counter(everything) == Counter(lines)
+    assert len(everything) == 10_000
+
+    until(lambda: no_letter_is_on_its_way(client, "alerts"))
+    assert end_offset(client, "alerts.dead") == 3
+    holdfast = commands_against(broker.url)
+    shown = holdfast(
+        "group", "redrive", "alerts", "--dry-run", "--format", "json"
+    ).stdout.splitlines()
+    rejected = sorted(body for tag, body in alerts if tag == "500")
+    assert sorted(json.loads(line)["body"].encode() for line in shown) == rejected
+    assert end_offset(client, "access") == 10_000
+    assert json.loads(holdfast("group", "redrive", "alerts", "--max", "1").stdout) == {
+        "group": "alerts",
+        "redriven": 1,
+        "dead_letter_topic": "alerts.dead",
+        "topics": {"access": 1},
+        "stuck": 0,
+    }
+    assert json.loads(holdfast("group", "redrive", "alerts").stdout)["redriven"] == 2
+    assert json.loads(holdfast("group", "redrive", "alerts").stdout)["redriven"] == 0
+    assert holdfast("group", "redrive", "alerts", "--dry-run").stdout == ""
+
+    with client.consume("access", "alerts", follow=False) as deliveries:
+        again = list(deliveries)
+    assert sorted(delivery.body for delivery in again) == rejected
+    for delivery in again:
+        assert (delivery.key, delivery.tag) == key_and_tag(delivery.body)
+        assert delivery.properties == {}
+
+
+# -- dead letters ----------------------------------------------------------------------------
+
+
+def dead_letters(client: Client, topic: str, *keys: str | None) -> list[Letter]:
+    """Make a group on a topic, let it reject a message of each key, and return the letters."""
+    client.create_topic(topic, queues=3)
+    for number, key in enumerate(keys):
+        queue = 2 if key is None else None
+        client.publish(topic, f"{number}", key, "t", {"a": "b"}, queue=queue)
+    client.create_group(topic, topic, dead_letter_topic=f"{topic}.dead")
+    with client.consume(topic, topic, follow=False) as deliveries:
+        for delivery in deliveries:
+            delivery.reject()
+    until(lambda: no_letter_is_on_its_way(client, topic))
+    return [Letter.of(each) for each in client.pull(f"{topic}.dead", follow=False)]
+
+
+def test_letters_go_back_as_they_were(client: Client) -> None:
+    dead_letters(client, "whole", "k", None)
+    before = {each.body: each for each in client.pull("whole", follow=False)}
+    assert client.redrive("whole").topics == {"whole": 2}
+    with client.consume("whole", "whole", follow=False) as deliveries:
+        for back in deliveries:
+            message = before.pop(back.body)
+            assert (back.queue, back.key, back.tag, back.properties) == (
+                message.queue, message.key, message.tag, {"a": "b"},
+            )  # fmt: skip
+    assert not before
+
+
+def test_a_letter_that_was_put_back_before_a_crash_is_not_stored_twice(client: Client) -> None:
+    first, _ = dead_letters(client, "crashed", "a", "b")
+
+    async def put_back_and_crash() -> None:
+        transport = Transport(client.url, token=None, retry=RetryPolicy(give_up_after_s=10.0))
+        message: NewMessage = first.original(3, 1)
+        request = PublishRequest("crashed", "fsync", [message.encode()])
+        await request.send(transport, first.identity("crashed"))
+        await transport.close()
+
+    asyncio.run(put_back_and_crash())
+    assert client.redrive("crashed").total == 2
+    assert end_offset(client, "crashed") == 4
+
+
+def test_what_one_that_was_killed_had_in_hand_is_put_back_at_once(client: Client) -> None:
+    dead_letters(client, "killed", "a", "b", "c")
+    assert client.redrive("killed", 1).total == 1
+    held = client.receive("killed.redrive", "redrive", lease_ms=600_000)
+    assert len(held.messages) == 2
+    assert client.redrive("killed").total == 2
+    assert end_offset(client, "killed") == 6
+
+
+def test_a_letter_whose_topic_is_gone_stays(client: Client) -> None:
+    dead_letters(client, "gone", "a")
+    client.delete_topic("gone")
+    done = client.redrive("gone")
+    assert (done.total, done.stuck) == (0, 1)
+    assert client.describe_group("gone.redrive")["lag_messages"] == 1
+
+
+# -- a member that is killed -----------------------------------------------------------------
+
+_MEMBER = """
+import sys, time
+from holdfast import Client
+with Client(sys.argv[1]) as client:
+    with client.consume("shared", "shared", member=sys.argv[2]) as deliveries:
+        for delivery in deliveries:
+            print(delivery.queue, delivery.offset, int(delivery.redelivered), flush=True)
+            time.sleep(0.002)
+"""
+
+
+class Member:
+    """A member in a process of its own, and what it was given."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.given: list[tuple[int, int, bool]] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _MEMBER, url, name], stdout=subprocess.PIPE, text=True
+        )
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            queue, offset, redelivered = map(int, line.split())
+            self.given.append((queue, offset, bool(redelivered)))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reading.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def test_a_killed_members_messages_come_back_in_their_places(
+    broker: RunningBroker, client: Client
+) -> None:
+    client.create_topic("shared", queues=4)
+    client.create_group("shared", "shared", lease_ms=3000)
+    with client.producer("shared") as producer:
+        for number in range(1000):
+            producer.send(b"%d" % number, queue=number % 4)
+    members = [Member(broker.url, f"member-{number}") for number in range(5)]
+    try:
+        victim = members[0]
+        until(lambda: len(victim.given) >= 20)
+        victim.kill()
+        everything = {(n % 4, n // 4) for n in range(1000)}
+
+        def seen() -> set[tuple[int, int]]:
+            return {each[:2] for member in members for each in list(member.given)}
+
+        until(lambda: seen() == everything)
+        until(lambda: client.describe_group("shared")["lag_messages"] == 0)
+    finally:
+        for member in members:
+            member.kill()
+    times = Counter(each[:2] for member in members for each in member.given)
+    twice = {place for place, count in times.items() if count > 1}
+    assert max(times.values()) <= 2
+    # Only what the victim had begun and not settled.
+    assert twice <= {each[:2] for each in victim.given[-64:]}
+    assert len(victim.given) < 1000
+    for member in members[1:]:
+        back: dict[int, list[int]] = defaultdict(list)
+        for queue, offset, redelivered in member.given:
+            if redelivered:
+                back[queue].append(offset)
+        assert all(offsets == sorted(offsets) for offsets in back.values())
+
+
+# -- shares of time --------------------------------------------------------------------------
+
+
+@pytest.mark.fault
+async def test_workers_time_is_shared_out_equally(broker: RunningBroker) -> None:
+    # F7
+    handlers_s = {"slow": 0.1, "quick": 0.001}
+    async with broker.async_client() as client:
+        for topic, count in (("slow", 2_000), ("quick", 60_000)):
+            await client.create_topic(topic, queues=1)
+            async with client.producer(topic) as producer:
+                for _ in range(count):
+                    producer.send(b"x" * 10)
+                await producer.flush()
+        await client.create_group("timed", {"slow": 1, "quick": 1}, cost="time")
+        worked_s: dict[str, float] = defaultdict(float)
+        counted: Counter[str] = Counter()
+        loop = asyncio.get_running_loop()
+        consumer = client.consume(
+            ["slow", "quick"], "timed", concurrency=10, serial_by="nothing", max_in_flight=200
+        )
+
+        async def handle(delivery: Delivery) -> None:
+            began_s = loop.time()
+            await asyncio.sleep(handlers_s[delivery.topic])
+            if counted["slow"] == 150:
+                return  # those that are let finish would count on one side only
+            worked_s[delivery.topic] += loop.time() - began_s
+            counted[delivery.topic] += 1
+            if counted["slow"] == 150:
+                consumer.stop()
+
+        await consumer.run(handle)
+    share = worked_s["slow"] / sum(worked_s.values())
+    print(f"slow {counted['slow']}, quick {counted['quick']}: {share:.1%} of the time")
+    assert 0.47 <= share <= 0.53, (worked_s, counted)
