@@ -2,11 +2,12 @@
 
 import json
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from holdfast.testing import RunningBroker
-from tests.cli.conftest import Run
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from tests.cli.conftest import Run, commands_against
 
 
 @pytest.fixture
@@ -17,6 +18,16 @@ def orders(holdfast: Run) -> Run:
     lines = b"".join(b"%d %s\n" % (n, b"odd" if n % 2 else b"even") for n in range(10))
     holdfast("publish", "orders", "--tag-regex", "[a-z]+", input=lines)
     return holdfast
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A topic and a group without dead letters; nothing here changes them."""
+    with RunningBroker(tmp_path_factory.mktemp("refusing") / "data", TEST_ARGUMENTS) as broker:
+        holdfast = commands_against(broker.url)
+        holdfast("topic", "create", "orders", "--queues", "1")
+        holdfast("group", "create", "g", "orders")
+        yield holdfast
 
 
 def bodies(run: Run, *arguments: str) -> list[int]:
@@ -124,9 +135,8 @@ def test_a_group_starts_again_from_anywhere(
         (["consume", "orders", "--group", "none", "--no-ack"], 4),
     ],
 )
-def test_what_cannot_be_done_is_one_line(orders: Run, arguments: list[str], code: int) -> None:
-    orders("group", "create", "g", "orders")
-    failed = orders(*arguments)
+def test_what_cannot_be_done_is_one_line(refusing: Run, arguments: list[str], code: int) -> None:
+    failed = refusing(*arguments)
     assert (failed.exit_code, failed.stdout) == (code, ""), failed.stderr
     assert failed.stderr.startswith("holdfast: ")
     assert failed.stderr.count("\n") == 1
