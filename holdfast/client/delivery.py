@@ -15,7 +15,7 @@ Status = Literal["done", "stale", "invalid"]
 
 class ReceivedMessage(Message, frozen=True, gc=False, eq=False):
     """A message of a group. `receipt` is what it is settled with, None where there is nothing to
-    settle; `attempt` counts its deliveries; `redelivered` says that a member may have had it before."""
+    settle; `attempt` counts its deliveries; `redelivered`: a member may have had it before."""
 
     receipt: str | None
     attempt: int
