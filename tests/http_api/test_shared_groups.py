@@ -6,6 +6,7 @@ how all of it fits together that of tests/http_api/test_groups_over_a_broker.py.
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -27,6 +28,7 @@ from holdfast.groups.service_types import (
     Verb,
 )
 from holdfast.holdservice.errors import HoldLimitExceeded
+from holdfast.http_api.access.audit import AuditFile, AuditLog
 from tests.support.api_server import Answer, Api
 from tests.support.fake_groups import deliveries_of
 from tests.support.raw_http import raw_connection
@@ -625,3 +627,27 @@ async def test_of_a_group_only_the_topics_that_are_granted_are_seen(group: Api) 
     assert "refunds" not in str(reply)
     found, reply = await status_with(group, BOTH[:1], "GET", "/v1/groups", {})
     assert reply["groups"][0]["topics"] == ["orders"]
+
+
+async def test_what_is_done_to_a_group_is_in_the_audit_log(group: Api, tmp_path: Path) -> None:
+    file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
+    audit = group.context.audit = AuditLog(file, max_denied_per_second=100)
+    audit.start()
+    await group.send_json("PUT", "/v1/groups/new", {"topics": {"orders": {}}})
+    await group.send_json("PUT", "/v1/groups/new", {"mode": "keyed"})
+    await group.send_json("PUT", "/v1/groups/new", {"mode": "no"})
+    await post(group, "seek", {"to": {"orders": {"0": 1}}})
+    await post(group, "receive", {})
+    await post(group, "ack", {"receipts": ["r"]})
+    await group.ask("DELETE", f"{G}?confirm=g")
+    audit.stop()
+    lines = [msgspec.json.decode(line) for line in file.path.read_bytes().splitlines()]
+    assert [(each["act"], each["object"], each["outcome"]) for each in lines] == [
+        ("group.set", "new", "done"),
+        ("group.set", "new", "done"),
+        ("group.set", "new", "refused"),
+        ("group.seek", "g", "done"),
+        ("group.delete", "g", "done"),
+    ]
+    assert [each["created"] for each in lines[:2]] == [True, False]
+    assert lines[3]["offsets"] == {"orders": {"0": 1}}
