@@ -4,15 +4,20 @@ work, the power is cut, and the next start must find everything that was acknowl
 import json
 import subprocess
 import sys
+import threading
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 
 from holdfast.check import check_data_dir
+from holdfast.client.errors import UnknownTopic
 from holdfast.http_api.access.token_file import TokenFile
 from holdfast.running_broker import RunningBroker
+from tests.support.broker_calls import Calls
 from tests.support.failpoint_program import PLACES, wait_until_stopped
-from tests.support.gate import fetch
+from tests.support.gate import fetch, wait_until
 from tests.support.loop_volume import LoopVolume
 from tests.support.workload import ARGUMENTS, Workload
 
@@ -57,10 +62,14 @@ IN_TOKEN_COMMANDS = [
 ]
 IN_BACKUP = ["manifest written", "manifest renamed"]
 
+#: The same for a broker whose group has dead letters.
+OF_DEAD_LETTERS = ["letter not appended", "letter appended", "letter marked"]
+
 
 def test_every_place_is_tried() -> None:
     in_commands = {*dict(IN_TOKEN_COMMANDS), *IN_BACKUP}
-    assert set(PLACES) == {*UNDER_LOAD, *dict(AT_FIRST_START), *in_commands}
+    of_brokers = {*UNDER_LOAD, *dict(AT_FIRST_START), *OF_DEAD_LETTERS}
+    assert set(PLACES) == of_brokers | in_commands
 
 
 @pytest.mark.parametrize("place", UNDER_LOAD)
@@ -112,6 +121,53 @@ def test_power_loss_at_the_first_start(volume: LoopVolume, place: str, count: in
         assert bytes(message.body) == b"x"
     finally:
         broker.kill()
+
+
+@pytest.mark.parametrize("place", OF_DEAD_LETTERS)
+def test_power_loss_while_dead_letters_are_appended(volume: LoopVolume, place: str) -> None:
+    """Each is in its topic once afterwards, and comes to no member again."""
+    broker = RunningBroker(volume.path, ARGUMENTS, start_timeout_s=60)
+    broker.program = _stopping_at(place, 1)
+    broker.start()
+    try:
+        calls = Calls(broker.url, timeout_s=10)
+        for number in range(10):
+            assert calls.publish("work", f"message {number}", "?queue=0").status == 200
+        settings = {"topics": {"work": {}}, "dead_letter_topic": "dead", "lease_ms": 2000}
+        assert calls("PUT", "/v1/groups/g", settings).status == 201
+        received = calls("POST", "/v1/groups/g/receive", {"member": "m", "max_messages": 10})
+        receipts = [each["receipt"] for each in received.json["messages"]]
+        assert len(receipts) == 10
+        rejected = {"receipts": receipts[2:5]}
+        threading.Thread(target=_tried, args=(calls, rejected)).start()
+        wait_until_stopped(broker.pid)
+        volume.cut_power()
+        broker.kill()
+        volume.restore_power()
+        broker.program = HOLDFAST
+        broker.start()
+        again = calls("POST", "/v1/groups/g/reject", rejected)
+        assert {each["status"] for each in again.json["results"]} <= {"done", "stale"}
+        others = {"receipts": receipts[:2] + receipts[5:]}
+        settled = calls("POST", "/v1/groups/g/ack", others).json["results"]
+        assert {each["status"] for each in settled} == {"done"}
+        wait_until(lambda: len(_bodies(broker, "dead")) >= 3, "the letters are there")
+        empty = {"member": "n", "wait_ms": 4000}
+        assert calls("POST", "/v1/groups/g/receive", empty).json["messages"] == []
+        assert sorted(_bodies(broker, "dead")) == [b"message 2", b"message 3", b"message 4"]
+    finally:
+        broker.kill()
+
+
+def _tried(calls: Calls, rejected: object) -> None:
+    with suppress(OSError, HTTPException):
+        calls("POST", "/v1/groups/g/reject", rejected)
+
+
+def _bodies(broker: RunningBroker, topic: str) -> list[bytes]:
+    with broker.client() as client, suppress(UnknownTopic):
+        return [bytes(message.body) for message in client.pull(topic, follow=False)]
+    return []
 
 
 @pytest.mark.parametrize(("place", "count"), IN_TOKEN_COMMANDS)

@@ -71,6 +71,7 @@ def _of_version(descriptor: int) -> bool:
 _DISK = "holdfast.commitlog.disk"
 _DATA_DIR = "holdfast.commitlog.data_dir"
 _LMDB = "holdfast.consumequeue.lmdb_env"
+_LETTERS = "holdfast.groups.dead_letters"
 
 PLACES = {
     # A segment is made: the calls of create_segment, in their order.
@@ -93,6 +94,10 @@ PLACES = {
     "index committed": Place("holdfast.consumequeue.index", "Index.commit", "after"),
     "state not committed": Place("holdfast.consumequeue.state_store", "StateStore._put"),
     "state committed": Place("holdfast.consumequeue.state_store", "StateStore._put", "after"),
+    # A dead letter is appended to its topic, then marked.
+    "letter not appended": Place(_LETTERS, "DeadLetters._append"),
+    "letter appended": Place(_LETTERS, "DeadLetters._bury"),
+    "letter marked": Place(_LETTERS, "DeadLetters._bury", "after"),
     # A new data directory is made.
     "folder made": Place(_DISK, "sync_directory"),
     "version written": Place("os", "fsync", "before", _of_version),
