@@ -1,0 +1,298 @@
+"""Groups with leases over real brokers that are killed, or lose their power: receipts of before
+settle as ever, nothing that is leased comes again before its lease ends, nothing is lost.
+
+How many kills the storm of the fault tier has: TEST_KILLS (12 unless told), from TEST_SEED.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.check import check_data_dir
+from holdfast.running_broker import RunningBroker
+from tests.support.broker_calls import Calls
+from tests.support.gate import Gate, GateClient, wait_until
+from tests.support.group_history import Delivered, GroupHistory, check_group
+from tests.support.group_members import Habits, Member, delivered, said
+from tests.support.history import Found, check_history
+from tests.support.loop_volume import LoopVolume
+from tests.support.workload_clients import LoadTopic, Publisher
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+
+KILLS = int(os.environ.get("TEST_KILLS", "12"))
+SEED = int(os.environ.get("TEST_SEED", "20261121"))
+TOPIC = "work"
+GROUP = "workers"
+QUEUES = 4
+LEASE_MS = 4000
+ARGUMENTS = ("--commitlog-segment-bytes", "1MiB")
+
+
+class Scene:
+    """A broker with a topic of 1,000 messages, a group on it, and what its members were told."""
+
+    def __init__(
+        self, broker: RunningBroker, messages: int = 1000, keys: int = 50, **settings: object
+    ) -> None:
+        self.broker = broker
+        self.history = GroupHistory()
+        self.calls = Calls(broker.url)
+        with broker.client() as client:
+            client.create_topic(TOPIC, queues=QUEUES)
+            with client.producer(TOPIC) as producer:
+                for number in range(messages):
+                    producer.send(f"message {number}", key=f"key-{number % keys}")
+        subscription = {"topics": {TOPIC: {}}, "lease_ms": LEASE_MS, **settings}
+        answer = self.calls("PUT", f"/v1/groups/{GROUP}", subscription)
+        assert answer.status == 201, answer
+
+    def receive(self, member: str, most: int, *, wait_ms: int = 0) -> list[Delivered]:
+        """Receive once, under leases of LEASE_MS."""
+        ask = {"member": member, "max_messages": most, "lease_ms": LEASE_MS, "wait_ms": wait_ms}
+        sent_at = time.monotonic()
+        answer = self.calls("POST", f"/v1/groups/{GROUP}/receive", ask)
+        assert answer.status == 200, answer
+        found = delivered(member, answer, sent_at, LEASE_MS)
+        self.history.delivered(found)
+        return found
+
+    def receive_all(self, member: str) -> list[Delivered]:
+        """Receive until nothing is there."""
+        found: list[Delivered] = []
+        while more := self.receive(member, 1000):
+            found += more
+        return found
+
+    def settle(self, verb: str, deliveries: list[Delivered]) -> set[str]:
+        """Settle, and return which statuses were answered."""
+        sent_at = time.monotonic()
+        receipts = {"receipts": [each.receipt for each in deliveries]}
+        answer = self.calls("POST", f"/v1/groups/{GROUP}/{verb}", receipts)
+        assert answer.status == 200, answer
+        words = said(verb, deliveries, sent_at, answer)
+        self.history.told(words)
+        return {each.status for each in words}
+
+    def drain(self, member: str, count: int) -> list[Delivered]:
+        """Receive and acknowledge until so many messages are settled."""
+        drained: list[Delivered] = []
+        deadline = time.monotonic() + 60
+        while len(self.history.settled) < count:
+            assert time.monotonic() < deadline, f"{len(self.history.settled)} of {count}"
+            if found := self.receive(member, 500, wait_ms=1000):
+                assert self.settle("ack", found) <= {"done", "stale"}
+                drained += found
+        assert not self.receive(member, 500)
+        return drained
+
+    def stored(self, topic: str = TOPIC) -> list[Found]:
+        """Return all that the topic holds."""
+        return list(everything(self.broker, topic))
+
+
+def everything(broker: RunningBroker, topic: str) -> Iterator[Found]:
+    with broker.client() as client:
+        for message in client.pull(topic, follow=False):
+            yield Found(message.queue, message.offset, message.key, message.body)
+
+
+@contextmanager
+def running(data_dir: Path) -> Iterator[RunningBroker]:
+    """Run a broker, and see at its end that it stops in order and leaves its directory sound."""
+    broker = RunningBroker(data_dir, ARGUMENTS, start_timeout_s=60)
+    broker.start()
+    try:
+        yield broker
+        assert broker.stop() == 0
+        report = check_data_dir(broker.data_dir)
+        assert report.is_sound, report.findings
+    finally:
+        broker.kill()
+
+
+def places(deliveries: Iterable[Delivered]) -> set[tuple[int, int]]:
+    return {each.place for each in deliveries}
+
+
+class Crowd:
+    """Threads that work on a scene until its gate ends; what one finds wrong is raised."""
+
+    def __init__(self, scene: Scene, habits: Habits) -> None:
+        self.gate = Gate()
+        self._scene = scene
+        self._habits = habits
+        self._threads: list[GateClient] = []
+
+    def start(self, *threads: GateClient) -> None:
+        """Let threads begin."""
+        self._threads += threads
+        for thread in threads:
+            thread.start()
+
+    def joined(self) -> Member:
+        """Return one more member, at work."""
+        name = f"member-{len(self._threads)}"
+        url, history = self._scene.broker.url, self._scene.history
+        member = Member(name, url, self.gate, GROUP, history, habits=self._habits, seed=SEED)
+        self.start(member)
+        return member
+
+    def until_published(self, topic: LoadTopic, count: int) -> None:
+        """Wait until so many messages are acknowledged."""
+        self._until(lambda: len(topic.history.acks) >= count, f"{count} are published")
+
+    def until_all_said(self, topic: LoadTopic) -> None:
+        """Wait until everything that was sent is acknowledged."""
+        self._until(lambda: len(topic.history.acks) == len(topic.history.sends), "all is stored")
+
+    def until_settled(self, count: int) -> None:
+        """Wait until so many messages are settled."""
+        history = self._scene.history
+        self._until(lambda: len(history.settled) >= count, f"{count} are settled")
+
+    def until_drained(self) -> None:
+        """Wait until the broker says that everything is settled (of what was said by one who
+        vanished before the answer, nobody else can know), and every answer is noted."""
+        calls = self._scene.calls
+        path = f"/v1/groups/{GROUP}"
+        self._until(lambda: calls("GET", path).json["lag_messages"] == 0, "all is settled")
+        self.gate.pause()
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        def holds() -> bool:
+            for thread in self._threads:
+                if thread.error is not None:
+                    raise thread.error
+            return condition()
+
+        wait_until(holds, what, timeout_s=120)
+
+
+# -- leases outlive the broker -------------------------------------------------------------
+
+
+def test_500_leases_outlive_a_sigkill(tmp_path: Path) -> None:  # Q16, section 6.2
+    with running(tmp_path / "data") as broker:
+        scene = Scene(broker)
+        leased = scene.receive("a", 500)
+        assert len(leased) == 500
+        done, held, lent = leased[:100], leased[100:300], leased[300:]
+        assert scene.settle("ack", done) == {"done"}
+        broker.kill()
+        broker.start()
+        # What was never delivered comes at once and for the first time; the rest is leased.
+        fresh = scene.receive_all("b")
+        if fresh[-1].had_at < leased[0].lease_end:
+            assert len(fresh) == 500
+        assert not places(fresh) & places(done)
+        assert not any(each.redelivered for each in fresh if each.place not in places(lent))
+        assert scene.settle("ack", held) == {"done"}
+        assert scene.settle("ack", held + done) == {"done"}  # said again
+        assert scene.settle("ack", fresh) == {"done"}
+        again = scene.drain("b", 1000)
+        assert places(again) <= places(lent)
+        assert all(each.redelivered for each in again)
+        assert scene.settle("ack", lent) <= {"stale", "done"}
+        check_group(scene.history, scene.stored())
+
+
+@pytest.mark.fault
+def test_leases_outlive_a_power_loss(volume: LoopVolume) -> None:
+    """The page that says who has what is not believed after that: what may be leased waits for as
+    long as a lease may be; what was acknowledged stays so, and old receipts settle."""
+    with running(volume.path) as broker:
+        scene = Scene(broker)
+        leased = scene.receive("a", 500)
+        done, held = leased[:100], leased[100:300]
+        assert scene.settle("ack", done) == {"done"}
+        volume.cut_power()
+        broker.kill()
+        volume.restore_power()
+        broker.start()
+        assert scene.settle("ack", held) == {"done"}
+        again = scene.drain("b", 1000)
+        assert not places(again) & places(done + held)
+        assert len(places(again)) == 700
+        check_group(scene.history, scene.stored())
+
+
+# -- storms --------------------------------------------------------------------------------
+
+HABITS = Habits(ack=0.8, nack=0.05, release=0.05, max_messages=20, lease_ms=1000)
+
+
+def test_two_kills_under_members_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    _storm(tmp_path / "data", kills=2, messages=300, seed=SEED)
+
+
+@pytest.mark.fault
+def test_a_storm_of_kills_under_members_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    _storm(tmp_path / "data", kills=KILLS, messages=1000, seed=SEED)
+
+
+def _storm(data_dir: Path, *, kills: int, messages: int, seed: int) -> None:
+    """Publishers and five members go on through kills; one member dies with the broker."""
+    rng = random.Random(seed)
+    topic = LoadTopic(TOPIC, QUEUES)
+    with running(data_dir) as broker:
+        scene = Scene(broker, messages=0, backoff_ms=[0], max_attempts=0)
+        crowd = Crowd(scene, HABITS)
+        publishers = [Publisher(f"publisher-{n}", broker.url, crowd.gate, topic) for n in range(3)]
+        crowd.start(*publishers)
+        members = [crowd.joined() for _ in range(5)]
+        for kill in range(kills):
+            crowd.until_published(topic, (kill + 1) * messages // (kills + 1))
+            time.sleep(rng.uniform(0, 0.3))  # the load itself: when to kill
+            broker.kill()
+            members[0].vanish()
+            broker.start()
+        crowd.until_published(topic, messages)
+        crowd.gate.pause()
+        for publisher in publishers:
+            publisher.leave_off()
+        crowd.gate.resume()
+        crowd.until_all_said(topic)
+        stored = scene.stored()
+        crowd.until_drained()
+        crowd.gate.end()
+        check_history(topic.history, stored)
+        check_group(scene.history, stored)
+        print(
+            f"seed {seed}, {kills} kills: {len(stored)} stored, "
+            f"{len(scene.history.deliveries)} deliveries"
+        )
+
+
+# -- keys ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kills", [0, pytest.param(3, marks=pytest.mark.fault)])
+def test_the_order_of_a_hundred_keys_is_exact(tmp_path: Path, kills: int) -> None:  # I11
+    """Ten members join, leave and vanish, and nack at random."""
+    rng = random.Random(SEED)
+    habits = Habits(ack=0.85, nack=0.1, release=0.03, max_messages=15, lease_ms=1000)
+    with running(tmp_path / "data") as broker:
+        scene = Scene(broker, keys=100, mode="keyed", backoff_ms=[0], max_attempts=0)
+        stored = scene.stored()
+        crowd = Crowd(scene, habits)
+        members = [crowd.joined() for _ in range(10)]
+        for turn in range(6):
+            crowd.until_settled((turn + 1) * 150)
+            gone = rng.sample([each for each in members if not each.is_gone], 3)
+            gone[0].vanish()
+            for member in gone[1:]:
+                member.leave()
+            members += [crowd.joined() for _ in gone]
+            if turn < kills:
+                broker.kill()
+                broker.start()
+        crowd.until_drained()
+        crowd.gate.end()
+        check_group(scene.history, stored, keyed=True)
+        print(f"{len(members)} members, {len(scene.history.deliveries)} deliveries")
