@@ -286,7 +286,8 @@ class Membership:
 
     def _lost(self, delivery: Delivery) -> None:
         delivery._lease.is_lost = True
-        if not self.ready.drop(delivery, self._unit(delivery)):
+        self.ready.drop(delivery, self._unit(delivery))
+        if delivery._lease.taken_at_s is not None:
             _log.warning(
                 "the lease of %s %d:%d has ended while it was worked on; it comes again",
                 delivery.topic,
