@@ -5,12 +5,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from multidict import istr
+
 from holdfast.http_api.params import MAX_OFFSET, invalid, whole_number
 from holdfast.http_api.problems import Problem
 
-ID = "Holdfast-Producer-Id"
-EPOCH = "Holdfast-Producer-Epoch"
-SEQUENCE = "Holdfast-Producer-Sequence"
+# Made for look-ups in any case once, not at each of them.
+ID = istr("Holdfast-Producer-Id")
+EPOCH = istr("Holdfast-Producer-Epoch")
+SEQUENCE = istr("Holdfast-Producer-Sequence")
 _HEADERS = (ID, EPOCH, SEQUENCE)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)

@@ -7,10 +7,13 @@ make it send a POST here. Other clients send neither of these headers. Pure.
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from multidict import istr
+
 from holdfast.http_api.access.loopback import is_loopback
 
-ORIGIN = "Origin"
-SEC_FETCH_SITE = "Sec-Fetch-Site"
+# Made for look-ups in any case once, not at each of them.
+ORIGIN = istr("Origin")
+SEC_FETCH_SITE = istr("Sec-Fetch-Site")
 
 
 def is_from_another_site(headers: Mapping[str, str]) -> bool:
