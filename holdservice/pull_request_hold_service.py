@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,7 +47,7 @@ SCAN_CHUNK = 1000
 SCAN_GRACE_S = 1.0
 
 
-class Outcome(Enum):
+class Outcome(StrEnum):
     """Why a held pull is answered."""
 
     ARRIVED = "arrived"
@@ -233,6 +233,8 @@ class PullRequestHoldService:
 
     def _wake_arrived(self) -> None:
         """Look at what arrivals have reached, for a slice of time; go on in the next turn."""
+        if not self._table.has_arrivals:
+            return
         until = monotonic() + SLICE_S
         woken: list[HeldPull[asyncio.Future[Woken]]] = []
         while self._table.has_arrivals:
