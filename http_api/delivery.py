@@ -61,7 +61,7 @@ async def deliver_pull(
     headers = offset_headers(fetched.next_offset, fetched.min_offset, fetched.max_offset)
     headers += _skipped_header(skipped)
 
-    def envelope(messages: list[Any]) -> PullReply[Any]:
+    def envelope(messages: list[Any]) -> "PullReply[Any]":
         return PullReply(
             messages,
             fetched.next_offset,
@@ -97,7 +97,7 @@ async def deliver_poll(
     skipped = _skipped(reads)
     headers += _skipped_header(skipped)
 
-    def envelope(messages: list[Any]) -> PollReply[Any]:
+    def envelope(messages: list[Any]) -> "PollReply[Any]":
         return PollReply(messages, [_queue_reply(read) for read in reads], skipped or UNSET)
 
     pieces = [each for read in reads for each in read.fetched.pieces]
