@@ -9,6 +9,7 @@ the message's level.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from time import time_ns
 
 from aiohttp import hdrs
@@ -232,12 +233,12 @@ def _existing(context: ApiContext, name: str) -> Topic | None:
 
 def _check_creation(call: Call[PublishParams], name: str) -> None:
     """Raise Denied for an unknown topic that this principal may not create."""
-    if call.principal.may(("admin",), name) or not call.context.topics_config.auto_create_topics:
-        return
     try:
         call.context.store.topic(name)
     except UnknownTopic:
-        raise lacks(call.principal, ("admin",), topic=name) from None
+        may_create = call.principal.may(("admin",), name)
+        if call.context.topics_config.auto_create_topics and not may_create:
+            raise lacks(call.principal, ("admin",), topic=name) from None
 
 
 async def _created(call: Call[PublishParams], name: str) -> Topic:
@@ -356,9 +357,12 @@ def _result(topic: Topic, queue: int, offset: int, count: int | None = None) -> 
     return result
 
 
+_IS_DURABLE, _IS_DUPLICATE = attrgetter("durable"), attrgetter("duplicate")
+
+
 def _reply(results: list[PublishResult], published: Sequence[Published]) -> PublishReply:
     return PublishReply(
         results,
-        durable=all(each.durable for each in published),
-        duplicate=all(each.duplicate for each in published),
+        durable=all(map(_IS_DURABLE, published)),
+        duplicate=all(map(_IS_DUPLICATE, published)),
     )
