@@ -19,9 +19,9 @@ _HEADERS = (ID, EPOCH, SEQUENCE)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Producer:
-    """A producer at one request: sequences count its requests to a topic."""
+    """A producer at one request: sequences count its requests to a topic. Nobody changes it."""
 
     producer_id: int
     epoch: int
@@ -33,11 +33,11 @@ def request_producer(headers: Mapping[str, str]) -> Producer | None:
 
     Raises Problem: missing-parameter when only some are there, invalid-parameter.
     """
-    producer_id, epoch, sequence = given = [headers.get(name) for name in _HEADERS]
+    producer_id, epoch, sequence = headers.get(ID), headers.get(EPOCH), headers.get(SEQUENCE)
     if producer_id is None and epoch is None and sequence is None:
         return None
     if producer_id is None or epoch is None or sequence is None:
-        missing = _HEADERS[given.index(None)]
+        missing = next(name for name in _HEADERS if headers.get(name) is None)
         raise Problem(
             "missing-parameter",
             f"the header {missing} is missing; send {', '.join(_HEADERS)} together, or none",

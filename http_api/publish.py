@@ -133,9 +133,13 @@ async def _publish_raw(call: Call[PublishParams], name: str) -> PublishReply:
     return await _store(call, name, [message], producer)
 
 
+_RAW_PARAMS = ("queue", "key", "tag", "priority", "ttl_ms")
+_raw_values = attrgetter(*_RAW_PARAMS)
+
+
 def _refuse_raw_params(params: PublishParams) -> None:
-    for name in ("queue", "key", "tag", "priority", "ttl_ms"):
-        if (value := getattr(params, name)) is not None:
+    for name, value in zip(_RAW_PARAMS, _raw_values(params), strict=True):
+        if value is not None:
             raise invalid(
                 name,
                 value,
