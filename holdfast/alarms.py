@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from holdfast.commitlog.disk import free_bytes
@@ -48,8 +49,9 @@ class Alarms:
         self._raised: dict[str, LogError] = {}
         self._task: asyncio.Task[None] | None = None
         self.by_name: Mapping[str, Alarm] = {
-            DISK: lambda: self._raised.get(DISK),
-            MEMORY: lambda: self._raised.get(MEMORY),
+            # Every publish asks them.
+            DISK: partial(self._raised.get, DISK),
+            MEMORY: partial(self._raised.get, MEMORY),
             INDEX: index_behind,
         }
 
@@ -81,7 +83,8 @@ class Alarms:
             _logger.warning("publishing is refused: %s", found[name])
         for name in self._raised.keys() - found.keys():
             _logger.warning("the %s alarm is over, publishing goes on", name)
-        self._raised = found
+        self._raised.clear()
+        self._raised.update(found)
 
     def _measure(self) -> dict[str, LogError]:
         found: dict[str, LogError] = {}
