@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.first_step import begun
+from holdfast.http_api.first_step import Begun, begun
 from holdfast.http_api.framing import ends_connection
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.receiving import MAX_FIELD_BYTES, MAX_LINE_BYTES, Receiving
@@ -51,8 +51,8 @@ class Connection(Receiving):
         self._is_ending = False
         """Whether the request that is being answered is the last one."""
         self._lingering: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[None] | None = None
-        """What answers a request that could not be answered at once."""
+        self.task: Begun | None = None
+        """The answering of a request that could not be answered at once."""
         self.remote = ""
         """The client's address as the system writes it."""
 

@@ -107,7 +107,7 @@ class Connections:
     async def finish(self, timeout_s: float) -> None:
         """Wait for the requests that are being answered; after half of the time cancel them."""
         for is_last_try in (False, True):
-            tasks = [each.task for each in self.open if each.task is not None]
+            tasks = [each.task.as_task() for each in self.open if each.task is not None]
             if is_last_try:
                 for task in tasks:
                     task.cancel()

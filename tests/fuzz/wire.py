@@ -86,9 +86,10 @@ async def _feed(data: bytes, piece_bytes: int) -> None:
             await asyncio.sleep(0)
     assert not wire.is_aborted, "a connection failed"
     _check_answers(wire.sent)
-    task = connection.task
+    waiting = connection.task
     connection.connection_lost(None)
-    if task is not None:
+    if waiting is not None:
+        task = waiting.as_task()
         await asyncio.wait([task], timeout=5)
         assert task.done()
     assert not connections.open
