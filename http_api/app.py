@@ -1,7 +1,6 @@
 """The API: every request passes this one door, and every error ends at it."""
 
 import asyncio
-from functools import lru_cache
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -18,8 +17,8 @@ from holdfast.http_api.framing import check_framing
 from holdfast.http_api.metrics import StateCollector
 from holdfast.http_api.openapi import openapi_document
 from holdfast.http_api.operations import not_ready
-from holdfast.http_api.params import query_pairs, read_params
 from holdfast.http_api.problems import problem_for
+from holdfast.http_api.queries import Queries
 from holdfast.http_api.reply import Reply, problem_reply
 from holdfast.http_api.request import Request
 from holdfast.http_api.router import Router
@@ -29,9 +28,6 @@ __all__ = ["ApiContext", "App", "BrokerStatus", "make_app"]
 
 #: How often the event loop's lateness is measured.
 _LAG_INTERVAL_S = 1.0
-#: So many query strings are remembered with what they say, if they are no longer than this.
-_REMEMBERED = 1024
-_SHORT_CHARACTERS = 256
 
 
 def make_app(context: ApiContext) -> "App":
@@ -52,7 +48,7 @@ class App:
         self._context = context
         self._router = router
         self._lag: asyncio.Task[NoReturn] | None = None
-        self._remembered_params = lru_cache(_REMEMBERED)(self._read_params)
+        self._queries = Queries(context.config)
 
     @property
     def connections(self) -> Connections:
@@ -80,7 +76,7 @@ class App:
                 limiter.admit(request, principal)
             if not route.is_open and (phase := context.phase()) != "ready":
                 raise not_ready(phase)
-            params: Any = self._params(route.params, request.url.raw_query_string)
+            params: Any = self._queries.read(route.params, request.url.raw_query_string)
             media = (
                 negotiate(request.headers.get(hdrs.ACCEPT, ""), route.offers)
                 if route.offers
@@ -117,14 +113,6 @@ class App:
         except Denied:
             reply.unsent()
             raise
-
-    def _params(self, params: type, raw_query: str) -> Any:
-        """Return a query's parameters; they do not change, and often they come again."""
-        is_short = len(raw_query) <= _SHORT_CHARACTERS
-        return (self._remembered_params if is_short else self._read_params)(params, raw_query)
-
-    def _read_params(self, params: type, raw_query: str) -> Any:
-        return read_params(params, query_pairs(raw_query), self._context.config)
 
     async def release(self) -> None:
         """Answer whoever is held; let changes that were begun come to their end."""

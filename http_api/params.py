@@ -13,7 +13,7 @@ that a slip of the pen is not taken for a default.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
@@ -136,43 +136,42 @@ def query_pairs(raw_query: str) -> Iterable[tuple[str, str]]:
     if "%" in raw_query or "+" in raw_query or not raw_query.isascii():
         return URL.build(query_string=raw_query, encoded=True).query.items()
     # As the decoder does it, in a fifth of the time.
-    pairs = (each.partition("=") for each in raw_query.split("&") if each)
-    return [(name, value) for name, _, value in pairs]
+    parts = [each.partition("=") for each in raw_query.split("&") if each]
+    return [(name, value) for name, _, value in parts]
 
 
-def read_params(params: type[P], query: Iterable[tuple[str, str]], config: HttpConfig) -> P:
-    """Return the parameters of a query, which is given as names and values.
+def read_params(
+    params: type[P],
+    query: Iterable[tuple[str, str]],
+    config: HttpConfig,
+    value_of: Callable[[type, str, str], Any] | None = None,
+) -> P:
+    """Return the parameters of a query, which is given as names and values; `value_of` does what
+    `read_value` does with this configuration.
 
-    Raises Problem: invalid-parameter (unknown, given twice, not readable, too small) or
-    limit-exceeded.
+    Raises Problem: invalid-parameter (unknown, given twice) and as `read_value`.
     """
+    if value_of is None:
+        value_of = partial(read_value, config)
     known = declared(cast(Any, params))
     values: dict[str, Any] = {}
     for name, given in query:
         if name not in known:
             raise _unknown(name, list(known))
-        field_name, param = known[name]
+        field_name, _ = known[name]
         if field_name in values:
             raise invalid(name, given, "one value", f"{name} is given more than once")
-        values[field_name] = _parse(name, param, given, config)
+        values[field_name] = value_of(params, name, given)
     for field_name, param in known.values():
         if param.default is not None and field_name not in values:
             values[field_name] = getattr(config, param.default)
     return params(**values)
 
 
-def check_encoding(raw_query: str) -> None:
-    """Raise Problem (invalid-parameter) for a query string that is not percent-encoded UTF-8: its
-    decoder would put U+FFFD in place of what it cannot read, and one key in place of another."""
-    if "%" not in raw_query:
-        return
-    try:
-        unquote_to_bytes(raw_query).decode()
-    except UnicodeError:
-        raise invalid("query", raw_query, "percent-encoded UTF-8") from None
-
-
-def _parse(name: str, param: Param, given: str, config: HttpConfig) -> Any:
+def read_value(config: HttpConfig, params: type, name: str, given: str) -> Any:
+    """Return the value of one parameter that is declared. Raises Problem: invalid-parameter (not
+    readable, too small) or limit-exceeded."""
+    _, param = declared(params)[name]
     try:
         return param.parse(param, given, config)
     except _AboveLimit as error:
@@ -184,6 +183,17 @@ def _parse(name: str, param: Param, given: str, config: HttpConfig) -> Any:
         ) from None
     except ValueError as error:
         raise invalid(name, given, str(error)) from None
+
+
+def check_encoding(raw_query: str) -> None:
+    """Raise Problem (invalid-parameter) for a query string that is not percent-encoded UTF-8: its
+    decoder would put U+FFFD in place of what it cannot read, and one key in place of another."""
+    if "%" not in raw_query:
+        return
+    try:
+        unquote_to_bytes(raw_query).decode()
+    except UnicodeError:
+        raise invalid("query", raw_query, "percent-encoded UTF-8") from None
 
 
 class _AboveLimit(Exception):

@@ -28,7 +28,7 @@ from holdfast.http_api.reply import Reply
 from holdfast.http_api.turns import Turn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PollParams(PullBounds):
     """Query of a poll over several queues."""
 
