@@ -6,7 +6,7 @@ Every fault of a body becomes a Problem that says where it lies. Pure.
 import re
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -133,9 +133,7 @@ def unsupported(found: str, allowed: Sequence[str]) -> Problem:
     )
 
 
-@cache
-def _json_decoder(type_: Any) -> "msgspec.json.Decoder[Any]":
-    return msgspec.json.Decoder(type_)
+_json_decoder: Callable[[Any], "msgspec.json.Decoder[Any]"] = cache(msgspec.json.Decoder)
 
 
 def decode_json(body: bytes, type_: type[T], *, where: str = "") -> T:
@@ -143,13 +141,11 @@ def decode_json(body: bytes, type_: type[T], *, where: str = "") -> T:
 
     Raises Problem: malformed-json, invalid-parameter.
     """
-    decoder = _json_decoder(cast(Any, type_))
-    return cast(T, _checked(lambda: decoder.decode(body), "malformed-json", where))
+    value: T = _decoded(_json_decoder(type_), body, "malformed-json", where)
+    return value
 
 
-@cache
-def _msgpack_decoder(type_: Any) -> "msgspec.msgpack.Decoder[Any]":
-    return msgspec.msgpack.Decoder(type_)
+_msgpack_decoder: Callable[[Any], "msgspec.msgpack.Decoder[Any]"] = cache(msgspec.msgpack.Decoder)
 
 
 def decode_msgpack(body: bytes, type_: type[T], *, where: str = "") -> T:
@@ -158,8 +154,8 @@ def decode_msgpack(body: bytes, type_: type[T], *, where: str = "") -> T:
 
     Raises Problem: malformed-msgpack, invalid-parameter.
     """
-    decoder = _msgpack_decoder(cast(Any, type_))
-    return cast(T, _checked(lambda: decoder.decode(body), "malformed-msgpack", where))
+    value: T = _decoded(_msgpack_decoder(type_), body, "malformed-msgpack", where)
+    return value
 
 
 _MENDS = {
@@ -168,9 +164,14 @@ _MENDS = {
 }
 
 
-def _checked(decoding: Callable[[], T], malformed: str, where: str) -> T:
+def _decoded(
+    decoder: "msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]",
+    body: bytes,
+    malformed: str,
+    where: str,
+) -> T:
     try:
-        return decoding()
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _invalid_member(str(error), where) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
