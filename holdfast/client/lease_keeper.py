@@ -30,6 +30,10 @@ class LeaseKeeper:
         """Keep a lease from now on."""
         self._held[id(delivery)] = delivery
 
+    def holds(self, delivery: Delivery) -> bool:
+        """Say whether a lease is kept."""
+        return id(delivery) in self._held
+
     def let_go(self, delivery: Delivery) -> bool:
         """Keep a lease no longer. False: it was not kept."""
         return self._held.pop(id(delivery), None) is not None

@@ -64,6 +64,8 @@ class Membership:
         self._waiters: list[asyncio.Future[None]] = []
         self._credit = Credit(options.concurrency, options.max_in_flight)
         self._leases = LeaseKeeper(self._extend, self._lost)
+        #: In a keyed group: what came back of a key, until no reply can be from before that.
+        self._came_back: dict[tuple[str, int, str | None], tuple[int, Settling]] = {}
         #: How many were settled without an answer yet.
         self._unconfirmed = 0
         self._settler = Settler(
@@ -191,6 +193,7 @@ class Membership:
             if not credit:
                 await self.change()
                 continue
+            self._forget_what_came_back()
             asked_at_s = self.loop.time()
             reply = await group_requests.receive(
                 self._transport,
@@ -202,8 +205,10 @@ class Membership:
             self._credit.replied(credit, len(reply.messages), len(self.ready))
             was_active, self.is_active = self.is_active, reply.active
             self.available = reply.available
-            self._take_in(reply.messages)
+            doubtful = self._take_in(reply.messages)
             self.note_change()
+            if doubtful:
+                await self._clear_doubts(doubtful)
             if reply.messages or (reply.active and not was_active):
                 continue
             if self.options.follow:
@@ -254,8 +259,11 @@ class Membership:
             ask["settled"] = True
         return ask
 
-    def _take_in(self, messages: Iterable[Delivered]) -> None:
+    def _take_in(self, messages: Iterable[Delivered]) -> list[Delivery]:
+        """Take what was received; return what the broker may have taken back again by now."""
         extend_at_s = self.loop.time() + self._leases.lease_s / 2
+        doubtful: list[Delivery] = []
+        again: set[tuple[str, int, str | None]] = set()
         for each in messages:
             delivery = Delivery(
                 each.body,
@@ -268,7 +276,38 @@ class Membership:
             )
             if each.receipt is not None:
                 self._leases.hold(delivery)
-            self.ready.add(delivery, self._unit(delivery))
+            place = each.topic, each.queue, each.key
+            came_back = self._came_back.get(place)
+            if came_back is not None and each.offset <= came_back[0]:
+                again.add(place)  # and what is behind it here follows it
+            if came_back is None or place in again:
+                self.ready.add(delivery, self._unit(delivery))
+            else:
+                doubtful.append(delivery)
+        return doubtful
+
+    async def _clear_doubts(self, doubtful: Sequence[Delivery]) -> None:
+        """Hand out what is still ours: whose lease can be extended now that the broker knows what
+        came back."""
+        for delivery in doubtful:
+            came_back = self._came_back.get((delivery.topic, delivery.queue, delivery.key))
+            if came_back is not None:
+                await came_back[1]
+        statuses = await self._extend([delivery.receipt or "" for delivery in doubtful])
+        for delivery, status in zip(doubtful, statuses, strict=True):
+            if status != "done":
+                self._leases.let_go(delivery)
+            elif self._leases.holds(delivery):
+                self.ready.add(delivery, self._unit(delivery))
+        self.note_change()
+
+    def _forget_what_came_back(self) -> None:
+        """A request that is sent now is answered by a broker that knows it all."""
+        self._came_back = {
+            place: came_back
+            for place, came_back in self._came_back.items()
+            if not came_back[1].done()
+        }
 
     def _unit(self, delivery: Delivery) -> Hashable:
         """Return what a delivery has to stay in order with."""
@@ -345,6 +384,11 @@ class Membership:
                 for follower in self._leases.following(delivery):
                     self._leases.let_go(follower)
                     self._lost(follower)
+                # Also what is on its way to us at this moment.
+                place = delivery.topic, delivery.queue, delivery.key
+                if delivery.key is not None:
+                    before = self._came_back.get(place, (delivery.offset, None))
+                    self._came_back[place] = min(before[0], delivery.offset), lease.settling
         self.note_change()
 
     def _said_extend(self, delivery: Delivery, lease_ms: int | None, settling: Settling) -> None:

@@ -7,11 +7,13 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from time import monotonic, sleep
+from random import Random
+from time import monotonic, sleep, time_ns
 
 import pytest
 
 from holdfast.client import Client, Delivery
+from holdfast.client.errors import ExclusiveHeld
 from holdfast.client.new_message import NewMessage
 from holdfast.client.publishing import PublishRequest
 from holdfast.client.redrive import Letter
@@ -243,6 +245,89 @@ def test_a_killed_members_messages_come_back_in_their_places(
             if redelivered:
                 back[queue].append(offset)
         assert all(offsets == sorted(offsets) for offsets in back.values())
+
+
+# -- modes -----------------------------------------------------------------------------------
+
+
+async def test_order_per_key_holds_through_failures_and_members_that_come_and_go(
+    broker: RunningBroker,
+) -> None:
+    # I11
+    seed = time_ns()
+    print(f"seed {seed}")
+    rng = Random(seed)
+    done: dict[str | None, list[int]] = defaultdict(list)
+    async with broker.async_client() as client:
+        await client.create_topic("keys", queues=3)
+        async with client.producer("keys") as producer:
+            for number in range(600):
+                producer.send(b"%d" % number, key=f"key-{number % 20}")
+        await client.create_group("keyed", "keys", mode="keyed", max_attempts=0)
+
+        async def come_and_go() -> None:
+            consumer = client.consume(
+                "keys", "keyed", concurrency=4, max_in_flight=24, follow=False
+            )
+            stays_for = rng.randrange(20, 80)
+
+            async def handle(delivery: Delivery) -> None:
+                nonlocal stays_for
+                stays_for -= 1
+                if not stays_for:
+                    consumer.stop()
+                await asyncio.sleep(0)
+                if rng.random() < 0.1:
+                    await delivery.nack(0)
+                elif rng.random() < 0.05:
+                    await delivery.release()
+                else:
+                    done[delivery.key].append(int(delivery.body))
+                    assert await delivery.ack() == "done"
+
+            await consumer.run(handle)
+
+        async with asyncio.timeout(60):
+            while (await client.describe_group("keyed"))["lag_messages"]:
+                await asyncio.gather(*(come_and_go() for _ in range(3)))
+    assert done == {f"key-{key}": list(range(key, 600, 20)) for key in range(20)}
+
+
+async def test_a_single_active_member_hands_over_when_it_goes(broker: RunningBroker) -> None:
+    # A33
+    async with broker.async_client() as client, asyncio.timeout(60):
+        await client.create_topic("lone", queues=1)
+        for number in range(4):
+            await client.publish("lone", f"{number}")
+        await client.create_group("lone", "lone", mode="single_active")
+        first = client.consume("lone", "lone")
+        second = client.consume("lone", "lone", wait_ms=1000)
+        assert (await anext(first)).body == b"0"
+        waiting = asyncio.create_task(second.next())
+        while second.is_active:
+            await asyncio.sleep(0.01)
+        assert (await anext(first)).body == b"1"
+        assert not waiting.done()
+        await first.close()
+        delivery = await waiting
+        assert delivery is not None
+        assert (delivery.body, second.is_active) == (b"1", True)
+        await second.close()
+
+
+async def test_an_exclusive_group_is_refused_to_others(broker: RunningBroker) -> None:
+    # T29
+    async with broker.async_client() as client, asyncio.timeout(60):
+        await client.create_topic("one", queues=1)
+        await client.publish("one", "x")
+        await client.create_group("one", "one", mode="exclusive")
+        async with client.consume("one", "one") as holder:
+            await anext(holder)
+            async with client.consume("one", "one") as other:
+                with pytest.raises(ExclusiveHeld):
+                    await anext(other)
+        async with client.consume("one", "one") as other:
+            assert (await anext(other)).redelivered
 
 
 # -- shares of time --------------------------------------------------------------------------

@@ -321,6 +321,35 @@ async def test_what_follows_a_key_that_came_back_is_not_worked_on() -> None:
             assert again.receipt != first.receipt
 
 
+async def test_what_follows_a_key_that_came_back_may_be_on_its_way() -> None:
+    # I11: the reply was made before the broker heard of the failure, and comes after it.
+    async with fake_group(mode="keyed") as (group, client):
+        group.publish(6, key="a")
+        receives = 0
+
+        async def answer_late(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+            nonlocal receives
+            receives += name == "receive"
+            if name != "receive" or receives != 2:
+                return None
+            answer = await group._answer(name, asked)
+            await until(lambda: group.named("nack"))
+            return answer
+
+        group.before = answer_late
+        seen = []
+
+        async def handle(delivery: Delivery) -> None:
+            seen.append(delivery.offset)
+            if len(seen) == 1:
+                await until(lambda: receives == 2)
+                delivery.nack(0)
+
+        await asyncio.wait_for(client.consume("t", GROUP, follow=False).run(handle), 20)
+        assert group.named("extend")
+        assert seen == [0, 0, 1, 2, 3, 4, 5]
+
+
 async def test_how_long_it_took_is_told_by_topic_where_cost_is_time() -> None:
     async with fake_group(cost="time") as (group, client):
         group.publish(2, "slow")

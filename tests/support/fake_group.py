@@ -141,7 +141,12 @@ class FakeGroup:
         if verb == "ack":
             self.acked.append(self.leased.pop(receipt))
         elif verb in ("nack", "release"):
+            place = self.leased[receipt]
             self._give_back(receipt)
+            if self.mode == "keyed":
+                for other, later in list(self.leased.items()):
+                    if later > place and self.bodies[later][1] == self.bodies[place][1]:
+                        self._give_back(other)
         elif verb == "reject":
             del self.leased[receipt]
         return "done"
