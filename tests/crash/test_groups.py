@@ -6,10 +6,12 @@ How many kills the storm of the fault tier has: TEST_KILLS (12 unless told), fro
 
 import os
 import random
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.support.broker_calls import Calls
 from tests.support.gate import Gate, GateClient, wait_until
 from tests.support.group_history import Delivered, GroupHistory, check_group
 from tests.support.group_members import Habits, Member, delivered, said
-from tests.support.history import Found, check_history
+from tests.support.history import Found, HistoryViolation, check_history
 from tests.support.loop_volume import LoopVolume
 from tests.support.workload_clients import LoadTopic, Publisher
 
@@ -31,6 +33,7 @@ TOPIC = "work"
 GROUP = "workers"
 QUEUES = 4
 LEASE_MS = 4000
+HOLDFAST = (sys.executable, "-m", "holdfast")
 ARGUMENTS = ("--commitlog-segment-bytes", "1MiB")
 
 
@@ -103,9 +106,9 @@ def everything(broker: RunningBroker, topic: str) -> Iterator[Found]:
 
 
 @contextmanager
-def running(data_dir: Path) -> Iterator[RunningBroker]:
+def running(data_dir: Path, program: Sequence[str] = HOLDFAST) -> Iterator[RunningBroker]:
     """Run a broker, and see at its end that it stops in order and leaves its directory sound."""
-    broker = RunningBroker(data_dir, ARGUMENTS, start_timeout_s=60)
+    broker = RunningBroker(data_dir, ARGUMENTS, start_timeout_s=60, program=program)
     broker.start()
     try:
         yield broker
@@ -121,13 +124,19 @@ def places(deliveries: Iterable[Delivered]) -> set[tuple[int, int]]:
 
 
 class Crowd:
-    """Threads that work on a scene until its gate ends; what one finds wrong is raised."""
+    """Threads that work on a scene while the block lasts; what one finds wrong is raised."""
 
     def __init__(self, scene: Scene, habits: Habits) -> None:
         self.gate = Gate()
         self._scene = scene
         self._habits = habits
         self._threads: list[GateClient] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.end()
 
     def start(self, *threads: GateClient) -> None:
         """Let threads begin."""
@@ -236,31 +245,46 @@ def test_a_storm_of_kills_under_members_loses_and_repeats_nothing(tmp_path: Path
     _storm(tmp_path / "data", kills=KILLS, messages=1000, seed=SEED)
 
 
-def _storm(data_dir: Path, *, kills: int, messages: int, seed: int) -> None:
+@pytest.mark.fault
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    ("defect", "rule"), [("settle without commit", "risen"), ("forget leases", "too-early")]
+)
+def test_a_storm_refuses_a_planted_defect(tmp_path: Path, defect: str, rule: str) -> None:
+    program = (sys.executable, "-m", "tests.support.defective_program", defect)
+    with pytest.raises(HistoryViolation) as refused:
+        _storm(tmp_path / "data", kills=3, messages=300, seed=SEED, program=program)
+    assert refused.value.rule == rule
+
+
+def _storm(
+    data_dir: Path, *, kills: int, messages: int, seed: int, program: Sequence[str] = HOLDFAST
+) -> None:
     """Publishers and five members go on through kills; one member dies with the broker."""
     rng = random.Random(seed)
     topic = LoadTopic(TOPIC, QUEUES)
-    with running(data_dir) as broker:
+    with running(data_dir, program) as broker:
         scene = Scene(broker, messages=0, backoff_ms=[0], max_attempts=0)
-        crowd = Crowd(scene, HABITS)
-        publishers = [Publisher(f"publisher-{n}", broker.url, crowd.gate, topic) for n in range(3)]
-        crowd.start(*publishers)
-        members = [crowd.joined() for _ in range(5)]
-        for kill in range(kills):
-            crowd.until_published(topic, (kill + 1) * messages // (kills + 1))
-            time.sleep(rng.uniform(0, 0.3))  # the load itself: when to kill
-            broker.kill()
-            members[0].vanish()
-            broker.start()
-        crowd.until_published(topic, messages)
-        crowd.gate.pause()
-        for publisher in publishers:
-            publisher.leave_off()
-        crowd.gate.resume()
-        crowd.until_all_said(topic)
-        stored = scene.stored()
-        crowd.until_drained()
-        crowd.gate.end()
+        with Crowd(scene, HABITS) as crowd:
+            publishers = [
+                Publisher(f"publisher-{n}", broker.url, crowd.gate, topic) for n in range(3)
+            ]
+            crowd.start(*publishers)
+            members = [crowd.joined() for _ in range(5)]
+            for kill in range(kills):
+                crowd.until_published(topic, (kill + 1) * messages // (kills + 1))
+                time.sleep(rng.uniform(0, 0.3))  # the load itself: when to kill
+                broker.kill()
+                members[0].vanish()
+                broker.start()
+            crowd.until_published(topic, messages)
+            crowd.gate.pause()
+            for publisher in publishers:
+                publisher.leave_off()
+            crowd.gate.resume()
+            crowd.until_all_said(topic)
+            stored = scene.stored()
+            crowd.until_drained()
         check_history(topic.history, stored)
         check_group(scene.history, stored)
         print(
@@ -280,19 +304,18 @@ def test_the_order_of_a_hundred_keys_is_exact(tmp_path: Path, kills: int) -> Non
     with running(tmp_path / "data") as broker:
         scene = Scene(broker, keys=100, mode="keyed", backoff_ms=[0], max_attempts=0)
         stored = scene.stored()
-        crowd = Crowd(scene, habits)
-        members = [crowd.joined() for _ in range(10)]
-        for turn in range(6):
-            crowd.until_settled((turn + 1) * 150)
-            gone = rng.sample([each for each in members if not each.is_gone], 3)
-            gone[0].vanish()
-            for member in gone[1:]:
-                member.leave()
-            members += [crowd.joined() for _ in gone]
-            if turn < kills:
-                broker.kill()
-                broker.start()
-        crowd.until_drained()
-        crowd.gate.end()
+        with Crowd(scene, habits) as crowd:
+            members = [crowd.joined() for _ in range(10)]
+            for turn in range(6):
+                crowd.until_settled((turn + 1) * 150)
+                gone = rng.sample([each for each in members if not each.is_gone], 3)
+                gone[0].vanish()
+                for member in gone[1:]:
+                    member.leave()
+                members += [crowd.joined() for _ in gone]
+                if turn < kills:
+                    broker.kill()
+                    broker.start()
+            crowd.until_drained()
         check_group(scene.history, stored, keyed=True)
         print(f"{len(members)} members, {len(scene.history.deliveries)} deliveries")

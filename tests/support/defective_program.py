@@ -39,11 +39,25 @@ def _forget_producers() -> None:
     ProducerSequences.find = lambda *_: None  # type: ignore[method-assign]
 
 
+def _settle_without_commit() -> None:
+    from holdfast.groups.cursor_store import CursorStore
+
+    CursorStore._write = lambda self, changes: None  # type: ignore[method-assign]
+
+
+def _forget_leases() -> None:
+    from holdfast.groups.cursor import Cursor
+
+    Cursor.begin_grace = lambda *_: None  # type: ignore[method-assign]
+
+
 DEFECTS: dict[str, Callable[[], None]] = {
     "acknowledge without sync": _acknowledge_without_sync,
     "acknowledge offsets without commit": _acknowledge_offsets_without_commit,
     "index position before its entries": _commit_the_index_position_before_its_entries,
     "forget producers": _forget_producers,
+    "settle without commit": _settle_without_commit,
+    "forget leases": _forget_leases,
 }
 
 
