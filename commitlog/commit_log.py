@@ -416,7 +416,10 @@ def _tables_of(
         header = found if isinstance(found, BatchHeader) else found.header
         if header is not None:
             rows.append(_block_row(header))
-            hashes.append(_hashes_of_keys(found) if isinstance(found, Batch) else _NO_HASHES)
+            if isinstance(found, BatchHeader | Damage):
+                hashes.append(_NO_HASHES)
+            else:
+                hashes.append(_hashes_of_keys(found))
         if len(rows) == _ROWS_AT_ONCE:
             parts.append(_packed(rows, hashes))
             rows, hashes = [], []

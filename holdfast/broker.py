@@ -157,7 +157,8 @@ class Broker:
         """Answer every held pull, finish what is under way, close the log."""
         if self._phase == "stopped":
             return
-        self._phase = "draining"
+        if self._phase == "ready":  # else nothing is held, and not all parts are there
+            self._phase = "draining"
         if self._hold is not None:
             await self._hold.stop()
         if self._groups is not None:
