@@ -21,6 +21,7 @@ def run(operations: int, seed: int, share_compared: float = 0.2) -> None:
             for _ in range(min(2_000, operations - done)):
                 world.step()
                 done += 1
+            world.drain()
         except BaseException:
             print(f"seed {seed}, {mode}, {engine}, operation {done}", flush=True)
             raise

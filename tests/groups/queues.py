@@ -11,6 +11,7 @@ from holdfast.groups.cursor_rows import StoredCursor
 from holdfast.groups.group import Group
 from holdfast.groups.heads import Head, Heads
 from holdfast.groups.rows import DeleteRange, Write
+from holdfast.groups.settling import Status, Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +132,26 @@ class Stage:
     def later(self, ms: int) -> None:
         self.now += ms
         self.group.tick(self.now)
+
+
+def settle(
+    stage: Stage, verb: Verb, picks: list[Pick], **terms: int | float | bool
+) -> list[Status]:
+    """Settle what was received."""
+    receipts = [pick.receipt for pick in picks]
+    return stage.group.settle(verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
+
+
+def park(stage: Stage, member: str, credit: int = 100, wait_ms: int = 5_000) -> None:
+    """Let a member wait; its ticket is its name."""
+    ask = Ask(member, credit)
+    stage.group.park(ask, member, stage.now, stage.now + wait_ms)
+
+
+def served(stage: Stage) -> list[tuple[object, list[int]]]:
+    """Serve those who wait; return who was answered, with which offsets."""
+    found = []
+    for waiter, reply in stage.group.serve(stage.now):
+        assert isinstance(reply, Reply)
+        found.append((waiter.ticket, [pick.offset for pick in reply.picks]))
+    return found

@@ -11,35 +11,15 @@ from holdfast.groups.config import FAIR_ENGINES
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
 from holdfast.groups.settling import Status, Verb
 from holdfast.groups.standing import Receipt
-from tests.groups.queues import Message, Stage
+from tests.groups.queues import Message, Stage, park, served, settle
 
 DONE, STALE, INVALID = Status.DONE, Status.STALE, Status.INVALID
-
-
-def settle(
-    stage: Stage, verb: Verb, picks: list[Pick], **terms: int | float | bool
-) -> list[Status]:
-    receipts = [pick.receipt for pick in picks]
-    return stage.group.settle(verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
-
-
-def park(stage: Stage, member: str, credit: int = 100, wait_ms: int = 5_000) -> None:
-    ask = Ask(member, credit)
-    stage.group.park(ask, member, stage.now, stage.now + wait_ms)
-
-
-def served(stage: Stage) -> list[tuple[object, list[int]]]:
-    found = []
-    for waiter, reply in stage.group.serve(stage.now):
-        assert isinstance(reply, Reply)
-        found.append((waiter.ticket, [pick.offset for pick in reply.picks]))
-    return found
 
 
 # -- competing -----------------------------------------------------------------------------------
 
 
-def test_each_message_goes_to_one_member() -> None:  # T1, T20
+def test_each_message_goes_to_one_member() -> None:  # T1, T20, Q5
     stage = Stage()
     stage.publish(1_000)
     got = [stage.offsets(member, 7) for _ in range(60) for member in "abcde"]

@@ -109,6 +109,7 @@ async def test_a_receive_that_is_cancelled_while_it_waits_takes_nothing(tmp_path
 
 
 async def test_a_receive_that_is_cancelled_as_it_is_answered_gives_back(tmp_path: Path) -> None:
+    # Q10, L17
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.group()

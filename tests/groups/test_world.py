@@ -29,6 +29,7 @@ def test_a_group_does_what_its_model_does(mode: str, engine: str, seed: int) -> 
     world = World(seed, mode=mode, engine=engine)
     for _ in range(OPERATIONS):
         world.step()
+    world.drain()
     assert world.rescues == 0
     assert world.deliveries
 

@@ -104,7 +104,8 @@ class World:
             strict_leases=strict,
             member_ttl_ms=8_000,
         )
-        self.levels = {1: 1, 2: self.rng.choice([1, 3]), 3: 1}
+        # Q24: the same must hold with priorities and without, beside each other.
+        self.levels = {1: 1, 2: self.rng.choice([2, 3]), 3: 1}
         self.weights = {1: 3, 2: 1, 3: 0}
         queue_counts = {1: 2, 2: self.levels[2], 3: 1}
         self.keys = [(t, q) for t, count in queue_counts.items() for q in range(count)]
@@ -332,8 +333,8 @@ class World:
         self.expire_books()
         self.group.tick(self.now)
 
-    def leave(self) -> None:
-        member = self.rng.choice(MEMBERS)
+    def leave(self, member: str | None = None) -> None:
+        member = member or self.rng.choice(MEMBERS)
         self.group.leave(member, self.now)
         for key, book in self.books.items():
             for offset, thing in sorted(book.things.items()):
@@ -395,6 +396,30 @@ class World:
         self.publish()
         self.queues.is_cold = False
 
+    def drain(self) -> None:
+        """Receive and acknowledge until nothing is left: whatever was neither settled nor of no
+        use to anybody is delivered, or is a dead letter."""
+        self.share_compared = 1.0
+        for member in MEMBERS:
+            self.leave(member)
+        for _ in range(200):
+            self.now += 99_000
+            self.expire_books()
+            self.group.tick(self.now)
+            self.dead_letter()
+            self.settle_world()
+            if all(book.start == book.end for book in self.books.values()):
+                return
+            ask, boot = Ask("a", 32), self.boot
+            reply = self.group.receive(ask, self.now)
+            self.check_reply(ask, reply)
+            if self.boot == boot:
+                for pick in reply.picks:
+                    assert pick.receipt is not None
+                    assert Status.DONE in self.expect(pick.receipt, Verb.ACK, None)
+                    assert self.group.settle(Verb.ACK, [pick.receipt], self.now) == [Status.DONE]
+        raise AssertionError([book for book in self.books.values() if book.start < book.end])  # I5
+
     # -- checks ------------------------------------------------------------------------------
 
     def settle_world(self) -> None:
@@ -435,7 +460,10 @@ class World:
         assert len(reply.picks) <= max(room, 0)  # I10
         for pick in reply.picks:
             book = self.books[pick.queue]
-            assert pick.offset == self.first_eligible(ask, pick.queue), (ask, pick)  # I3, I8
+            assert pick.offset == self.first_eligible(ask, pick.queue), (
+                ask,
+                pick,
+            )  # I3, I4, I8, Q5
             self.check_level(ask, pick.queue)
             thing = book.thing(pick.offset)
             if pick.receipt is not None:
@@ -505,7 +533,7 @@ class World:
 
     def check_waiters(self) -> None:
         active = self.group.activity.active
-        for waiter in self.group.waiters:  # I13
+        for waiter in self.group.waiters:  # I13, L15
             if isinstance(self.group.activity, SingleActive):
                 next_member = self.group.activity.next_member()
                 if next_member == waiter.ask.member and self.group._may_begin(next_member):

@@ -228,6 +228,43 @@ async def test_an_acknowledgement_leaves_after_a_while_or_when_it_is_waited_for(
             assert len(group.acked) == 2
 
 
+async def test_without_a_word_an_acknowledgement_leaves_within_5_ms_and_at_the_end() -> None:
+    # T26
+    async with fake_group() as (group, client):
+        group.publish(2)
+        async with client.consume("t", GROUP, concurrency=2, serial_by="nothing") as consumer:
+            assert consumer._member.options.ack_interval_ms == 5
+            (await anext(consumer)).ack()
+            await until(lambda: offsets(group) == [0])
+        async with client.consume(
+            "t", GROUP, concurrency=2, serial_by="nothing", ack_interval_ms=10**6
+        ) as consumer:
+            (await anext(consumer)).ack()
+        assert offsets(group) == [0, 1]
+
+
+async def test_when_all_is_settled_nothing_is_buffered_and_one_request_waits() -> None:
+    # F12
+    async with fake_group() as (group, client):
+        group.publish(20)
+        async with client.consume("t", GROUP, max_in_flight=8) as consumer:
+            for _ in range(20):
+                (await anext(consumer)).ack()
+            waiting = asyncio.create_task(consumer.next())
+            await until(lambda: len(group.acked) == 20 and not group.available)
+            await until(lambda: not consumer._member._unconfirmed)
+            membership = consumer._member
+            assert (len(membership.ready), len(membership._leases), len(group.leased)) == (0, 0, 0)
+            await until(lambda: len(group.answers) == len(group.named("receive")) - 1)
+            asked = group.named("receive")[-1]
+            assert asked["max_messages"] <= 8
+            assert asked["wait_ms"] > 0
+            group.publish(1)
+            delivery = await asyncio.wait_for(waiting, 10)
+            assert delivery is not None
+            assert delivery.offset == 20
+
+
 async def test_an_idle_consumer_sends_its_acknowledgements_at_once() -> None:
     # T27
     async with fake_group() as (group, client):

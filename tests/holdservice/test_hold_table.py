@@ -81,7 +81,7 @@ def test_an_arrival_wakes_those_whose_offset_it_passes_in_the_order_they_came() 
     assert len(table) == 1
 
 
-def test_an_end_that_was_told_of_before_wakes_nobody() -> None:
+def test_an_end_that_was_told_of_before_wakes_nobody() -> None:  # L12
     """Notifications may come out of order, and late."""
     table = new_table()
     suspend(table, "p", {Q0: 7})
@@ -109,7 +109,7 @@ def test_a_pull_on_several_queues_wakes_once() -> None:
     assert is_empty(table)
 
 
-def test_a_filter_keeps_a_pull_asleep_and_remembers_how_far_it_looked() -> None:
+def test_a_filter_keeps_a_pull_asleep_and_remembers_how_far_it_looked() -> None:  # L13, L15
     table, messages = new_table(), Messages()
     pull = suspend(table, "p", filter="a")
     messages.queues[Q0] = "bb"
@@ -199,7 +199,7 @@ def test_a_long_range_is_scanned_in_steps() -> None:
     ]
 
 
-def test_a_scan_that_raises_changes_nothing() -> None:
+def test_a_scan_that_raises_changes_nothing() -> None:  # L15
     table, messages = new_table(), Messages()
     messages.queues[Q0] = "a"
     suspend(table, "p", filter="a")
@@ -487,7 +487,7 @@ class HoldTableMachine(RuleBasedStateMachine):
             assert step == sorted(step, key=lambda pull: pull.number)
             woken += step
         assert all(self.is_ready(waiter) for waiter in self.took(woken))
-        assert not any(self.is_ready(waiter) for waiter in self.waiters)
+        assert not any(self.is_ready(waiter) for waiter in self.waiters)  # L15
 
     @rule(waiter=consumes(pulls))
     def cancel(self, waiter: Waiter) -> None:

@@ -188,6 +188,7 @@ async def test_without_a_crowd_no_deadline_comes_early(broker: Broker) -> None:
 
 
 async def test_what_does_not_match_does_not_wake_and_is_not_scanned_again(broker: Broker) -> None:
+    # L13, L14
     pull = await broker.held(filter=A, wait_s=SOON_S)
     broker.publish(Q0, "xx")
     broker.publish(Q0, "x")
@@ -268,7 +269,7 @@ async def test_a_message_that_lands_between_the_registration_and_the_wait_is_fou
 
 async def test_a_thousand_holds_among_a_thousand_arrivals_are_answered_once_each(
     broker: Broker,
-) -> None:
+) -> None:  # L15
     """Arrivals told from another thread while pulls come, in every order the threads make."""
     loop = asyncio.get_running_loop()
     queue = [0]
@@ -291,7 +292,7 @@ async def test_a_thousand_holds_among_a_thousand_arrivals_are_answered_once_each
     assert broker.stats.woken_total == 1000
 
 
-async def test_notices_late_and_out_of_order_wake_nobody_twice(broker: Broker) -> None:
+async def test_notices_late_and_out_of_order_wake_nobody_twice(broker: Broker) -> None:  # L12
     broker.publish(Q0, "xx")
     pull = await broker.held({Q0: 2})
     for max_offset in (1, 2, 0):
@@ -486,6 +487,7 @@ async def test_the_scan_outlives_a_failure(
 
 
 async def test_the_scan_compares_queues_not_pulls(broker: Broker) -> None:
+    # L18, but for its histogram
     for number in range(100):
         await broker.held({(Q0, Q1)[number % 2]: 0})
     compared: list[int] = []

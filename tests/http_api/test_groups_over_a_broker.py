@@ -259,7 +259,7 @@ async def test_browsing_takes_nothing_and_goes_on(api: GroupApi) -> None:
 @pytest.mark.parametrize("count", [0, 3, 500])
 async def test_who_asks_for_none_is_told_exactly_how_many_there_are(
     api: GroupApi, count: int
-) -> None:
+) -> None:  # A36
     if count:
         await api.publish(*map(str, range(count)))
     reply = await api.receive(max_messages=0, wait_ms=60_000)
@@ -373,6 +373,7 @@ async def is_unsent(api: GroupApi) -> bool:
 
 
 async def test_a_reply_that_its_client_does_not_take_gives_its_leases_back(tmp_path: Path) -> None:
+    # L17
     """It is larger than what the system takes of it, and its client goes away."""
     flags = {"http_api.send_buffer_bytes": "32KiB"}
     async with serving_groups(tmp_path / "data", flags) as api:

@@ -1,0 +1,109 @@
+"""Groups over a real storage: many at once, each of whom gets what is its own, once."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.group_broker import bodies_of, receipts_of, running
+from tests.support.stored import settled, until
+
+
+async def test_every_group_that_waits_is_answered_by_one_arrival(tmp_path: Path) -> None:  # L11
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        for name in ("g", "h", "i"):
+            await broker.group(name)
+        waiting = [
+            asyncio.create_task(broker.receive(group=name, wait_s=30.0)) for name in ("g", "h", "i")
+        ]
+        await until(lambda: broker.groups.stats().waiting == 3)
+        await broker.publish("x")
+        async with asyncio.timeout(10):
+            assert [bodies_of(await each) for each in waiting] == [["x"]] * 3
+
+
+async def test_what_is_published_at_once_has_one_order_for_all(tmp_path: Path) -> None:  # Q2
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        for name in ("g", "h"):
+            await broker.group(name, max_in_flight=1_000)
+
+        async def publish(publisher: int) -> None:
+            for number in range(25):
+                await broker.publish(f"{publisher}.{number}")
+
+        async def follow(group: str, member: str, found: dict[int, str]) -> None:
+            while len(found) < 200:
+                received = await broker.receive(7, member, group, wait_s=0.05)
+                for each, body in zip(received.deliveries, bodies_of(received), strict=True):
+                    assert each.offset not in found
+                    found[each.offset] = body
+
+        orders: dict[str, dict[int, str]] = {"g": {}, "h": {}}
+        async with asyncio.timeout(60):
+            await asyncio.gather(
+                *(publish(publisher) for publisher in range(8)),
+                *(follow(name, member, orders[name]) for name in orders for member in "ab"),
+            )
+        assert orders["g"] == orders["h"]
+        order = [orders["g"][offset] for offset in range(200)]
+        for publisher in range(8):
+            own = [body for body in order if body.startswith(f"{publisher}.")]
+            assert own == [f"{publisher}.{number}" for number in range(25)]
+
+
+async def test_members_that_ask_at_once_for_what_is_on_the_disk_share_it(tmp_path: Path) -> None:
+    # Q5
+    async with running(tmp_path) as broker:
+        await broker.topic(queues=3)
+        for queue in range(3):
+            for n in range(5):
+                await broker.publish([f"{queue}.{n}.{each}" for each in range(20)], queue=queue)
+        await settled(broker.storage)
+        await broker.group(max_in_flight=1_000)
+    async with running(tmp_path) as broker:
+        shared: list[tuple[int, int]] = []
+        while True:
+            answers = await asyncio.gather(*(broker.receive(5, member) for member in "abcdefgh"))
+            got = [(each.queue, each.offset) for found in answers for each in found.deliveries]
+            if not got:
+                break
+            shared += got
+        assert sorted(shared) == [(queue, offset) for queue in range(3) for offset in range(100)]
+
+
+@pytest.mark.parametrize("order", ["left first", "unsent first"])
+async def test_a_member_that_leaves_as_its_reply_fails_gives_back_once(
+    tmp_path: Path, order: str
+) -> None:  # Q10, L17
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish(["x", "y"])
+        lost = await broker.receive(member="a")
+        waiting = asyncio.create_task(broker.receive(member="b", wait_s=30.0))
+        await until(lambda: broker.groups.stats().waiting == 1)
+        if order == "left first":
+            await broker.groups.leave("g", "a")
+        broker.groups.undelivered("g", lost.receipts())
+        if order == "unsent first":
+            await broker.groups.leave("g", "a")
+        async with asyncio.timeout(10):
+            received = await waiting
+        assert bodies_of(received) == ["x", "y"]
+        assert [each.attempt for each in received.deliveries] == [2, 2]
+        assert broker.groups.stats().in_flight == 2
+
+
+async def test_browsing_changes_nothing_of_what_a_group_tells(tmp_path: Path) -> None:  # I15
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish([str(n) for n in range(6)])
+        held = await broker.receive(3)
+        await broker.settle(receipts_of(held)[1:2])
+        before = broker.groups.describe("g")
+        assert bodies_of(await broker.receive(member="looker", browse=True)) == ["3", "4", "5"]
+        assert broker.groups.describe("g").topics == before.topics
+        assert broker.groups.describe("g").in_flight == before.in_flight
