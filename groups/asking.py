@@ -49,6 +49,8 @@ class Reply:
     is_notice: bool = False
     commit_first: bool = False
     needs: tuple[QueueKey, int] | None = None
+    #: Of the messages picked.
+    size_bytes: int = 0
 
     @property
     def is_answer(self) -> bool:

@@ -170,6 +170,15 @@ class Group:
             self._repeats.note(ask.member, ask.attempt_id, reply.picks, now_ms)
         return reply
 
+    def go_on(self, reply: Reply, ask: Ask, now_ms: int) -> None:
+        """Fill a reply further that stopped where the source had to be read. What was served
+        stands, so the order and the shares are those of a source that knew all. Nothing is added
+        once any of it is not the member's any more."""
+        reply.needs = None
+        if self._has_all(reply, ask.member):
+            self._fill(reply, ask, now_ms)
+        reply.available = self.available(ask.topics)
+
     def available(self, topics: Iterable[int] | None = None) -> int:
         """Return how many messages could be delivered now: at most, where filters must look."""
         asked = self.topics if topics is None else topics
@@ -375,7 +384,9 @@ class Group:
     # -- inside: receiving -------------------------------------------------------------------
 
     def _fill(self, reply: Reply, ask: Ask, now_ms: int) -> None:
-        room = min(ask.credit, self.in_flight.room(ask.member)) if not ask.settled else ask.credit
+        room = ask.credit
+        if not ask.settled:
+            room = min(room, len(reply.picks) + self.in_flight.room(ask.member))
         deadline_ms = now_ms + self._lease_ms(ask.lease_ms)
         peeked: dict[int, tuple[Lane, Head] | None] = {}
 
@@ -385,7 +396,6 @@ class Group:
             found = peeked[topic_id]
             return None if found is None else self._costs.at_delivery(topic_id, found[1])
 
-        used_bytes = 0
         served: dict[Lane, None] = {}
         try:
             while len(reply.picks) < room:
@@ -395,9 +405,9 @@ class Group:
                 found = peeked.pop(topic_id)
                 assert found is not None
                 lane, head = found
-                if reply.picks and used_bytes + head.size_bytes > ask.max_bytes:
+                if reply.picks and reply.size_bytes + head.size_bytes > ask.max_bytes:
                     break
-                used_bytes += head.size_bytes
+                reply.size_bytes += head.size_bytes
                 self._deliver(reply, ask, lane, head, deadline_ms, now_ms)
                 served[lane] = None
                 # Whether this was the last is found out now, whoever asks next.
@@ -408,6 +418,18 @@ class Group:
             self._touch(lane)
         if reply.picks and not ask.settled:
             self.members.seen(ask.member, now_ms, deadline_ms)
+
+    def _has_all(self, reply: Reply, member: str) -> bool:
+        """Say whether a member is served, and every lease of a reply is still its."""
+        if self.config.mode in ("single_active", "exclusive") and self.activity.active != member:
+            return False
+        for pick in reply.picks:
+            if pick.receipt is not None:
+                lane = self._lane(pick.queue)
+                lease = None if lane is None else lane.cursor.leases.get(pick.offset)
+                if lease is None or lease.number != pick.receipt.lease_number:
+                    return False
+        return True
 
     def _peek(self, topic_id: int, ask: Ask, now_ms: int) -> tuple[Lane, Head] | None:
         if ask.topics is not None and topic_id not in ask.topics:

@@ -87,9 +87,8 @@ def changed_record(
 
 
 def new_record(name: str, group_id: int, now_ms: int) -> GroupRecord:
-    """Return a group with the defaults."""
-    config = GroupConfig()
-    config = replace(config, longest_lease_ms=config.lease_ms)
+    """Return a group with the defaults. It has given no lease yet."""
+    config = GroupConfig(longest_lease_ms=SHORTEST_LEASE_MS)
     return GroupRecord(name, group_id, config, created_timestamp_ms=now_ms)
 
 

@@ -21,7 +21,7 @@ from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.heads import Head, Heads
 from holdfast.groups.recent_batches import RecentBatches
 
-#: What one look without the disk takes in at most, and one in a thread.
+#: What one look without the disk takes in at most, and one in a thread that is told nothing else.
 HOT_BYTES = 256 * 1024
 FETCH_MESSAGES = 1024
 FETCH_BYTES = 1024 * 1024
@@ -132,13 +132,14 @@ class StoreHeads:
             batch = self._recent.find(queue, offset)
         return batch
 
-    async def fetch(self, queue: QueueKey, offset: int) -> None:
+    async def fetch(self, queue: QueueKey, offset: int, max_bytes: int = FETCH_BYTES) -> None:
         """Read what was asked for at an offset, so that asking again gives an answer. Those who
-        want the same share one read. Errors of the store pass through, but for a queue that
-        begins later by now, of which `trimmed` is told, and a topic that is gone."""
+        want the same share one read, as large as the first of them wants it. Errors of the store
+        pass through, but for a queue that begins later by now, of which `trimmed` is told, and a
+        topic that is gone."""
         task = self._fetching.get((queue, offset))
         if task is None:
-            task = asyncio.create_task(self._fetch(queue, offset), name="group-fetch")
+            task = asyncio.create_task(self._fetch(queue, offset, max_bytes), name="group-fetch")
             self._fetching[queue, offset] = task
             task.add_done_callback(lambda done: self._fetched(queue, offset, done))
         await asyncio.shield(task)
@@ -225,7 +226,7 @@ class StoreHeads:
             self._keep(queue, fetched.slices)
         return fetched
 
-    async def _fetch(self, queue: QueueKey, offset: int) -> None:
+    async def _fetch(self, queue: QueueKey, offset: int, max_bytes: int) -> None:
         filter = self._needed.pop((queue, offset), None)
         topic = self._store.topic_by_id(queue[0])
         if topic is None:
@@ -236,7 +237,7 @@ class StoreHeads:
                 queue[1],
                 offset,
                 max_messages=FETCH_MESSAGES,
-                max_bytes=FETCH_BYTES,
+                max_bytes=max_bytes,
                 filter=filter,
                 skip_corrupt=True,
             )

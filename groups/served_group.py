@@ -29,6 +29,7 @@ from holdfast.groups.cursor_rows import Page, page_of
 from holdfast.groups.dead_letters import DeadLetters
 from holdfast.groups.delivering import Delivering
 from holdfast.groups.errors import InvalidReceipt
+from holdfast.groups.filling import Filling
 from holdfast.groups.group import Group
 from holdfast.groups.group_clock import GroupClock
 from holdfast.groups.group_records import GroupRecord
@@ -43,9 +44,6 @@ from holdfast.groups.timers import Alarm
 from holdfast.groups.waiting import Waiting
 
 _logger = logging.getLogger(__name__)
-
-#: Reads that one request waits for; then it is answered with nothing, and the next goes on there.
-MAX_FETCHES = 32
 
 
 class Pages(Protocol):
@@ -106,6 +104,7 @@ class ServedGroup:
         self.waiting = Waiting(
             self.core, self.source, clock, unpick=self._unpick, changed=self.pump
         )
+        self._filling = Filling(self.core, self.source, clock, changed=self.pump)
         self.browsers = Browsers(self.core, self.source, self._delivering)
         self._is_ending = False
         self.serving: dict[QueueKey, Serving] = {}
@@ -146,6 +145,7 @@ class ServedGroup:
     def drain(self, why: StoreError | None = None) -> None:
         """Answer every waiting request with nothing, or with `why`; none waits from now on."""
         self._is_ending = True
+        self._filling.stop()
         self.waiting.drain(why)
         self._alarm.stop()
 
@@ -166,7 +166,7 @@ class ServedGroup:
     async def receive(self, ask: Ask, client: str, wait_s: float) -> Received:
         """Return what a member gets, or what comes within `wait_s`. Raises GroupError,
         HoldLimitExceeded, StoreError. Cancelling gives back what was leased."""
-        reply = await self._ask(ask)
+        reply = await self._filling.ask(ask)
         if not reply.is_answer and wait_s > 0 and not self._is_ending:
             began_s = monotonic()
             with self._places.taken(client):
@@ -270,20 +270,11 @@ class ServedGroup:
 
     # -- inside: receiving -------------------------------------------------------------------
 
-    async def _ask(self, ask: Ask) -> Reply:
-        """Return what there is now, having read what is needed for that."""
-        for _ in range(MAX_FETCHES):
-            reply = self.core.receive(ask, self._clock.now_ms())
-            self.pump()
-            if reply.is_answer or reply.needs is None:
-                break
-            await self.source.fetch(*reply.needs)
-        return reply
-
     async def _received(self, reply: Reply, ask: Ask) -> Received:
         """Return a reply with its messages, once what has to be durable before it is."""
-        durable = self.commits.durable() if reply.commit_first else None
         try:
+            await self._filling.go_on(reply, ask)
+            durable = self.commits.durable() if reply.commit_first else None
             deliveries, unreadable = await self._delivering.deliveries(reply.picks)
             if durable is not None:
                 await asyncio.shield(durable)

@@ -33,13 +33,16 @@ class Queues:
     step: int = 1000
     reads: list[tuple[QueueKey, int, int]] = field(default_factory=list)
     is_cold: bool = False
+    #: Where a queue is cold from; what is not here is not cold.
+    cold_from: dict[QueueKey, int] = field(default_factory=dict)
 
     def read(
         self, queue: QueueKey, start: int, end: int, most: int, filter: object | None
     ) -> Heads | None:
-        if self.is_cold:
+        cold_from = self.cold_from.get(queue, end)
+        if self.is_cold or start >= cold_from:
             return None
-        stop = min(end, start + self.step)
+        stop = min(end, start + self.step, cold_from)
         found: list[Head] = []
         messages = self.messages[queue]
         offset = start

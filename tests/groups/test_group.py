@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.asking import Ask, Pick, Reply
 from holdfast.groups.browsing import browse
 from holdfast.groups.config import FAIR_ENGINES
@@ -458,6 +459,83 @@ def test_who_waits_behind_a_cold_topic_is_not_forgotten() -> None:  # I13
     stage.queues.is_cold = False
     stage.group.stir(1)
     assert served(stage) == [("a", [0]), ("b", [0])]
+
+
+def filled(stage: Stage, credit: int = 100, **fields: object) -> list[tuple[QueueKey, int]]:
+    """Ask, and read on three messages at a time until the reply needs no more."""
+    ask = Ask("a", credit, **fields)  # type: ignore[arg-type]
+    reply = stage.group.receive(ask, stage.now)
+    while reply.needs is not None and len(reply.picks) < credit:
+        queue, offset = reply.needs
+        stage.queues.cold_from[queue] = offset + 3
+        stage.group.go_on(reply, ask, stage.now)
+    return [(pick.queue, pick.offset) for pick in reply.picks]
+
+
+@pytest.mark.parametrize("engine", FAIR_ENGINES)
+@pytest.mark.parametrize("cost", ["count", "bytes"])
+def test_a_cold_source_changes_neither_order_nor_shares(engine: str, cost: str) -> None:  # F15
+    weights = {n: 4 * n for n in range(1, 11)}
+    warm, cold = (Stage(weights, engine=engine, cost=cost, max_in_flight=10_000) for _ in "wc")
+    for stage in (warm, cold):
+        for n in weights:
+            stage.publish(60, (n, 0), size_bytes=50 + 30 * (n % 4))
+    cold.queues.cold_from = {(n, 0): 0 for n in weights}
+    for credit in (1, 7, 200, 32, 500):
+        assert filled(cold, credit) == filled(warm, credit)
+
+
+def test_a_reply_that_is_filled_further_keeps_its_bounds() -> None:
+    stage = Stage(max_in_flight=20)
+    stage.publish(50)
+    stage.queues.cold_from[1, 0] = 0
+    assert len(filled(stage, 7)) == 7
+    assert len(filled(stage, max_bytes=500)) == 5
+    assert len(filled(stage)) == 8, "as many as may be in flight"
+
+
+@pytest.mark.parametrize("how", ["leave", "seek", "expire", "remove", "ack"])
+def test_nothing_is_added_to_a_reply_of_which_some_was_taken_back(how: str) -> None:
+    stage = Stage()
+    stage.publish(10)
+    stage.queues.cold_from[1, 0] = 3
+    ask = Ask("a", 10)
+    reply = stage.group.receive(ask, stage.now)
+    assert reply.needs == ((1, 0), 3)
+    if how == "leave":
+        stage.group.leave("a", stage.now)
+    elif how == "seek":
+        stage.group.seek((1, 0), 0)
+    elif how == "expire":
+        stage.later(60_000)
+    elif how == "remove":
+        stage.group.remove_topic(1)
+    else:
+        assert settle(stage, Verb.ACK, reply.picks[:1]) == [DONE]
+    stage.queues.cold_from.clear()
+    stage.group.go_on(reply, ask, stage.now)
+    assert [pick.offset for pick in reply.picks] == [0, 1, 2]
+    assert reply.needs is None
+
+
+def test_nothing_is_added_for_a_member_that_retired() -> None:
+    stage = Stage(mode="single_active")
+    stage.publish(10)
+    stage.queues.cold_from[1, 0] = 3
+    ask = Ask("a", 10)
+    reply = stage.group.receive(ask, stage.now)
+    stage.group.retire("a")
+    stage.queues.cold_from.clear()
+    stage.group.go_on(reply, ask, stage.now)
+    assert [pick.offset for pick in reply.picks] == [0, 1, 2]
+
+
+def test_a_repeated_request_gets_what_its_answer_was_filled_with() -> None:
+    stage = Stage()
+    stage.publish(10)
+    stage.queues.cold_from[1, 0] = 3
+    assert len(filled(stage, 8, attempt_id="x")) == 8
+    assert stage.offsets(credit=8, attempt_id="x") == list(range(8))
 
 
 # -- fairness ------------------------------------------------------------------------------------

@@ -342,6 +342,16 @@ async def test_a_longer_lease_than_ever_is_stored_before_it_is_given(tmp_path: P
         assert bodies_of(await broker.receive()) == ["y"]
 
 
+async def test_a_group_waits_for_its_own_leases_not_for_those_of_others(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        for lease_ms, longest_ms in ((4_000, 4_000), (9_000, 9_000), (5_000, 9_000)):
+            await broker.group(lease_ms=lease_ms)
+            record = broker.storage.groups.table.find("g")
+            assert record is not None
+            assert record.config.longest_lease_ms == longest_ms
+
+
 async def test_filters_of_group_and_member(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.topic()
