@@ -56,6 +56,7 @@ PARTS = (
     Part("hold_http", (), _own_rows),
     Part("hold_table", (), None),
     Part("groups_commit", (), _own_rows),
+    Part("group_receive", (), _own_rows),
 )
 
 

@@ -32,7 +32,8 @@ class Wire:
         self._socket = socket.create_connection((parts.hostname, parts.port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(self, request: bytes) -> None:
+    def ask(self, request: bytes) -> bytes:
+        """Return the body of the answer, which must be a success."""
         self._socket.sendall(request)
         data = self._socket.recv(1 << 20)
         end = data.index(b"\r\n\r\n") + 4
@@ -40,8 +41,11 @@ class Wire:
         assert head.startswith((b"http/1.1 200", b"http/1.1 201")), data[:500]
         at = head.index(b"content-length:") + 15
         left = int(head[at : head.index(b"\r", at)]) - (len(data) - end)
+        pieces = [data[end:]]
         while left > 0:
-            left -= len(self._socket.recv(1 << 20))
+            pieces.append(self._socket.recv(1 << 20))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
 
 
 def encode_request(

@@ -1,0 +1,147 @@
+"""What a receive from a group costs beside a plain pull, over HTTP.
+
+    python -m bench.group_receive [--json] [--requests 200] [--rounds 5]
+
+One connection to a broker process on loopback asks for messages of 200 bytes in JSON: by pulls,
+by receives of a group with leases, and settles what it received, a request for each. They take
+turns in one run; costs are the broker's processor time, rates are those of the one connection.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from bench.harness import Figure, arguments, broker, measure
+from bench.http_requests import JSON, Wire, encode_request
+from bench.rows import TIMES, Row, report
+from holdfast.commitlog.batch import encode_batch
+
+_BODY_BYTES = 200
+_BATCHES = (32, 1)
+#: Requests of one message are cheap: so many more of them, that processor time can be told.
+_MORE_OF_ONE = 3
+_PUBLISHED_AT_ONCE = 100
+_REQUESTS = "requests/s"
+#: What the requirements allow a receive of 32.
+_BAR = 2.0
+_BLOCK = {"Content-Type": "application/vnd.holdfast.batch"}
+
+_WHATS = ("pull", "receive", "ack")
+
+Figures = dict[tuple[str, int], list[Figure]]
+"""By what was asked and how many messages at a time."""
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__ or "", requests=200, rounds=5)
+    report(rows(options.requests, options.rounds), as_json=options.json)
+
+
+def rows(requests: int, rounds: int) -> Iterator[Row]:
+    """Measure; yield the rates and costs, and the ratios of the costs."""
+    figures = measured(requests, rounds)
+    for (what, batch), runs in figures.items():
+        rates = [run.messages / batch / run.seconds for run in runs]
+        broker_us = [_us(run) for run in runs]
+        client_us = [run.client_cpu_s * 1e6 / run.messages for run in runs]
+        yield Row(
+            "", f"{what} of {batch}", "-", _REQUESTS, rates, _BODY_BYTES, broker_us, client_us
+        )
+    for batch in _BATCHES:
+        pull, receive, ack = ([_us(run) for run in figures[what, batch]] for what in _WHATS)
+        bar = _BAR if batch == 32 else None
+        ratios = [a / b for a, b in zip(receive, pull, strict=True)]
+        yield Row("", f"receive beside pull, {batch}", "-", TIMES, ratios, at_most=bar)
+        ratios = [(a + c) / b for a, b, c in zip(receive, pull, ack, strict=True)]
+        yield Row("", f"receive and ack beside pull, {batch}", "-", TIMES, ratios)
+
+
+def _us(figure: Figure) -> float:
+    """Return the broker's processor time a message."""
+    return figure.broker_cpu_s * 1e6 / figure.messages
+
+
+def measured(requests: int, rounds: int) -> Figures:
+    """Ask in turns, after one round that does not count."""
+    figures: Figures = defaultdict(list)
+    with broker() as running:
+        wire = Wire(running.url)
+        for batch in _BATCHES:
+            count = requests if batch > 1 else requests * _MORE_OF_ONE
+            turns = _Turns(wire, batch, count, rounds + 1)
+            for round_ in range(rounds + 1):
+                for what in _WHATS:
+                    figure = measure(
+                        what,
+                        running,
+                        turns.work(what),
+                        durability="-",
+                        messages=count * batch,
+                        body_bytes=_BODY_BYTES,
+                    )
+                    if round_:
+                        figures[what, batch].append(figure)
+    return figures
+
+
+class _Turns:
+    """A topic with enough messages, a group that reads it, and one turn of each request."""
+
+    def __init__(self, wire: Wire, batch: int, requests: int, turns: int) -> None:
+        self._wire = wire
+        self._batch = batch
+        self._requests = requests
+        self._topic = f"of-{batch}"
+        self._pulled = 0
+        self._answers: list[bytes] = []
+        self._put(f"/v1/topics/{self._topic}", {"queues": 1})
+        group = {"topics": {self._topic: {}}, "start": "earliest", "max_in_flight": 100_000}
+        self._put(f"/v1/groups/{self._topic}", group)
+        block = encode_batch(
+            [b"x" * _BODY_BYTES] * _PUBLISHED_AT_ONCE, born_timestamp_us=1, queue_id=0
+        )
+        path = f"/v1/topics/{self._topic}/messages?durability=fsync"
+        for _ in range(-(-batch * requests * turns // _PUBLISHED_AT_ONCE)):
+            wire.ask(encode_request("POST", path, block, _BLOCK))
+
+    def work(self, what: str) -> Callable[[], None]:
+        """Return a turn of pulls, receives, or acks of what was received; made ready before."""
+        if what == "pull":
+            return self._pull
+        if what == "receive":
+            return self._receive
+        received = [json.loads(answer)["messages"] for answer in self._answers]
+        assert all(len(messages) == self._batch for messages in received)
+        asked = [
+            self._post("ack", {"receipts": [each["receipt"] for each in messages]})
+            for messages in received
+        ]
+        return lambda: self._ack(asked)
+
+    def _pull(self) -> None:
+        """Pull on from where the last pull ended."""
+        path = f"/v1/topics/{self._topic}/queues/0/messages?max_messages={self._batch}&offset="
+        for _ in range(self._requests):
+            self._wire.ask(encode_request("GET", f"{path}{self._pulled}"))
+            self._pulled += self._batch
+
+    def _receive(self) -> None:
+        """Receive as much; the answers are kept as they are."""
+        request = self._post("receive", {"max_messages": self._batch})
+        self._answers = [self._wire.ask(request) for _ in range(self._requests)]
+
+    def _ack(self, asked: list[bytes]) -> None:
+        for request in asked:
+            self._wire.ask(request)
+
+    def _put(self, path: str, fields: dict[str, object]) -> None:
+        self._wire.ask(encode_request("PUT", path, json.dumps(fields).encode(), JSON))
+
+    def _post(self, verb: str, fields: dict[str, object]) -> bytes:
+        path = f"/v1/groups/{self._topic}/{verb}"
+        return encode_request("POST", path, json.dumps(fields).encode(), JSON)
+
+
+if __name__ == "__main__":
+    main()
