@@ -117,7 +117,7 @@ def main() -> None:
     report(figures, as_json=options.json)
 
 
-def _repeated(once: Callable[[], None], count: int) -> Callable[[], None]:
+def _repeated(once: Callable[[], object], count: int) -> Callable[[], None]:
     def work() -> None:
         for _ in range(count):
             once()
