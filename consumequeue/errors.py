@@ -74,7 +74,10 @@ class UnknownGroup(StoreError):
         self.group = group
 
     def __str__(self) -> str:
-        return f"there is no group {self.group!r}; storing offsets for it creates it"
+        return (
+            f"there is no group {self.group!r}; PUT /v1/groups/{self.group} with its topics makes "
+            "one that leases messages, storing offsets for it one that keeps them"
+        )
 
 
 class UnknownMessage(StoreError):

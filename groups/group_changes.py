@@ -51,6 +51,11 @@ class GroupChanges:
             self._check(group, record, list(topics.values()))
             if group is None or record != before:
                 await self._store_record(record)
+                if group is not None and self._is_busy(group, record):
+                    # Something was leased while this was stored: take it back.
+                    busy = GroupBusy(name, group.core.lease_count)
+                    await self._store_record(before)
+                    raise busy
             is_new = group is None
             if group is None:
                 group = self._served.add(record)
@@ -94,16 +99,23 @@ class GroupChanges:
         await self._store.commit_state(changes)
         self._table.stored(record, changes)
 
+    def _is_busy(self, group: ServedGroup, record: GroupRecord) -> bool:
+        return record.config.mode != group.record.config.mode and group.core.lease_count > 0
+
     def _check(self, group: ServedGroup | None, record: GroupRecord, topics: list[Topic]) -> None:
-        """Raise what speaks against a change: limits, and leases where the mode changes."""
+        """Raise what speaks against a change: limits, leases where the mode changes, dead letters
+        that would come back to the group."""
         config, served = self._config, self._served
         if group is None:
             if not record.topics:
                 raise InvalidGroup("topics", "a new group needs at least one topic")
             if len(served.by_name) >= config.max_groups:
                 raise LimitReached("groups.max_groups", config.max_groups)
-        elif record.config.mode != group.record.config.mode and group.core.lease_count:
+        elif self._is_busy(group, record):
             raise GroupBusy(record.name, group.core.lease_count)
+        own = [topic.name for topic in map(self._store.topic_by_id, record.topics) if topic]
+        if record.dead_letter_topic in own:
+            raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
         had = set() if group is None else set(group.core.topics)
         added = sum(topic.queue_count for topic in topics if topic.topic_id not in had)
         if added and served.cursor_count + added > config.max_cursors:

@@ -153,5 +153,3 @@ def _check_topics(spec: GroupSpec, limits: GroupsConfig) -> None:
             filter_of(each.filter)
     if spec.dead_letter_topic:
         check_name("topic", spec.dead_letter_topic)
-        if topics is not None and spec.dead_letter_topic in topics:
-            raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")

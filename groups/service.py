@@ -6,7 +6,6 @@ served_group.py's, and settings change in group_changes.py.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 from holdfast.groups import describing
@@ -26,6 +25,7 @@ from holdfast.groups.service_types import (
     GroupServiceStats,
     GroupSpec,
     GroupState,
+    NotSubscribed,
     ReceiveAsk,
     Received,
     SeekTarget,
@@ -278,7 +278,7 @@ class GroupService:
     def _topic_of(self, group: ServedGroup, name: str) -> Topic:
         topic = self._store.topic(name)
         if topic.topic_id not in group.core.topics:
-            raise UnknownTopic(name)
+            raise NotSubscribed(group.record.name, name)
         return topic
 
     def _state_of(self, record: GroupRecord) -> GroupState:

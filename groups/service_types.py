@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.commitlog.batch import Batch
+from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.config import BACKOFF_MS, LONGEST_LEASE_MS
 from holdfast.groups.errors import GroupError
@@ -22,6 +23,7 @@ __all__ = [
     "GroupState",
     "InvalidGroup",
     "MemberDescription",
+    "NotSubscribed",
     "QueueDescription",
     "ReceiveAsk",
     "Received",
@@ -232,6 +234,20 @@ class GroupServiceStats:
     undelivered_total: int = 0
     commits_total: int = 0
     commit_failures_total: int = 0
+
+
+class NotSubscribed(UnknownTopic):
+    """A topic is not among a group's."""
+
+    def __init__(self, group: str, topic: str) -> None:
+        super().__init__(topic)
+        self.group = group
+
+    def __str__(self) -> str:
+        return (
+            f"the group {self.group!r} does not subscribe to a topic {self.topic!r}; leave it "
+            "out, or change the group's topics"
+        )
 
 
 class InvalidGroup(GroupError):

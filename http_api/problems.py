@@ -47,7 +47,7 @@ from holdfast.consumequeue.errors import (
     UnknownTopic,
 )
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
-from holdfast.groups.service_types import GroupBusy, InvalidGroup
+from holdfast.groups.service_types import GroupBusy, InvalidGroup, NotSubscribed
 from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
 
 _logger = logging.getLogger(__name__)
@@ -191,6 +191,7 @@ class _Rule:
 _RULES: Mapping[type[Exception], _Rule] = {
     InvalidName: _Rule("invalid-name", ("kind", "name")),
     UnknownTopic: _Rule("unknown-topic", ("topic",)),
+    NotSubscribed: _Rule("unknown-topic", ("topic", "group")),
     UnknownQueue: _Rule("unknown-queue", ("topic", "queue", "queue_count")),
     UnknownGroup: _Rule("unknown-group", ("group",)),
     UnknownMessage: _Rule(

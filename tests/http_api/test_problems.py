@@ -38,7 +38,7 @@ from holdfast.consumequeue.errors import (
     UnknownTopic,
 )
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
-from holdfast.groups.service_types import GroupBusy, InvalidGroup
+from holdfast.groups.service_types import GroupBusy, InvalidGroup, NotSubscribed
 from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
 from holdfast.http_api.problems import _RULES, KINDS, Problem, problem_for
 from holdfast.http_api.reply import problem_reply
@@ -46,6 +46,7 @@ from holdfast.http_api.reply import problem_reply
 ERRORS = [
     (InvalidName("topic", "a/b"), 400, "invalid-name", {"kind": "topic", "name": "a/b"}),
     (UnknownTopic("t"), 404, "unknown-topic", {"topic": "t"}),
+    (NotSubscribed("g", "t"), 404, "unknown-topic", {"topic": "t", "group": "g"}),
     (UnknownQueue("t", 4, 2), 404, "unknown-queue", {"queue": 4, "queue_count": 2}),
     (UnknownGroup("g"), 404, "unknown-group", {"group": "g"}),
     (UnknownMessage("m"), 404, "unknown-message", {"message_id": "m"}),
