@@ -37,6 +37,8 @@ def main() -> int:
                 try:
                     sizes = counts.setdefault(f"{system.name}, {durability}", {})
                     _run(system, durability, chosen, sizes, results)
+                    # What failed in an earlier round is only left out if it fails always.
+                    results.left_out.pop(f"{system.name}, {durability}", None)
                 except Unavailable as reason:
                     results.left_out[f"{system.name}, {durability}"] = str(reason)
                 except (RuntimeError, subprocess.SubprocessError) as error:
