@@ -146,6 +146,7 @@ class Broker:
             await groups.start()
             context.groups = groups
             hold.also_scan = groups.scan
+            hold.observe_scan = context.metrics.scan_seconds.observe
             collector.storage = storage
             await hold.start()
         except BaseException:

@@ -45,6 +45,8 @@ SCAN_CHUNK = 1000
 #: A message is readable a moment before its arrival is told. What the scan sees is missed only
 #: when its arrival was not told for this long.
 SCAN_GRACE_S = 1.0
+#: A scan that takes more of the loop's time is logged, as RocketMQ's is.
+SLOW_SCAN_S = 5.0
 
 
 class Outcome(StrEnum):
@@ -115,6 +117,8 @@ class PullRequestHoldService:
         self._last_scan_s = 0.0
         self.also_scan: Callable[[], int] = lambda: 0
         """Looks at what else waits, and returns how many it had to rescue. The composition's."""
+        self.observe_scan: Callable[[float], None] = lambda seconds: None
+        """Told of the loop's time that each scan took. The composition's."""
 
     async def start(self) -> None:
         """Begin the periodic scan. May be called twice, and again after `stop`."""
@@ -312,11 +316,13 @@ class PullRequestHoldService:
                 log.exception("the scan of the held queues failed")
 
     async def _scan_once(self) -> None:
+        started = monotonic()
         rescued = self.also_scan()
+        busy_s = monotonic() - started
         if rescued:
             self._scan_rescues += rescued
             log.warning("%d requests waited for messages that were there", rescued)
-        behind = await self._scan_queues()
+        behind = await self._scan_queues(busy_s)
         if behind and self._config.long_polling:
             await asyncio.sleep(SCAN_GRACE_S)
             behind = {
@@ -330,10 +336,10 @@ class PullRequestHoldService:
         if behind:
             self._tell(behind)
 
-    async def _scan_queues(self) -> dict[QueueKey, int]:
-        """Return the ends of the held queues that have messages nobody was told of."""
+    async def _scan_queues(self, busy_s: float) -> dict[QueueKey, int]:
+        """Return the ends of the held queues that have messages nobody was told of; `busy_s` is
+        what this scan has taken so far."""
         behind = {}
-        busy_s = 0.0
         keys = self._table.queue_keys()
         for first in range(0, len(keys), SCAN_CHUNK):
             started = monotonic()
@@ -345,6 +351,9 @@ class PullRequestHoldService:
             await asyncio.sleep(0)
         self._last_scan_s = busy_s
         self._scans_total += 1
+        self.observe_scan(busy_s)
+        if busy_s > SLOW_SCAN_S:
+            log.warning("a scan of %d held queues took %.1f s of the event loop", len(keys), busy_s)
         return behind
 
 

@@ -56,6 +56,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.wake_seconds = Durations()
+        self.scan_seconds = Durations()
         self.loop_lag_seconds = Gauge(
             "holdfast_event_loop_lag_seconds",
             "How late the event loop last was for a timer.",
@@ -109,6 +110,12 @@ class Metrics:
             "From storing a message to the answer of a pull that was held for it.",
             buckets=self.wake_seconds.buckets(),
             sum_value=self.wake_seconds.sum_s,
+        )
+        yield HistogramMetricFamily(
+            "holdfast_scan_seconds",
+            "The event loop's time that a scan for missed arrivals took.",
+            buckets=self.scan_seconds.buckets(),
+            sum_value=self.scan_seconds.sum_s,
         )
 
 

@@ -487,13 +487,30 @@ async def test_the_scan_outlives_a_failure(
 
 
 async def test_the_scan_compares_queues_not_pulls(broker: Broker) -> None:
-    # L18, but for its histogram
+    # L18
     for number in range(100):
         await broker.held({(Q0, Q1)[number % 2]: 0})
     compared: list[int] = []
     broker.store.before_end_is_told = lambda: compared.append(1)
     await broker.service._scan_once()
     assert len(compared) == 2
+
+
+async def test_what_a_scan_takes_is_told_and_a_slow_one_logged(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # L18
+    told: list[float] = []
+    broker.service.observe_scan = told.append
+    await broker.held()
+    await broker.service._scan_once()
+    assert told == [broker.stats.last_scan_s]
+    assert "took" not in caplog.text
+    clock = iter(range(0, 1000, 3))  # each stretch of it takes three seconds
+    monkeypatch.setattr(module, "monotonic", lambda: float(next(clock)))
+    await broker.service._scan_once()
+    assert told[1] == 6.0
+    assert "a scan of 1 held queues took 6.0 s" in caplog.text
 
 
 async def test_the_scan_passes_over_a_queue_that_is_gone(broker: Broker) -> None:

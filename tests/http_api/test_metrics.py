@@ -57,6 +57,7 @@ async def test_waiting_is_not_counted_as_answering(api: Api) -> None:
     assert found["holdfast_http_request_seconds_sum", "200", route] < 0.25
     assert found[("holdfast_long_poll_expired_total",)] == 1
     assert found[("holdfast_long_poll_parked",)] == 0
+    assert found[("holdfast_scan_seconds_count",)] == 0
     assert found[("holdfast_scan_rescues_total",)] == 0
 
 
