@@ -36,6 +36,7 @@ from bench.bulk import BulkConnection
 from bench.harness import plain_loop_s, process_cpu_s
 from holdfast.running_broker import RunningBroker
 from holdfast.spark import Bound, bind, local_session
+from holdfast.spark.address import Address
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.columns import ddl_of
 from holdfast.spark.decode import MAX_ROWS, TARGET_BYTES
@@ -171,7 +172,7 @@ def scan(frame: "DataFrame") -> None:
 def decode_all(url: str, bound: Bound, parts: list[QueueRange]) -> Iterator[pa.RecordBatch]:
     """Yield every row, as a task does."""
     options = parse_options(bound.options)
-    with BrokerClient.open(url) as client:
+    with BrokerClient.open(Address(url)) as client:
         for part in parts:
             yield from read_range(client, part, options)
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast.spark.broker_client import BrokerClient, StoredOffsets
+from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.catalog import StoredOffsets
 from holdfast.spark.offsets import Given, OffsetRange, offsets_json
 from holdfast.spark.options import ReadOptions, parse_options
 from holdfast.spark.plan import BoundTopic, bind_topics, topic_names
@@ -64,7 +65,7 @@ class Bound:
         if self.group is None:
             raise ValueError("bind(..., group=...) names the group to save; this read has none")
         parsed = parse_options(self.options)
-        with BrokerClient.open(parsed.url, parsed.token, parsed.tls) as client:
+        with BrokerClient.open(parsed.address) as client:
             for topic in self.topics:
                 ends = {queue: part.end for queue, part in topic.ranges.items()}
                 client.store_offsets(
@@ -85,7 +86,7 @@ def bind(url: str, topic: str, *, group: str | None = None, **options: object) -
         **{name: _text(value) for name, value in options.items() if value is not None},
     }
     parsed = parse_options(given)
-    with BrokerClient.open(parsed.url, parsed.token, parsed.tls) as client:
+    with BrokerClient.open(parsed.address) as client:
         stored: dict[str, StoredOffsets] = {}
         if group is not None:
             stored = {

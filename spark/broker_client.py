@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
 
+from holdfast.spark.address import Address
+from holdfast.spark.catalog import Split, StoredOffsets, TopicState
 from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
 from holdfast.spark.offsets import OffsetRange, QueueState
-from holdfast.spark.tls import NO_TLS_FILES, TlsFiles
 from holdfast.spark.transport import Reply, Transport
 
 BATCH_TYPE = "application/vnd.holdfast.batch"
@@ -20,34 +21,6 @@ MSGPACK_TYPE = "application/msgpack"
 MAX_MESSAGES = 10_000  # the broker's own cap on a pull
 _PAGE = 1000
 _QUEUES_PER_PLAN = 100  # so that a request line stays below the usual limit of 8 KiB
-
-
-@dataclass(frozen=True, slots=True)
-class TopicState:
-    """A topic as the broker describes it now. `priority_levels` is None without priorities."""
-
-    name: str
-    topic_id: int
-    queues: Mapping[int, QueueState]
-    priority_levels: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredOffsets:
-    """A group's offsets in one topic; `etag` names this version of them."""
-
-    offsets: Mapping[int, int]
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A part of a queue that a task may read, cut at the borders of blocks."""
-
-    queue: int
-    start: int
-    end: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +40,9 @@ class BrokerClient:
         self._transport = transport
 
     @classmethod
-    def open(cls, url: str, token: str | None = None, tls: TlsFiles = NO_TLS_FILES) -> Self:
+    def open(cls, address: Address) -> Self:
         """Return a client that connects when it is first used."""
-        return cls(Transport(url, token=token, tls=tls))
+        return cls(Transport(address.url, token=address.token, tls=address.tls))
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.spark.broker_client import BrokerClient, Split, TopicState
+from holdfast.spark.catalog import Catalog, Split, TopicState
 from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicRecreated
 from holdfast.spark.offsets import (
     AtTime,
@@ -42,21 +42,21 @@ class BoundTopic:
     priority_levels: int | None = None
 
 
-def bind_topics(client: BrokerClient, options: ReadOptions) -> tuple[BoundTopic, ...]:
+def bind_topics(catalog: Catalog, options: ReadOptions) -> tuple[BoundTopic, ...]:
     """Ask the broker once what the options mean now, and return it as numbers.
 
     Raises InvalidOption for what does not fit the topics, DataLost for a start that is
     trimmed, TopicRecreated for a topic whose id is not the one asked for.
     """
-    names = topic_names(client, options)
+    names = topic_names(catalog, options)
     for option, spec in (("startingOffsets", options.start), ("endingOffsets", options.end)):
         for name in spec.by_topic if isinstance(spec, Given) else ():
             if name is not None and name not in names:
                 raise InvalidOption(option, f"names topic {name!r}, which is not read")
-    return tuple(_bind_topic(client, options, name) for name in names)
+    return tuple(_bind_topic(catalog, options, name) for name in names)
 
 
-def topic_names(client: BrokerClient, options: ReadOptions) -> tuple[str, ...]:
+def topic_names(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
     """Return the topics that the options name or, now, match. Raises InvalidOption for none."""
     if options.topics is not None:
         return options.topics
@@ -64,14 +64,14 @@ def topic_names(client: BrokerClient, options: ReadOptions) -> tuple[str, ...]:
         return tuple(options.assigned)
     assert options.pattern is not None
     pattern = re.compile(options.pattern)
-    names = tuple(name for name in client.topic_names() if pattern.fullmatch(name))
+    names = tuple(name for name in catalog.topic_names() if pattern.fullmatch(name))
     if not names:
         raise InvalidOption("subscribePattern", f"no topic matches {options.pattern!r}")
     return names
 
 
-def _bind_topic(client: BrokerClient, options: ReadOptions, name: str) -> BoundTopic:
-    topic = client.describe(name)
+def _bind_topic(catalog: Catalog, options: ReadOptions, name: str) -> BoundTopic:
+    topic = catalog.describe(name)
     bound_id = options.topic_ids.get(name, topic.topic_id)
     if topic.topic_id != bound_id:
         raise TopicRecreated(name, bound_id, topic.topic_id)
@@ -82,8 +82,8 @@ def _bind_topic(client: BrokerClient, options: ReadOptions, name: str) -> BoundT
         topic.queues,
         options.start,
         options.end,
-        start_lookup=_look_up(client, "startingOffsets", options.start, topic),
-        end_lookup=_look_up(client, "endingOffsets", options.end, topic),
+        start_lookup=_look_up(catalog, "startingOffsets", options.start, topic),
+        end_lookup=_look_up(catalog, "endingOffsets", options.end, topic),
         fail_on_data_loss=options.fail_on_data_loss,
     )
     return BoundTopic(name, topic.topic_id, ranges, topic.priority_levels)
@@ -97,12 +97,12 @@ def _only(topic: TopicState, queues: Iterable[int]) -> TopicState:
 
 
 def _look_up(
-    client: BrokerClient, option: str, spec: OffsetSpec, topic: TopicState
+    catalog: Catalog, option: str, spec: OffsetSpec, topic: TopicState
 ) -> Mapping[int, int]:
     """Return by queue what `spec` means, if only the broker knows."""
     match spec:
         case OfGroup(group):
-            stored = client.stored_offsets(group, topic.name)
+            stored = catalog.stored_offsets(group, topic.name)
             if stored is None:
                 raise InvalidOption(
                     option,
@@ -112,14 +112,14 @@ def _look_up(
             return stored.offsets
         case AtTime(timestamp_ms):
             return {
-                queue: client.offset_at(topic.name, queue, timestamp_ms) for queue in topic.queues
+                queue: catalog.offset_at(topic.name, queue, timestamp_ms) for queue in topic.queues
             }
         case _:
             return {}
 
 
 def plan_partitions(
-    client: BrokerClient, options: ReadOptions, topics: Iterable[BoundTopic]
+    catalog: Catalog, options: ReadOptions, topics: Iterable[BoundTopic]
 ) -> list[tuple[QueueRange, ...]]:
     """Return what each task reads: at least one range each, in order of topic, queue, offset.
 
@@ -128,7 +128,7 @@ def plan_partitions(
     """
     parts = []
     for topic in topics:
-        for split in _splits(client, options, topic):
+        for split in _splits(catalog, options, topic):
             part = QueueRange(
                 topic.name,
                 topic.topic_id,
@@ -145,12 +145,12 @@ def plan_partitions(
     )
 
 
-def _splits(client: BrokerClient, options: ReadOptions, topic: BoundTopic) -> list[Split]:
+def _splits(catalog: Catalog, options: ReadOptions, topic: BoundTopic) -> list[Split]:
     ranges = topic.ranges
     for attempt in range(1, _PLAN_ATTEMPTS + 1):
         wanted = {queue: part for queue, part in ranges.items() if part.start < part.end}
         try:
-            return client.splits(
+            return catalog.splits(
                 topic.name,
                 topic.topic_id,
                 wanted,
@@ -160,7 +160,7 @@ def _splits(client: BrokerClient, options: ReadOptions, topic: BoundTopic) -> li
         except BrokerRefused as refused:
             if refused.status not in {410, 416} or attempt == _PLAN_ATTEMPTS:
                 raise
-            ranges = _kept(client.describe(topic.name), topic, ranges, options.fail_on_data_loss)
+            ranges = _kept(catalog.describe(topic.name), topic, ranges, options.fail_on_data_loss)
     raise AssertionError("unreachable")
 
 

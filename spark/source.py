@@ -19,13 +19,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.columns import ddl_of
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.fetch import read_range
 from holdfast.spark.offsets import QueueRange
 from holdfast.spark.options import ReadOptions, parse_options
 from holdfast.spark.plan import BoundTopic, bind_topics, plan_partitions
+from holdfast.spark.reading import open_catalog, read_rows
 
 
 class HoldfastDataSource(DataSource):
@@ -43,8 +42,8 @@ class HoldfastDataSource(DataSource):
     def schema(self) -> str:
         """Check the options, bind the offsets, and return the columns."""
         options = parse_options(self.options)
-        with _open(options) as client:
-            self._read = options, bind_topics(client, options)
+        with open_catalog(options) as catalog:
+            self._read = options, bind_topics(catalog, options)
         return ddl_of(options.columns)
 
     def reader(self, schema: StructType) -> "HoldfastReader":
@@ -78,8 +77,8 @@ class HoldfastReader(DataSourceReader):
 
         (Spark turns an empty list into one partition of None.)
         """
-        with _open(self._options) as client:
-            plan = plan_partitions(client, self._options, self._topics)
+        with open_catalog(self._options) as catalog:
+            plan = plan_partitions(catalog, self._options, self._topics)
         return [RangesPartition(ranges) for ranges in plan or [()]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -87,9 +86,7 @@ class HoldfastReader(DataSourceReader):
         if TaskContext.get() is not None:
             _settle_worker()
         ranges: Any = partition.value
-        with _open(self._options) as client:
-            for part in ranges or ():
-                yield from read_range(client, part, self._options)
+        yield from read_rows(ranges or (), self._options)
 
 
 @cache
@@ -101,7 +98,3 @@ def _settle_worker() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def _open(options: ReadOptions) -> BrokerClient:
-    return BrokerClient.open(options.url, options.token, options.tls)

@@ -23,6 +23,7 @@ from holdfast.client.errors import RecordCorrupt
 from holdfast.commitlog.batch import iter_batches
 from holdfast.commitlog.batch_header import MAGIC, BatchHeader
 from holdfast.running_broker import RunningBroker
+from holdfast.spark.address import Address
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import DataLost
 from holdfast.spark.fetch import read_range
@@ -208,7 +209,7 @@ def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> No
 
 def spark_offsets(log: Log, **options: str) -> list[int]:
     wanted = parse_options({"url": log.broker.url, "topic": "t", **options})
-    with BrokerClient.open(log.broker.url) as client:
+    with BrokerClient.open(Address(log.broker.url)) as client:
         batches = read_range(client, QueueRange("t", log.topic_id, 0, 0, COUNT), wanted)
         return [row["offset"] for batch in batches for row in batch.to_pylist()]
 

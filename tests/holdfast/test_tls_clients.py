@@ -166,7 +166,7 @@ def test_sparks_transport_speaks_mutual_tls(served: Served) -> None:
             "keyFile": str(served.pair[1]),
         }
     )
-    transport = Transport(options.url, tls=options.tls)
+    transport = Transport(options.address.url, tls=options.address.tls)
     assert transport.get("/v1/topics").status == 200
     transport.close()
 

@@ -11,6 +11,7 @@ import pytest
 from holdfast.http_api.access.grants import parse_grants
 from holdfast.http_api.access.token_changes import create_token
 from holdfast.http_api.access.token_file import TokenFile
+from holdfast.spark.address import Address
 from holdfast.spark.bound import bind
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import BrokerRefused, InvalidOption
@@ -54,7 +55,7 @@ def test_a_token_that_is_none_is_refused_without_being_repeated(token: str) -> N
 
 def test_options_do_not_show_their_token() -> None:
     options = parse_options({**BASIC, "token": "secret-token"})
-    assert options.token == "secret-token"
+    assert options.address.token == "secret-token"
     assert "secret-token" not in repr(options)
 
 
@@ -64,7 +65,7 @@ def test_who_is_not_let_in_is_told_at_once(
 ) -> None:
     started = time.monotonic()
     with (
-        BrokerClient.open(guarded[0].url, token) as client,
+        BrokerClient.open(Address(guarded[0].url, token)) as client,
         pytest.raises(BrokerRefused, match="token"),
     ):
         client.describe("orders")

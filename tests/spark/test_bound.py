@@ -19,7 +19,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
 def again(bound: Bound) -> object:
     """Return what loading the bound options reads."""
     options = parse_options(bound.options)
-    with BrokerClient.open(options.url) as client:
+    with BrokerClient.open(options.address) as client:
         return {topic.name: dict(topic.ranges) for topic in bind_topics(client, options)}
 
 

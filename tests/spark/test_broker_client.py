@@ -2,7 +2,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.spark.broker_client import BrokerClient, Split
+from holdfast.spark.address import Address
+from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.catalog import Split
 from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
 from holdfast.spark.offsets import OffsetRange, QueueState
 from tests.support.fake_broker import FakeBroker
@@ -10,7 +12,7 @@ from tests.support.fake_broker import FakeBroker
 
 @pytest.fixture
 def client(broker: FakeBroker) -> Iterator[BrokerClient]:
-    with BrokerClient.open(broker.url) as client:
+    with BrokerClient.open(Address(broker.url)) as client:
         yield client
 
 

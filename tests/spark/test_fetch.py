@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.errors import CorruptBatch
+from holdfast.spark.address import Address
 from holdfast.spark.broker_client import BrokerClient, Pulled
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch, TopicRecreated
 from holdfast.spark.fetch import read_range
@@ -35,7 +36,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
 
 @pytest.fixture
 def client(broker: FakeBroker) -> Iterator[BrokerClient]:
-    with BrokerClient.open(broker.url) as client:
+    with BrokerClient.open(Address(broker.url)) as client:
         yield client
 
 

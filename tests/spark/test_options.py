@@ -9,7 +9,7 @@ BASIC = {"url": "http://broker:8711", "topic": "orders"}
 
 def test_defaults_read_a_whole_topic() -> None:
     options = parse_options(BASIC)
-    assert options.url == "http://broker:8711"
+    assert options.address.url == "http://broker:8711"
     assert options.topics == ("orders",)
     assert options.start == Everywhere(EARLIEST)
     assert options.end == Everywhere(LATEST)
@@ -36,7 +36,7 @@ def test_names_are_not_case_sensitive() -> None:
     ],
 )
 def test_addresses(given: dict[str, str], url: str) -> None:
-    assert parse_options({"topic": "t", **given}).url == url
+    assert parse_options({"topic": "t", **given}).address.url == url
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.spark.address import Address
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicRecreated
 from holdfast.spark.offsets import QueueRange
@@ -24,7 +25,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
 
 @pytest.fixture
 def client(broker: FakeBroker) -> Iterator[BrokerClient]:
-    with BrokerClient.open(broker.url) as client:
+    with BrokerClient.open(Address(broker.url)) as client:
         yield client
 
 
@@ -91,7 +92,7 @@ def test_offsets_of_a_topic_that_is_not_read_are_refused(
 
 
 def test_a_topic_made_again_is_refused(broker: FakeBroker, topic: FakeTopic) -> None:
-    with BrokerClient.open(broker.url) as client, pytest.raises(TopicRecreated):
+    with BrokerClient.open(Address(broker.url)) as client, pytest.raises(TopicRecreated):
         bound(client, topicIds=f'{{"orders": {topic.topic_id + 1}}}')
 
 

@@ -1,0 +1,63 @@
+"""What there is to read, whoever tells it: topics, where their queues begin and end, and how a
+range may be cut into parts. No I/O here."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.spark.offsets import OffsetRange, QueueState
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as the broker describes it now. `priority_levels` is None without priorities."""
+
+    name: str
+    topic_id: int
+    queues: Mapping[int, QueueState]
+    priority_levels: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOffsets:
+    """A group's offsets in one topic; `etag` names this version of them."""
+
+    offsets: Mapping[int, int]
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of a queue that a task may read, cut at the borders of blocks."""
+
+    queue: int
+    start: int
+    end: int
+    size_bytes: int
+
+
+class Catalog(Protocol):
+    """Where plans are made. What it raises, its makers say."""
+
+    def topic_names(self) -> Iterator[str]:
+        """Yield the names of all topics."""
+
+    def describe(self, topic: str) -> TopicState:
+        """Return what the topic is and holds now."""
+
+    def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
+        """Return the first offset stored at or after a time, the queue's end when there is none."""
+
+    def stored_offsets(self, group: str, topic: str) -> StoredOffsets | None:
+        """Return a group's offsets, None when there is no such group."""
+
+    def splits(
+        self,
+        topic: str,
+        topic_id: int,
+        ranges: Mapping[int, OffsetRange],
+        *,
+        max_bytes: int,
+        min_splits: int,
+    ) -> list[Split]:
+        """Return the ranges cut into parts of about `max_bytes`, by queue and offset."""
