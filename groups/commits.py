@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from holdfast.groups.counters import Counters
-from holdfast.groups.group import Group, WriteBatch
+from holdfast.groups.group import Group
+from holdfast.groups.group_parts import WriteBatch
 from holdfast.groups.rows import DeleteRange, Write
 
 _logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import pytest
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.groups.commits import Commits, Writes, merged
 from holdfast.groups.counters import Counters
-from holdfast.groups.group import WriteBatch
+from holdfast.groups.group_parts import WriteBatch
 from holdfast.groups.rows import DeleteRange, Write
 from tests.groups.queues import Disk, Stage
 from tests.support.group_broker import turns
