@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.spark.offsets import OffsetRange, QueueState
+from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,14 @@ class StoredOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A part of a queue that a task may read, cut at the borders of blocks."""
+    """A part of a queue that a task may read, cut at the borders of blocks. `segments` say where
+    in the log's files it lies, if that is known."""
 
     queue: int
     start: int
     end: int
     size_bytes: int
+    segments: tuple[SegmentRange, ...] = ()
 
 
 class Catalog(Protocol):

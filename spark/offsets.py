@@ -65,9 +65,22 @@ class OffsetRange(NamedTuple):
     end: int
 
 
+class SegmentRange(NamedTuple):
+    """Physical offsets from `first` to before `end` of a segment file, which is the very one only
+    if its header page says so."""
+
+    start_offset: int
+    created_timestamp_us: int
+    first: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """What one task reads of one queue: [start, end), and what its rows have in common."""
+    """What one task reads of one queue: [start, end), and what its rows have in common.
+
+    `segments` say where in the log's files it lies; without any it is read over HTTP.
+    """
 
     topic: str
     topic_id: int
@@ -75,6 +88,7 @@ class QueueRange:
     start: int
     end: int
     priority_levels: int | None = None
+    segments: tuple[SegmentRange, ...] = ()
 
 
 def parse_offsets(option: str, text: str, *, ending: bool) -> OffsetSpec:

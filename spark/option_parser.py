@@ -111,10 +111,6 @@ def parse_list(name: str, text: str) -> list[str]:
 
 
 def _unknown(name: str, known: Mapping[str, str]) -> InvalidOption:
-    if name.lower() == "path":
-        return InvalidOption(
-            "path", "reading a data directory without its broker is not there yet; give url"
-        )
     if name.lower().startswith("kafka."):
         return InvalidOption(name, "settings of Kafka's client have no meaning here; leave it out")
     return InvalidOption(name, f"is unknown{nearest(name, known)}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.spark.address import ADDRESS_OPTIONS, Address, parse_address
+from holdfast.spark.address import Address
 from holdfast.spark.columns import SCHEMAS, choose_columns
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.offsets import (
@@ -21,10 +21,11 @@ from holdfast.spark.offsets import (
     parse_offsets,
 )
 from holdfast.spark.option_parser import GivenOptions, parse_list
+from holdfast.spark.place import PLACE_OPTIONS, Place, parse_place
 
 #: Every option and what it does; docs/spark.md lists the same.
 OPTIONS: Mapping[str, str] = {
-    **ADDRESS_OPTIONS,
+    **PLACE_OPTIONS,
     "topic": "topic to read, or several with commas between",
     "subscribe": "the same under its Kafka name",
     "subscribePattern": "regular expression that topics match as a whole",
@@ -55,7 +56,7 @@ MAX_FETCH_BYTES = 16 * 1024 * 1024  # the broker's own cap on a pull
 class ReadOptions:
     """One batch read. Exactly one of `topics`, `pattern` and `assigned` says what is read."""
 
-    address: Address
+    place: Place
     topics: tuple[str, ...] | None
     pattern: str | None
     assigned: Mapping[str, frozenset[int]] | None
@@ -70,6 +71,11 @@ class ReadOptions:
     fetch_max_bytes: int
     fail_on_data_loss: bool
 
+    @property
+    def address(self) -> Address:
+        """The broker's address. Raises InvalidOption when there is only a directory to read."""
+        return self.place.broker("this needs a broker")
+
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
     """Return the options of one read. Names are not case-sensitive. Raises InvalidOption."""
@@ -81,8 +87,12 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     include_headers = options.flag("includeHeaders", False)
     if include_headers and schema != "kafka":
         raise InvalidOption("includeHeaders", "belongs to schema=kafka; the column is 'properties'")
+    place = parse_place(options)
+    expression = options.text("filter")
+    if expression is not None and (place.address is None or place.transport == "files"):
+        raise InvalidOption("filter", "only a broker evaluates it: give url, or filter in Spark")
     return ReadOptions(
-        address=parse_address(options),
+        place=place,
         topics=topics,
         pattern=pattern,
         assigned=assigned,
@@ -97,7 +107,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
             include_headers=include_headers,
         ),
         tags=frozenset(parse_list("tag", options.text("tag") or "")),
-        filter=options.text("filter"),
+        filter=expression,
         min_partitions=options.count("minPartitions"),
         max_bytes_per_partition=options.size("maxBytesPerPartition", DEFAULT_PARTITION_BYTES),
         fetch_max_bytes=options.size("fetchMaxBytes", DEFAULT_FETCH_BYTES, maximum=MAX_FETCH_BYTES),

@@ -19,6 +19,7 @@ from holdfast.spark.offsets import (
     OffsetSpec,
     OfGroup,
     QueueRange,
+    SegmentRange,
     resolve,
 )
 from holdfast.spark.options import ReadOptions
@@ -136,6 +137,7 @@ def plan_partitions(
                 split.start,
                 split.end,
                 topic.priority_levels,
+                split.segments,
             )
             parts.append((part, split.size_bytes))
     return pack(
@@ -212,6 +214,16 @@ def pack(
 def _extend(ranges: list[QueueRange], part: QueueRange) -> None:
     last = ranges[-1]
     if (last.topic_id, last.queue, last.end) == (part.topic_id, part.queue, part.start):
-        ranges[-1] = replace(last, end=part.end)
+        segments = _joined(last.segments, part.segments)
+        ranges[-1] = replace(last, end=part.end, segments=segments)
     else:
         ranges.append(part)
+
+
+def _joined(
+    segments: tuple[SegmentRange, ...], more: tuple[SegmentRange, ...]
+) -> tuple[SegmentRange, ...]:
+    """Return both, with what lies in one segment as one range."""
+    if segments and more and segments[-1].start_offset == more[0].start_offset:
+        return (*segments[:-1], segments[-1]._replace(end=more[0].end), *more[1:])
+    return (*segments, *more)

@@ -110,7 +110,14 @@ def test_kafka_columns_are_the_connectors() -> None:
     [
         ({"startingOfsets": "latest"}, "startingOfsets", "did you mean 'startingOffsets'"),
         ({"zzz": "1"}, "zzz", "there are url, "),
-        ({"path": "/data"}, "path", "not there yet"),
+        ({"transport": "files"}, "transport", "give path"),
+        ({"transport": "ftp"}, "transport", "none of auto, files, http"),
+        ({"path": " "}, "path", "empty"),
+        (
+            {"path": "/data", "transport": "files", "filter": "a = 1"},
+            "filter",
+            "only a broker evaluates it",
+        ),
         ({"kafka.group.id": "g"}, "kafka.group.id", "no meaning"),
         ({"url": ""}, "url", "empty"),
         ({"url": "http://b:1,http://c:1"}, "url", "one broker"),
@@ -164,3 +171,28 @@ def test_what_is_read_must_be_clear(given: dict[str, str], says: str) -> None:
 
 def test_every_option_has_its_line() -> None:
     assert all(OPTIONS.values())
+
+
+def test_a_directory_stands_for_a_broker() -> None:
+    options = parse_options({"topic": "t", "path": "/data"})
+    assert (options.place.address, options.place.path) == (None, "/data")
+    assert options.place.transport == "auto"
+    with pytest.raises(InvalidOption, match="give url beside path"):
+        _ = options.address
+    both = parse_options({"topic": "t", "path": "/data", "url": "http://broker:8711"})
+    assert both.address.url == "http://broker:8711"
+    assert both.place.path == "/data"
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"transport": "http"}, "transport"),
+        ({"token": "secret"}, "token"),
+        ({"caFile": "/ca.pem"}, "caFile"),
+        ({"filter": "a = 1"}, "filter"),
+    ],
+)
+def test_what_only_a_broker_does_is_refused_without_one(given: dict[str, str], option: str) -> None:
+    with pytest.raises(InvalidOption, match=option):
+        parse_options({"topic": "t", "path": "/data", **given})
