@@ -1,10 +1,12 @@
 """Groups with leases over HTTP, on a real broker in this process: log, cursors and disk."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 
@@ -16,9 +18,19 @@ class GroupApi:
     """A client of one broker that speaks of the group "g" and the topic "orders" unless told
     otherwise. What is not 200 or 201 fails the test, but for what `refused` asks."""
 
-    def __init__(self, broker: Broker, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, broker: Broker, session: aiohttp.ClientSession, skip: Callable[[float], None]
+    ) -> None:
         self.broker = broker
         self.session = session
+        self._skip = skip
+
+    def later(self, seconds: float) -> None:
+        """Let time pass for messages, leases and delays, and have every group notice."""
+        self._skip(seconds)
+        assert self.broker._groups is not None
+        for group in self.broker._groups._served.by_name.values():
+            group._ring()
 
     async def ask(self, method: str, path: str, body: object = None) -> Any:
         async with self.session.request(method, path, json=body) as response:
@@ -100,11 +112,36 @@ async def serving_groups(
     """Start a broker over a directory, and end it."""
     told = {"data_dir": str(data_dir), "http_api.port": "0", "commitlog.segment_bytes": "1MiB"}
     config = load_config(file=None, environ={}, flags={**told, **(flags or {})})
-    async with (
-        Broker(config) as broker,
-        aiohttp.ClientSession(broker.url, timeout=aiohttp.ClientTimeout(30)) as session,
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(90)  # more than anybody waits for messages
+    with _time_to_skip() as skip:
+        async with (
+            Broker(config) as broker,
+            aiohttp.ClientSession(broker.url, timeout=timeout, connector=connector) as session,
+        ):
+            yield GroupApi(broker, session, skip)
+
+
+@contextmanager
+def _time_to_skip() -> Iterator[Callable[[float], None]]:
+    """Let clocks run ahead by the seconds that were given in all: the wall clock and the one that
+    counts what passed, as they do when a machine wakes up. The loop's own is not touched."""
+    skipped_s = 0.0
+    wall_ns, read_s = time.time_ns, time.clock_gettime
+
+    def skip(seconds: float) -> None:
+        nonlocal skipped_s
+        skipped_s += seconds
+
+    def now_ns() -> int:
+        return wall_ns() + round(skipped_s * 1e9)
+
+    with (
+        patch.object(time, "time_ns", now_ns),
+        patch("holdfast.http_api.publish.time_ns", now_ns),
+        patch.object(time, "clock_gettime", lambda clock: read_s(clock) + skipped_s),
     ):
-        yield GroupApi(broker, session)
+        yield skip
 
 
 def _receipts(what: Any) -> list[str]:
