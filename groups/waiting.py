@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey
@@ -26,7 +27,26 @@ RETRY_S = 1.0
 EXPIRY_SLICE = 64
 
 Answer = Reply | GroupError | StoreError | None
-Ticket = asyncio.Future[Answer]
+
+
+class Ticket(asyncio.Future[Answer]):
+    """What a waiting request awaits. In the turn in which it is cancelled the request gives up its
+    place: nothing is leased to it from then on, also before it notices."""
+
+    __slots__ = ("_core", "waiter")
+
+    def __init__(self, core: Group) -> None:
+        super().__init__()
+        self._core = core
+        self.waiter: Waiter | None = None
+        """Set as long as the request waits."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel it. False: it is answered, or cancelled, already."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled and self.waiter is not None:
+            self._core.cancel(self.waiter)
+        return is_cancelled
 
 
 class Waiting:
@@ -60,18 +80,21 @@ class Waiting:
         `has_looked`: it found nothing in this very turn. Between that look and the parking
         nothing is awaited, so no wake-up is lost.
         """
-        ticket: Ticket = self._loop.create_future()
+        ticket = Ticket(self._core)
         now_ms = self._clock.now_ms()
         deadline_ms = now_ms + round(wait_s * 1000)
-        waiter = self._core.park(ask, ticket, now_ms, deadline_ms, has_looked=has_looked)
+        ticket.waiter = self._core.park(ask, ticket, now_ms, deadline_ms, has_looked=has_looked)
         self._changed()
         try:
             answer = await ticket
         except asyncio.CancelledError:
-            self._core.cancel(waiter)
-            if not ticket.cancelled() and isinstance(answered := ticket.result(), Reply):
-                self._unpick(answered.picks)
+            if not (ticket.cancel() or ticket.cancelled()):
+                answer = ticket.result()  # it came in the same turn
+                if isinstance(answer, Reply):
+                    self._unpick(answer.picks)
             raise
+        finally:
+            ticket.waiter = None  # they hold each other
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -85,15 +108,15 @@ class Waiting:
                 self._bring(*answer.needs)
                 continue
             answered += 1
-            if not _resolve(waiter, answer) and isinstance(answer, Reply):
-                self._unpick(answer.picks)  # it was cancelled, and is about to find out
+            is_told = _resolve(waiter, answer)
+            assert is_told  # who is cancelled waits no more
         return answered
 
     def expire(self, waiters: Iterable[Waiter]) -> None:
         """Answer these with nothing, a slice a turn of the loop."""
         was_quiet = not self._expired
         for waiter in waiters:
-            assert isinstance(waiter.ticket, asyncio.Future)
+            assert isinstance(waiter.ticket, Ticket)
             self._expired.append(waiter.ticket)
         if was_quiet:
             self._answer_expired()
@@ -148,7 +171,7 @@ class Waiting:
 
 
 def _resolve(waiter: Waiter, answer: Answer) -> bool:
-    assert isinstance(waiter.ticket, asyncio.Future)
+    assert isinstance(waiter.ticket, Ticket)
     return _settle(waiter.ticket, answer)
 
 

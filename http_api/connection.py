@@ -18,7 +18,7 @@ from holdfast.http_api.first_step import Begun, begun
 from holdfast.http_api.framing import ends_connection
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.receiving import MAX_FIELD_BYTES, MAX_LINE_BYTES, Receiving
-from holdfast.http_api.reply import Bytes, Reply, problem_reply
+from holdfast.http_api.reply import Bytes, Reply, nothing, problem_reply
 from holdfast.http_api.request import Request
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Connection(Receiving):
     """One client's connection. It adds itself to `connections`, if it is let in, and removes
     itself. A request that is being answered when its client goes away is cancelled."""
 
-    __slots__ = ("_answer", "_is_ending", "_lingering", "remote", "task")
+    __slots__ = ("_answer", "_is_ending", "_lingering", "_untaken", "remote", "task")
 
     def __init__(
         self,
@@ -51,6 +51,8 @@ class Connection(Receiving):
         self._is_ending = False
         """Whether the request that is being answered is the last one."""
         self._lingering: asyncio.TimerHandle | None = None
+        self._untaken: Callable[[], object] = nothing
+        """`unsent` of the last reply, which the system took, until another request comes."""
         self.task: Begun | None = None
         """The answering of a request that could not be answered at once."""
         self.remote = ""
@@ -77,6 +79,14 @@ class Connection(Receiving):
         self._connections.open.add(self)
         self._connections.heads.put(self)
         self._connections.idle.put(self)
+
+    def eof_received(self) -> None:
+        """The client has closed, and with that has confirmed what had come: what it had not got by
+        then of the last reply it never gets. (A reset says nothing of the kind. It may come from
+        something in between, when the client has long read its reply.)"""
+        if self._untaken is not nothing and self._has_untaken():
+            self._untaken()
+        self._untaken = nothing
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Let go of everything; a request that is being answered is cancelled."""
@@ -106,6 +116,7 @@ class Connection(Receiving):
         if self._waiting is None or self._is_busy or self.transport is None:
             return
         self._is_busy = True
+        self._untaken = nothing
         self._connections.idle.take(self)
         asked = self._next_request()
         self.task = begun(self._serve(asked), self._loop)
@@ -121,7 +132,8 @@ class Connection(Receiving):
             else:
                 parts, size = self._refused(asked)
             await self.send(parts, size)
-            reply = None
+            if reply is not None:
+                self._untaken, reply = reply.unsent, None
         except ConnectionError:
             self.abort()
         except asyncio.CancelledError:

@@ -56,8 +56,12 @@ class Begun:
         return self._continue_in_task(awaited)
 
     def cancel(self) -> None:
-        """Cancel it where it waits."""
-        self.as_task().cancel()
+        """Cancel it where it waits, and what it waits for in this very turn, as a task does."""
+        awaited = self._awaited
+        task = self.as_task()
+        if awaited is not None:
+            awaited.cancel()
+        task.cancel()
 
     def _go_on(self, _: "asyncio.Future[Any]") -> None:
         """Take the step behind the first wait."""

@@ -19,7 +19,7 @@ from holdfast.http_api.lease_types import ReceiveRequest
 from holdfast.http_api.params import invalid
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.pull import LARGE_BYTES
-from holdfast.http_api.reply import Reply
+from holdfast.http_api.reply import Reply, nothing
 from holdfast.http_api.turns import Turn
 
 #: What a member is called that does not say, where it does not matter.
@@ -43,7 +43,8 @@ async def receive(call: Call[NoParams]) -> Reply:
         check_subscribed(call, ("consume",), state.topics)
     received = await context.groups.receive(group, ask)
     # Not the messages with them: a small reply that waits must not keep large batches in memory.
-    give_back = partial(context.groups.undelivered, group, received.receipts())
+    receipts = received.receipts()
+    give_back = partial(context.groups.undelivered, group, receipts) if receipts else nothing
     is_large = ask.max_messages > APART_MESSAGES or ask.max_bytes > LARGE_BYTES
     try:
         with Turn(context.large_replies if is_large else None) as turn:

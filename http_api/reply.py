@@ -60,8 +60,9 @@ class Reply:
         """How much of the time that answering took was waiting for a message."""
         self.note: Mapping[str, object] = {}
         """What the audit log is to say of an administrative act beside its outcome."""
-        self.unsent: Callable[[], object] = _nothing
-        """Called when it is not sent after all, or the system did not take all of it."""
+        self.unsent: Callable[[], object] = nothing
+        """Called, once, when it does not reach the client: it is not sent after all, the system did
+        not take all of it, or the client had closed before it came."""
 
     @property
     def size(self) -> int:
@@ -96,7 +97,7 @@ class Reply:
         return (head, *self.parts), size
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """What most replies leave behind when they are not sent."""
 
 

@@ -6,6 +6,9 @@ in memory, and its client must keep up a least pace.
 """
 
 import asyncio
+import fcntl
+import select
+import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -75,10 +78,13 @@ class Sending(asyncio.BufferedProtocol):
         self._sending_bytes = self._written_bytes = size
         if self._raw is not None:
             await self._send_encrypted(parts, self._raw)
-        elif len(parts) == 1:
-            transport.write(parts[0])
         else:
-            transport.writelines(parts)
+            if len(parts) == 1:
+                transport.write(parts[0])
+            else:
+                transport.writelines(parts)
+            if transport.is_closing():  # the system had heard that the client is gone
+                raise ConnectionResetError("the client is gone")
         if self.writing_paused:
             self._taken = self._loop.create_future()
             await self._taken
@@ -87,6 +93,8 @@ class Sending(asyncio.BufferedProtocol):
 
     async def _send_encrypted(self, parts: Sequence[Bytes], raw: asyncio.Transport) -> None:
         """Send piece by piece: what TLS has encrypted, its own flow control counts no more."""
+        if _has_closed(raw):  # without a word, TLS says nothing of it until something is written
+            raise ConnectionResetError("the client is gone")
         self._written_bytes = 0
         # Beside the reply a piece of it waits encrypted, with the library and with the transport.
         self._sending_bytes += 2 * min(self._sending_bytes, _TLS_PIECE_BYTES)
@@ -110,6 +118,15 @@ class Sending(asyncio.BufferedProtocol):
                 self._begin_behind()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _TLS_LONGEST_PAUSE_S)
+
+    def _has_untaken(self) -> bool:
+        """Say whether the client's system has not confirmed all that was sent."""
+        wire = self._raw or self.transport
+        if wire is None:
+            return False
+        untaken = bytearray(4)
+        fcntl.ioctl(wire.get_extra_info("socket").fileno(), termios.TIOCOUTQ, untaken)
+        return any(untaken)
 
     def pause_writing(self) -> None:
         """The client has fallen behind: from now on it must keep a pace, and come to an end."""
@@ -188,3 +205,10 @@ class Sending(asyncio.BufferedProtocol):
         """Return how much of the reply the system has taken."""
         wire = self._raw or self.transport
         return self._written_bytes - (wire.get_write_buffer_size() if wire is not None else 0)
+
+
+def _has_closed(raw: asyncio.Transport) -> bool:
+    """Say whether a client is gone, as far as the system has heard."""
+    poll = select.poll()
+    poll.register(raw.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))

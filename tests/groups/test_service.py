@@ -111,6 +111,26 @@ async def test_a_receive_that_is_cancelled_while_it_waits_takes_nothing(tmp_path
         assert bodies_of(await broker.receive(member="b")) == ["x"]
 
 
+async def test_who_is_cancelled_waits_no_more_in_the_same_turn(tmp_path: Path) -> None:
+    # L17
+    """Also before it notices: what comes back meanwhile passes over it, however many they are."""
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish(["x", "y"])
+        had = await broker.receive(member="b")
+        many = [asyncio.create_task(broker.receive(member="a", wait_s=30.0)) for _ in range(500)]
+        await until(lambda: broker.groups.stats().waiting == 500)
+        for waiting in many:
+            waiting.cancel()
+        assert broker.groups.stats().waiting == 0
+        broker.groups.undelivered("g", had.receipts())
+        assert broker.groups.stats().in_flight == 0
+        await asyncio.wait(many)
+        assert broker.groups.stats().undelivered_total == 2
+        assert bodies_of(await broker.receive(member="c")) == ["x", "y"]
+
+
 async def test_a_receive_that_is_cancelled_as_it_is_answered_gives_back(tmp_path: Path) -> None:
     # Q10, L17
     async with running(tmp_path) as broker:

@@ -140,6 +140,22 @@ async def test_cancelling_reaches_what_waits_before_its_first_step_as_after(turn
     assert seen == ["cancelled"]
 
 
+async def test_what_is_waited_for_is_cancelled_in_the_same_turn() -> None:
+    """As a task does it: whoever would have answered sees that nobody waits any more."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    async def work() -> None:
+        await future
+
+    one = begun(work(), loop)
+    assert one is not None
+    one.cancel()
+    assert future.cancelled()
+    with pytest.raises(asyncio.CancelledError):
+        await one.as_task()
+
+
 @pytest.mark.parametrize("turns", [0, 2])
 async def test_what_was_cancelled_may_still_clean_up_and_wait_for_that(turns: int) -> None:
     loop = asyncio.get_running_loop()

@@ -1,6 +1,7 @@
 """Every row of the API's table of groups, over the real broker."""
 
 import asyncio
+import json
 import socket
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.http_api.group_delivery import deliver_received
+from holdfast.http_api.reply import Reply
 from tests.support.group_api import GroupApi, bodies, serving_groups, until
 from tests.support.raw_http import raw_connection
 
@@ -366,6 +369,85 @@ async def test_a_client_that_goes_away_gives_up_its_place(api: GroupApi) -> None
     await api.held(0)
     await api.publish("x")
     assert bodies(await api.receive("other")) == ["x"]
+
+
+async def gone(api: GroupApi, count: int = 1, **more: int) -> list[socket.socket]:
+    """Return clients of the member "gone" that wait, and that can go in a moment."""
+    ask = {"member": "gone", "wait_ms": 60_000, **more}
+    clients = []
+    for _ in range(count):
+        client = socket.create_connection(("127.0.0.1", int(api.broker.url.rpartition(":")[2])))
+        client.sendall(request(json.dumps(ask).encode()))
+        clients.append(client)
+    await api.held(count)
+    return clients
+
+
+async def is_dead(api: GroupApi, count: int) -> bool:
+    return bool((await api.queue())["dead"] == count)
+
+
+async def test_nothing_is_leased_to_who_went_away(api: GroupApi) -> None:
+    # L17, T24
+    (client,) = await gone(api)
+    client.close()
+    await api.held(0)
+    waiting = api.waiting("other")
+    await api.held(1)
+    await api.publish("x")
+    reply = await asyncio.wait_for(waiting, 10)
+    assert [(each["body"], each["attempt"]) for each in reply["messages"]] == [("x", 1)]
+    assert reply["messages"][0]["redelivered"] is False
+    assert await api.metric("holdfast_group_undelivered_total") == 0
+
+
+async def test_who_goes_between_lease_and_reply_has_leased_nothing(
+    api: GroupApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L17, T24
+    """What it was to get is another's at once: in its place, and it has not failed."""
+    (client,) = await gone(api, max_messages=2)
+    waiting = api.waiting("other", max_messages=2)
+    await api.held(2)
+
+    async def deliver_behind_it(*what: Any) -> Reply:
+        client.close()
+        return await deliver_received(*what)
+
+    monkeypatch.setattr("holdfast.http_api.group_receive.deliver_received", deliver_behind_it)
+    await api.publish("a", "b")
+    messages = (await asyncio.wait_for(waiting, 10))["messages"]
+    assert await api.metric("holdfast_group_undelivered_total") == 2
+    assert [(each["body"], each["redelivered"]) for each in messages] == [("a", True), ("b", True)]
+    queue = await api.queue()
+    assert (queue["in_flight"], queue["delayed"], queue["dead"]) == (2, 0, 0)
+    # Its first failure is that of the other: with two it would be a dead letter.
+    await api.group(max_attempts=2)
+    assert await api.settle("nack", messages[0]) == ["done"]
+    again = await api.receive("third")
+    assert bodies(again) == ["a"]
+    assert await api.settle("nack", again) == ["done"]
+    await until(lambda: is_dead(api, 1))
+
+
+async def test_a_hundred_who_go_in_the_moment_of_an_arrival_hold_up_nothing(
+    api: GroupApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # L17
+    """All of them are gone when the first reply is made, and nobody has been told."""
+    clients = await gone(api, 100, max_messages=100)
+
+    async def deliver_behind_them(*what: Any) -> Reply:
+        while clients:
+            clients.pop().close()
+        return await deliver_received(*what)
+
+    monkeypatch.setattr("holdfast.http_api.group_receive.deliver_received", deliver_behind_them)
+    await api.publish(*map(str, range(100)))
+    reply = await asyncio.wait_for(api.waiting("other", max_messages=100), 10)
+    assert bodies(reply) == list(map(str, range(100)))
+    # A few were given them before the loop heard of it, not one after the other all of them.
+    assert await api.metric("holdfast_group_undelivered_total") <= 1000
 
 
 async def is_unsent(api: GroupApi) -> bool:

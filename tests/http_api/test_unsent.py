@@ -2,7 +2,15 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+import ssl
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from holdfast.http_api.access.grants import KNOWN
 from holdfast.http_api.access.tokens import Tokens
@@ -11,6 +19,7 @@ from holdfast.http_api.reply import Reply
 from holdfast.http_api.route import Route
 from holdfast.http_api.router import Router
 from tests.support.api_server import Api, running_api
+from tests.support.certificates import Certificates
 from tests.support.raw_http import raw_connection
 from tests.support.tokens import access_of, bearer, make_token
 
@@ -47,6 +56,98 @@ async def test_of_a_reply_that_is_sent_nobody_is_told(api: Api) -> None:
     for _ in range(3):
         assert (await api.get("/thing")).body == b"x" * 10
     assert (thing.asked, thing.unsent) == (3, 0)
+
+
+class Client:
+    """A client that shares the loop's thread: what it does is done when its call is over."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None) -> None:
+        self._port = port
+        self._tls = tls
+        self._socket = socket.socket()
+
+    async def ask(self) -> None:
+        """Connect, and send a request."""
+        await asyncio.to_thread(self._connect)
+
+    def _connect(self) -> None:
+        self._socket.connect(("127.0.0.1", self._port))
+        if self._tls is not None:
+            self._socket = self._tls.wrap_socket(self._socket, server_hostname="localhost")
+        self.send()
+
+    def send(self) -> None:
+        """Send a request."""
+        self._socket.sendall(ASK)
+
+    async def read(self) -> None:
+        """Read the whole reply."""
+        read = b""
+        while not read.endswith(b"x" * 10):
+            read += await asyncio.to_thread(self._socket.recv, 1000)
+
+    def close(self) -> None:
+        """Go, having heard all that came."""
+        self._socket.close()
+
+    def reset(self) -> None:
+        """Go without a word."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
+
+
+@asynccontextmanager
+async def asked(ca: Certificates, is_encrypted: bool) -> AsyncIterator[tuple[Api, Thing, Client]]:
+    """A thing, and a client that has asked for it."""
+    certificate, key = ca.issue("server")
+    files: dict[str, Any] = {"tls_certificate": str(certificate), "tls_key": str(key)}
+    async with running_api(**(files if is_encrypted else {})) as api, asyncio.timeout(10):
+        client = Client(api.server.port, ca.trusting() if is_encrypted else None)
+        thing = Thing(api)
+        await client.ask()
+        while not thing.asked:
+            await asyncio.sleep(0)
+        yield api, thing, client
+        while api.context.connections.open:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("end", [Client.close, Client.reset])
+async def test_a_client_that_goes_just_before_its_reply_is_told(
+    tmp_path: Path, end: Callable[[Client], None], is_encrypted: bool
+) -> None:
+    # L17
+    """The system is not looked at before the reply is written, and then may even take it."""
+    async with asked(Certificates(tmp_path), is_encrypted) as (_, thing, client):
+        thing.before = partial(end, client)
+        thing.may_answer.set()
+    assert (thing.asked, thing.unsent) == (1, 1)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("end", [Client.close, Client.reset])
+async def test_a_client_that_goes_with_its_reply_is_not(
+    tmp_path: Path, end: Callable[[Client], None], is_encrypted: bool
+) -> None:
+    async with asked(Certificates(tmp_path), is_encrypted) as (_, thing, client):
+        thing.may_answer.set()
+        await client.read()
+        end(client)
+    assert (thing.asked, thing.unsent) == (1, 0)
+
+
+async def test_who_asks_again_had_its_reply(tmp_path: Path) -> None:
+    """Whatever becomes of the connection then."""
+    async with asked(Certificates(tmp_path), False) as (_, thing, client):
+        thing.may_answer.set()
+        await client.read()
+        thing.may_answer.clear()
+        client.send()
+        while thing.asked < 2:
+            await asyncio.sleep(0)
+        client.close()
+    assert (thing.asked, thing.unsent) == (2, 0)
 
 
 async def test_a_connection_that_is_closing_takes_no_reply(api: Api) -> None:
