@@ -34,6 +34,12 @@ class ConsumeQueueConfig:
     hot_cache_bytes: int = setting(
         32 * MIB, "Batches just read that are kept decoded, for pulls that follow.", minimum=0
     )
+    max_read_leases: int = setting(
+        1000, "Leases that readers may hold on what they plan to read; beyond it 429.", minimum=0
+    )
+    max_leased_queues: int = setting(
+        100_000, "Queues that these leases may pin, in all; beyond it 429.", minimum=0
+    )
 
 
 @dataclass(frozen=True, slots=True)

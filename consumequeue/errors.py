@@ -4,6 +4,7 @@ StoreError
   InvalidName, UnknownTopic, UnknownQueue, UnknownGroup, UnknownMessage
   TopicConflict, InvalidTopicChange, LimitReached, OffsetsChanged
   OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt
+  TooManyReadLeases, UnknownReadLease
   StateUnavailable       topics or stored offsets could not be written: the disk's fault
     StateFull            ... it is full
 """
@@ -214,6 +215,35 @@ class OffsetsChanged(StoreError):
         return (
             f"the offsets of group {self.group!r} for {self.topic!r} are at version "
             f"{self.version} now; read them again before storing"
+        )
+
+
+class TooManyReadLeases(StoreError):
+    """As many leases, or queues that they pin, are out as the configuration allows."""
+
+    def __init__(self, limit_name: str, limit: int) -> None:
+        super().__init__(limit_name, limit)
+        self.limit_name = limit_name
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"{self.limit_name} is {self.limit}, and so many are leased to readers; plan without "
+            "lease_ms, wait until some have ended, or raise it in the configuration"
+        )
+
+
+class UnknownReadLease(StoreError):
+    """No lease of this id lives on this topic."""
+
+    def __init__(self, lease_id: str) -> None:
+        super().__init__(lease_id)
+        self.lease_id = lease_id
+
+    def __str__(self) -> str:
+        return (
+            f"there is no lease {self.lease_id[:64]!r} on this topic, or not any more; what it "
+            "pinned may be trimmed from now on"
         )
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from holdfast.commitlog.appender import Appender
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.consumequeue.admission import Admission
-from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.damage_book import DamageBook
 from holdfast.consumequeue.fetched import Fetched
@@ -21,6 +21,7 @@ from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.look_ups import LookUps
 from holdfast.consumequeue.publishing import Published, Publishing
 from holdfast.consumequeue.queue_reading import QueueReading, QueueState
+from holdfast.consumequeue.read_leasing import ReadLease, ReadLeasing
 from holdfast.consumequeue.reader import MessageFilter
 from holdfast.consumequeue.splits import Split
 from holdfast.consumequeue.state_changes import StateChanges
@@ -37,6 +38,7 @@ __all__ = [
     "Published",
     "QueueKey",
     "QueueState",
+    "ReadLease",
     "Split",
     "StoredOffsets",
 ]
@@ -57,7 +59,7 @@ class MessageStore:
         config: TopicsConfig,
         admission: Admission,
         executor: ThreadPoolExecutor,
-        cache_bytes: int,
+        queue_config: ConsumeQueueConfig,
         damage: DamageBook,
         now_ms: Callable[[], int],
     ) -> None:
@@ -73,8 +75,7 @@ class MessageStore:
             config,
             changes,
             now_ms=now_ms,
-            # Set by the composition, once there is a store.
-            deleted=lambda topic_id: self.topic_deleted(topic_id),  # noqa: PLW0108
+            deleted=self._topic_deleted,
         )
         self.topic = table.get
         self.topic_by_id = table.by_id
@@ -95,7 +96,7 @@ class MessageStore:
             queues=queues,
             table=table,
             executor=executor,
-            cache_bytes=cache_bytes,
+            cache_bytes=queue_config.hot_cache_bytes,
             damage=damage,
         )
         self.max_offset = reading.max_offset
@@ -112,9 +113,20 @@ class MessageStore:
         self.search_key = look_ups.search_key
         self.splits = look_ups.splits
 
+        self.read_leases = ReadLeasing(
+            readable=reading.readable,
+            max_leases=queue_config.max_read_leases,
+            max_queues=queue_config.max_leased_queues,
+            now_ms=now_ms,
+        )
+
         groups = GroupOffsets(table, config, changes)
         self.groups = table.groups
         self.group_topics = groups.group_topics
         self.stored_offsets = groups.stored_offsets
         self.store_offsets = groups.store_offsets
         self.forget_offsets = groups.forget_offsets
+
+    def _topic_deleted(self, topic_id: int) -> None:
+        self.read_leases.leases.end_topic(topic_id)
+        self.topic_deleted(topic_id)

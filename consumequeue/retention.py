@@ -2,7 +2,8 @@
 
 Per topic, by age and by size, a queue's min offset moves up to a batch border; it is stored
 before anything is deleted. Only whole segments go, oldest first, when every block in them is
-below its queue's min offset. A limit on the whole log deletes the oldest segments regardless.
+below its queue's min offset. A limit on the whole log deletes the oldest segments regardless,
+also of what readers have pinned (read_leases.py).
 Called by the event loop through an executor, one pass at a time, while messages arrive.
 """
 
@@ -15,7 +16,12 @@ from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.segment import Segment
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index import Index
-from holdfast.consumequeue.queue_lookup import STORE_TIMESTAMP, first_unit_reaching, queue_bytes_at
+from holdfast.consumequeue.queue_lookup import (
+    STORE_TIMESTAMP,
+    first_unit_reaching,
+    queue_bytes_at,
+    units_from,
+)
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey, Topic
 
 Begins = dict[QueueKey, int]
@@ -44,6 +50,20 @@ def expired(index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_
         if begin > cq.min_offset:
             begins[key] = begin
     return begins
+
+
+def held_back(
+    index: Index, queues: Mapping[int, ConsumeQueue], begins: Begins, pins: Mapping[int, int]
+) -> Begins:
+    """Return begins of one topic that leave every queue that is pinned from its pin on: they are
+    moved down to the border of the batch that the pin is in."""
+    kept = dict(begins)
+    for key, begin in begins.items():
+        pin = pins.get(key[1], begin)
+        if pin < begin:
+            unit = next(units_from(index, key, queues[key[1]], pin), None)
+            kept[key] = pin if unit is None else min(pin, unit.base_offset)
+    return kept
 
 
 def _bytes_since(

@@ -12,11 +12,13 @@ from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.segment import Segment
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index import Index
+from holdfast.consumequeue.read_leasing import ReadLeasing
 from holdfast.consumequeue.retention import (
     Begins,
     SegmentQueues,
     apply_begins,
     expired,
+    held_back,
     queues_in,
     unneeded,
 )
@@ -42,6 +44,9 @@ class RetentionService:
     `commit_state` makes a change of the state durable. With `keep_unknown_topics` a topic that
     is not in the table may have been lost instead of deleted: its messages stay. `trimmed` is
     told, on the loop, where queues begin now.
+
+    A topic's own limits wait for the readers that hold `read_leases`, unless `is_disk_low`. The
+    limit on the whole log waits for nobody.
     """
 
     def __init__(
@@ -53,6 +58,8 @@ class RetentionService:
         table: TopicTable,
         keep_unknown_topics: bool,
         commit_state: Callable[[Changes], Awaitable[None]],
+        read_leases: ReadLeasing,
+        is_disk_low: Callable[[], bool],
         in_thread: InThread,
         max_total_bytes: int,
         interval_s: float,
@@ -65,6 +72,8 @@ class RetentionService:
         self._table = table
         self._keep_unknown_topics = keep_unknown_topics
         self._commit_state = commit_state
+        self._read_leases = read_leases
+        self._is_disk_low = is_disk_low
         self._in_thread = in_thread
         self._max_total_bytes = max_total_bytes
         self._interval_s = interval_s
@@ -102,8 +111,10 @@ class RetentionService:
             now_us = self._now_us()
             for topic in self._table.all():
                 queues = by_topic.get(topic.topic_id, {})
-                await self._move(
-                    await self._in_thread(partial(expired, self._index, topic, queues, now_us))
+                await self._expire(
+                    topic.topic_id,
+                    queues,
+                    await self._in_thread(partial(expired, self._index, topic, queues, now_us)),
                 )
             await self._drop_deleted_topics(by_topic)
             indexed = await self._indexed_segments()
@@ -115,6 +126,20 @@ class RetentionService:
         for (topic_id, queue), cq in list(self._queues.items()):
             by_topic.setdefault(topic_id, {})[queue] = cq
         return by_topic
+
+    async def _expire(
+        self, topic_id: int, queues: Mapping[int, ConsumeQueue], begins: Begins
+    ) -> None:
+        """Move the begins of a topic's queues, as far as its readers' leases let it."""
+        if not begins:
+            return
+        async with self._read_leases.trimming:
+            pinned = self._read_leases.pinned(topic_id)
+            if pinned is not None and not self._is_disk_low():
+                begins = await self._in_thread(
+                    partial(held_back, self._index, queues, begins, pinned.starts)
+                )
+            await self._move(begins)
 
     async def _move(self, begins: Begins) -> None:
         """Store new begins, then act on them. Those that are not above the old are passed over."""

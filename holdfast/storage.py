@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from holdfast.alarms import Alarms, index_backlog
+from holdfast.alarms import DISK, Alarms, index_backlog
 from holdfast.commitlog.ageing_clock import AgeingClock
 from holdfast.commitlog.appender import Appender, AppendRequest
 from holdfast.commitlog.commit_log import CommitLog
@@ -145,7 +145,7 @@ class Storage:
             config=config.topics,
             admission=self.admission,
             executor=self._executor,
-            cache_bytes=config.consumequeue.hot_cache_bytes,
+            queue_config=config.consumequeue,
             damage=opened.damage,
             now_ms=lambda: self._now_us() // 1000,
         )
@@ -156,6 +156,8 @@ class Storage:
             table=opened.table,
             keep_unknown_topics=opened.may_lack_topics,
             commit_state=self.store.commit_state,
+            read_leases=self.store.read_leases,
+            is_disk_low=lambda: self.alarms.by_name[DISK]() is not None,
             in_thread=self._in_thread,
             max_total_bytes=config.commitlog.max_total_bytes,
             interval_s=config.commitlog.retention_interval_ms / 1000,

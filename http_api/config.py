@@ -107,6 +107,9 @@ class HttpConfig:
     max_queues_per_poll: int = setting(
         1024, "Queues that one multi-queue poll may name.", minimum=1
     )
+    max_read_lease_ms: int = setting(
+        3_600_000, "Longest lease_ms of a lease on what is to be read.", minimum=1
+    )
     page_size: int = setting(100, "Items of a listing that does not say.", minimum=1)
     max_page_size: int = setting(1000, "Largest limit of a listing.", minimum=1)
     shutdown_timeout_ms: int = setting(

@@ -1,6 +1,6 @@
 """Finding things: an offset by its time, a message by its id or key, a plan for readers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,16 @@ from holdfast.http_api.codecs import MSGPACK
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.delivery import offset_headers
 from holdfast.http_api.messages import messages_of, packed_messages_of
-from holdfast.http_api.pairs import PATTERN, parse_pairs
+from holdfast.http_api.pairs import EXAMPLE, PATTERN, parse_pairs
 from holdfast.http_api.params import (
     MAX_TIMESTAMP_MS,
+    flag,
     invalid,
     text,
     whole,
 )
 from holdfast.http_api.problems import Problem
+from holdfast.http_api.read_leases import lease_reply
 from holdfast.http_api.reply import Reply
 from holdfast.http_api.types import (
     Message,
@@ -82,6 +84,14 @@ class SplitsParams:
     max_bytes: int | None = whole("Most stored bytes of a piece.", minimum=1)
     min_splits: int = whole("Fewest pieces, where there are so many batches.",
                             minimum=1, maximum=100_000, default=1)  # fmt: skip
+    only_named: bool = flag(
+        "Leave out the queues that `start` does not name, in place of planning them whole."
+    )
+    lease_ms: int = whole(
+        "Pin what is planned for so long: retention by age and size leaves it. 0 pins nothing.",
+        maximum="max_read_lease_ms",
+        default=0,
+    )
 
 
 async def get_offset(call: Call[OffsetParams]) -> Reply:
@@ -147,25 +157,47 @@ def _messages(
 async def get_splits(call: Call[SplitsParams]) -> Reply:
     """Plan a parallel read: pieces of the topic, cut at batch borders, none of them empty.
 
-    A start below a queue's min_offset is 410, an end beyond its max_offset 416.
+    A start below a queue's min_offset is 410, an end beyond its max_offset 416. With `lease_ms`
+    the reply has a lease, which is extended by PUT and ended by DELETE.
     """
     topic = call.topic()
     params = call.params
-    states = call.context.store.queue_states(topic)
+    store = call.context.store
+    states = store.queue_states(topic)
     starts = await _ends(
         call.context, topic, states, "start", params.start, params.start_timestamp_ms
     )
     ends = await _ends(call.context, topic, states, "end", params.end, params.end_timestamp_ms)
     ranges = {state.queue: (starts[state.queue], ends[state.queue]) for state in states}
-    splits = await call.context.store.splits(
-        topic, ranges, max_bytes=params.max_bytes, min_splits=params.min_splits
-    )
+    if params.only_named:
+        named = _named(topic, params.start)
+        ranges = {queue: each for queue, each in ranges.items() if queue in named}
+    lease = None
+    pins = {queue: start for queue, (start, end) in ranges.items() if start < end}
+    if params.lease_ms and pins:
+        lease = await store.read_leases.take(topic, pins, params.lease_ms)
+    try:
+        splits = await store.splits(
+            topic, ranges, max_bytes=params.max_bytes, min_splits=params.min_splits
+        )
+    except BaseException:
+        if lease is not None:
+            store.read_leases.end(topic, lease.lease_id)
+        raise
     reply = SplitsReply(
         topic.name,
         topic.topic_id,
         [SplitReply(each.queue, each.start_offset, each.end_offset, each.bytes) for each in splits],
+        UNSET if lease is None else lease_reply(lease),
     )
     return call.reply(reply)
+
+
+def _named(topic: Topic, start: str | None) -> Collection[int]:
+    """Return the queues that a plan's `start` names. Raises Problem for one that names none."""
+    if start is None or start in ("earliest", "latest"):
+        raise invalid("start", start, EXAMPLE, "only_named goes with a start that names queues")
+    return parse_pairs("start", start, topic).keys()
 
 
 async def _ends(

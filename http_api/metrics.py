@@ -140,6 +140,7 @@ class StateCollector:
         yield from _connections(context)
         if status.phase == "ready":
             yield from _held(context)
+            yield from _read_leases(context)
             yield from _topics(context)
             yield _group_lag(context)
             yield from group_metrics(context.groups.stats())
@@ -187,6 +188,20 @@ def _held(context: "ApiContext") -> Iterator[Metric]:
         "Arrivals that only the safety net found: each is a fault.",
         value=stats.scan_rescues,
     )
+
+
+def _read_leases(context: "ApiContext") -> Iterator[Metric]:
+    leasing = context.store.read_leases
+    yield _gauge("read_leases", "Leases that readers hold now.", leasing.count())
+    leases = leasing.leases
+    yield _gauge("read_lease_queues", "Queues that these leases pin.", leases.queue_count)
+    counts = {
+        "taken": ("Leases that readers took.", leases.taken_total),
+        "refused": ("Leases not granted because of a limit.", leases.refused_total),
+        "expired": ("Leases whose time ran out.", leases.expired_total),
+    }
+    for name, (doc, value) in counts.items():
+        yield CounterMetricFamily(f"holdfast_read_leases_{name}", doc, value=value)
 
 
 def _topics(context: "ApiContext") -> Iterator[Metric]:

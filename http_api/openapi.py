@@ -22,6 +22,7 @@ _PATH_PARAMETERS: Mapping[str, _Json] = {
     "group": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,127}$"},
     "queue": {"type": "integer", "minimum": 0},
     "message_id": {"type": "string", "pattern": "^[0-9A-Fa-f]{32}$"},
+    "lease": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
 }
 
 _REQUEST_HEADERS: Mapping[str, str] = {

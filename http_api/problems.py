@@ -40,10 +40,12 @@ from holdfast.consumequeue.errors import (
     QueueCorrupt,
     StateFull,
     StateUnavailable,
+    TooManyReadLeases,
     TopicConflict,
     UnknownGroup,
     UnknownMessage,
     UnknownQueue,
+    UnknownReadLease,
     UnknownTopic,
 )
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
@@ -91,6 +93,7 @@ KINDS: Mapping[str, Kind] = {
     "unknown-topic": Kind(404, "There is no such topic"),
     "unknown-queue": Kind(404, "The topic has no such queue"),
     "unknown-group": Kind(404, "There is no such group"),
+    "unknown-read-lease": Kind(404, "There is no such lease"),
     "unknown-message": Kind(404, "There is no such message"),
     # Who asks is not known, or may not do it.
     "unauthenticated": Kind(401, "A token is needed"),
@@ -114,6 +117,7 @@ KINDS: Mapping[str, Kind] = {
     "rate-limited": Kind(429, "Too much of one client"),
     "too-many-client-connections": Kind(429, "Too many connections of one client", retry_after_s=1),
     "too-many-connections": Kind(503, "Too many connections", retry_after_s=1),
+    "too-many-read-leases": Kind(429, "Too much is leased to readers", retry_after_s=10),
     "too-many-held": Kind(429, "Too many pulls are held", retry_after_s=1),
     "internal-error": Kind(500, "The broker failed"),
     "corrupt-record": Kind(500, "The message is damaged on disk"),
@@ -277,6 +281,8 @@ _RULES: Mapping[type[Exception], _Rule] = {
     FilterNotAllowed: _Rule("filter-not-allowed", ("mode",), "leave it out"),
     GroupBusy: _Rule("group-busy", ("group", "in_flight")),
     InvalidGroup: _Rule("invalid-group", ("field", "reason")),
+    TooManyReadLeases: _Rule("too-many-read-leases", ("limit", "limit_name")),
+    UnknownReadLease: _Rule("unknown-read-lease", ("lease_id",)),
     HoldLimitExceeded: _Rule("too-many-held", ("limit", "limit_name")),
     InvalidFilter: _Rule(
         "invalid-filter",

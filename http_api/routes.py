@@ -67,6 +67,7 @@ from holdfast.http_api.operations import (
 from holdfast.http_api.poll import PollParams, poll
 from holdfast.http_api.publish import PublishParams, publish
 from holdfast.http_api.pull import PullParams, pull
+from holdfast.http_api.read_leases import end_read_lease, extend_read_lease
 from holdfast.http_api.route import Handler, Route, structured
 from holdfast.http_api.settling import ack, extend, nack, reject, release
 from holdfast.http_api.topics import (
@@ -87,6 +88,9 @@ from holdfast.http_api.types import (
     PublishReply,
     PublishRequest,
     PullReply,
+    ReadLeaseEndedReply,
+    ReadLeaseReply,
+    ReadLeaseRequest,
     ReadyReply,
     SearchReply,
     SplitsReply,
@@ -117,6 +121,7 @@ _ETAG = {"ETag": "string"}
 
 _TOPIC = "/v1/topics/{topic}"
 _QUEUE = _TOPIC + "/queues/{queue}"
+_READ_LEASE = _TOPIC + "/read-leases/{lease}"
 _GROUP = "/v1/groups/{group}"
 _GROUP_OFFSETS = _GROUP + "/topics/{topic}/offsets"
 
@@ -211,7 +216,20 @@ ROUTES: Sequence[Route] = (
     Route(
         "GET", _TOPIC + "/splits", get_splits, SplitsParams,
         replies={200: structured(SplitsReply)},
-        problems=(*_NO_QUEUE, "offset-trimmed", "offset-beyond-end"),
+        problems=(*_NO_QUEUE, "offset-trimmed", "offset-beyond-end", "too-many-read-leases"),
+        access=granted("consume"),
+    ),
+    Route(
+        "PUT", _READ_LEASE, extend_read_lease,
+        body=structured(ReadLeaseRequest),
+        replies={200: structured(ReadLeaseReply)},
+        problems=(*_NO_TOPIC, "unknown-read-lease", "limit-exceeded", *_BAD_BODY),
+        access=granted("consume"),
+    ),
+    Route(
+        "DELETE", _READ_LEASE, end_read_lease,
+        replies={200: structured(ReadLeaseEndedReply)},
+        problems=_NO_TOPIC,
         access=granted("consume"),
     ),
     Route(

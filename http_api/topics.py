@@ -12,6 +12,7 @@ from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.params import text, whole
 from holdfast.http_api.problems import Problem
+from holdfast.http_api.read_leases import pinned_of
 from holdfast.http_api.reply import Reply
 from holdfast.http_api.types import (
     DeletedReply,
@@ -141,6 +142,7 @@ def _described(context: ApiContext, topic: Topic) -> TopicReply:
         topic.created_timestamp_ms,
         [_queue(state) for state in context.store.queue_states(topic)],
         _config(topic),
+        pinned_of(context, topic),
     )
 
 

@@ -189,12 +189,33 @@ class SplitReply(Struct):
     bytes: int
 
 
+class ReadLeaseReply(Struct):
+    """A lease on what is to be read; it ends at `until_ms` unless it is extended."""
+
+    id: str
+    until_ms: int
+
+
+class ReadLeaseRequest(Request):
+    """How long a lease lives from now."""
+
+    lease_ms: Annotated[int, Meta(ge=1)]
+
+
+class ReadLeaseEndedReply(Struct):
+    """Whether there was such a lease; there is none now."""
+
+    ended: bool
+
+
 class SplitsReply(Struct):
-    """A plan for parallel readers."""
+    """A plan for parallel readers. `lease` pins what is in it, where one was asked for and there
+    is anything to pin."""
 
     topic: str
     topic_id: int
     splits: list[SplitReply]
+    lease: ReadLeaseReply | UnsetType = UNSET
 
 
 # -- topics --------------------------------------------------------------------------------
@@ -248,8 +269,17 @@ class QueueStateReply(Struct):
     newest_timestamp_ms: int | None
 
 
+class ReadLeasesReply(Struct):
+    """What readers have pinned: so many leases, the last of which ends at `until_ms`, and by queue
+    the offset from which retention by age and size takes nothing."""
+
+    count: int
+    until_ms: int
+    offsets: dict[str, int]
+
+
 class TopicReply(Struct):
-    """A topic with its queues."""
+    """A topic with its queues; `read_leases` is there while readers have pinned some of them."""
 
     topic: str
     topic_id: int
@@ -257,6 +287,7 @@ class TopicReply(Struct):
     created_timestamp_ms: int
     queues: list[QueueStateReply]
     config: TopicConfigReply
+    read_leases: ReadLeasesReply | UnsetType = UNSET
 
 
 class TopicSummary(Struct):

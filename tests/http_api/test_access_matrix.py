@@ -32,6 +32,7 @@ class Request:
 MESSAGES = "/v1/topics/{topic}/messages"
 TOPIC = "/v1/topics/{topic}"
 QUEUE = "/v1/topics/{topic}/queues/{queue}"
+READ_LEASE = TOPIC + "/read-leases/{lease}"
 GROUP = "/v1/groups/{group}"
 OFFSETS = GROUP + "/topics/{topic}/offsets"
 
@@ -46,6 +47,8 @@ GOOD: Mapping[tuple[str, str], Request] = {
     ("DELETE", TOPIC): Request("?confirm=orders"),
     ("GET", QUEUE + "/offset"): Request("?timestamp_ms=0"),
     ("GET", TOPIC + "/splits"): Request(),
+    ("PUT", READ_LEASE): Request(body={"lease_ms": 1000}),
+    ("DELETE", READ_LEASE): Request(),
     ("GET", MESSAGES + "/search"): Request("?key=k"),
     ("GET", "/v1/messages/{message_id}"): Request(),
     ("GET", "/v1/groups"): Request(),
@@ -82,6 +85,7 @@ async def api(api: Api) -> Api:
     await api.publish("orders", {"body": "x", "key": "k", "queue": 0})
     await api.store.store_offsets("billing", topic, {0: 0})
     await api.groups.put_group("billing", GroupSpec(topics={"orders": TopicSpec()}))
+    api.store.read_leases.leases.take("lease", topic.topic_id, {0: 0}, now_s=0, until_s=1e9)
     return api
 
 
@@ -89,7 +93,7 @@ async def ask(api: Api, route: Route, *headers: Mapping[str, str]) -> Answer:
     request = GOOD[route.method, route.path]
     topic = api.store.topic("orders")
     path = route.path.format(
-        topic="orders", queue=0, group="billing",
+        topic="orders", queue=0, group="billing", lease="lease",
         message_id=format_message_id(topic.topic_id, 0, 0),
     )  # fmt: skip
     body = None if request.body is None else msgspec.json.encode(request.body)
@@ -130,6 +134,8 @@ def test_every_route_asks_for_what_its_verb_is_about() -> None:
         f"GET {MESSAGES}": "consume",
         f"GET {QUEUE}/offset": "consume",
         f"GET {TOPIC}/splits": "consume",
+        f"PUT {READ_LEASE}": "consume",
+        f"DELETE {READ_LEASE}": "consume",
         f"GET {MESSAGES}/search": "consume",
         "GET /v1/messages/{message_id}": "consume",
         f"PUT {TOPIC}": "admin",

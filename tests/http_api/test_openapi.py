@@ -94,7 +94,13 @@ def test_what_a_request_cannot_do_without_is_required() -> None:
     }
     settling = {"ack", "nack", "release", "extend", "reject"}
     moving = {"seek_group", "leave_group"}
-    assert with_body == {"put_offsets", "reset_offsets", *settling, *moving}
+    assert with_body == {
+        "put_offsets",
+        "reset_offsets",
+        "extend_read_lease",
+        *settling,
+        *moving,
+    }
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from holdfast.consumequeue.message_store import (
     StoredOffsets,
 )
 from holdfast.consumequeue.queue_reading import Unreadable
+from holdfast.consumequeue.read_leasing import ReadLeasing
 from holdfast.consumequeue.reader import Wanted, collect, first_match
 from holdfast.consumequeue.shares import Shares, reading_order
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
@@ -80,6 +81,12 @@ class FakeStore:
         self._blocks: dict[int, Batch] = {}
         self._offsets: dict[str, dict[int, StoredOffsets]] = {}
         self._next_topic_id = 1
+        self.read_leases = ReadLeasing(
+            readable=self._readable,
+            max_leases=3,
+            max_queues=100,
+            now_ms=lambda: time.time_ns() // 1_000_000,
+        )
 
     def as_store(self) -> MessageStore:
         """Return this, as the type that is faked."""
@@ -174,6 +181,7 @@ class FakeStore:
         del self._topics[name]
         for stored in self._offsets.values():
             stored.pop(topic.topic_id, None)
+        self.read_leases.leases.end_topic(topic.topic_id)
         self.topic_deleted(topic.topic_id)
 
     async def _commit(self) -> None:
