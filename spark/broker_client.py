@@ -5,6 +5,7 @@ BrokerRefused with its problem when it answers with one that no retry mends; wha
 may raise, it says. For one thread at a time.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,7 +15,9 @@ from holdfast.spark.address import Address
 from holdfast.spark.catalog import Split, StoredOffsets, TopicState
 from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
 from holdfast.spark.offsets import OffsetRange, QueueState
-from holdfast.spark.transport import Reply, Transport
+from holdfast.spark.transport import NO_LEASES_LEFT, RETRY_FOR_S, Reply, Transport
+
+_log = logging.getLogger("holdfast.spark")
 
 BATCH_TYPE = "application/vnd.holdfast.batch"
 MSGPACK_TYPE = "application/msgpack"
@@ -40,9 +43,11 @@ class BrokerClient:
         self._transport = transport
 
     @classmethod
-    def open(cls, address: Address) -> Self:
+    def open(cls, address: Address, *, retry_for_s: float = RETRY_FOR_S) -> Self:
         """Return a client that connects when it is first used."""
-        return cls(Transport(address.url, token=address.token, tls=address.tls))
+        return cls(
+            Transport(address.url, token=address.token, tls=address.tls, retry_for_s=retry_for_s)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -127,31 +132,63 @@ class BrokerClient:
         *,
         max_bytes: int,
         min_splits: int,
+        lease_ms: int = 0,
     ) -> list[Split]:
         """Return the ranges cut into parts of about `max_bytes`, by queue and offset.
 
-        Raises TopicRecreated when the topic is another one by now.
+        With `lease_ms` they are leased for so long, if the broker can do it now. Raises
+        TopicRecreated when the topic is another one by now.
         """
         named = sorted(ranges.items())
         found = []
         for at in range(0, len(named), _QUEUES_PER_PLAN):
             asked = dict(named[at : at + _QUEUES_PER_PLAN])
-            reply = self._transport.get(
-                f"{_topic_path(topic)}/splits",
-                {
-                    "start": ",".join(f"{queue}:{part.start}" for queue, part in asked.items()),
-                    "end": ",".join(f"{queue}:{part.end}" for queue, part in asked.items()),
-                    "max_bytes": max_bytes,
-                    "min_splits": min_splits,
-                },
-            ).json()
+            query: dict[str, object] = {
+                "start": ",".join(f"{queue}:{part.start}" for queue, part in asked.items()),
+                "end": ",".join(f"{queue}:{part.end}" for queue, part in asked.items()),
+                "max_bytes": max_bytes,
+                "min_splits": min_splits,
+            }
+            reply = self._plan(topic, query, lease_ms)
             _check_topic_id(topic, topic_id, reply["topic_id"])
+            lease_id = reply.get("lease", {}).get("id")
             found += [
-                Split(split["queue"], split["start_offset"], split["end_offset"], split["bytes"])
+                Split(
+                    split["queue"],
+                    split["start_offset"],
+                    split["end_offset"],
+                    split["bytes"],
+                    lease_id=lease_id,
+                )
                 for split in reply["splits"]
                 if split["queue"] in asked  # queues not named are planned whole by the broker
             ]
         return sorted(found, key=lambda split: (split.queue, split.start))
+
+    def _plan(self, topic: str, query: Mapping[str, object], lease_ms: int) -> dict[str, Any]:
+        """Return a plan, leased if the broker knows how and has leases to give."""
+        path = f"{_topic_path(topic)}/splits"
+        if lease_ms:
+            leased = {**query, "only_named": "true", "lease_ms": lease_ms}
+            try:
+                return dict(self._transport.get(path, leased).json())
+            except BrokerRefused as refused:
+                if not _means_no_lease(refused):
+                    raise
+                _log.warning("%r is read without a lease against retention: %s", topic, refused)
+        return dict(self._transport.get(path, query).json())
+
+    def extend_lease(self, topic: str, lease_id: str, lease_ms: int) -> bool:
+        """Let a lease live for so long from now; return False when there is no such lease."""
+        path = f"{_topic_path(topic)}/read-leases/{quote(lease_id, safe='')}"
+        try:
+            self._transport.put(path, {"lease_ms": lease_ms})
+        except BrokerRefused as refused:
+            if refused.status != 404:
+                raise
+            _log.warning("%r is read on without a lease against retention: %s", topic, refused)
+            return False
+        return True
 
     def pull(
         self,
@@ -182,6 +219,15 @@ class BrokerClient:
         _check_topic_id(topic, topic_id, _header_number(reply, "Holdfast-Topic-Id"))
         next_offset = _header_number(reply, "Holdfast-Next-Offset")
         return Pulled(reply.body, next_offset, _skipped(reply))
+
+
+def _means_no_lease(refused: BrokerRefused) -> bool:
+    """Whether the same plan without a lease is to be had: the broker has none left, or knows of
+    none."""
+    return refused.type == NO_LEASES_LEFT or (
+        refused.type == "/problems/invalid-parameter"
+        and refused.problem.get("parameter") in {"lease_ms", "only_named"}
+    )
 
 
 def _check_topic_id(topic: str, bound_id: int, found_id: int) -> None:

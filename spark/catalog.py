@@ -29,13 +29,14 @@ class StoredOffsets:
 @dataclass(frozen=True, slots=True)
 class Split:
     """A part of a queue that a task may read, cut at the borders of blocks. `segments` say where
-    in the log's files it lies, if that is known."""
+    in the log's files it lies, if that is known. `lease_id` is that of the lease which keeps it."""
 
     queue: int
     start: int
     end: int
     size_bytes: int
     segments: tuple[SegmentRange, ...] = ()
+    lease_id: str | None = None
 
 
 class Catalog(Protocol):
@@ -61,5 +62,7 @@ class Catalog(Protocol):
         *,
         max_bytes: int,
         min_splits: int,
+        lease_ms: int = 0,
     ) -> list[Split]:
-        """Return the ranges cut into parts of about `max_bytes`, by queue and offset."""
+        """Return the ranges cut into parts of about `max_bytes`, by queue and offset. They are kept
+        from retention for `lease_ms`, where there is who does that."""

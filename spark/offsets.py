@@ -76,10 +76,21 @@ class SegmentRange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PlanLease:
+    """The broker's leases on all that a plan covers, (topic, id) each, taken for `lease_ms` when
+    the driver's wall clock said `taken_at_s`."""
+
+    ids: tuple[tuple[str, str], ...]
+    lease_ms: int
+    taken_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class QueueRange:
     """What one task reads of one queue: [start, end), and what its rows have in common.
 
-    `segments` say where in the log's files it lies; without any it is read over HTTP.
+    `segments` say where in the log's files it lies; without any it is read over HTTP. `lease` is
+    that of the whole plan.
     """
 
     topic: str
@@ -89,6 +100,7 @@ class QueueRange:
     end: int
     priority_levels: int | None = None
     segments: tuple[SegmentRange, ...] = ()
+    lease: PlanLease | None = None
 
 
 def parse_offsets(option: str, text: str, *, ending: bool) -> OffsetSpec:

@@ -44,11 +44,14 @@ OPTIONS: Mapping[str, str] = {
     "minPartitions": "split into at least so many tasks, if there are as many blocks",
     "maxBytesPerPartition": "split into tasks of at most so many bytes (default 128m)",
     "fetchMaxBytes": "bytes that a task asks for at once (default 8m, at most 16m)",
+    "leaseMs": "keep retention from what is planned for so long, and longer while tasks read it "
+    "(default 600000; 0: do not)",
     "failOnDataLoss": "false skips messages that are gone, and says so in the log (default true)",
 }
 
 DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # as Spark cuts files
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
+DEFAULT_LEASE_MS = 600_000
 MAX_FETCH_BYTES = 16 * 1024 * 1024  # the broker's own cap on a pull
 
 
@@ -70,6 +73,7 @@ class ReadOptions:
     max_bytes_per_partition: int
     fetch_max_bytes: int
     fail_on_data_loss: bool
+    lease_ms: int
 
     @property
     def address(self) -> Address:
@@ -112,7 +116,13 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         max_bytes_per_partition=options.size("maxBytesPerPartition", DEFAULT_PARTITION_BYTES),
         fetch_max_bytes=options.size("fetchMaxBytes", DEFAULT_FETCH_BYTES, maximum=MAX_FETCH_BYTES),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
+        lease_ms=_parse_lease_ms(options),
     )
+
+
+def _parse_lease_ms(options: GivenOptions) -> int:
+    lease_ms = options.number("leaseMs", minimum=0)
+    return DEFAULT_LEASE_MS if lease_ms is None else lease_ms
 
 
 def _parse_topics(

@@ -7,6 +7,7 @@ that tasks are of about the same size, and puts small ones together.
 
 import logging
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from holdfast.spark.offsets import (
     OffsetRange,
     OffsetSpec,
     OfGroup,
+    PlanLease,
     QueueRange,
     SegmentRange,
     resolve,
@@ -125,11 +127,16 @@ def plan_partitions(
     """Return what each task reads: at least one range each, in order of topic, queue, offset.
 
     Raises DataLost when part of a range is gone by now (or leaves it out and says so, without
-    failOnDataLoss), TopicRecreated when a topic is another one by now.
+    failOnDataLoss), TopicRecreated when a topic is another one by now. Every part carries the
+    leases of all of them.
     """
     parts = []
+    lease_ids: dict[tuple[str, str], None] = {}
+    taken_at_s = time.time()
     for topic in topics:
         for split in _splits(catalog, options, topic):
+            if split.lease_id is not None:
+                lease_ids[topic.name, split.lease_id] = None
             part = QueueRange(
                 topic.name,
                 topic.topic_id,
@@ -140,6 +147,9 @@ def plan_partitions(
                 split.segments,
             )
             parts.append((part, split.size_bytes))
+    if lease_ids:
+        lease = PlanLease(tuple(lease_ids), options.lease_ms, taken_at_s)
+        parts = [(replace(part, lease=lease), size_bytes) for part, size_bytes in parts]
     return pack(
         parts,
         at_least=options.min_partitions or 1,
@@ -158,6 +168,7 @@ def _splits(catalog: Catalog, options: ReadOptions, topic: BoundTopic) -> list[S
                 wanted,
                 max_bytes=options.max_bytes_per_partition,
                 min_splits=options.min_partitions or _DEFAULT_SPLITS,
+                lease_ms=options.lease_ms,
             )
         except BrokerRefused as refused:
             if refused.status not in {410, 416} or attempt == _PLAN_ATTEMPTS:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.catalog import Catalog
 from holdfast.spark.fetch import read_range
+from holdfast.spark.lease import LeaseKeeper
 from holdfast.spark.offsets import QueueRange
 from holdfast.spark.options import ReadOptions
 
@@ -18,7 +19,10 @@ def open_catalog(options: ReadOptions) -> AbstractContextManager[Catalog]:
 
 
 def read_rows(parts: Sequence[QueueRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of each part in turn, as `read_range` does; runs inside a task."""
-    with BrokerClient.open(options.address) as client:
+    """Yield the rows of each part in turn, as `read_range` does; runs inside a task.
+
+    Meanwhile the leases that keep them from retention are extended.
+    """
+    with BrokerClient.open(options.address) as client, LeaseKeeper(parts, options.address):
         for part in parts:
             yield from read_range(client, part, options)

@@ -35,6 +35,8 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 _RETRIED = frozenset({429, 502, 503, 504})
+#: A 429 that is not waited for: whoever asks goes on without.
+NO_LEASES_LEFT = "/problems/too-many-read-leases"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class Transport:
         if status < 300:
             return Reply(status, fields, content)
         refused = BrokerRefused(status, _problem(status, fields, content))
-        if status in _RETRIED:
+        if status in _RETRIED and refused.type != NO_LEASES_LEFT:
             raise _Again(str(refused), _retry_after_s(fields)) from refused
         raise refused
 

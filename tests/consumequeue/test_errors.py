@@ -19,6 +19,8 @@ ALL = [
     errors.OffsetBeyondEnd("orders", 1, 9, 3, 4),
     errors.QueueCorrupt("orders", 1, 2, 3, 0, 9, "payload-crc"),
     errors.OffsetsChanged("billing", "orders", 5),
+    errors.TooManyReadLeases("max_read_leases", 1000),
+    errors.UnknownReadLease("0f"),
     errors.StateUnavailable("EIO"),
     errors.StateFull("no room"),
 ]

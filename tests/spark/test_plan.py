@@ -33,7 +33,7 @@ def options(**given: str) -> ReadOptions:
     topics = (
         {"topic": "orders"} if not {"subscribe", "subscribePattern", "assign"} & set(given) else {}
     )
-    return parse_options({"url": "http://unused", **topics, **given})
+    return parse_options({"url": "http://unused", "leaseMs": "0", **topics, **given})
 
 
 def bound(client: BrokerClient, **given: str) -> dict[str, Mapping[int, tuple[int, int]]]:

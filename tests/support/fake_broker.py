@@ -85,6 +85,8 @@ class FakeBroker:
         self.requests: list[str] = []
         self.faults: list[Fault] = []
         self.token: str | None = None
+        self.leases: dict[str, int] = {}
+        """What was leased: id -> for how long it was asked for last."""
 
     def topic(self, name: str, queues: int = 1, **config: object) -> FakeTopic:
         """Create a topic, or create it anew."""
@@ -150,9 +152,16 @@ class FakeBroker:
 
     def splits(self, query: dict[str, str], *_: object, topic: str) -> Answer:
         found = self.topics[topic]
+        lease: dict[str, object] = {}
+        if "lease_ms" in query:
+            lease_id = f"lease-{len(self.leases)}"
+            self.leases[lease_id] = int(query["lease_ms"])
+            lease = {"lease": {"id": lease_id, "until_ms": 0}}
         starts, ends = _pairs(query.get("start", "")), _pairs(query.get("end", ""))
         parts = []
         for number, queue in enumerate(found.queues):
+            if "only_named" in query and number not in starts:
+                continue
             start = starts.get(number, queue.min_offset)
             end = ends.get(number, queue.max_offset)
             if start < queue.min_offset:
@@ -171,7 +180,15 @@ class FakeBroker:
                             "bytes": block.header.total_size,
                         }
                     )
-        return _json({"topic": topic, "topic_id": found.topic_id, "splits": parts})
+        return _json({"topic": topic, "topic_id": found.topic_id, "splits": parts, **lease})
+
+    def extend_lease(
+        self, _: dict[str, str], headers: Mapping[str, str], body: bytes, topic: str, lease: str
+    ) -> Answer:
+        if lease not in self.leases:
+            return _problem(404, "unknown-read-lease")
+        self.leases[lease] = json.loads(body)["lease_ms"]
+        return _json({"id": lease, "until_ms": 0})
 
     def offset_at(self, query: dict[str, str], *_: object, topic: str, queue: str) -> Answer:
         held = self.topics[topic].queues[int(queue)]
@@ -253,6 +270,7 @@ _ROUTES: dict[tuple[str, str], Callable[..., Answer]] = {
     ("GET", "/v1/topics"): FakeBroker.list_topics,
     ("GET", _TOPIC): FakeBroker.describe,
     ("GET", f"{_TOPIC}/splits"): FakeBroker.splits,
+    ("PUT", f"{_TOPIC}/read-leases/(?P<lease>[^/]+)"): FakeBroker.extend_lease,
     ("GET", rf"{_TOPIC}/queues/(?P<queue>\d+)/offset"): FakeBroker.offset_at,
     ("GET", rf"{_TOPIC}/queues/(?P<queue>\d+)/messages"): FakeBroker.pull,
     ("GET", _OFFSETS): FakeBroker.read_offsets,
