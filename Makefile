@@ -10,7 +10,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-faults fuzz check format format-check lint types bench bench-peers docs lock clean
+.PHONY: help venv demo test test-faults test-cluster fuzz check format format-check lint types bench bench-peers docs lock clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -31,6 +31,10 @@ test: $(READY)  ## every test; PYTEST_ARGS="tests/cli -k pull" picks some
 # and skips; `.ci/install-fault-tools` installs it all on Debian.
 test-faults: $(READY)  ## real faults: power loss, full disks, failing syncs, storms, hostile input
 	$(BIN)/pytest -m fault $(PYTEST_ARGS)
+
+# The same Spark job on four kinds of cluster, made from the pip package, one after the other.
+test-cluster: $(READY)  ## Spark: local-cluster, standalone and Connect beside one machine
+	$(BIN)/pytest -m cluster -s $(PYTEST_ARGS)
 
 fuzz: $(READY)  ## fuzz every decoder, SECONDS=60 each; TARGETS="batches filters" picks some
 	for target in $(TARGETS); do \

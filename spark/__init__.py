@@ -18,6 +18,7 @@ from holdfast.spark.errors import (
     TopicRecreated,
 )
 from holdfast.spark.session import local_session, register, require_java
+from holdfast.spark.shipping import ship
 
 __all__ = [
     "register",
@@ -25,6 +26,7 @@ __all__ = [
     "Bound",
     "local_session",
     "require_java",
+    "ship",
     "SparkError",
     "InvalidOption",
     "JavaMissing",

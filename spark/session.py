@@ -31,15 +31,16 @@ _LOCAL_SETTINGS = {
 }
 
 
-def register(spark: "SparkSession") -> None:
+def register(spark: "SparkSession", *, anew: bool = False) -> None:
     """Make `spark.read.format("holdfast")` known to the session. Again does nothing.
 
     The Python of Spark's workers must have holdfast too: start the session with PYSPARK_PYTHON
-    set to an interpreter that has it (`local_session` does).
+    set to an interpreter that has it (`local_session` does), or send it with `ship`. Spark notes
+    what it was sent by then with what is registered: with `anew` it is registered once more.
     """
     from holdfast.spark.source import HoldfastDataSource  # needs pyspark, this module does not
 
-    if spark not in _registered:  # Spark would warn of a source that is replaced
+    if anew or spark not in _registered:  # Spark would warn of a source that is replaced
         spark.dataSource.register(HoldfastDataSource)
         _registered.add(spark)
 

@@ -1,0 +1,84 @@
+"""The package as one archive, for clusters whose executors do not have it installed.
+
+    holdfast.spark.ship(spark)                    from a session, also over Spark Connect
+    python -m holdfast.spark.shipping FILE.zip    for `spark-submit --py-files FILE.zip`
+
+The archive holds holdfast alone, in plain Python. What executors import beside it is compiled code
+and must be installed where they run: `EXECUTORS_NEED`.
+"""
+
+import hashlib
+import io
+import os
+import sys
+import tempfile
+import zipfile
+import zipimport
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import holdfast
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: The distributions that a task imports, beside pyspark itself.
+EXECUTORS_NEED = ("pyarrow", "numpy", "msgpack", "google-crc32c")
+
+#: Every archive's files are of this date, so that the same source is the same archive.
+_DATE = (1980, 1, 1, 0, 0, 0)
+_SHIPPED = (".py", ".lark")
+
+
+def ship(spark: "SparkSession") -> Path:
+    """Send the package to all executors of the session, and register the source in it.
+
+    Returns the archive that was sent, a temporary file. Sending the same source again does
+    nothing. Raises OSError when there is no room for the archive.
+    """
+    from holdfast.spark.session import register
+
+    content = archive()
+    # Spark keeps what it was sent under the file's name, and refuses another of the same name.
+    name = f"holdfast-{holdfast.__version__}-{hashlib.sha256(content).hexdigest()[:12]}.zip"
+    path = Path(tempfile.mkdtemp(prefix="holdfast-ship-"), name)
+    path.write_bytes(content)
+    spark.addArtifacts(str(path), pyfile=True)
+    register(spark, anew=True)
+    return path
+
+
+def archive() -> bytes:
+    """Return the package that is running as a zip file, the same bytes for the same source."""
+    loader: object = getattr(holdfast.__spec__, "loader", None)
+    if isinstance(loader, zipimport.zipimporter):
+        return Path(loader.archive).read_bytes()  # it came as one
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, source in sorted(_files()):
+            zipped.writestr(zipfile.ZipInfo(name, _DATE), source, zipfile.ZIP_DEFLATED)
+    return content.getvalue()
+
+
+def _files() -> Iterator[tuple[str, bytes]]:
+    """Yield (name in the archive, content) of each file of the package."""
+    folder = Path(holdfast.__file__).parent
+    # In a checkout the parts are links to folders beside it; an installed package has none.
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [each for each in folders if each != "__pycache__"]
+        for name in names:
+            if name.endswith(_SHIPPED):
+                path = Path(parent, name)
+                yield f"holdfast/{path.relative_to(folder).as_posix()}", path.read_bytes()
+
+
+def main(arguments: list[str]) -> None:
+    """Write the archive to the file named."""
+    if len(arguments) != 1 or not arguments[0].endswith(".zip"):
+        sys.exit("usage: python -m holdfast.spark.shipping FILE.zip")
+    Path(arguments[0]).write_bytes(archive())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,173 @@
+"""What holds on every cluster: each contract is a function of a job that returns plain values.
+
+The values are the same wherever they are computed. A contract changes only what bears its job's
+name, so that several jobs may work on one broker.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.functions import expr
+
+import holdfast
+from holdfast.spark import bind
+from tests.cluster.published import ORDERS, TRIMMED, Published
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CONTRACTS: dict[str, Callable[["Job"], Any]] = {}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A session on some cluster, and what there is to read.
+
+    `folder` is its own, and there on the driver and on every worker.
+    """
+
+    name: str
+    spark: "SparkSession"
+    published: Published
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        """Where the broker is."""
+        return self.published.url
+
+    def load(self, topic: str = ORDERS, **options: object) -> "DataFrame":
+        """Return a read of a topic."""
+        given = {name: str(value) for name, value in options.items()}
+        return self.spark.read.format("holdfast").options(url=self.url, topic=topic, **given).load()
+
+
+def contract(check: Callable[[Job], Any]) -> Callable[[Job], Any]:
+    """Enter a contract under its name."""
+    CONTRACTS[check.__name__] = check
+    return check
+
+
+def summary(frame: "DataFrame") -> list[list[Any]]:
+    """Return what tells rows apart, by queue: count, ends, and sums that see every byte."""
+    rows = frame.groupBy("queue").agg(*map(expr, _SUMMED)).collect()
+    return sorted(list(row) for row in rows)
+
+
+_SUMMED = (
+    "count(*)",
+    "min(offset)",
+    "max(offset)",
+    "sum(crc32(body))",
+    "sum(crc32(encode(coalesce(key, '-') || '/' || coalesce(tag, '-'), 'utf-8')))",
+)
+
+
+def refusal(action: Callable[[], object], kind: str = "holdfast.spark.errors.") -> str:
+    """Return the line of Spark's error that begins with `kind`, else all of it.
+
+    An error of a planner or a task travels as text, with Spark's own around it.
+    """
+    try:
+        action()
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        return next((line for line in lines if line.startswith(kind)), str(error))
+    return "nothing was raised"
+
+
+@contract
+def every_row_once(job: Job) -> Any:
+    """A topic is read whole."""
+    return summary(job.load())
+
+
+@contract
+def columns_as_asked(job: Job) -> Any:
+    """Types are Spark's, timestamps whole milliseconds, and only what is asked for is there."""
+    columns = "message_id,properties,born_timestamp,topic"
+    frame = job.load(columns=columns, startingOffsets='{"0": 7}')
+    row = frame.selectExpr("topic", "properties['n']", "unix_millis(born_timestamp)").first()
+    return [frame.dtypes, list(row or ()), frame.count()]
+
+
+@contract
+def one_queue_by_several_tasks(job: Job) -> Any:
+    """One queue is cut at the borders of its blocks, and each part is another task's."""
+    reader = job.spark.read.format("holdfast").options(url=job.url, minPartitions="5")
+    frame = reader.option("assign", json.dumps({ORDERS: [0]})).load()
+    tasks = frame.selectExpr("spark_partition_id() as task", "offset").groupBy("task")
+    return sorted(list(row) for row in tasks.agg({"offset": "min"}).collect())
+
+
+@contract
+def kafka_columns(job: Job) -> Any:
+    """A job written for the Kafka connector runs with another format and address."""
+    frame = (
+        job.spark.read.format("holdfast")
+        .option("kafka.bootstrap.servers", job.url.removeprefix("http://"))
+        .option("schema", "kafka")
+        .option("subscribe", ORDERS)
+        .option("startingOffsets", json.dumps({ORDERS: {"0": 3, "1": -2}}))
+        .load()
+    )
+    cast = frame.selectExpr("CAST(value AS STRING) as value", "CAST(key AS STRING) as key")
+    return [cast.count(), cast.where("key = 'customer-7'").count(), frame.columns]
+
+
+@contract
+def tags_and_filters(job: Job) -> Any:
+    """The broker leaves out what the options do not want."""
+    return [job.load(tag="paid").count(), job.load(filter="n > 19000", columns="offset").count()]
+
+
+@contract
+def a_bound_read_is_replayed(job: Job) -> Any:
+    """Options kept from before more was published read the same rows, as often as asked."""
+    loaded = job.spark.read.format("holdfast").options(**job.published.bound).load()
+    return [summary(loaded), summary(loaded)]
+
+
+@contract
+def a_group_goes_on_where_it_saved(job: Job) -> Any:
+    """The second run of a group sees only what was published since the first."""
+    topic, group = f"read-on-{job.name}", f"nightly-{job.name}"
+    counts = []
+    with holdfast.Client(job.url) as client:
+        client.create_topic(topic, queues=2)
+        for first, last in ((0, 300), (300, 450), (450, 450)):
+            with client.producer(topic) as producer:
+                for number in range(first, last):
+                    producer.send(b"%d" % number, key=f"k{number % 7}")
+            bound = bind(job.url, topic, group=group)
+            row = bound.load(job.spark).selectExpr("count(*)", "min(int(string(body)))").first()
+            counts.append(list(row or ()))
+            bound.save()
+    return counts
+
+
+@contract
+def trimmed_rows_fail_the_job(job: Job) -> Any:
+    """What retention took is named, and left out only when that is asked for."""
+    frame = job.spark.read.format("holdfast").options(**job.published.lost)
+    return [
+        refusal(lambda: frame.load().count()),
+        frame.option("failOnDataLoss", "false").load().agg({"offset": "min"}).collect()[0][0],
+    ]
+
+
+@contract
+def a_wrong_option_is_named(job: Job) -> Any:
+    """An option that nobody knows is refused, with the nearest name."""
+    return refusal(lambda: job.load(startingOfsets="earliest").count())
+
+
+@contract
+def a_join_of_two_topics(job: Job) -> Any:
+    """Two reads meet in one query, with a shuffle between."""
+    left = job.load().selectExpr("key", "offset").where("offset < 100")
+    right = job.load(TRIMMED, columns="key,offset").groupBy("key").count()
+    return left.join(right, "key").count()
