@@ -1,7 +1,7 @@
 """The package as one archive, for clusters whose executors do not have it installed.
 
     holdfast.spark.ship(spark)                    from a session, also over Spark Connect
-    python -m holdfast.spark.shipping FILE.zip    for `spark-submit --py-files FILE.zip`
+    python -m holdfast.spark FILE.zip             for `spark-submit --py-files FILE.zip`
 
 The archive holds holdfast alone, in plain Python. What executors import beside it is compiled code
 and must be installed where they run: `EXECUTORS_NEED`.
@@ -10,7 +10,6 @@ and must be installed where they run: `EXECUTORS_NEED`.
 import hashlib
 import io
 import os
-import sys
 import tempfile
 import zipfile
 import zipimport
@@ -71,14 +70,3 @@ def _files() -> Iterator[tuple[str, bytes]]:
             if name.endswith(_SHIPPED):
                 path = Path(parent, name)
                 yield f"holdfast/{path.relative_to(folder).as_posix()}", path.read_bytes()
-
-
-def main(arguments: list[str]) -> None:
-    """Write the archive to the file named."""
-    if len(arguments) != 1 or not arguments[0].endswith(".zip"):
-        sys.exit("usage: python -m holdfast.spark.shipping FILE.zip")
-    Path(arguments[0]).write_bytes(archive())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.running_broker": ("holdfast.client",),
     "holdfast.testing": ("holdfast.running_broker",),
     "holdfast.demo": ("holdfast", "holdfast.client", "holdfast.running_broker", "spark"),
-    "spark": (*FORMAT, "holdfast.client"),
+    "spark": (*FORMAT, "holdfast", "holdfast.client"),
     "holdfast.cli": (
         "commitlog.data_dir",
         "commitlog.errors",

@@ -1,7 +1,8 @@
 """The four ways to run Spark that the contracts are held against, each as what a job needs.
 
-On the first two the workers' Python has holdfast installed. On the other two it has only what an
-executor needs beside it, and the job sends the package.
+On one machine the workers' Python has holdfast installed. On the others it has only what an
+executor needs beside it: local-cluster is given the package at submit, and to the other two the
+job sends it.
 """
 
 import sys
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from holdfast.spark.shipping import EXECUTORS_NEED
+from holdfast.spark.shipping import EXECUTORS_NEED, archive
 from tests.cluster.spark_processes import JAVA_OPTIONS, clean_environment, running
 
 _LOOPBACK = {
@@ -30,13 +31,16 @@ _LOOPBACK = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a job runs: a master, or the address of a Connect server."""
+    """Where a job runs: a master, or the address of a Connect server.
+
+    `must_ship`: nobody has holdfast there until the job sends it.
+    """
 
     environment: Mapping[str, str]
     master: str | None = None
     remote: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
-    is_shipped: bool = False
+    must_ship: bool = False
 
 
 @contextmanager
@@ -48,8 +52,15 @@ def local(folder: Path) -> Iterator[Cluster]:
 @contextmanager
 def local_cluster(folder: Path) -> Iterator[Cluster]:
     """Yield two executor processes that the driver starts by itself."""
-    settings = {**_LOOPBACK, "spark.executor.memory": "800m"}
-    yield Cluster(_with_holdfast(), master="local-cluster[2,1,1024]", settings=settings)
+    environment = clean_environment(python_with(EXECUTORS_NEED, folder / "python"))
+    package = folder / "holdfast.zip"
+    package.write_bytes(archive())
+    settings = {
+        **_LOOPBACK,
+        "spark.executor.memory": "800m",
+        "spark.submit.pyFiles": str(package),  # what `spark-submit --py-files` sets
+    }
+    yield Cluster(environment, master="local-cluster[2,1,1024]", settings=settings)
 
 
 @contextmanager
@@ -80,7 +91,7 @@ def standalone(folder: Path) -> Iterator[Cluster]:
                 )
             )
         settings = {**_LOOPBACK, "spark.executor.memory": "800m"}
-        yield Cluster(environment, master=started[1], settings=settings, is_shipped=True)
+        yield Cluster(environment, master=started[1], settings=settings, must_ship=True)
 
 
 @contextmanager
@@ -103,7 +114,7 @@ def connect(folder: Path) -> Iterator[Cluster]:
         folder / "connect.log",
         ready=r"Spark Connect server started at: \S*?:(\d+)",
     ) as started:
-        yield Cluster(environment, remote=f"sc://127.0.0.1:{started[1]}", is_shipped=True)
+        yield Cluster(environment, remote=f"sc://127.0.0.1:{started[1]}", must_ship=True)
 
 
 CLUSTERS: Mapping[str, Callable[[Path], AbstractContextManager[Cluster]]] = {

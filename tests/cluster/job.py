@@ -79,7 +79,7 @@ def main() -> None:
     found = Found(seconds={"session": time.monotonic() - started})
     job = Job(told["name"], spark, published, Path.cwd())
     register(spark)
-    if cluster.is_shipped:
+    if cluster.must_ship:
         found.unshipped = refusal(lambda: job.load().count(), "ModuleNotFoundError:")
         ship(spark)
     for name, check in CONTRACTS.items():

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import holdfast
-from holdfast.spark.shipping import EXECUTORS_NEED, archive, main, ship
+from holdfast.spark.__main__ import main
+from holdfast.spark.shipping import EXECUTORS_NEED, archive, ship
 from tests.cluster.clusters import python_with
 
 PACKAGE = Path(holdfast.__file__).parent
@@ -103,6 +104,12 @@ def test_a_session_is_sent_the_archive_and_then_told_of_the_source() -> None:
     first, second = ship(session), ship(session)  # type: ignore[arg-type]
     assert seen == [True, "holdfast"] * 2
     assert first.name == second.name, "Spark takes the second for what it has"
+
+
+def test_the_program_writes_the_archive_and_says_nothing(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-W", "error", "-m", "holdfast.spark", str(tmp_path / "out.zip")]
+    assert subprocess.run(arguments, capture_output=True, check=True).stderr == b""
+    assert (tmp_path / "out.zip").read_bytes() == archive()
 
 
 @pytest.mark.parametrize("arguments", [[], ["out.tar"], ["a.zip", "b.zip"]])

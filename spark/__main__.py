@@ -1,0 +1,17 @@
+"""`python -m holdfast.spark FILE.zip` writes the package for `spark-submit --py-files FILE.zip`."""
+
+import sys
+from pathlib import Path
+
+from holdfast.spark.shipping import archive
+
+
+def main(arguments: list[str]) -> None:
+    """Write the archive to the file named."""
+    if len(arguments) != 1 or not arguments[0].endswith(".zip"):
+        sys.exit("usage: python -m holdfast.spark FILE.zip")
+    Path(arguments[0]).write_bytes(archive())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
