@@ -18,10 +18,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from holdfast.groups.service_types import Verb
 from tests.faults.conftest import SHARED_MEMORY
 from tests.support.crash_run import SIZES
 from tests.support.simulated_broker import SimulatedBroker
 from tests.support.simulated_clients import Plan, Producer
+from tests.support.simulated_groups import MEMBERS
 from tests.support.simulated_process import Ending
 
 _EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "10"))
@@ -51,6 +53,7 @@ class CrashMachine(RuleBasedStateMachine):
             for queue in (0, 1, None):
                 self.broker.add_producer(plan, queue, idempotent=True)
             self.broker.add_producer(plan, 0, idempotent=False)
+        self._run(self.broker.create_group())
 
     # -- clients ---------------------------------------------------------------------------
 
@@ -71,6 +74,25 @@ class CrashMachine(RuleBasedStateMachine):
     @rule(number=_numbers)
     def store_offsets(self, number: int) -> None:
         self._run(self.broker.store_offsets(self._queue(number)[0]))
+
+    @rule(member=st.sampled_from(MEMBERS), most=st.sampled_from((1, 10, 1000)))
+    def receive(self, member: str, most: int) -> None:
+        self._run(self.broker.receive(member, most))
+
+    @rule(
+        verb=st.sampled_from((Verb.ACK, Verb.NACK, Verb.RELEASE, Verb.REJECT)), waits=st.booleans()
+    )
+    def settle(self, verb: Verb, waits: bool) -> None:
+        if self.broker.held:
+            self._run(self._settled(verb, waits))
+
+    @rule(number=_numbers, offset=st.sampled_from((0, 1, 5)))
+    def seek(self, number: int, offset: int) -> None:
+        self._run(self.broker.seek(*self._queue(number), offset))
+
+    @rule(seconds=st.sampled_from((0.5, 8.0)))
+    def let_time_pass(self, seconds: float) -> None:
+        self.broker.let_time_pass(seconds)
 
     @rule(size=st.sampled_from((1, 500_000)))
     def trim(self, size: int) -> None:
@@ -106,6 +128,10 @@ class CrashMachine(RuleBasedStateMachine):
 
     async def _published(self, number: int, size: tuple[int, int]) -> None:
         await self.broker.wait_for(self.broker.publish(self._producer(number), *size))
+
+    async def _settled(self, verb: Verb, waits: bool) -> None:
+        task = self.broker.settle(self.broker.held.pop(), verb)
+        await (task if waits else asyncio.sleep(0))
 
     async def _sent_off(self, number: int, size: tuple[int, int]) -> None:
         self.broker.publish(self._producer(number), *size)

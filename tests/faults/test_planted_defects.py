@@ -28,6 +28,10 @@ from holdfast.commitlog.syncer import Syncer
 from holdfast.consumequeue import lmdb_env
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.reput import ReputService
+from holdfast.groups import dead_letters
+from holdfast.groups.cursor import Cursor
+from holdfast.groups.cursor_store import CursorStore
+from holdfast.groups.done_chunks import DoneChunks
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService, Woken
 from holdfast.http_api import binary
 from tests.faults import planted_checks as checks
@@ -183,6 +187,32 @@ def _leave_directories_unsynced(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "sync_directory", lambda directory: None)
 
 
+def _settle_without_commit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CursorStore, "_write", lambda self, changes: None)
+
+
+def _forget_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Cursor, "begin_grace", lambda *_: None)
+
+
+def _deliver_beyond_the_reserve(patch: pytest.MonkeyPatch) -> None:
+    """What may have been delivered is not noted before it is."""
+
+    def reach(self: Cursor, offset: int) -> None:
+        self.next = max(self.next, offset + 1)
+
+    patch.setattr(Cursor, "reach", reach)
+
+
+def _keep_what_was_settled_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
+    restore = DoneChunks.restore
+    patch.setattr(DoneChunks, "restore", lambda floor, chunks, end: restore(floor, chunks, 1 << 62))
+
+
+def _send_letters_under_no_name(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dead_letters, "_producer_id", lambda letter: 0)
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 Check = Callable[[Path], Awaitable[None]]
 
@@ -209,6 +239,17 @@ _FAILING_RETENTION: Operations = {
     CrashRun.kill: 1,
 }
 
+_MEMBERS: Operations = {
+    CrashRun.publish: 6,
+    CrashRun.receive: 6,
+    CrashRun.settle: 4,
+    CrashRun.settle_on: 2,
+    CrashRun.let_time_pass: 1,
+    CrashRun.hold_syncs: 1,
+    CrashRun.kill: 1,
+    CrashRun.crash: 1,
+}
+
 #: What is planted, and what refuses it: crashes in runs of these operations, or a check.
 DEFECTS: dict[str, tuple[Plant, Operations | Check]] = {
     "acknowledged without sync": (_acknowledge_without_sync, OPERATIONS),
@@ -222,6 +263,11 @@ DEFECTS: dict[str, tuple[Plant, Operations | Check]] = {
     "recovered without payload CRC": (_recover_without_payload_crc, OPERATIONS),
     "cut without zeros": (_cut_without_zeros, {CrashRun.crash_and_overwrite: 1}),
     "failed removal passed over": (_pass_over_a_failed_removal, _FAILING_RETENTION),
+    "settled without a commit": (_settle_without_commit, _MEMBERS),
+    "leases forgotten": (_forget_leases, _MEMBERS),
+    "delivered beyond the reserve": (_deliver_beyond_the_reserve, _MEMBERS),
+    "settled beyond the end of the log": (_keep_what_was_settled_beyond_the_end, _MEMBERS),
+    "dead letters without a name": (_send_letters_under_no_name, _MEMBERS),
     "recheck before registration": (_recheck_before_registering, checks.no_wake_up_is_lost),
     "read without payload CRC": (_read_without_payload_crc, checks.no_flipped_bit_is_served),
     "taken in without payload CRC": (
@@ -240,6 +286,7 @@ _SLOW = {
     "idempotence window not restored",
     "failed sync tried again",
     "failed removal passed over",
+    "settled beyond the end of the log",
 }
 
 

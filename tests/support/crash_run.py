@@ -4,16 +4,19 @@ The seed decides the operations and what each crash leaves. Threads run as they 
 is not a replay to the instruction; what failed once fails again within a few runs of its seed.
 """
 
+import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.groups.service_types import Verb
 from tests.support.simulated_broker import SimulatedBroker
 from tests.support.simulated_clients import Attempt, Plan, Producer
 from tests.support.simulated_disk import Call
-from tests.support.simulated_process import Ending
+from tests.support.simulated_groups import MEMBERS
+from tests.support.simulated_process import Ending, bounded
 
 #: (messages, bytes of a body). The larger ones fill a segment of 1 MiB in a few publishes.
 SIZES = [(1, 60), (3, 200), (20, 400), (2, 50_000), (1, 300_000), (4, 100_000)]
@@ -41,6 +44,7 @@ class CrashRun:
         try:
             for durability in ("fsync", "written"):
                 await self.add_topic(durability)
+            await self.broker.create_group()
             for _ in range(steps):
                 await self.step()
             await self._mend()
@@ -96,6 +100,32 @@ class CrashRun:
 
     async def store_offsets(self) -> None:
         await self.broker.store_offsets(self._queue()[0])
+
+    async def receive(self) -> None:
+        """Let a member of the group receive."""
+        await self.broker.receive(self.rng.choice(MEMBERS), self.rng.choice((1, 10, 1000)))
+
+    async def settle(self) -> None:
+        """Say what became of messages, and wait for the answer."""
+        if self.broker.held:
+            await bounded(self._settle())
+
+    async def settle_on(self) -> None:
+        """The same without waiting."""
+        if self.broker.held:
+            self._settle()
+            await asyncio.sleep(0)
+
+    async def let_time_pass(self) -> None:
+        self.broker.let_time_pass(self.rng.choice((0.5, 3.0, 8.0)))
+
+    async def seek(self) -> None:
+        """Let the group start again somewhere."""
+        plan, queue = self._queue()
+        await self.broker.seek(plan, queue, self.rng.choice((0, 1, 5, 50)))
+
+    async def leave(self) -> None:
+        await self.broker.leave(self.rng.choice(MEMBERS))
 
     async def search(self) -> None:
         await self.broker.search()
@@ -213,6 +243,11 @@ class CrashRun:
         producer: Producer = self.rng.choice(self.broker.producers)
         return self.broker.publish(producer, *(size or self.rng.choice(self.sizes)))
 
+    def _settle(self) -> "asyncio.Task[None]":
+        held = self.broker.held.pop(self.rng.randrange(len(self.broker.held)))
+        verbs = {Verb.ACK: 6, Verb.NACK: 1, Verb.RELEASE: 1, Verb.REJECT: 1}
+        return self.broker.settle(held, self.rng.choices(list(verbs), list(verbs.values()))[0])
+
     def _queue(self) -> tuple[Plan, int]:
         plan = self.rng.choice(self.broker.plans)
         return plan, self.rng.randrange(plan.queue_count)
@@ -233,6 +268,12 @@ OPERATIONS: Operations = {
     CrashRun.hold_syncs: 4,
     CrashRun.quiesce: 3,
     CrashRun.store_offsets: 4,
+    CrashRun.receive: 10,
+    CrashRun.settle: 6,
+    CrashRun.settle_on: 3,
+    CrashRun.let_time_pass: 3,
+    CrashRun.seek: 1,
+    CrashRun.leave: 1,
     CrashRun.search: 2,
     CrashRun.trim: 3,
     CrashRun.fill_disk: 2,

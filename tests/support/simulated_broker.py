@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tests.support.history import check_history, check_marks, settle_power_loss
 from tests.support.simulated_clients import Plan
+from tests.support.simulated_groups import DEAD, SimulatedGroups
 from tests.support.simulated_process import BrokerViolation, Ending
 from tests.support.simulated_publishing import Totals
-from tests.support.simulated_reading import SimulatedReading
 
 __all__ = ["SimulatedBroker", "Totals"]
 
 
-class SimulatedBroker(SimulatedReading):
+class SimulatedBroker(SimulatedGroups):
     """Storage, disk and clients, all on one event loop. Anything that a right broker cannot do
     raises an AssertionError: HistoryViolation or BrokerViolation."""
 
@@ -72,6 +72,7 @@ class SimulatedBroker(SimulatedReading):
         await self.repeat_all()
         await self.restart("close", recovery_crashes=0)
         await self.restart("close", forget=["consumequeue"], recovery_crashes=0)
+        await self.drain_group()
         await self.quiesce()
         await self.close()
         self.check()
@@ -108,10 +109,13 @@ class SimulatedBroker(SimulatedReading):
         self._verify_marks(power_lost)
         self.totals.sends = len(self.history.sends)
         self.totals.acks = len(self.history.acked_at)
-        if {topic.name for topic in self.store.topics()} != {plan.name for plan in self.plans}:
+        if {topic.name for topic in self.store.topics()} - {DEAD} != {
+            plan.name for plan in self.plans
+        }:
             raise BrokerViolation(f"there are the topics {self.store.topics()}")
         for plan in self.plans:
             self._verify_topic(plan)
+        self.verify_group(power_lost=power_lost)
 
     def _verify_marks(self, power_lost: bool) -> None:
         """A queue's end goes back only where a power loss takes it from a written topic. Recovery
