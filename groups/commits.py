@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from holdfast.consumequeue.state_changes import settle
 from holdfast.groups.counters import Counters
 from holdfast.groups.group import Group
 from holdfast.groups.group_parts import WriteBatch
@@ -137,6 +138,19 @@ class Commits:
             self.begin()
         else:
             self._beginning = self._loop.call_later(RETRY_S, self._begin)
+
+
+async def committed(writer: CursorWriter, writes: Writes, *, now_ms: int) -> None:
+    """Have rows stored of a group that nobody serves yet. Raises StateUnavailable. Not to be
+    cancelled."""
+    loop = asyncio.get_running_loop()
+    stored: asyncio.Future[None] = loop.create_future()
+
+    def done(error: Exception | None) -> None:
+        loop.call_soon_threadsafe(settle, stored, error)
+
+    writer.commit(writes, done, now_ms=now_ms)
+    await stored
 
 
 def merged(first: WriteBatch, second: WriteBatch) -> WriteBatch:

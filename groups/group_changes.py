@@ -1,9 +1,12 @@
-"""Changes of groups: their records first, durably, then what is served. On the event loop.
+"""Changes of groups: on the disk first, then in what is served. On the event loop.
 
-One change at a time, and each goes on to its end even if whoever asked for it is cancelled.
+One change at a time, and each goes on to its end even if whoever asked for it is cancelled. The
+group's record decides, in one commit: where new cursors begin is on the disk before it, and while a
+new mode is stored nothing is leased. So a crash leaves a group as it was or as it is to be.
 """
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from holdfast.consumequeue.errors import LimitReached
@@ -14,7 +17,6 @@ from holdfast.groups.config import SHORTEST_LEASE_MS, GroupsConfig
 from holdfast.groups.group_records import GroupRecord
 from holdfast.groups.group_specs import changed_record, new_record
 from holdfast.groups.group_table import GroupTable
-from holdfast.groups.rows import all_of
 from holdfast.groups.served_group import ServedGroup
 from holdfast.groups.served_groups import ServedGroups
 from holdfast.groups.service_types import GroupBusy, GroupSpec, InvalidGroup
@@ -49,19 +51,18 @@ class GroupChanges:
             )
             record = changed_record(before, spec, topic_ids, self._config)
             self._check(group, record, list(topics.values()))
-            if group is None or record != before:
-                await self._store_record(record)
-                if group is not None and self._is_busy(group, record):
-                    # Something was leased while this was stored: take it back.
-                    busy = GroupBusy(name, group.core.lease_count)
-                    await self._store_record(before)
-                    raise busy
-            is_new = group is None
             if group is None:
-                group = self._served.add(record)
-                # An id that a crash left half used must not bring its rows back.
-                group.commits.write(all_of(record.group_id))
-            self._served.become(group, record)
+                begins = await self._served.begin(None, record)
+                await self._store_record(record)
+                is_new, group = True, self._served.add(record)
+                self._served.become(group, record, begins)
+            else:
+                is_new = False
+                with self._still(group, record):
+                    begins = await self._served.begin(group, record)
+                    if record != before:
+                        await self._store_record(record)
+                    self._served.become(group, record, begins)
             await group.commits.wait()
             return record, is_new
 
@@ -99,8 +100,9 @@ class GroupChanges:
         await self._store.commit_state(changes)
         self._table.stored(record, changes)
 
-    def _is_busy(self, group: ServedGroup, record: GroupRecord) -> bool:
-        return record.config.mode != group.record.config.mode and group.core.lease_count > 0
+    def _still(self, group: ServedGroup, record: GroupRecord) -> AbstractContextManager[None]:
+        """Keep a group whose mode changes from leasing anything until it has changed."""
+        return group.standing_still() if _changes_mode(group, record) else nullcontext()
 
     def _check(self, group: ServedGroup | None, record: GroupRecord, topics: list[Topic]) -> None:
         """Raise what speaks against a change: limits, leases where the mode changes, dead letters
@@ -111,8 +113,8 @@ class GroupChanges:
                 raise InvalidGroup("topics", "a new group needs at least one topic")
             if len(served.by_name) >= config.max_groups:
                 raise LimitReached("groups.max_groups", config.max_groups)
-        elif self._is_busy(group, record):
-            raise GroupBusy(record.name, group.core.lease_count)
+        elif _changes_mode(group, record) and (in_flight := group.in_flight):
+            raise GroupBusy(record.name, in_flight)
         own = [topic.name for topic in map(self._store.topic_by_id, record.topics) if topic]
         if record.dead_letter_topic in own:
             raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
@@ -120,3 +122,7 @@ class GroupChanges:
         added = sum(topic.queue_count for topic in topics if topic.topic_id not in had)
         if added and served.cursor_count + added > config.max_cursors:
             raise LimitReached("groups.max_cursors", config.max_cursors)
+
+
+def _changes_mode(group: ServedGroup, record: GroupRecord) -> bool:
+    return record.config.mode != group.record.config.mode

@@ -8,8 +8,8 @@ Nothing here decides what is delivered to whom. On the event loop.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
 from time import monotonic
@@ -107,6 +107,8 @@ class ServedGroup:
         self._filling = Filling(self.core, self.source, clock, changed=self.pump)
         self.browsers = Browsers(self.core, self.source, self._delivering)
         self._is_ending = False
+        self._moves = asyncio.Event()
+        self._moves.set()
         self.serving: dict[QueueKey, Serving] = {}
 
     # -- what it consists of -----------------------------------------------------------------
@@ -135,6 +137,27 @@ class ServedGroup:
         self.core.remove_topic(topic_id)
         self.commits.write(writes)
         self.pump()
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages are leased, or may be since before a restart."""
+        return self.core.lease_count + sum(lane.cursor.grace_count for lane in self.lanes())
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Lease nothing meanwhile: who asks waits for its end, and then gets what there is."""
+        moving = [each for each, topic in self.core.topics.items() if not topic.is_paused]
+        for topic_id in moving:
+            self.core.pause(topic_id, True)
+        self._moves.clear()
+        try:
+            yield
+        finally:
+            self._moves.set()
+            for topic_id in moving:
+                if topic_id in self.core.topics:
+                    self.core.pause(topic_id, False)
+            self.pump()
 
     def lanes(self) -> Iterable[Lane]:
         """Return every queue of the group."""
@@ -166,6 +189,8 @@ class ServedGroup:
     async def receive(self, ask: Ask, client: str, wait_s: float) -> Received:
         """Return what a member gets, or what comes within `wait_s`. Raises GroupError,
         HoldLimitExceeded, StoreError. Cancelling gives back what was leased."""
+        if not self._moves.is_set():
+            await self._moves.wait()
         reply = await self._filling.ask(ask)
         if not reply.is_answer and wait_s > 0 and not self._is_ending:
             began_s = monotonic()

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from holdfast.consumequeue.errors import UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic, check_name
+from holdfast.groups.commits import committed
 from holdfast.groups.counters import Counters
+from holdfast.groups.cursor import Cursor
+from holdfast.groups.cursor_rows import take_writes
 from holdfast.groups.filter_text import filter_of
 from holdfast.groups.group_clock import GroupClock
 from holdfast.groups.group_records import GroupRecord
@@ -17,7 +20,7 @@ from holdfast.groups.opening import OpenedGroups
 from holdfast.groups.receipts import ReceiptCodec
 from holdfast.groups.recent_batches import RecentBatches
 from holdfast.groups.restoring import QueueRange, begin_cursor
-from holdfast.groups.rows import all_of
+from holdfast.groups.rows import DeleteRange, Write, all_of, key_prefix
 from holdfast.groups.served_group import Places, ServedGroup
 
 #: Batches that are kept for the deliveries that follow, of all groups together.
@@ -79,7 +82,7 @@ class ServedGroups:
         key = (topic.topic_id, queue)
         cursor = self._opened.cursors.pop((group.record.group_id, *key), None)
         if cursor is None:
-            self._begin_queue(group, key, self._start_of(group, topic, queue))
+            self._begin_queue(group, key, self._start_of(group.record, topic, queue))
         else:
             group.add_queue(key, cursor)
             group.core.arrived(key, self._store.max_offset(key) or 0)
@@ -102,9 +105,36 @@ class ServedGroups:
         )
         return group
 
-    def become(self, group: ServedGroup, record: GroupRecord) -> None:
-        """Bring a group in step with its record. Its topics begin where they were stored, else
-        at the group's start."""
+    async def begin(self, group: ServedGroup | None, record: GroupRecord) -> dict[QueueKey, int]:
+        """Have it on the disk, before the record is, where the queues begin that are new in it;
+        return that. They begin where they were stored, else at the group's start. Raises
+        StateFull, StateUnavailable; what is on the disk then belongs to nobody."""
+        begins: dict[QueueKey, int] = {}
+        # An id that a crash left half used must not bring its rows back.
+        rows: list[Write | DeleteRange] = []
+        if group is None:
+            rows += all_of(record.group_id)
+        for topic_id in record.topics:
+            topic = self._store.topic_by_id(topic_id)
+            if topic is None or (group is not None and topic_id in group.core.topics):
+                continue
+            rows += all_of(record.group_id, topic_id)
+            for queue in range(topic.queue_count):
+                key = (topic_id, queue)
+                begins[key] = self._start_of(record, topic, queue)
+                cursor = self._cursor_at(key, begins[key])
+                rows += take_writes(cursor, key_prefix(record.group_id, *key))
+        if group is None:
+            await committed(self._opened.store, rows, now_ms=self.clock.now_ms())
+        elif rows:
+            group.commits.write(rows)  # in its order: behind what was deleted before
+            await group.commits.wait()
+        return begins
+
+    def become(
+        self, group: ServedGroup, record: GroupRecord, begins: Mapping[QueueKey, int]
+    ) -> None:
+        """Bring a group in step with its record; `begins` as `begin` returned it."""
         had = group.core.topics.keys()
         group.record = record
         for topic_id in had - record.topics.keys():
@@ -120,8 +150,9 @@ class ServedGroups:
                     group.core.set_filter(topic_id, changed)
                 continue
             self._subscribe(group, topic)
-            for queue in range(topic.queue_count):
-                self._begin_queue(group, (topic_id, queue), self._start_of(group, topic, queue))
+            for queue in range(topic.queue_count):  # one that came meanwhile begins at its begin
+                key = (topic_id, queue)
+                self._begin_queue(group, key, begins.get(key, 0))
         group.configure(record)
 
     async def remove(self, group: ServedGroup) -> None:
@@ -183,18 +214,21 @@ class ServedGroups:
         group.remove_topic(topic_id, all_of(group.core.group_id, topic_id))
 
     def _begin_queue(self, group: ServedGroup, key: QueueKey, offset: int) -> None:
+        group.add_queue(key, self._cursor_at(key, offset))
+
+    def _cursor_at(self, key: QueueKey, offset: int) -> Cursor:
+        """Return a new cursor, at an offset or as close to it as the queue allows."""
         topic = self._store.topic_by_id(key[0])
         assert topic is not None
         state = self._store.queue_state(topic, key[1])
         within = QueueRange(state.min_offset, state.max_offset)
-        cursor = begin_cursor(self._opened.boot, self.clock.now_ms(), within, offset)
-        group.add_queue(key, cursor)
+        return begin_cursor(self._opened.boot, self.clock.now_ms(), within, offset)
 
-    def _start_of(self, group: ServedGroup, topic: Topic, queue: int) -> int:
+    def _start_of(self, record: GroupRecord, topic: Topic, queue: int) -> int:
         """Return where a queue that is new in a group begins."""
-        name = group.record.name
+        name = record.name
         stored = self._store.group_topics(name) if name in self._store.groups() else {}
         if topic.name in stored and queue in stored[topic.name].offsets:
             return stored[topic.name].offsets[queue]
         state = self._store.queue_state(topic, queue)
-        return state.min_offset if group.record.start == "earliest" else state.max_offset
+        return state.min_offset if record.start == "earliest" else state.max_offset

@@ -272,6 +272,6 @@ class GroupBusy(GroupError):
 
     def __str__(self) -> str:
         return (
-            f"{self.in_flight} messages of {self.group!r} are leased; its mode can change once "
-            "they are settled"
+            f"{self.in_flight} messages of {self.group!r} are leased, or may be since before a "
+            "restart; its mode can change once they are settled or their leases have ended"
         )

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from holdfast.groups.service_types import (
     GroupSpec,
     InvalidGroup,
     NotSubscribed,
-    Received,
     Status,
     TopicSpec,
     Verb,
@@ -328,31 +326,6 @@ async def test_settings_change(tmp_path: Path) -> None:
         assert changed.topics == {"u": TopicSpec(3)}
     async with running(tmp_path) as broker:
         assert broker.groups.group_state("g") == changed
-
-
-async def test_a_mode_does_not_change_under_what_is_leased_meanwhile(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        before = await broker.group()
-        await broker.publish(["x", "y"])
-        commit = broker.store.commit_state
-        held: list[Received] = []
-
-        async def lease_before(changes: Mapping[bytes, bytes | None]) -> None:
-            if not held:
-                held.append(await broker.receive(1))
-            await commit(changes)
-
-        broker.store.commit_state = lease_before
-        with pytest.raises(GroupBusy) as caught:
-            await broker.groups.put_group("g", GroupSpec(mode="keyed"))
-        assert caught.value.in_flight == 1
-        assert broker.groups.group_state("g") == before
-        assert await broker.settle(held[0]) == [Status.DONE]
-    async with running(tmp_path) as broker:
-        assert broker.groups.group_state("g") == before
-        await broker.groups.put_group("g", GroupSpec(mode="keyed"))
-        assert bodies_of(await broker.receive()) == ["y"]
 
 
 async def test_dead_letters_never_come_back_to_their_own_group(tmp_path: Path) -> None:
