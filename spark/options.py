@@ -41,6 +41,7 @@ OPTIONS: Mapping[str, str] = {
     "includeHeaders": "true adds headers to the Kafka columns (default false)",
     "tag": "only messages with this tag, or one of several with commas between",
     "filter": "only messages that this SQL92 expression over the properties holds for",
+    "pushdown": "true lets Spark's own filters narrow what is read (default false)",
     "minPartitions": "split into at least so many tasks, if there are as many blocks",
     "maxBytesPerPartition": "split into tasks of at most so many bytes (default 128m)",
     "fetchMaxBytes": "bytes that a task asks for at once (default 8m, at most 16m)",
@@ -73,6 +74,7 @@ class ReadOptions:
     max_bytes_per_partition: int
     fetch_max_bytes: int
     fail_on_data_loss: bool
+    pushdown: bool
     lease_ms: int
 
     @property
@@ -116,6 +118,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         max_bytes_per_partition=options.size("maxBytesPerPartition", DEFAULT_PARTITION_BYTES),
         fetch_max_bytes=options.size("fetchMaxBytes", DEFAULT_FETCH_BYTES, maximum=MAX_FETCH_BYTES),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
+        pushdown=options.flag("pushdown", False),
         lease_ms=_parse_lease_ms(options),
     )
 

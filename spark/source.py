@@ -10,20 +10,23 @@ on the DataFrame: this is what makes two actions see the same rows.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from holdfast.spark.catalog import Catalog
 from holdfast.spark.columns import ddl_of
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.offsets import QueueRange
 from holdfast.spark.options import ReadOptions, parse_options
 from holdfast.spark.plan import BoundTopic, bind_topics, plan_partitions
+from holdfast.spark.pushdown import Narrowing, narrow, narrowing, pushed_tags
 from holdfast.spark.reading import open_catalog, read_rows
 
 
@@ -52,7 +55,8 @@ class HoldfastDataSource(DataSource):
             raise InvalidOption(
                 "schema", "load without .schema(...): the option columns chooses the columns"
             )
-        return HoldfastReader(*self._read)
+        options, topics = self._read
+        return (PushdownReader if options.pushdown else HoldfastReader)(options, topics)
 
 
 class RangesPartition(InputPartition):
@@ -78,8 +82,12 @@ class HoldfastReader(DataSourceReader):
         (Spark turns an empty list into one partition of None.)
         """
         with open_catalog(self._options) as catalog:
-            plan = plan_partitions(catalog, self._options, self._topics)
+            plan = plan_partitions(catalog, self._options, self._narrowed(catalog))
         return [RangesPartition(ranges) for ranges in plan or [()]]
+
+    def _narrowed(self, catalog: Catalog) -> tuple[BoundTopic, ...]:
+        """Return what is to be planned of what was bound."""
+        return self._topics
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition as Arrow record batches."""
@@ -87,6 +95,30 @@ class HoldfastReader(DataSourceReader):
             _settle_worker()
         ranges: Any = partition.value
         yield from read_rows(ranges or (), self._options)
+
+
+class PushdownReader(HoldfastReader):
+    """A reader that Spark tells its filters, for the option pushdown.
+
+    Spark refuses it while spark.sql.python.filterPushdown.enabled is false, which it is by default.
+    """
+
+    def __init__(self, options: ReadOptions, topics: tuple[BoundTopic, ...]) -> None:
+        super().__init__(options, topics)
+        self._wanted = Narrowing()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
+        """Take note of what need not be read; every filter stays with Spark, too."""
+        self._wanted = narrowing(filters)
+        tags = pushed_tags(self._options.tags, self._wanted.tags)
+        if tags is None:
+            self._topics = ()
+        else:
+            self._options = replace(self._options, tags=tags)
+        return filters
+
+    def _narrowed(self, catalog: Catalog) -> tuple[BoundTopic, ...]:
+        return narrow(catalog, self._topics, self._wanted)
 
 
 @cache

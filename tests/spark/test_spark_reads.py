@@ -197,3 +197,30 @@ def test_a_schema_of_the_users_is_refused(
     reader = spark.read.format("holdfast").schema("body binary")
     with pytest.raises(Exception, match=r"load without .schema"):
         reader.options(url=broker.url, topic="orders").load().collect()
+
+
+def test_filters_of_sparks_narrow_what_is_read(
+    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
+) -> None:
+    conditions = (
+        "queue = 1 and offset >= 5 and offset < 25 and tag in ('200', '404') "
+        "and store_timestamp >= timestamp_millis(2000) and key = 'k3'"
+    )
+    expected = collect(load(spark, broker).where(conditions).select("queue", "offset"))
+    assert expected == [(1, 13), (1, 23)]
+
+    def pushed() -> "DataFrame":
+        return load(spark, broker, pushdown="true").where(conditions).select("queue", "offset")
+
+    with pytest.raises(Exception, match=r"spark.sql.python.filterPushdown.enabled"):
+        pushed().collect()
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        broker.requests.clear()
+        assert collect(pushed()) == expected
+        assert load(spark, broker, pushdown="true").where("key = 'k3' or queue = 0").count() == 33
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    pulls = [each for each in broker.requests if "/messages?" in each and "tag=200%2C404" in each]
+    assert pulls
+    assert all("queues/1/messages?offset=10&" in each for each in pulls)
