@@ -144,7 +144,7 @@ def _within(part: OffsetRange, low: int | None, end: int | None) -> OffsetRange:
 def _named(each: Filter) -> tuple[str, frozenset[str] | None]:
     """Return the column that a filter is about, empty for none of ours, and the texts that it
     asks for, if it asks for any."""
-    path = getattr(each, "attribute", ())
+    path: tuple[str, ...] = getattr(each, "attribute", ())
     column = path[0] if len(path) == 1 else ""
     match each:
         case EqualTo(value=str(text)) | EqualNullSafe(value=str(text)):
