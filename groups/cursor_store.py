@@ -100,15 +100,11 @@ class CursorStore:
 
     def load(self) -> StoredCursors:
         """Return what all rows say. CursorsCorrupt: the pages are damaged."""
-        found = StoredCursors()
         with self._env.begin() as txn:
             try:
-                for key, value in txn.cursor():
-                    if key[0]:
-                        _take(found, key, value)
+                return load_rows(txn)
             except CORRUPT as error:
                 raise CursorsCorrupt(str(error)) from error
-        return found
 
     def dead_letters(self, key: CursorKey, start: int = 0) -> Iterator[tuple[int, int]]:
         """Yield (offset, position of its record) of a cursor's dead letters, from an offset on.
@@ -196,6 +192,15 @@ class CursorStore:
 
 
 # -- rows, byte by byte ----------------------------------------------------------------------
+
+
+def load_rows(txn: "lmdb.Transaction[bytes]") -> StoredCursors:
+    """Return what all rows say. CORRUPT is raised where pages are damaged."""
+    found = StoredCursors()
+    for key, value in txn.cursor():
+        if key[0]:
+            _take(found, key, value)
+    return found
 
 
 def _take(found: StoredCursors, key: bytes, value: bytes) -> None:

@@ -24,7 +24,8 @@ from holdfast.commitlog.segment import Segment, read_trailer
 from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE, TRAILER_SIZE
 from holdfast.consumequeue.lmdb_env import CORRUPT
 from holdfast.consumequeue.state_store import FORMAT as STATE_FORMAT
-from holdfast.groups.cursor_store import has_rows, mark_as_copy
+from holdfast.groups.cursor_store import has_rows, load_rows, mark_as_copy
+from holdfast.groups.stored_cursors import StoredCursors
 
 #: A block that is being written looks torn. It is looked at again so often, so long apart.
 _LOOKS = 20
@@ -136,15 +137,7 @@ class LiveState:
 
     def __init__(self, directory: Path) -> None:
         """Open. lmdb.Error passes through, OSError for one that is not there."""
-        size = (directory / "data.mdb").stat().st_size
-        self._env = lmdb.open(
-            str(directory),
-            map_size=size + 2**24,
-            readonly=True,
-            max_readers=512,
-            # Whoever writes has made it. It is not made here, or it might be somebody else's.
-            lock=(directory / "lock.mdb").exists(),
-        )
+        self._env = _open_live(directory)
 
     def records(self) -> tuple[dict[bytes, bytes], list[bytes]]:
         """Return the records as they are now, and the keys of damaged ones. Raises one of
@@ -179,11 +172,7 @@ def copy_cursors(directory: Path, target: Path) -> bool:
     """Copy the groups' cursors in `directory`, as of one moment, into the new folder `target`,
     while a broker may be writing them; return whether there are any. lmdb.Error passes through,
     OSError for what is not there."""
-    size = (directory / "data.mdb").stat().st_size
-    is_locked = (directory / "lock.mdb").exists()
-    env = lmdb.open(
-        str(directory), map_size=size + 2**24, readonly=True, max_readers=512, lock=is_locked
-    )
+    env = _open_live(directory)
     try:
         for _ in range(_LOOKS):
             try:
@@ -199,6 +188,33 @@ def copy_cursors(directory: Path, target: Path) -> bool:
     mark_as_copy(target)
     (target / "lock.mdb").unlink(missing_ok=True)
     return True
+
+
+def live_cursors(directory: Path) -> StoredCursors:
+    """Return the groups' cursors in `directory` as of one moment, while a broker may be writing
+    them. One of lmdb_env.CORRUPT passes through, OSError for what is not there."""
+    env = _open_live(directory)
+    try:
+        while True:
+            try:
+                with env.begin() as txn:
+                    return load_rows(txn) if has_rows(txn) else StoredCursors()
+            except lmdb.MapResizedError:
+                env.set_mapsize(0)
+    finally:
+        env.close()
+
+
+def _open_live(directory: Path) -> lmdb.Environment:
+    """Open what a broker may be writing, to read it."""
+    return lmdb.open(
+        str(directory),
+        map_size=(directory / "data.mdb").stat().st_size + 2**24,
+        readonly=True,
+        max_readers=512,
+        # Whoever writes has made it. It is not made here, or it might be somebody else's.
+        lock=(directory / "lock.mdb").exists(),
+    )
 
 
 STATE_FAILURES = (*CORRUPT, FileNotFoundError)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.backup.source import STATE_FAILURES, LiveState, log_snapshot
 from holdfast.backup.stored import BackupFiles, is_backup, read_manifest, verify_files
-from holdfast.check.groups_check import check_groups
+from holdfast.check.groups_check import check_groups, live_cursors, stopped_cursors
 from holdfast.check.log_check import LogCheck
 from holdfast.check.queue_cover import Evidence
 from holdfast.check.report import CheckReport, Offsets
@@ -183,8 +183,8 @@ class _Check:
             log.open()
             table = self._check_records(records, log)
             self._check_log(log, table, index, limit=None)
-            directory = self._path / "state" / GROUPS_DIRECTORY
-            check_groups(directory, self._groups, table, self._report.ends, self._report)
+            found = stopped_cursors(self._path / "state" / GROUPS_DIRECTORY)
+            check_groups(found, self._groups, table, self._report.ends, self._report)
         finally:
             log.close()
             if index is not None:
@@ -196,10 +196,12 @@ class _Check:
         self._report.scope = "log"
         self._check_names()
         self._check_access()
+        found = live_cursors(self._path / "state" / GROUPS_DIRECTORY)
         with log_snapshot(self._path / "commitlog") as snapshot:
             # Read after the log: retention notes what it will delete before it does.
             table = self._check_records(self._live_state(), snapshot.log)
             self._check_log(snapshot.log, table, None, limit=snapshot.end_offset)
+        check_groups(found, self._groups, table, self._report.ends, self._report)
         return self._report
 
     def log_of(self, files: Readable, state_dir: Path, groups_dir: Path | None) -> None:
@@ -213,7 +215,8 @@ class _Check:
             table = self._check_records(records, log)
             self._check_log(log, table, None, limit=None)
             if groups_dir is not None:
-                check_groups(groups_dir, self._groups, table, self._report.ends, self._report)
+                found = stopped_cursors(groups_dir)
+                check_groups(found, self._groups, table, self._report.ends, self._report)
         finally:
             log.close()
 

@@ -1,9 +1,15 @@
-"""Verify what groups with leases keep: every row of their cursors, and where those stand."""
+"""Verify what groups with leases keep: every row of their cursors, and where those stand.
 
-from collections.abc import Mapping
+Beside a running broker the cursors are read before the log is, so that no message that they have
+settled is missing from it.
+"""
+
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from holdfast.backup import source
 from holdfast.check.report import CheckReport
+from holdfast.consumequeue.lmdb_env import CORRUPT
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.cursor_rows import StoredCursor
@@ -18,33 +24,57 @@ _AGAIN = "groups go on from their stored offsets, what they settled beyond those
 _BY_ITSELF = "nothing to do: the broker does it at its next start"
 
 
+Cursors = StoredCursors | Exception | None
+"""What was read of all cursors, or what speaks against all of it; None: there is nothing."""
+
+
+def stopped_cursors(directory: Path) -> Cursors:
+    """Read the rows in `directory`, which nobody has open. OSError passes through."""
+    return _read(directory, _stopped)
+
+
+def live_cursors(directory: Path) -> Cursors:
+    """Read the rows in `directory`, which a broker may be writing. OSError passes through."""
+    return _read(directory, source.live_cursors)
+
+
 def check_groups(
-    directory: Path,
+    found: Cursors,
     groups: GroupTable,
     topics: TopicTable,
     ends: Mapping[QueueKey, int],
     report: CheckReport,
 ) -> None:
-    """Check the rows in `directory`, which nobody has open; `ends` says where queues end. OSError
-    passes through, findings are in the report."""
-    if not (directory / "data.mdb").exists():
+    """Check what was read; `ends` says where queues end. Findings are in the report."""
+    if found is None:
         if len(groups):
             report.note(_WHERE, f"missing; {_AGAIN}", "groups-missing", mend=_BY_ITSELF)
         return
-    try:
-        size = (directory / "data.mdb").stat().st_size
-        store = CursorStore(directory, size + 2**24, readonly=True)
-        try:
-            found = store.load()
-        finally:
-            store.stop()
-    except CursorsCorrupt as error:
-        report.damage(_WHERE, f"{error}; {_AGAIN}", "groups-damaged", mend=_BY_ITSELF)
+    if isinstance(found, Exception):
+        report.damage(_WHERE, f"{found}; {_AGAIN}", "groups-damaged", mend=_BY_ITSELF)
         return
     for damaged in found.damaged_cursors() | found.headless:
         what = f"rows of {_name(damaged, groups, topics)} are damaged; what they said was settled"
         report.damage(_WHERE, f"{what} comes again", "groups-row", mend=_BY_ITSELF)
     _check_ends(found, groups, topics, ends, report)
+
+
+def _read(directory: Path, read: Callable[[Path], StoredCursors]) -> Cursors:
+    if not (directory / "data.mdb").exists():
+        return None
+    try:
+        return read(directory)
+    except (CursorsCorrupt, *CORRUPT) as error:
+        return error
+
+
+def _stopped(directory: Path) -> StoredCursors:
+    size = (directory / "data.mdb").stat().st_size
+    store = CursorStore(directory, size + 2**24, readonly=True)
+    try:
+        return store.load()
+    finally:
+        store.stop()
 
 
 def _check_ends(

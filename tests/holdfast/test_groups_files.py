@@ -1,5 +1,7 @@
 """Groups with leases in a data directory: opened with it, checked, repaired, backed up."""
 
+import asyncio
+import json
 import shutil
 import subprocess
 import sys
@@ -180,6 +182,38 @@ async def test_a_cursor_beyond_the_log_is_noted_and_set_back_by_the_next_start(
     before = cursor.epoch
     assert (await cursor_of(data_dir))[2] > before
     assert check_data_dir(data_dir).findings == []
+
+
+def found_beside(data_dir: Path) -> list[tuple[str, str, str]]:
+    """Return what a check finds beside a broker, from a process of its own: LMDB wants it so."""
+    command = [sys.executable, "-m", "holdfast", "check", str(data_dir), "--live"]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(row["kind"], row["finding"], row["what"]) for row in rows if "finding" in row]
+
+
+DAMAGE_BESIDE = """
+import sys
+from pathlib import Path
+from tests.holdfast.test_groups_files import damage
+damage(Path(sys.argv[1]), bytes([2]))
+"""
+
+
+async def test_cursors_are_checked_beside_a_running_broker(data_dir: Path) -> None:
+    groups = data_dir / "state" / "groups"
+    async with open_storage(small_config(data_dir)) as storage:
+        assert await asyncio.to_thread(found_beside, data_dir) == []
+        cursor = storage.groups.cursors[KEY]
+        cursor.end = 20
+        settle(storage, cursor, 15)
+        ((kind, finding, what),) = await asyncio.to_thread(found_beside, data_dir)
+        assert (kind, finding) == ("note", "groups-beyond-log")
+        assert "group g on queue 0 of 't' has settled messages beyond offset 10" in what
+        subprocess.run([sys.executable, "-c", DAMAGE_BESIDE, str(groups)], check=True)
+        ((kind, finding, what),) = await asyncio.to_thread(found_beside, data_dir)
+        assert (kind, finding) == ("damage", "groups-row")
+        assert what.startswith("rows of group g on queue 0 of 't' are damaged")
 
 
 # -- backups -------------------------------------------------------------------------------
