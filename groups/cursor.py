@@ -263,6 +263,17 @@ class Cursor:
             start = stop + 1
         self.recount_grace()
 
+    def lose(self, start: int, end: int) -> None:
+        """Settle whatever is available in [start, end): it cannot be read any more."""
+        before = self.done.count_all
+        self.pass_over(start, end)
+        self.lost_count += self.done.count_all - before
+
+    def count_lost(self) -> None:
+        """Count one message that was settled because it cannot be read any more."""
+        self.lost_count += 1
+        self.changes.is_cursor_dirty = True
+
     # -- the log and the group move ----------------------------------------------------------
 
     def trim(self, log_start: int) -> list[Lease]:

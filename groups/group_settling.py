@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups import settling
+from holdfast.groups.asking import Pick
 from holdfast.groups.group_configuring import GroupConfiguring
 from holdfast.groups.lane import DeadLetter
 from holdfast.groups.settling import Status, Terms, Verb
@@ -31,6 +32,15 @@ class GroupSettling(GroupConfiguring):
         `take_writes` is. `used_ms`: how long each message was worked on, if that is known."""
         terms = Terms(verb, now_ms, self._lease_ms(lease_ms), delay_ms, cumulative)
         return [self._settle(receipt, terms, used_ms) for receipt in receipts]
+
+    def unreadable(self, picks: Sequence[Pick], now_ms: int) -> None:
+        """What was picked cannot be read any more: it is settled, and counted as lost."""
+        self.settle(Verb.ACK, [pick.receipt for pick in picks if pick.receipt is not None], now_ms)
+        for pick in picks:
+            lane = self._lane(pick.queue)
+            if lane is not None:
+                lane.cursor.count_lost()
+                self._touch(lane)
 
     def take_dead_letters(self) -> list[DeadLetter]:
         """Return the messages that are to be appended to the dead letters, each once."""

@@ -3,7 +3,7 @@
 One HeadSource belongs to one group and to the event loop. It never waits: what is not in memory
 it answers with None, and `fetch` brings it in a reader thread. What was read is kept for a
 while: a batch that gave heads is there again when its messages are delivered, so that it is read
-once. Damage is passed over as if nobody wanted it; the store notes it, and who looks is told.
+once. Damage is passed over, and told as lost; the store notes it, and the broker says so.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import numpy as np
 from holdfast.commitlog.batch import Batch
 from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, StoreError, UnknownTopic
 from holdfast.consumequeue.fetched import BatchSlice, Fetched, message_sizes
+from holdfast.consumequeue.lost_ranges import LostRanges, overlaps
 from holdfast.consumequeue.reader import MessageFilter
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.heads import Head, Heads
@@ -71,6 +72,7 @@ class _Piece:
     start: int
     scanned: int
     heads: list[Head]
+    lost: LostRanges = ()
     given: int = 0
 
 
@@ -117,6 +119,9 @@ class StoreHeads:
         """Say whether one message passes; None: not without the disk."""
         batch = self.batch(queue, offset)
         if batch is None:
+            piece = self._pieces.get((queue, None))
+            if piece is not None and overlaps(piece.lost, offset, offset + 1):
+                return False  # nobody's filter passes what cannot be read
             self._need(queue, offset, None)
             return None
         row = offset - batch.header.base_offset
@@ -184,7 +189,7 @@ class StoreHeads:
         else:
             piece.given = stop
             self._pieces[key] = piece
-        return Heads(heads[at:stop], min(scanned, end))
+        return Heads(heads[at:stop], min(scanned, end), piece.lost)
 
     def _read_one(self, queue: QueueKey, offset: int, filter: object | None) -> _Piece | None:
         """Look at a single message that was read a while ago."""
@@ -263,7 +268,7 @@ class StoreHeads:
         heads: list[Head] = []
         for each in fetched.slices:
             heads += self._heads_of(each.batch, each.rows)
-        return _Piece(start, fetched.next_offset, heads)
+        return _Piece(start, fetched.next_offset, heads, fetched.skipped)
 
     def _heads_of(self, batch: Batch, rows: Sequence[int]) -> list[Head]:
         if not len(rows):

@@ -7,6 +7,7 @@ asks again.
 
 from typing import NamedTuple, Protocol
 
+from holdfast.consumequeue.lost_ranges import LostRanges
 from holdfast.consumequeue.topics import QueueKey
 
 
@@ -25,11 +26,13 @@ class Heads(NamedTuple):
     """A piece of a queue: the messages in it that are wanted, and the offset looked up to.
 
     What lies between them, up to `scanned`, is not wanted: the filter fails, or nothing is
-    there. `scanned` is beyond the start that was asked for.
+    there. `scanned` is beyond the start that was asked for. `lost` are those of it that cannot be
+    read: ranges that may reach beyond this piece.
     """
 
     heads: list[Head]
     scanned: int
+    lost: LostRanges = ()
 
 
 class HeadSource(Protocol):

@@ -5,7 +5,7 @@ with group id u32, topic id u32, queue u32.
 
     table   key, after that   value
     cur     -                 floor u64, reserved_next u64, epoch u32, oldest boot u32,
-                              dead u64, expired u64, lost to retention u64
+                              dead u64, expired u64, lost u64: to retention, to damage
     ack     chunk u64         1,024 bits, the lowest offset in the lowest bit of the first byte;
                               or one byte 1: all of them
     att     offset u64        failures u16 (65535: rejected), acquisitions u16, ready_at_ms u64

@@ -76,6 +76,7 @@ class QueueView:
         found = self.source.read(self.key, start, cursor.end, most, self.filter)
         if found is None:
             raise NeedsRead(self.key, start)
+        self._lose(found, start)
         offset = start
         for head in found.heads:
             if head.offset > offset:
@@ -92,8 +93,15 @@ class QueueView:
             raise NeedsRead(self.key, offset)
         if found.heads:
             return found.heads[0]
+        self._lose(found, offset)
         self.cursor.pass_over(offset, offset + 1)
         return None
+
+    def _lose(self, found: Heads, start: int) -> None:
+        for each in found.lost:
+            first, end = max(each.start_offset, start), min(each.end_offset, found.scanned)
+            if first < end:
+                self.cursor.lose(first, end)
 
     def is_too_old(self, head: Head, now_ms: int) -> bool:
         """Say whether an available message is too old, and settle it if so."""

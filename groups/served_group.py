@@ -326,8 +326,7 @@ class ServedGroup:
         """Settle messages that are gone: damaged since they were looked at, or trimmed."""
         for pick in picks:
             _logger.warning("%s of queue %s cannot be read any more", pick.offset, pick.queue)
-        receipts = [pick.receipt for pick in picks if pick.receipt is not None]
-        self.core.settle(Verb.ACK, receipts, self._clock.now_ms())
+        self.core.unreadable(picks, self._clock.now_ms())
         self.pump()
 
     def _count(self, deliveries: Sequence[Delivery]) -> None:

@@ -167,7 +167,8 @@ class Served:
 class QueueDescription:
     """Where a group stands in one queue: everything below `floor` is settled, nothing at `next`
     or beyond was delivered. `available` and `lag` (what is not settled) are upper bounds while a
-    filter has not looked. `dead`, `expired`, `lost` (to retention) count what was settled so."""
+    filter has not looked. `dead`, `expired`, `lost` (to retention, to damage) count what was
+    settled so."""
 
     queue: int
     floor: int

@@ -660,3 +660,64 @@ async def test_receipts_and_floors_outlive_a_restart(tmp_path: Path) -> None:
         (message,) = (await api.receive())["messages"]
         assert (message["body"], message["redelivered"]) == ("c", True)
         assert (await api.queue())["floor"] == 2
+
+
+def damage(data_dir: Path, body: str) -> None:
+    """Change one byte of a stored message."""
+    for segment in (data_dir / "commitlog").iterdir():
+        image = bytearray(segment.read_bytes())
+        at = image.find(body.encode())
+        if at >= 0:
+            image[at] ^= 1
+            segment.write_bytes(image)
+            return
+    raise AssertionError(f"{body} is not stored")
+
+
+@pytest.mark.parametrize("mode", ["competing", "keyed"])
+async def test_a_group_goes_on_behind_what_is_damaged_and_counts_it(
+    tmp_path: Path, mode: str
+) -> None:
+    async with serving_groups(tmp_path / "data") as api:
+        await api.topic()
+        await api.group(mode=mode)
+        for body in ("first", "broken-1", "broken-2", "last"):
+            await api.publish(body, key=body)
+        held = await api.receive(max_messages=1)
+        assert bodies(held) == ["first"]
+    for body in ("broken-1", "broken-2"):
+        damage(tmp_path / "data", body)
+    async with serving_groups(tmp_path / "data") as api:
+        reply = await api.receive(wait_ms=10_000)
+        assert bodies(reply) == ["last"]
+        assert await api.settle("ack", held, reply) == ["done", "done"]
+        queue = await api.queue()
+        assert (queue["floor"], queue["lost"], queue["lag_messages"]) == (4, 2, 0)
+        ready = await api.ask("GET", "/readyz")
+        assert "lost its messages from offset 1 to 3" in ready["degraded"][0]["detail"]
+        await api.publish("next")
+        assert bodies(await api.receive()) == ["next"]
+    async with serving_groups(tmp_path / "data") as api:
+        assert (await api.queue())["lost"] == 2
+
+
+@pytest.mark.parametrize("filter", [None, "wanted"])
+async def test_what_is_damaged_while_it_is_leased_is_lost_once_it_comes_back(
+    tmp_path: Path, filter: str | None
+) -> None:
+    """Also for a member with a filter, which cannot be asked of it any more."""
+    async with serving_groups(tmp_path / "data") as api:
+        await api.topic()
+        await api.group(backoff_ms=[])
+        for body in ("broken", "last"):
+            await api.publish(body, tag="wanted")
+        held = await api.receive()
+    damage(tmp_path / "data", "broken")
+    async with serving_groups(tmp_path / "data") as api:
+        assert await api.settle("nack", held) == ["done", "done"]
+        reply = await api.receive(wait_ms=10_000, filter=filter)
+        assert bodies(reply) == ["last"]
+        assert await api.settle("ack", reply) == ["done"]
+        assert bodies(await api.receive()) == []
+        queue = await api.queue()
+        assert (queue["floor"], queue["lost"]) == (2, 1)
