@@ -218,8 +218,7 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
     turn, levels = _turn(context, topic, None), topic.priority_levels
     batches = with_queues(batches, lambda: queue_of(turn(), None, levels))
     published = await _publish(context, topic, batches, call.params.durability)
-    results = [_result(topic, each.queue, each.base_offset, each.count) for each in published]
-    return _reply(results, published)
+    return _reply([_batch_result(topic, each) for each in published], published)
 
 
 # -- topic, queue, batch -------------------------------------------------------------------
@@ -354,10 +353,15 @@ async def _publish(
     return published
 
 
-def _result(topic: Topic, queue: int, offset: int, count: int | None = None) -> PublishResult:
-    result = PublishResult(queue, offset, format_message_id(topic.topic_id, queue, offset))
-    if count is not None:
-        result.count = count
+def _result(topic: Topic, queue: int, offset: int) -> PublishResult:
+    return PublishResult(queue, offset, format_message_id(topic.topic_id, queue, offset))
+
+
+def _batch_result(topic: Topic, published: Published) -> PublishResult:
+    result = _result(topic, published.queue, published.base_offset)
+    result.count = published.count
+    if published.duplicate:
+        result.duplicate = True
     return result
 
 

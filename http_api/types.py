@@ -74,12 +74,13 @@ def publish_request(message: Any, limit: int) -> Any:
 
 class PublishResult(Struct):
     """Where one message is. Of a binary request: where one batch is, by its first message,
-    and its `count` of messages."""
+    its `count` of messages, and `duplicate` if an earlier try of it was stored."""
 
     queue: int
     offset: int
     message_id: str
     count: int | UnsetType = UNSET
+    duplicate: bool | UnsetType = UNSET
 
 
 class PublishReply(Struct, omit_defaults=True):

@@ -11,11 +11,16 @@ from holdfast.spark.errors import (
     BrokerRefused,
     BrokerUnavailable,
     DataLost,
+    IdentityMissing,
     InvalidOption,
     JavaMissing,
     OffsetsMoved,
+    ReplayDiffers,
     SparkError,
     TopicRecreated,
+    UnwritableColumn,
+    UnwritableRow,
+    WriteRefused,
 )
 from holdfast.spark.session import local_session, register, require_java
 from holdfast.spark.shipping import ship
@@ -35,4 +40,9 @@ __all__ = [
     "DataLost",
     "TopicRecreated",
     "OffsetsMoved",
+    "UnwritableColumn",
+    "UnwritableRow",
+    "WriteRefused",
+    "ReplayDiffers",
+    "IdentityMissing",
 ]

@@ -1,4 +1,4 @@
-"""The broker's HTTP API as far as a batch read needs it: plain, synchronous, retried.
+"""The broker's HTTP API as far as Spark's jobs need it: plain, synchronous, retried.
 
 Every call raises BrokerUnavailable when the broker gives no usable answer in time, and
 BrokerRefused with its problem when it answers with one that no retry mends; what more a call
@@ -34,6 +34,16 @@ class Pulled:
     body: bytes
     next_offset: int
     skipped: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedBatch:
+    """Where one batch of a publish is. `is_duplicate`: an earlier try of it was stored there."""
+
+    queue: int
+    offset: int
+    count: int
+    is_duplicate: bool
 
 
 class BrokerClient:
@@ -219,6 +229,26 @@ class BrokerClient:
         _check_topic_id(topic, topic_id, _header_number(reply, "Holdfast-Topic-Id"))
         next_offset = _header_number(reply, "Holdfast-Next-Offset")
         return Pulled(reply.body, next_offset, _skipped(reply))
+
+    def create_topic(self, topic: str) -> None:
+        """Create the topic as the broker makes them, unless it is there."""
+        self._transport.put(_topic_path(topic), {})
+
+    def publish(self, topic: str, batches: bytes, *, durability: str) -> list[PublishedBatch]:
+        """Publish encoded batches; return where each is, in their order, once it is as durable as
+        asked (`fsync` or `written`). All of them are stored, or none is.
+
+        May send them more than once: those of a producer are stored once for all that.
+        """
+        reply = self._transport.post(
+            f"{_topic_path(topic)}/messages", batches, BATCH_TYPE, {"durability": durability}
+        ).json()
+        return [
+            PublishedBatch(
+                result["queue"], result["offset"], result["count"], result.get("duplicate", False)
+            )
+            for result in reply["results"]
+        ]
 
 
 def _means_no_lease(refused: BrokerRefused) -> bool:

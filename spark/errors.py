@@ -1,4 +1,4 @@
-"""What can go wrong in a batch read, by who has to act.
+"""What can go wrong in a read or a write, by who has to act.
 
     SparkError
       InvalidOption        an option is unknown, contradicts another, or does not parse: yours
@@ -9,6 +9,11 @@
       TopicRecreated       the topic was deleted and made again since the offsets were bound
       OffsetsMoved         somebody else moved the group's offsets since they were bound
       ReplyMismatch        the broker's reply does not fit the request: a bug, never data
+      UnwritableColumn     a column that no message can have: yours
+      UnwritableRow        a row that no message can be made of: yours
+      WriteRefused         the broker refused rows for good
+      ReplayDiffers        rows sent again are not those that were stored under their sequence
+      IdentityMissing      Spark does not say of which query and batch a task is
 
 An error that reaches the user from a task travels as text, so its sentence says it all.
 """
@@ -17,7 +22,7 @@ from collections.abc import Mapping
 
 
 class SparkError(Exception):
-    """Any failure of a batch read."""
+    """Any failure of a read or a write."""
 
 
 class InvalidOption(SparkError, ValueError):
@@ -143,3 +148,102 @@ class OffsetsMoved(SparkError):
 
 class ReplyMismatch(SparkError):
     """A reply that does not fit its request."""
+
+
+class UnwritableColumn(SparkError, ValueError):
+    """A column that cannot be written, or is missing."""
+
+    def __init__(self, column: str, detail: str) -> None:
+        super().__init__(column, detail)
+        self.column = column
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"column {self.column!r} {self.detail}"
+
+
+class UnwritableRow(SparkError, ValueError):
+    """A row that is no message. `row` counts from 0 in its partition."""
+
+    def __init__(self, partition: int, row: int, column: str, detail: str) -> None:
+        super().__init__(partition, row, column, detail)
+        self.partition = partition
+        self.row = row
+        self.column = column
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"row {self.row} of partition {self.partition}: column {self.column!r} {self.detail}"
+
+
+class WriteRefused(SparkError):
+    """The broker refused rows from `first_row` to `last_row` of a partition, those among them
+    that go to these queues, with a problem that no retry mends."""
+
+    def __init__(
+        self,
+        topic: str,
+        queues: tuple[int, ...],
+        partition: int,
+        first_row: int,
+        last_row: int,
+        reason: BrokerRefused,
+    ) -> None:
+        super().__init__(topic, queues, partition, first_row, last_row, reason)
+        self.topic = topic
+        self.queues = queues
+        self.partition = partition
+        self.first_row = first_row
+        self.last_row = last_row
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"rows {self.first_row} to {self.last_row} of partition {self.partition}, for "
+            f"{_named('queue', self.queues)} of {self.topic!r}, were not stored: {self.reason}"
+        )
+
+
+class ReplayDiffers(SparkError):
+    """An earlier attempt stored other rows under the sequence that these have. Those of this
+    attempt were not stored, and none that were stored is lost."""
+
+    def __init__(
+        self, topic: str, queue: int, partition: int, first_row: int, sequence: int, reason: str
+    ) -> None:
+        super().__init__(topic, queue, partition, first_row, sequence, reason)
+        self.topic = topic
+        self.queue = queue
+        self.partition = partition
+        self.first_row = first_row
+        self.sequence = sequence
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"from row {self.first_row} on, partition {self.partition} is not what an earlier "
+            f"attempt stored in queue {self.queue} of {self.topic!r} (batch {self.sequence} there: "
+            f"{self.reason}). Make the rows come in the same order and partitions each time, "
+            "as with sortWithinPartitions before the write; to get past this one, run "
+            "once with idempotent=false, which stores again what was stored before"
+        )
+
+
+class IdentityMissing(SparkError):
+    """The task does not know its query and batch, so that a retry could not be told."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(missing)
+        self.missing = missing
+
+    def __str__(self) -> str:
+        return (
+            f"Spark gives this task no {self.missing}, so that rows sent again could not be told "
+            "from new ones; set idempotent=false to write without that, at least once"
+        )
+
+
+def _named(what: str, numbers: tuple[int, ...]) -> str:
+    return (
+        f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {', '.join(map(str, numbers))}"
+    )

@@ -1,4 +1,4 @@
-"""The batch data source: what Spark calls, and when.
+"""The data source, and its batch reads: what Spark calls, and when.
 
     driver     schema()        once, at load(): the options are checked and the offsets bound
                reader()        for each plan, on a copy of the source with the offsets in it
@@ -17,7 +17,14 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from holdfast.spark.catalog import Catalog
@@ -28,6 +35,7 @@ from holdfast.spark.options import ReadOptions, parse_options
 from holdfast.spark.plan import BoundTopic, bind_topics, plan_partitions
 from holdfast.spark.pushdown import Narrowing, narrow, narrowing, pushed_tags
 from holdfast.spark.reading import open_catalog, read_rows
+from holdfast.spark.sink import batch_sink, stream_sink
 
 
 class HoldfastDataSource(DataSource):
@@ -57,6 +65,14 @@ class HoldfastDataSource(DataSource):
             )
         options, topics = self._read
         return (PushdownReader if options.pushdown else HoldfastReader)(options, topics)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return a writer of a batch with these columns."""
+        return batch_sink(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Return a writer of a stream with these columns."""
+        return stream_sink(self.options, schema, overwrite)
 
 
 class RangesPartition(InputPartition):

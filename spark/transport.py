@@ -1,9 +1,10 @@
 """One kept-alive HTTP connection to the broker, with retries. Standard library only.
 
 Runs on the driver and inside every task, so it needs nothing that executors may lack. What a
-retry may mend (no connection, 429, 502, 503, 504) is tried again with growing, jittered
-pauses, or after what Retry-After says, until `retry_for_s` is over; every request made through
-it may be repeated safely. For one thread at a time.
+retry may mend (no connection, 429, 502, 503, 504, and 507 of a publish) is tried again with
+growing, jittered pauses, or after what Retry-After says, until `retry_for_s` is over. So every
+request made through it may be repeated safely, or whoever makes it asked for at least once. For
+one thread at a time.
 """
 
 import http.client
@@ -37,6 +38,7 @@ _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 _RETRIED = frozenset({429, 502, 503, 504})
 #: A 429 that is not waited for: whoever asks goes on without.
 NO_LEASES_LEFT = "/problems/too-many-read-leases"
+_DISK_FULL = 507  # reading goes on beside it; a publish waits for room
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,17 @@ class Transport:
             headers["If-Match"] = if_match
         return self._request("PUT", path, json.dumps(content).encode(), headers)
 
+    def post(
+        self, path: str, body: bytes, kind: str, query: Mapping[str, object] | None = None
+    ) -> Reply:
+        """POST a body of the content type `kind`. Waits for room on the broker's disk, too.
+
+        Raises BrokerRefused, BrokerUnavailable.
+        """
+        target = f"{path}?{urlencode(query)}" if query else path
+        headers = {"Accept": "application/json", "Content-Type": kind}
+        return self._request("POST", target, body, headers)
+
     def _request(
         self, method: str, target: str, body: bytes | None, headers: dict[str, str]
     ) -> Reply:
@@ -139,7 +152,7 @@ class Transport:
         if status < 300:
             return Reply(status, fields, content)
         refused = BrokerRefused(status, _problem(status, fields, content))
-        if status in _RETRIED and refused.type != NO_LEASES_LEFT:
+        if _may_pass(method, refused):
             raise _Again(str(refused), _retry_after_s(fields)) from refused
         raise refused
 
@@ -172,6 +185,13 @@ class _Again(Exception):
         super().__init__(cause)
         self.cause = cause
         self.not_before_s = not_before_s
+
+
+def _may_pass(method: str, refused: BrokerRefused) -> bool:
+    """Say whether the same request may be answered otherwise in a moment."""
+    if refused.status == _DISK_FULL:
+        return method == "POST"
+    return refused.status in _RETRIED and refused.type != NO_LEASES_LEFT
 
 
 def _problem(status: int, fields: HTTPMessage, content: bytes) -> dict[str, object]:

@@ -16,6 +16,7 @@ from holdfast.commitlog.errors import (
     SequenceGap,
 )
 from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.message_store import Published
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 
@@ -265,6 +266,23 @@ async def test_a_duplicate_is_said_to_be_one(api: Api, monkeypatch: pytest.Monke
     monkeypatch.setattr(api.store, "_append", lambda *args: replace(append(*args), duplicate=True))
     answer = await api.ask("POST", "/v1/topics/orders/messages", b"x", **PRODUCER)
     assert answer.json()["duplicate"] is True
+
+
+async def test_of_a_binary_request_each_duplicate_is_named(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = api.store._append
+
+    def first_again(*args: object) -> Published:
+        published = append(*args)
+        return replace(published, duplicate=published.queue == 0)
+
+    monkeypatch.setattr(api.store, "_append", first_again)
+    body = b"".join(encode_batch([b"x"], queue_id=queue) for queue in (0, 1))
+    answer = await api.ask("POST", "/v1/topics/orders/messages", body, **BATCH)
+    reply = answer.json()
+    assert [result.get("duplicate") for result in reply["results"]] == [True, None]
+    assert "duplicate" not in reply
 
 
 # -- what the store refuses ----------------------------------------------------------------

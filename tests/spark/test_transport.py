@@ -77,6 +77,17 @@ def test_waiting_longer_than_allowed_is_not_begun(
     assert clock.slept == []
 
 
+@pytest.mark.parametrize("status", [429, 502, 503, 504, 507])
+def test_a_publish_waits_for_room_too(
+    broker: FakeBroker, transport: Transport, clock: Clock, status: int
+) -> None:
+    broker.fail_once(status, match="/messages", headers={"Retry-After": "3"})
+    with pytest.raises(BrokerRefused, match="404"):  # this broker takes none, but it was asked
+        transport.post("/v1/topics/orders/messages", b"one", "text/plain", {"key": "a"})
+    assert clock.slept == [3.0]
+    assert broker.requests == ["POST /v1/topics/orders/messages?key=a"] * 2
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 410, 416, 500, 507])
 def test_what_no_retry_mends_is_raised_at_once(
     broker: FakeBroker, transport: Transport, clock: Clock, status: int

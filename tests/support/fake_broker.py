@@ -342,7 +342,7 @@ def running_fake_broker() -> Iterator[FakeBroker]:
             self.end_headers()
             self.wfile.write(answer.body)
 
-        do_PUT = do_GET  # noqa: N815  the server's name for it
+        do_POST = do_PUT = do_GET  # noqa: N815  the server's names for them
 
         def log_message(self, *_: object) -> None:
             pass

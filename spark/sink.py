@@ -1,0 +1,148 @@
+"""The sink: what Spark calls to write, and when.
+
+    driver     DataSource.writer() or streamWriter()   once a write: options and columns checked
+    executor   write()                                 for each task, and each attempt at it
+    driver     commit() or abort()                     when all tasks are done, or one has failed
+
+Rows can be read as soon as they are stored: commit has nothing left to do, and abort takes nothing
+back. What makes a repeated attempt harmless is who it writes as (identity.py).
+"""
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.errors import InvalidOption
+from holdfast.spark.identity import Producer, Writer, stream_writer
+from holdfast.spark.publisher import Tally
+from holdfast.spark.write_columns import Column, choose_columns
+from holdfast.spark.write_options import WriteOptions, parse_write_options
+from holdfast.spark.writing import Targets, write_partition
+
+_log = logging.getLogger("holdfast.spark")
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task stored."""
+
+    partition: int
+    tally: Tally
+
+
+def batch_sink(given: Mapping[str, str], schema: StructType, overwrite: bool) -> "HoldfastWriter":
+    """Return the writer of a batch. Raises InvalidOption, UnwritableColumn, and what keeps the
+    topic from being found."""
+    if overwrite:
+        raise InvalidOption("mode", "overwrite: a log is only appended to; use append")
+    options, columns = _checked(given, schema, streaming=False)
+    writer = None
+    if options.transaction is not None:
+        writer = Writer(f"transaction\n{options.transaction.app_id}", options.transaction.version)
+    elif options.is_idempotent:
+        writer = Writer(f"job\n{uuid.uuid4().hex}", 0)
+    return HoldfastWriter(options, columns, writer)
+
+
+def stream_sink(
+    given: Mapping[str, str], schema: StructType, overwrite: bool
+) -> "HoldfastStreamWriter":
+    """Return the writer of a stream. Raises as batch_sink does."""
+    if overwrite:
+        raise InvalidOption("outputMode", "complete: a log is only appended to; use update")
+    return HoldfastStreamWriter(*_checked(given, schema, streaming=True))
+
+
+def _checked(
+    given: Mapping[str, str], schema: StructType, *, streaming: bool
+) -> tuple[WriteOptions, Mapping[str, Column]]:
+    options = parse_write_options(given, streaming=streaming)
+    columns = choose_columns(
+        [(field.name, field.dataType.simpleString()) for field in schema.fields],
+        topic_given=options.topic is not None,
+    )
+    if options.topic is not None:  # fail now rather than in every task
+        with BrokerClient.open(options.address) as client:
+            Targets(client, options).get(options.topic)
+    return options, columns
+
+
+class HoldfastWriter(DataSourceArrowWriter):
+    """Writes a batch. Pickled into every task."""
+
+    def __init__(
+        self, options: WriteOptions, columns: Mapping[str, Column], writer: Writer | None
+    ) -> None:
+        self._options = options
+        self._columns = dict(columns)
+        self._writer = writer
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Store one partition."""
+        producer = Producer.of(self._writer, _task().partitionId())
+        return Written(
+            producer.partition,
+            write_partition(iterator, self._options, self._columns, producer),
+        )
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Say in the log what was written."""
+        _log.info("%s", _summary(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Say in the log that what was stored stays."""
+        _log.warning("the write failed; what it stored stays: at least %s", _summary(messages))
+
+
+class HoldfastStreamWriter(DataSourceStreamArrowWriter):
+    """Writes micro-batches. Pickled into every task."""
+
+    def __init__(self, options: WriteOptions, columns: Mapping[str, Column]) -> None:
+        self._options = options
+        self._columns = dict(columns)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Store one partition of a micro-batch. Raises IdentityMissing, too."""
+        task = _task()
+        writer = stream_writer(task.getLocalProperty) if self._options.is_idempotent else None
+        producer = Producer.of(writer, task.partitionId())
+        return Written(
+            producer.partition,
+            write_partition(iterator, self._options, self._columns, producer),
+        )
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Say in the log what was written."""
+        _log.info("batch %d: %s", batchId, _summary(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Say in the log that what was stored stays; the batch will come again."""
+        _log.warning(
+            "batch %d failed; what it stored stays: at least %s", batchId, _summary(messages)
+        )
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None  # Spark writes in tasks alone
+    return task
+
+
+def _summary(messages: Sequence[WriterCommitMessage | None]) -> str:
+    tallies = [message.tally for message in messages if isinstance(message, Written)]
+    rows, batches, size_bytes = (
+        sum(getattr(tally, name) for tally in tallies) for name in ("rows", "batches", "size_bytes")
+    )
+    again = sum(tally.duplicates for tally in tallies)
+    return f"{rows} rows in {batches} batches ({again} of them stored before), {size_bytes} bytes"

@@ -1,0 +1,88 @@
+"""The columns that a write takes, and which of them a DataFrame has. Pure.
+
+They are those of a read, by its names or by the Kafka connector's, but for what only the broker
+can say.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from holdfast.spark.columns import nearest
+from holdfast.spark.errors import UnwritableColumn
+
+_TEXT = ("string", "binary")
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_TIME = ("timestamp",)
+
+#: Column -> Spark's types of it that can be written.
+WRITABLE_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "body": _TEXT,
+        "key": _TEXT,
+        "tag": _TEXT,
+        "properties": ("map<string,string>",),
+        "topic": _TEXT,
+        "queue": _WHOLE,
+        "priority": _WHOLE,
+        "born_timestamp": _TIME,
+        "expires_timestamp": _TIME,
+        "value": _TEXT,
+        "partition": _WHOLE,
+        "headers": (
+            "array<struct<key:string,value:binary>>",
+            "array<struct<key:string,value:string>>",
+        ),
+    }
+)
+#: Kafka's names, and what they stand for.
+_MEANS = {"value": "body", "partition": "queue", "headers": "properties"}
+_BROKERS_OWN = ("offset", "store_timestamp", "message_id", "timestamp", "timestamptype")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the DataFrame: its place, and its own name for messages about it."""
+
+    index: int
+    name: str
+
+
+def choose_columns(schema: Sequence[tuple[str, str]], *, topic_given: bool) -> Mapping[str, Column]:
+    """Return the DataFrame's columns by what they are, by Holdfast's names.
+
+    `schema` has name and type of each, the type in Spark's words. Raises UnwritableColumn for one
+    that is unknown, of a wrong type, there twice, the broker's own, or missing.
+    """
+    found: dict[str, Column] = {}
+    for index, (name, kind) in enumerate(schema):
+        known = name.lower()
+        if known in _BROKERS_OWN:
+            raise UnwritableColumn(name, f"is the broker's to give; leave it out: .drop({name!r})")
+        if known not in WRITABLE_COLUMNS:
+            raise UnwritableColumn(
+                name, f"is no part of a message{nearest(name, WRITABLE_COLUMNS)}"
+            )
+        if not _fits(kind, WRITABLE_COLUMNS[known]):
+            kinds = " or ".join(WRITABLE_COLUMNS[known])
+            raise UnwritableColumn(name, f"is of type {kind}; cast it to {kinds}")
+        means = _MEANS.get(known, known)
+        if means in found:
+            raise UnwritableColumn(name, f"is there beside {found[means].name!r}; leave one out")
+        found[means] = Column(index, name)
+    if "body" not in found:
+        raise UnwritableColumn(
+            "body", "is missing; name the column with the contents body or value"
+        )
+    if "topic" not in found and not topic_given:
+        raise UnwritableColumn(
+            "topic", "is missing; give the option topic, or each row its topic in a column"
+        )
+    return found
+
+
+def _fits(kind: str, kinds: Sequence[str]) -> bool:
+    """Say whether a type is one of `kinds`, texts of any collation and length among them."""
+    if kind.startswith(("string collate", "varchar(", "char(")):
+        kind = "string"
+    return kind in kinds

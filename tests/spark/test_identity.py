@@ -1,0 +1,55 @@
+import pytest
+
+from holdfast.spark.errors import IdentityMissing
+from holdfast.spark.identity import (
+    BATCH_PROPERTY,
+    QUERY_PROPERTY,
+    Producer,
+    Writer,
+    stream_writer,
+)
+
+
+def test_attempts_at_a_partition_are_one_producer_and_no_others_are() -> None:
+    writers = [Writer("stream\na", 3), Writer("stream\nb", 3), Writer("job\na", 3)]
+    producers = [Producer.of(writer, part) for writer in writers for part in range(20)]
+    assert producers == [Producer.of(writer, part) for writer in writers for part in range(20)]
+    ids = {producer.producer_id for producer in producers}
+    assert len(ids) == 60
+    assert all(0 < each < 2**63 for each in ids)
+
+
+def test_a_later_batch_is_the_same_producer_in_a_higher_epoch() -> None:
+    first, second = (Producer.of(Writer("stream\na", batch), 1) for batch in (3, 4))
+    assert first.producer_id == second.producer_id
+    assert (first.epoch, second.epoch) == (3, 4)
+
+
+def test_identities_are_pinned() -> None:
+    """A query that is restarted with a later version of this code has to be who it was."""
+    assert Producer.of(Writer("stream\n1a2b", 7), 0).producer_id == 1930660189777963899
+
+
+def test_without_a_writer_there_is_no_producer() -> None:
+    assert Producer.of(None, 4) == Producer(0, 0, 4)
+
+
+def test_a_stream_is_named_by_its_query() -> None:
+    properties = {QUERY_PROPERTY: "1a2b", BATCH_PROPERTY: "17"}
+    assert stream_writer(properties.get) == Writer("stream\n1a2b", 17)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {QUERY_PROPERTY: "1a2b"},
+        {BATCH_PROPERTY: "1"},
+        {QUERY_PROPERTY: "", BATCH_PROPERTY: "1"},
+        {QUERY_PROPERTY: "1a2b", BATCH_PROPERTY: str(2**32)},
+        {QUERY_PROPERTY: "1a2b", BATCH_PROPERTY: "x"},
+    ],
+)
+def test_what_spark_does_not_say_is_asked_for(properties: dict[str, str]) -> None:
+    with pytest.raises(IdentityMissing, match="idempotent=false"):
+        stream_writer(properties.get)
