@@ -5,7 +5,6 @@ by Arrow and numpy. The bytes are those of `commitlog.batch.encode_batch`, given
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,23 +23,16 @@ Part = bytes | memoryview
 _PADDING = [bytes(n) for n in range(ALIGNMENT)]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlace:
-    """What a batch's header says beside its columns: where it goes, and whose it is."""
-
-    topic_id: int
-    queue: int
-    producer_id: int
-    epoch: int
-    sequence: int
-    born_timestamp_us: int
-
-
 def encode_rows(
-    rows: pa.RecordBatch, hashes: UInt32s | None, place: BatchPlace
+    rows: pa.RecordBatch,
+    hashes: UInt32s | None,
+    *,
+    topic_id: int,
+    queue: int,
+    born_timestamp_us: int,
 ) -> tuple[BatchHeader, bytes]:
-    """Return header and bytes of a batch of checked rows, one or more. `hashes` are those of the
-    key column, if there is one."""
+    """Return the header, which names no producer yet, and the payload of a batch of checked rows,
+    one or more. `hashes` are those of the key column, if there is one."""
     columns = _Columns()
     body_bytes = columns.texts(rows.column("body"))
     flags = 0
@@ -77,12 +69,9 @@ def encode_rows(
         payload_crc=crc32c(payload),
         message_count=len(rows),
         body_bytes=body_bytes,
-        topic_id=place.topic_id,
-        queue_id=place.queue,
-        born_timestamp_us=place.born_timestamp_us,
-        producer_id=place.producer_id,
-        producer_epoch=place.epoch,
-        sequence=place.sequence,
+        topic_id=topic_id,
+        queue_id=queue,
+        born_timestamp_us=born_timestamp_us,
         tag_summary=summary,
         key_bytes=key_bytes,
         tag_bytes=tag_bytes,
@@ -90,7 +79,7 @@ def encode_rows(
         property_name_bytes=name_bytes,
         property_value_bytes=value_bytes,
     )
-    return header, bytes(header.encode()) + payload
+    return header, payload
 
 
 class _Columns:

@@ -205,27 +205,24 @@ class WriteRefused(SparkError):
 
 
 class ReplayDiffers(SparkError):
-    """An earlier attempt stored other rows under the sequence that these have. Those of this
-    attempt were not stored, and none that were stored is lost."""
+    """An earlier attempt stored other rows under the sequence that these have. These were not
+    stored, and none that were stored is lost."""
 
-    def __init__(
-        self, topic: str, queue: int, partition: int, first_row: int, sequence: int, reason: str
-    ) -> None:
-        super().__init__(topic, queue, partition, first_row, sequence, reason)
+    def __init__(self, topic: str, queue: int, partition: int, first_row: int, reason: str) -> None:
+        super().__init__(topic, queue, partition, first_row, reason)
         self.topic = topic
         self.queue = queue
         self.partition = partition
         self.first_row = first_row
-        self.sequence = sequence
         self.reason = reason
 
     def __str__(self) -> str:
         return (
             f"from row {self.first_row} on, partition {self.partition} is not what an earlier "
-            f"attempt stored in queue {self.queue} of {self.topic!r} (batch {self.sequence} there: "
-            f"{self.reason}). Make the rows come in the same order and partitions each time, "
-            "as with sortWithinPartitions before the write; to get past this one, run "
-            "once with idempotent=false, which stores again what was stored before"
+            f"attempt stored in queue {self.queue} of {self.topic!r} ({self.reason}). Make rows "
+            "come in the same order and partitions each time, as with sortWithinPartitions before "
+            "the write; to get past this once, run with idempotent=false, which stores again what "
+            "was stored before"
         )
 
 

@@ -32,19 +32,24 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A writer's task, as the broker knows it. Id 0: it has no identity there."""
+    """A writer's task, as the broker knows it. `writer` is None for one without an identity."""
 
-    producer_id: int
-    epoch: int
+    writer: Writer | None
     partition: int
 
-    @classmethod
-    def of(cls, writer: Writer | None, partition: int) -> "Producer":
-        """Return the producer of a partition of a write; None: of one that has no identity."""
-        if writer is None:
-            return cls(0, 0, partition)
-        digest = hashlib.sha256(f"spark\n{writer.name}\n{partition}".encode()).digest()
-        return cls(int.from_bytes(digest[:8], "big") >> 1 or 1, writer.epoch, partition)
+    @property
+    def epoch(self) -> int:
+        """Which run of the writer."""
+        return 0 if self.writer is None else self.writer.epoch
+
+    def producer_id(self, generation: int = 0) -> int:
+        """Return the id that it has at the broker, 0 for none. What a `generation` is, the
+        publisher says."""
+        if self.writer is None:
+            return 0
+        name = f"spark\n{self.writer.name}\n{self.partition}\n{generation}"
+        digest = hashlib.sha256(name.encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1 or 1
 
 
 def stream_writer(local_property: Callable[[str], str | None]) -> Writer:

@@ -1,4 +1,4 @@
-"""A window's rows made into batches, one a topic and queue, each with its producer's sequence.
+"""A window's rows made into batches, one a topic and queue.
 
 Everything in a batch but the time of its making depends on the rows alone.
 """
@@ -7,33 +7,80 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.checksum import crc32c
-from holdfast.spark.encode import BatchPlace, encode_rows
+from holdfast.spark.encode import encode_rows
 from holdfast.spark.errors import UnwritableRow
 from holdfast.spark.identity import Producer
-from holdfast.spark.routing import Int64s, Router, Target, Unroutable, key_hashes
+from holdfast.spark.routing import Int64s, Router, Target, UInt32s, Unroutable, key_hashes
 from holdfast.spark.windows import Window
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A batch on its way, and which of its partition's rows are in it."""
+    """A batch on its way: its rows, their `numbers` in the partition, and the bytes made of them.
+
+    The header names no producer and sequence yet.
+    """
 
     target: Target
-    first_row: int
-    last_row: int
+    rows: pa.RecordBatch
+    hashes: UInt32s | None
+    numbers: Int64s
     header: BatchHeader
-    block: bytes
+    payload: bytes
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        queue: int,
+        rows: pa.RecordBatch,
+        hashes: UInt32s | None,
+        numbers: Int64s,
+    ) -> Self:
+        """Return the batch of these rows for a queue."""
+        header, payload = encode_rows(
+            rows,
+            hashes,
+            topic_id=target.topic_id,
+            queue=queue,
+            born_timestamp_us=time.time_ns() // 1000,
+        )
+        return cls(target, rows, hashes, numbers, header, payload)
 
     @property
     def queue(self) -> tuple[str, int]:
         """Topic and queue."""
         return self.target.name, self.header.queue_id
+
+    @property
+    def first_row(self) -> int:
+        """The number of its first row."""
+        return int(self.numbers[0])
+
+    @property
+    def last_row(self) -> int:
+        """The number of its last row."""
+        return int(self.numbers[-1])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, start: int, end: int) -> "Outgoing":
+        """Return the batch of some of these rows."""
+        return self.of(
+            self.target,
+            self.header.queue_id,
+            self.rows.slice(start, end - start),
+            None if self.hashes is None else self.hashes[start:end],
+            self.numbers[start:end],
+        )
 
 
 class Encoder:
@@ -41,7 +88,6 @@ class Encoder:
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        self._sequences: dict[tuple[str, int], int] = {}
         self._routers: dict[str, Router] = {}
         self._digest = 0
 
@@ -71,14 +117,18 @@ class Encoder:
             order = np.argsort(queues, kind="stable")
             rows, queues, numbers = rows.take(pa.array(order)), queues[order], numbers[order]
             hashes = None if hashes is None else hashes[order]
-        starts = [0, *(np.flatnonzero(np.diff(queues)) + 1).tolist(), len(queues)]
-        for start, end in pairwise(starts):
-            part = rows.slice(start, end - start)
+        ends = [0, *(np.flatnonzero(np.diff(queues)) + 1).tolist(), len(queues)]
+        for start, end in pairwise(ends):
             queue = int(queues[start])
-            own = None if hashes is None else hashes[start:end]
-            header, block = encode_rows(part, own, self._place(target, queue))
-            self._digest = crc32c(b"%d %d %d" % (self._digest, queue, header.payload_crc))
-            yield Outgoing(target, int(numbers[start]), int(numbers[end - 1]), header, block)
+            batch = Outgoing.of(
+                target,
+                queue,
+                rows.slice(start, end - start),
+                None if hashes is None else hashes[start:end],
+                numbers[start:end],
+            )
+            self._digest = crc32c(b"%d %d %d" % (self._digest, queue, batch.header.payload_crc))
+            yield batch
 
     def _router(self, target: Target) -> Router:
         router = self._routers.get(target.name)
@@ -87,18 +137,3 @@ class Encoder:
             turn = self._producer.partition + self._producer.epoch
             router = self._routers[target.name] = Router(target, turn)
         return router
-
-    def _place(self, target: Target, queue: int) -> BatchPlace:
-        producer = self._producer
-        sequence = 0
-        if producer.producer_id:
-            sequence = self._sequences.get((target.name, queue), 0)
-            self._sequences[target.name, queue] = sequence + 1
-        return BatchPlace(
-            target.topic_id,
-            queue,
-            producer.producer_id,
-            producer.epoch,
-            sequence,
-            time.time_ns() // 1000,
-        )

@@ -90,7 +90,7 @@ class HoldfastWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Store one partition."""
-        producer = Producer.of(self._writer, _task().partitionId())
+        producer = Producer(self._writer, _task().partitionId())
         return Written(
             producer.partition,
             write_partition(iterator, self._options, self._columns, producer),
@@ -116,7 +116,7 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
         """Store one partition of a micro-batch. Raises IdentityMissing, too."""
         task = _task()
         writer = stream_writer(task.getLocalProperty) if self._options.is_idempotent else None
-        producer = Producer.of(writer, task.partitionId())
+        producer = Producer(writer, task.partitionId())
         return Written(
             producer.partition,
             write_partition(iterator, self._options, self._columns, producer),

@@ -37,7 +37,7 @@ def write_partition(
         BrokerClient.open(options.address) as storing,
         ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-publish") as behind,
     ):
-        publisher = Publisher(storing, producer.partition, options.durability)
+        publisher = Publisher(storing, producer, options.durability)
         targets = Targets(looking_up, options)
         encoder = Encoder(producer)
         under_way: Future[None] | None = None

@@ -17,6 +17,7 @@ from holdfast.commitlog.errors import (
 )
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import Published
+from holdfast.consumequeue.topics import Topic
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 
@@ -273,8 +274,8 @@ async def test_of_a_binary_request_each_duplicate_is_named(
 ) -> None:
     append = api.store._append
 
-    def first_again(*args: object) -> Published:
-        published = append(*args)
+    def first_again(topic: Topic, batch: Batch, durable: bool) -> Published:
+        published = append(topic, batch, durable)
         return replace(published, duplicate=published.queue == 0)
 
     monkeypatch.setattr(api.store, "_append", first_again)

@@ -1,7 +1,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import key_hash, queue_for_key
@@ -18,6 +18,7 @@ def target(queues: int, levels: int = 1) -> Target:
     return Target("orders", 7, queues * levels, levels)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

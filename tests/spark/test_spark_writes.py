@@ -125,7 +125,8 @@ def test_a_task_that_failed_after_its_write_stores_nothing_twice(
 
 
 @pytest.mark.parametrize(
-    ("mode", "says"), [("overwrite", "only appended to"), ("error", "append"), ("ignore", "append")],
+    ("mode", "says"),
+    [("overwrite", "only appended to"), ("error", "append"), ("ignore", "append")],
     ids=["overwrite", "error", "ignore"],
 )
 def test_other_modes_than_append_are_refused(

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.spark.windows import cut_windows
@@ -28,6 +28,7 @@ def cut(
     return [(each.first_row, each.rows.column("topic").to_pylist()) for each in found]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 100), max_size=30),
     st.lists(st.integers(1, 29), max_size=5),

@@ -18,7 +18,7 @@ from holdfast.spark.write_options import (
 BASIC = {"url": "http://broker:8711"}
 
 
-def parse(streaming: bool = False, **given: str) -> WriteOptions:
+def parse(streaming: bool = False, /, **given: str) -> WriteOptions:
     return parse_write_options({**BASIC, **given}, streaming=streaming)
 
 
@@ -42,10 +42,10 @@ def test_a_stream_takes_what_spark_adds_to_its_options() -> None:
 )
 def test_sizes_have_limits(name: str, most: int) -> None:
     for value in (1, most - 1, most):
-        parse(**{name: str(value)})
+        parse(False, **{name: str(value)})
     for value in (0, most + 1):
         with pytest.raises(InvalidOption, match=name):
-            parse(**{name: str(value)})
+            parse(False, **{name: str(value)})
 
 
 def test_a_batch_write_may_be_named() -> None:

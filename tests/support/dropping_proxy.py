@@ -26,8 +26,7 @@ class DroppingProxy:
 def dropping_proxy(broker_url: str, loses: Callable[[int], bool]) -> Iterator[DroppingProxy]:
     """Serve until the block ends."""
     proxy = DroppingProxy(loses)
-    host, port = urlsplit(broker_url).hostname, urlsplit(broker_url).port
-    assert host is not None
+    broker = urlsplit(broker_url).netloc
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -36,7 +35,7 @@ def dropping_proxy(broker_url: str, loses: Callable[[int], bool]) -> Iterator[Dr
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             kept = {"Accept", "Content-Type", "Authorization"}
             headers = {name: value for name, value in self.headers.items() if name in kept}
-            upstream = http.client.HTTPConnection(host, port)
+            upstream = http.client.HTTPConnection(broker)
             upstream.request(self.command, self.path, body or None, headers)
             answer = upstream.getresponse()
             content = answer.read()
