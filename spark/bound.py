@@ -10,6 +10,7 @@ from holdfast.spark.catalog import StoredOffsets
 from holdfast.spark.offsets import Given, OffsetRange, offsets_json
 from holdfast.spark.options import ReadOptions, parse_options
 from holdfast.spark.plan import BoundTopic, bind_topics, topic_names
+from holdfast.spark.range_options import RANGE_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,10 +22,7 @@ _BOUND = frozenset(
         "topic",
         "topicids",
         "columns",
-        "startingoffsets",
-        "startingtimestamp",
-        "endingoffsets",
-        "endingtimestamp",
+        *(name.lower() for name in RANGE_OPTIONS),
     }
 )
 
@@ -93,7 +91,7 @@ def bind(url: str, topic: str, *, group: str | None = None, **options: object) -
                 name: client.stored_offsets(group, name) or _NEVER_STORED
                 for name in topic_names(client, parsed)
             }
-            if not {"startingoffsets", "startingtimestamp"} & {name.lower() for name in given}:
+            if not any(name.lower().startswith("starting") for name in given):
                 parsed = replace(parsed, start=Given({n: s.offsets for n, s in stored.items()}))
         topics = bind_topics(client, parsed)
     return Bound(_replayable(given, parsed, topics), group, topics, stored)

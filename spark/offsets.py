@@ -43,12 +43,27 @@ class OfGroup:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first message stored at or after a time; the end of a queue that has none."""
+    """The first message stored at or after a time; the end of a queue that has none, or with
+    `must_match` a refusal."""
 
     timestamp_ms: int
+    must_match: bool = False
 
 
-OffsetSpec = Everywhere | Given | OfGroup | AtTime
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """The same with a time of its own for each queue that is named: topic -> queue -> time. The
+    topic None is the only one read."""
+
+    by_topic: Mapping[str | None, Mapping[int, int]]
+    must_match: bool = False
+
+    def of(self, topic: str) -> Mapping[int, int]:
+        """Return the times of one topic; none for one that is not named."""
+        return self.by_topic.get(None) or self.by_topic.get(topic, {})
+
+
+OffsetSpec = Everywhere | Given | OfGroup | AtTime | AtTimes
 
 
 class QueueState(NamedTuple):
@@ -103,17 +118,18 @@ class QueueRange:
     lease: PlanLease | None = None
 
 
-def parse_offsets(option: str, text: str, *, ending: bool) -> OffsetSpec:
+def parse_offsets(option: str, text: str, *, useless: int | None) -> OffsetSpec:
     """Parse startingOffsets or endingOffsets. Raises InvalidOption.
 
-    As in Kafka, a batch neither starts at latest nor ends at earliest: it would read nothing.
+    `useless` is refused: as in Kafka, a batch neither starts at LATEST nor ends at EARLIEST, since
+    it would read nothing.
     """
     word = text.strip()
     folded = word.lower()
     if folded == "earliest":
-        return _checked(option, Everywhere(EARLIEST), ending=ending)
+        return _checked(option, Everywhere(EARLIEST), useless)
     if folded == "latest":
-        return _checked(option, Everywhere(LATEST), ending=ending)
+        return _checked(option, Everywhere(LATEST), useless)
     if folded.startswith("group:"):
         group = word[len("group:") :].strip()
         if not group:
@@ -123,7 +139,21 @@ def parse_offsets(option: str, text: str, *, ending: bool) -> OffsetSpec:
         raise InvalidOption(
             option, f'{word!r} is none of earliest, latest, group:NAME and JSON such as {{"0": 12}}'
         )
-    return _checked(option, Given(_parse_json(option, word)), ending=ending)
+    return _checked(option, Given(_parse_json(option, word)), useless)
+
+
+def parse_times(option: str, text: str) -> dict[str | None, dict[int, int]]:
+    """Parse times by queue, in milliseconds. Raises InvalidOption."""
+    if not text.strip().startswith("{"):
+        raise InvalidOption(
+            option, f'{text!r} is no JSON such as {{"topic": {{"0": 1700000000000}}}}'
+        )
+    times = _parse_json(option, text)
+    for queues in times.values():
+        for queue, timestamp_ms in queues.items():
+            if timestamp_ms < 0:
+                raise InvalidOption(option, f"queue {queue}: {timestamp_ms} is no time in ms")
+    return times
 
 
 def _parse_json(option: str, text: str) -> dict[str | None, dict[int, int]]:
@@ -153,17 +183,16 @@ def _parse_queues(option: str, queues: Mapping[str, object]) -> dict[int, int]:
     return offsets
 
 
-def _checked(option: str, spec: Everywhere | Given, *, ending: bool) -> OffsetSpec:
+def _checked(option: str, spec: Everywhere | Given, useless: int | None) -> OffsetSpec:
     """Refuse an end that would leave nothing to read."""
-    useless, word = (EARLIEST, "earliest") if ending else (LATEST, "latest")
     queues = (
         [spec.offset]
         if isinstance(spec, Everywhere)
         else [offset for queues in spec.by_topic.values() for offset in queues.values()]
     )
     if useless in queues:
-        verb = "ends" if ending else "starts"
-        raise InvalidOption(option, f"a batch that {verb} at {word} reads nothing")
+        verb = "ends at earliest" if useless == EARLIEST else "starts at latest"
+        raise InvalidOption(option, f"a batch that {verb} reads nothing")
     return spec
 
 
@@ -185,7 +214,7 @@ def resolve(
     start was asked for by number and is trimmed. Otherwise a trimmed start moves up.
     """
     for option, spec in (("startingOffsets", start), ("endingOffsets", end)):
-        for queue in spec.of(topic) if isinstance(spec, Given) else ():
+        for queue in spec.of(topic) if isinstance(spec, Given | AtTimes) else ():
             if queue not in queues:
                 raise InvalidOption(option, f"topic {topic!r} has no queue {queue} to read")
     ranges = {}
@@ -236,8 +265,8 @@ def _resolve_one(
             named = spec.of(topic).get(queue, otherwise)
         case OfGroup():
             named = lookup.get(queue, state.min_offset)
-        case AtTime():
-            named = lookup[queue]
+        case AtTime() | AtTimes():
+            named = lookup.get(queue, otherwise)
     if named == EARLIEST:
         return state.min_offset
     return state.max_offset if named == LATEST else named

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.spark.columns import nearest
 from holdfast.spark.errors import InvalidOption
+from holdfast.spark.kafka_options import refusal
 
 _SIZE = re.compile(r"(\d+) *([kmg]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -111,6 +112,6 @@ def parse_list(name: str, text: str) -> list[str]:
 
 
 def _unknown(name: str, known: Mapping[str, str]) -> InvalidOption:
-    if name.lower().startswith("kafka."):
-        return InvalidOption(name, "settings of Kafka's client have no meaning here; leave it out")
+    if (why := refusal(name)) is not None:
+        return InvalidOption(name, why)
     return InvalidOption(name, f"is unknown{nearest(name, known)}")

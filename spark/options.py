@@ -11,17 +11,10 @@ from typing import Any
 from holdfast.spark.address import Address
 from holdfast.spark.columns import SCHEMAS, choose_columns
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.offsets import (
-    EARLIEST,
-    LATEST,
-    AtTime,
-    Everywhere,
-    Given,
-    OffsetSpec,
-    parse_offsets,
-)
+from holdfast.spark.offsets import OffsetSpec
 from holdfast.spark.option_parser import GivenOptions, parse_list
 from holdfast.spark.place import PLACE_OPTIONS, Place, parse_place
+from holdfast.spark.range_options import RANGE_OPTIONS, parse_range
 
 #: Every option and what it does; docs/spark.md lists the same.
 OPTIONS: Mapping[str, str] = {
@@ -30,10 +23,7 @@ OPTIONS: Mapping[str, str] = {
     "subscribe": "the same under its Kafka name",
     "subscribePattern": "regular expression that topics match as a whole",
     "assign": 'only these queues: {"topic": [0, 1]}',
-    "startingOffsets": "earliest (default), JSON, or group:NAME",
-    "endingOffsets": "latest (default), JSON, or group:NAME; exclusive",
-    "startingTimestamp": "begin at the first message stored at or after this time, in ms",
-    "endingTimestamp": "end before the first message stored at or after this time, in ms",
+    **RANGE_OPTIONS,
     "topicIds": "fail unless the topics still have these ids (a bound read sets it)",
     "schema": "holdfast (default) or kafka",
     "columns": "names of the columns wanted, with commas between",
@@ -88,8 +78,8 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     options = GivenOptions(given, OPTIONS)
     topics, pattern, assigned = _parse_topics(options)
     several = pattern is not None or len(topics or assigned or ()) > 1
-    start, end = _parse_range(options, several=several)
     schema = options.one_of("schema", tuple(SCHEMAS), "holdfast")
+    start, end = parse_range(options, several=several, streaming=False, schema=schema)
     include_headers = options.flag("includeHeaders", False)
     if include_headers and schema != "kafka":
         raise InvalidOption("includeHeaders", "belongs to schema=kafka; the column is 'properties'")
@@ -154,31 +144,6 @@ def _parse_assigned(given: Mapping[str, Any]) -> dict[str, frozenset[int]]:
         ):
             raise InvalidOption("assign", f"{topic!r} needs a list of queue numbers")
     return {topic: frozenset(queues) for topic, queues in given.items()}
-
-
-def _parse_range(options: GivenOptions, *, several: bool) -> tuple[OffsetSpec, OffsetSpec]:
-    options.at_most_one("startingTimestamp", "startingOffsets")
-    options.at_most_one("endingTimestamp", "endingOffsets")
-    start: OffsetSpec = Everywhere(EARLIEST)
-    end: OffsetSpec = Everywhere(LATEST)
-    if (text := options.text("startingOffsets")) is not None:
-        start = parse_offsets("startingOffsets", text, ending=False)
-    if (text := options.text("endingOffsets")) is not None:
-        end = parse_offsets("endingOffsets", text, ending=True)
-    first_ms = options.number("startingTimestamp", minimum=0)
-    last_ms = options.number("endingTimestamp", minimum=0)
-    if first_ms is not None:
-        start = AtTime(first_ms)
-    if last_ms is not None:
-        end = AtTime(last_ms)
-    if first_ms is not None and last_ms is not None and first_ms > last_ms:
-        raise InvalidOption("startingTimestamp", f"{first_ms} is after endingTimestamp {last_ms}")
-    for name, spec in (("startingOffsets", start), ("endingOffsets", end)):
-        if several and isinstance(spec, Given) and None in spec.by_topic:
-            raise InvalidOption(
-                name, 'several topics are read: name them, as in {"orders": {"0": 12}}'
-            )
-    return start, end
 
 
 def _parse_topic_ids(options: GivenOptions) -> dict[str, int]:

@@ -15,6 +15,7 @@ from holdfast.spark.catalog import Catalog, Split, TopicState
 from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicRecreated
 from holdfast.spark.offsets import (
     AtTime,
+    AtTimes,
     Given,
     OffsetRange,
     OffsetSpec,
@@ -53,7 +54,7 @@ def bind_topics(catalog: Catalog, options: ReadOptions) -> tuple[BoundTopic, ...
     """
     names = topic_names(catalog, options)
     for option, spec in (("startingOffsets", options.start), ("endingOffsets", options.end)):
-        for name in spec.by_topic if isinstance(spec, Given) else ():
+        for name in spec.by_topic if isinstance(spec, Given | AtTimes) else ():
             if name is not None and name not in names:
                 raise InvalidOption(option, f"names topic {name!r}, which is not read")
     return tuple(_bind_topic(catalog, options, name) for name in names)
@@ -113,12 +114,23 @@ def _look_up(
                     "none, or name the offsets to start from",
                 )
             return stored.offsets
-        case AtTime(timestamp_ms):
-            return {
-                queue: catalog.offset_at(topic.name, queue, timestamp_ms) for queue in topic.queues
-            }
+        case AtTime(timestamp_ms, must_match):
+            times = dict.fromkeys(topic.queues, timestamp_ms)
+        case AtTimes(_, must_match):
+            named = spec.of(topic.name)
+            times = {queue: named[queue] for queue in topic.queues if queue in named}
         case _:
             return {}
+    found = {queue: catalog.offset_at(topic.name, queue, each) for queue, each in times.items()}
+    for queue, offset in found.items() if must_match else ():
+        if offset >= topic.queues[queue].max_offset:
+            raise InvalidOption(
+                option,
+                f"queue {queue} of {topic.name!r} has no message stored at or after "
+                f"{times[queue]}; with startingOffsetsByTimestampStrategy=latest nothing of it "
+                "is read",
+            )
+    return found
 
 
 def plan_partitions(

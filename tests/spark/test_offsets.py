@@ -60,7 +60,7 @@ def ranges(
     ],
 )
 def test_starts_parse(text: str, spec: OffsetSpec) -> None:
-    assert parse_offsets("startingOffsets", text, ending=False) == spec
+    assert parse_offsets("startingOffsets", text, useless=LATEST) == spec
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_starts_parse(text: str, spec: OffsetSpec) -> None:
 )  # fmt: skip
 def test_starts_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption):
-        parse_offsets("startingOffsets", text, ending=False)
+        parse_offsets("startingOffsets", text, useless=LATEST)
 
 
 def test_an_end_is_latest_but_not_earliest() -> None:
-    assert parse_offsets("endingOffsets", '{"0": -1}', ending=True) == Given({None: {0: -1}})
+    assert parse_offsets("endingOffsets", '{"0": -1}', useless=EARLIEST) == Given({None: {0: -1}})
     with pytest.raises(InvalidOption):
-        parse_offsets("endingOffsets", '{"0": -2}', ending=True)
+        parse_offsets("endingOffsets", '{"0": -2}', useless=EARLIEST)
 
 
 def test_by_default_all_is_read() -> None:
@@ -153,5 +153,5 @@ def test_an_empty_range_below_the_first_kept_message_is_no_loss() -> None:
 )
 def test_offsets_written_are_read_back(by_topic: dict[str, dict[int, int]]) -> None:
     text = offsets_json(by_topic)
-    assert parse_offsets("startingOffsets", text, ending=False) == Given(by_topic)  # type: ignore[arg-type]
+    assert parse_offsets("startingOffsets", text, useless=LATEST) == Given(by_topic)  # type: ignore[arg-type]
     assert json.loads(text)

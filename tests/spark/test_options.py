@@ -118,7 +118,7 @@ def test_kafka_columns_are_the_connectors() -> None:
             "filter",
             "only a broker evaluates it",
         ),
-        ({"kafka.group.id": "g"}, "kafka.group.id", "no meaning"),
+        ({"kafka.group.id": "g"}, "kafka.group.id", "takes part in no group"),
         ({"url": ""}, "url", "empty"),
         ({"url": "http://b:1,http://c:1"}, "url", "one broker"),
         ({"url": "ftp://b"}, "url", "no address"),

@@ -1,5 +1,6 @@
 """A real broker, a real access log, and the counts that every way of reading it must give."""
 
+import json
 import re
 import threading
 import time
@@ -113,6 +114,66 @@ def test_kafka_columns(spark: "SparkSession", published: PublishedLog) -> None:
     assert frame.select("key").distinct().count() == KEYS
     assert frame.where("value like '%GET /presentations/%'").count() > 0
     assert frame.groupBy("partition").count().count() == QUEUES
+
+
+#: A batch job as it was written for the Kafka connector; only the format, the address and, for the
+#: columns' names, the schema are other than there.
+KAFKA_JOB = {
+    "subscribe": TOPIC,
+    "startingOffsets": f'{{"{TOPIC}": {{"0": 0, "1": 0, "2": -2, "3": -2}}}}',
+    "endingOffsets": f'{{"{TOPIC}": {{"0": -1, "1": -1, "2": -1, "3": -1}}}}',
+    "failOnDataLoss": "true",
+    "minPartitions": "6",
+    "includeHeaders": "true",
+}
+
+
+def kafka_job(
+    spark: "SparkSession", published: PublishedLog, options: dict[str, str]
+) -> "DataFrame":
+    return (
+        spark.read.format("holdfast")
+        .option("kafka.bootstrap.servers", published.url.removeprefix("http://"))
+        .option("schema", "kafka")
+        .options(**options)
+        .load()
+    )
+
+
+def hits_by_status(frame: "DataFrame") -> dict[str, int]:
+    """What the job computes, with nothing but what the Kafka connector's rows have."""
+    lines = frame.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING) AS line", "partition")
+    found = lines.selectExpr("regexp_extract(line, '\" ([0-9]{3}) ', 1) AS status")
+    return {row["status"]: row["count"] for row in found.groupBy("status").count().collect()}
+
+
+def test_a_job_for_kafka_runs_with_its_format_and_address_changed(
+    spark: "SparkSession", published: PublishedLog
+) -> None:
+    frame = kafka_job(spark, published, KAFKA_JOB)
+    assert frame.columns == [
+        "key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers",
+    ]  # fmt: skip
+    assert hits_by_status(frame) == STATUSES
+    assert frame.where("headers IS NOT NULL").count() == 0
+
+
+def test_a_job_for_kafka_by_time(spark: "SparkSession", published: PublishedLog) -> None:
+    times = {TOPIC: {str(queue): published.middle_ms for queue in range(QUEUES)}}
+    by_times = json.dumps(times)
+    first = kafka_job(spark, published, {"subscribe": TOPIC, "endingOffsetsByTimestamp": by_times})
+    second = {"subscribe": TOPIC, "startingOffsetsByTimestamp": by_times}
+    assert first.count() == published.half
+    assert Counter(hits_by_status(first)) + Counter(
+        hits_by_status(kafka_job(spark, published, second))
+    ) == Counter(STATUSES)
+    same = {"subscribePattern": "access-.*", "startingTimestamp": str(published.middle_ms)}
+    assert kafka_job(spark, published, same).count() == 10_000 - published.half
+    never = {"subscribe": TOPIC, "startingTimestamp": str(newest_ms(published.broker) + 10**9)}
+    with pytest.raises(Exception, match="startingOffsetsByTimestampStrategy=latest"):
+        kafka_job(spark, published, never)
+    strategy = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert kafka_job(spark, published, never | strategy).count() == 0
 
 
 def test_offset_ranges_add_up(spark: "SparkSession", published: PublishedLog) -> None:
