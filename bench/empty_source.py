@@ -1,0 +1,36 @@
+"""A Python data source of one row, ready made: what any such source costs, whatever it reads."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+
+class EmptySource(DataSource):
+    """One row, body = hello."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "empty"
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return "`body` binary"
+
+    def reader(self, schema: StructType) -> "EmptyReader":
+        """Return a reader."""
+        return EmptyReader()
+
+
+class EmptyReader(DataSourceReader):
+    """Reads the row."""
+
+    def partitions(self) -> list[InputPartition]:
+        """Return one partition."""
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the row."""
+        yield pa.RecordBatch.from_pydict({"body": pa.array([b"hello"], pa.binary())})
