@@ -11,16 +11,14 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from itertools import groupby
 from time import monotonic
 from typing import Protocol
-
-import numpy as np
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.asking import Ask, Pick, Reply
+from holdfast.groups.batch_parts import batch_parts
 from holdfast.groups.browsers import Browsers
 from holdfast.groups.commits import Commits, CursorWriter, Writes
 from holdfast.groups.counters import Counters, Serving
@@ -38,7 +36,7 @@ from holdfast.groups.lane import Lane
 from holdfast.groups.receipts import ReceiptCodec
 from holdfast.groups.recent_batches import RecentBatches
 from holdfast.groups.rows import CursorKey
-from holdfast.groups.service_types import Delivery, Received, Status, Verb
+from holdfast.groups.service_types import Delivery, GroupState, Received, Status, Verb
 from holdfast.groups.standing import Receipt
 from holdfast.groups.timers import Alarm
 from holdfast.groups.waiting import Waiting
@@ -110,6 +108,8 @@ class ServedGroup:
         self._moves = asyncio.Event()
         self._moves.set()
         self.serving: dict[QueueKey, Serving] = {}
+        #: The service's: what it showed of the group last, and of which record and topics' names.
+        self.shown: tuple[GroupRecord, Mapping[int, str], GroupState] | None = None
 
     # -- what it consists of -----------------------------------------------------------------
 
@@ -333,13 +333,11 @@ class ServedGroup:
         now_ms = self._clock.now_ms()
         self.counters.delivered += len(deliveries)
         self.counters.redelivered += sum([each.redelivered for each in deliveries])
-        for _, run in groupby(deliveries, key=lambda each: id(each.batch)):
-            same = list(run)
-            batch, key = same[0].batch, (same[0].topic.topic_id, same[0].queue)
-            rows = np.array([each.row for each in same])
-            size_bytes = int((batch.body_offsets[rows + 1] - batch.body_offsets[rows]).sum())
-            if key in self.serving:
-                self.serving[key].add(len(same), size_bytes, now_ms)
+        for part in batch_parts(deliveries):
+            first = part.deliveries[0]
+            serving = self.serving.get((first.topic.topic_id, first.queue))
+            if serving is not None:
+                serving.add(len(part.rows), part.body_bytes(), now_ms)
 
     def _is_active(self, member: str) -> bool:
         return self.core.activity.active in (None, member)

@@ -94,7 +94,13 @@ class GroupService:
 
     def group_state(self, group: str) -> GroupState:
         """Return a group's configuration. Raises InvalidName, UnknownGroup."""
-        return self._state_of(self._served.get(group).record)
+        served = self._served.get(group)
+        names = self._names_of(served.record)
+        shown = served.shown
+        if shown is None or shown[0] is not served.record or shown[1] != names:
+            state = state_of(served.record, names, self._config)
+            shown = served.shown = served.record, names, state
+        return shown[2]
 
     def describe(self, group: str) -> GroupDescription:
         """Return everything about a group. Raises InvalidName, UnknownGroup."""
@@ -282,9 +288,11 @@ class GroupService:
         return topic
 
     def _state_of(self, record: GroupRecord) -> GroupState:
+        return state_of(record, self._names_of(record), self._config)
+
+    def _names_of(self, record: GroupRecord) -> dict[int, str]:
         found = map(self._store.topic_by_id, record.topics)
-        names = {topic.topic_id: topic.name for topic in found if topic is not None}
-        return state_of(record, names, self._config)
+        return {topic.topic_id: topic.name for topic in found if topic is not None}
 
     async def _offset_at(self, topic: Topic, queue: int, target: str | int) -> int:
         state = self._store.queue_state(topic, queue)

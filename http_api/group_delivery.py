@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.consumequeue.fetched import BatchSlice
+from holdfast.groups.batch_parts import batch_parts
 from holdfast.groups.service_types import Delivery, Received
 from holdfast.http_api.codecs import JSON, MSGPACK, NDJSON, encode, encode_lines
 from holdfast.http_api.context import ApiContext
@@ -50,33 +51,20 @@ def leased_messages(
     deliveries: Sequence[Delivery], media: str
 ) -> list[LeasedMessage | PackedLeasedMessage]:
     """Return deliveries as a media type's messages, in their order. Pure."""
-    by_batch: dict[int, list[int]] = {}
-    for index, each in enumerate(deliveries):
-        by_batch.setdefault(id(each.batch), []).append(index)
     make = packed_leased_messages_of if media == MSGPACK else leased_messages_of
     made: list[Any] = [None] * len(deliveries)
-    for indexes in by_batch.values():
-        indexes.sort(key=lambda index: deliveries[index].row)
-        of_batch = [deliveries[index] for index in indexes]
+    for part in batch_parts(deliveries):
+        first = part.deliveries[0]
         messages = make(
-            of_batch[0].topic.name,
-            BatchSlice(of_batch[0].batch, _rows(of_batch)),
-            [each.receipt for each in of_batch],
-            [each.attempt for each in of_batch],
-            [each.redelivered for each in of_batch],
+            first.topic.name,
+            BatchSlice(first.batch, part.rows),
+            [each.receipt for each in part.deliveries],
+            [each.attempt for each in part.deliveries],
+            [each.redelivered for each in part.deliveries],
         )
-        for index, message in zip(indexes, messages, strict=True):
-            made[index] = message
+        for place, message in zip(part.places, messages, strict=True):
+            made[place] = message
     return made
-
-
-def _rows(deliveries: Sequence[Delivery]) -> range | list[int]:
-    """Return the rows of one batch, ascending; those that follow each other as a range, which is
-    cut out faster."""
-    first, last = deliveries[0].row, deliveries[-1].row
-    if last - first == len(deliveries) - 1:
-        return range(first, last + 1)
-    return [each.row for each in deliveries]
 
 
 def _count(context: ApiContext, deliveries: Sequence[Delivery], size: int) -> None:
