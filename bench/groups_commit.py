@@ -76,7 +76,7 @@ class _Settling:
         for start in range(0, acks, _WINDOW):
             window = list(range(start, min(start + _WINDOW, acks)))
             for offset in window:
-                self.cursor.lease(Head(offset), "m", 1 << 40, 0, 1)
+                self.cursor.lease([Head(offset)], "m", 1 << 40, 0, 1)
             rng.shuffle(window)
             self.order += window
         self.done = 0

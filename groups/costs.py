@@ -32,6 +32,12 @@ class Costs:
             return head.size_bytes + OVERHEAD_BYTES
         return max(1, round(self._averages.get(flow, FIRST_TIME)))
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether all messages of a flow cost the same if they are delivered now; if not, those
+        of one size do."""
+        return self.kind != "bytes"
+
     def difference(self, flow: int, lease: Lease, now_ms: int, used_ms: float | None) -> int:
         """Return what is still to be charged, or given back, for a lease that ended.
 

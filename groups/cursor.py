@@ -9,6 +9,7 @@ The cursor does not choose what is delivered next (selection.py) and does not ju
 (standing.py). What has to be written is noted in `changes`; cursor_rows.py makes rows of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -156,17 +157,28 @@ class Cursor:
         """Say whether an offset may have been delivered before."""
         return offset < self.seen_below or offset in self.attempts
 
+    def is_untouched(self, start: int, end: int) -> bool:
+        """Say whether nothing in [start, end) was delivered, or settled, before."""
+        return start >= self.next and not self.done.count(start, end)
+
     # -- deliveries --------------------------------------------------------------------------
 
-    def lease(self, head: Head, member: str, deadline_ms: int, now_ms: int, charge: int) -> Lease:
-        """Lease an available offset."""
-        self._last_lease += 1
-        lease = Lease(
-            head, member, self._last_lease, deadline_ms, now_ms, self.attempt(head.offset), charge
-        )
-        self.leases.add(lease)
-        self.reach(head.offset)
-        return lease
+    def lease(
+        self, heads: Sequence[Head], member: str, deadline_ms: int, now_ms: int, charge: int
+    ) -> list[Lease]:
+        """Lease available offsets, which ascend; `charge` is what each cost."""
+        number, attempt, attempts = self._last_lease, 1, self.attempts
+        leases = []
+        for head in heads:
+            number += 1
+            if attempts:
+                attempt = self.attempt(head.offset)
+            leases.append(Lease(head, member, number, deadline_ms, now_ms, attempt, charge))
+        self._last_lease = number
+        self.leases.add(leases)
+        for head in heads if heads[-1].offset >= self.reserved_next else heads[-1:]:
+            self.reach(head.offset)
+        return leases
 
     def attempt(self, offset: int) -> int:
         """Return which delivery of an offset the next, or the present, one is."""
@@ -185,7 +197,7 @@ class Cursor:
         """Make a lease of before the restart a live one."""
         self._leave_grace(head.offset)
         lease = Lease(head, member, number, deadline_ms, now_ms, self.attempt(head.offset))
-        self.leases.add(lease)
+        self.leases.add([lease])
 
     # -- ends --------------------------------------------------------------------------------
 

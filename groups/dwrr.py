@@ -11,6 +11,7 @@ cost, whole rounds are added at once, so that a dear message costs no more turns
 """
 
 from collections.abc import Callable
+from sys import maxsize
 
 
 class Dwrr:
@@ -83,9 +84,16 @@ class Dwrr:
             passed += 1
         return None
 
-    def charge(self, flow: int, cost: int) -> None:
+    def turns(self, flow: int, cost: int) -> int:
+        """Return how many messages of this cost the visit's deficit covers; a flow that is alone
+        is visited again and again."""
+        return maxsize if len(self._ring) == 1 else max(1, self._deficits[flow] // cost)
+
+    def charge(self, flow: int, cost: int, count: int = 1) -> None:
         """Take the cost from the deficit."""
-        self._deficits[flow] -= cost
+        self._deficits[flow] -= cost * count
+        if count > 1 and self._deficits[flow] < 0:  # each visit on the way added the quantum
+            self._deficits[flow] %= self._quanta[flow]
 
     def standing(self, flow: int) -> float:
         """Return a flow's deficit."""

@@ -43,9 +43,13 @@ class Engine(Protocol):
         the same order.
         """
 
-    def charge(self, flow: int, cost: int) -> None:
-        """The flow was served; what it was charged may be corrected by a later call, also
-        downwards."""
+    def turns(self, flow: int, cost: int) -> int:
+        """Return how many messages of this cost the flow that was just chosen is served in a
+        row, if it has them: it would be chosen again each time. It may be said too few, but 1."""
+
+    def charge(self, flow: int, cost: int, count: int = 1) -> None:
+        """The flow was served, with `count` messages of this cost, each chosen; what it was
+        charged may be corrected by a later call, also downwards."""
 
     def standing(self, flow: int) -> float:
         """Return the deficit or the tag of a flow, to be shown."""
@@ -114,11 +118,16 @@ class FairSet:
         flow = self._foreground.select(head_cost)
         return self._background.select(head_cost) if flow is None else flow
 
-    def charge(self, flow: int, cost: int) -> None:
-        """Count one message served, and what it costs."""
-        self.served[flow] += 1
-        self.charged[flow] += cost
-        self._engine(flow).charge(flow, cost)
+    def turns(self, flow: int, cost: int) -> int:
+        """Return how many messages of this cost the flow that was just chosen is served in a row,
+        if it has them, before another may be chosen: at least 1, and never too many."""
+        return self._engine(flow).turns(flow, cost)
+
+    def charge(self, flow: int, cost: int, count: int = 1) -> None:
+        """Count messages served, no more than there were turns, and what each of them costs."""
+        self.served[flow] += count
+        self.charged[flow] += cost * count
+        self._engine(flow).charge(flow, cost, count)
 
     def correct(self, flow: int, difference: int) -> None:
         """Charge more, or less, for what was served before. A flow that is gone is ignored."""

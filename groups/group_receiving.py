@@ -1,13 +1,14 @@
 """What a member gets when it asks: chosen by fairness, leased, and told with receipts. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from holdfast.groups.asking import Ask, Pick, Reply
 from holdfast.groups.errors import FilterNotAllowed
 from holdfast.groups.group_settling import GroupSettling
+from holdfast.groups.group_topic import Offer, Run, first_of, in_turn
 from holdfast.groups.heads import Head, NeedsRead
 from holdfast.groups.lane import Lane
-from holdfast.groups.leases import Lease
 from holdfast.groups.standing import Receipt
 
 
@@ -55,8 +56,8 @@ class GroupReceiving(GroupSettling):
         room = ask.credit
         if not ask.settled:
             room = min(room, len(reply.picks) + self.in_flight.room(ask.member))
-        deadline_ms = now_ms + self._lease_ms(ask.lease_ms)
-        peeked: dict[int, tuple[Lane, Head] | None] = {}
+        order = _Order(reply, ask, now_ms, now_ms + self._lease_ms(ask.lease_ms))
+        peeked: dict[int, Offer | None] = {}
 
         def head_cost(topic_id: int) -> int | None:
             if topic_id not in peeked:
@@ -72,12 +73,12 @@ class GroupReceiving(GroupSettling):
                     break
                 found = peeked.pop(topic_id)
                 assert found is not None
-                lane, head = found
-                if reply.picks and reply.size_bytes + head.size_bytes > ask.max_bytes:
+                if reply.picks and reply.size_bytes + found[1].size_bytes > ask.max_bytes:
                     break
-                reply.size_bytes += head.size_bytes
-                self._deliver(reply, ask, lane, head, deadline_ms, now_ms)
-                served[lane] = None
+                run = self._run(order, found, room - len(reply.picks))
+                self._deliver(order, run)
+                for lane, _ in run:
+                    served[lane] = None
                 # Whether this was the last is found out now, whoever asks next.
                 peeked[topic_id] = self._peek(topic_id, ask, now_ms)
         except NeedsRead as needed:
@@ -85,7 +86,7 @@ class GroupReceiving(GroupSettling):
         for lane in served:
             self._touch(lane)
         if reply.picks and not ask.settled:
-            self.members.seen(ask.member, now_ms, deadline_ms)
+            self.members.seen(ask.member, now_ms, order.deadline_ms)
 
     def _has_all(self, reply: Reply, member: str) -> bool:
         """Say whether a member is served, and every lease of a reply is still its."""
@@ -99,7 +100,7 @@ class GroupReceiving(GroupSettling):
                     return False
         return True
 
-    def _peek(self, topic_id: int, ask: Ask, now_ms: int) -> tuple[Lane, Head] | None:
+    def _peek(self, topic_id: int, ask: Ask, now_ms: int) -> Offer | None:
         if ask.topics is not None and topic_id not in ask.topics:
             return None
         topic = self.topics[topic_id]
@@ -108,44 +109,78 @@ class GroupReceiving(GroupSettling):
             self.fair.deactivate(topic_id)
         return found
 
-    def _deliver(
-        self, reply: Reply, ask: Ask, lane: Lane, head: Head, deadline_ms: int, now_ms: int
-    ) -> None:
-        cursor, topic_id, offset = lane.cursor, lane.key[0], head.offset
-        charge = self._costs.at_delivery(topic_id, head)
-        redelivered, attempt = cursor.is_redelivery(offset), cursor.attempt(offset)
-        receipt = None
-        if ask.settled:
-            lane.take_settled(head, ask.member)
-            reply.commit_first = True
-        else:
-            lease = lane.take(head, ask.member, deadline_ms, now_ms, charge)
-            receipt = self._receipt(lane, lease)
-            self.in_flight.add(ask.member)
-        # A restart must know how far deliveries went, and which lease of a message is the last.
-        if (
-            offset >= cursor.reserved_durable
-            or redelivered
-            or self._fencing_durable != self.activity.fencing_epoch
-        ):
-            reply.commit_first = True
-        self.fair.charge(topic_id, charge)
-        self.topics[topic_id].took(lane)
-        reply.picks.append(Pick(lane.key, offset, attempt, redelivered, receipt))
+    def _run(self, order: "_Order", offered: Offer, room: int) -> Run:
+        """Return the message that is offered and those behind it that would be chosen next, one
+        after the other, if each was asked for by itself: of one topic, and of one cost each."""
+        lane, first = offered
+        topic_id = lane.key[0]
+        most = 1
+        if room > 1:
+            most = min(room, self.fair.turns(topic_id, self._costs.at_delivery(topic_id, first)))
+        if most == 1:
+            return [(lane, [first])]
+        run = self.topics[topic_id].run(offered, order.ask.filter, order.now_ms, most)
+        size_bytes = sum([head.size_bytes for _, heads in run for head in heads])
+        if order.reply.size_bytes + size_bytes > order.ask.max_bytes or not self._costs.are_alike:
+            run = first_of(run, self._fitting(order, [heads for _, heads in run]))
+        return run
 
-    def _receipt(self, lane: Lane, lease: Lease) -> Receipt:
-        topic_id, queue = lane.key
-        return Receipt(
-            self.group_id,
-            topic_id,
-            queue,
-            lease.head.offset,
-            lease.number,
-            lane.cursor.epoch,
-            lease.deadline_ms,
-            lease.attempt,
-            lease.member,
-        )
+    def _fitting(self, order: "_Order", columns: list[list[Head]]) -> int:
+        """Return how many messages of a run, at least one, cost what the first does and are
+        within the bytes that a member asks for."""
+        first = columns[0][0]
+        size_bytes = order.reply.size_bytes
+        for count, head in enumerate(in_turn(columns)):
+            size_bytes += head.size_bytes
+            is_equal = self._costs.are_alike or head.size_bytes == first.size_bytes
+            if count and (size_bytes > order.ask.max_bytes or not is_equal):
+                return count
+        return sum(map(len, columns))
+
+    def _deliver(self, order: "_Order", run: Run) -> None:
+        reply, ask, topic_id = order.reply, order.ask, run[0][0].key[0]
+        charge = self._costs.at_delivery(topic_id, run[0][1][0])
+        if ask.settled or self._fencing_durable != self.activity.fencing_epoch:
+            reply.commit_first = True
+        before = len(reply.picks)
+        if len(run) == 1:
+            reply.picks += self._take(order, *run[0], charge)
+        else:
+            reply.picks += in_turn([self._take(order, *each, charge) for each in run])
+        count = len(reply.picks) - before
+        if not ask.settled:
+            self.in_flight.add(ask.member, count)
+        self.fair.charge(topic_id, charge, count)
+        self.topics[topic_id].took(run)
+
+    def _take(self, order: "_Order", lane: Lane, heads: list[Head], charge: int) -> list[Pick]:
+        """Lease messages of one lane, or settle them."""
+        reply, ask, deadline_ms = order.reply, order.ask, order.deadline_ms
+        key, cursor, member = lane.key, lane.cursor, ask.member
+        # A restart must know how far deliveries went, and which lease of a message is the last.
+        if heads[-1].offset >= cursor.reserved_durable:
+            reply.commit_first = True
+        for head in heads:
+            reply.size_bytes += head.size_bytes
+        picks = []
+        if ask.settled:
+            for offset, *_ in heads:
+                redelivered = cursor.is_redelivery(offset)
+                picks.append(Pick(key, offset, cursor.attempt(offset), redelivered, None))
+            lane.take_settled(heads, member)
+            return picks
+        group_id, epoch, (topic_id, queue) = self.group_id, cursor.epoch, key
+        were_seen = bool(cursor.attempts) or heads[0].offset < cursor.seen_below
+        for lease in lane.take(heads, member, deadline_ms, order.now_ms, charge):
+            offset, number, attempt = lease.head.offset, lease.number, lease.attempt
+            redelivered = were_seen and cursor.is_redelivery(offset)
+            if redelivered:
+                reply.commit_first = True
+            receipt = Receipt(
+                group_id, topic_id, queue, offset, number, epoch, deadline_ms, attempt, member
+            )
+            picks.append(Pick(key, offset, attempt, redelivered, receipt))
+        return picks
 
     def _repeat(self, ask: Ask, attempt_id: str, now_ms: int) -> Reply | None:
         """Give an answer again, as far as its leases live: under the same leases, as long again."""
@@ -160,10 +195,8 @@ class GroupReceiving(GroupSettling):
                     deadline_ms = max(lease.deadline_ms, now_ms + self._lease_ms(ask.lease_ms))
                     lane.cursor.leases.extend(lease, deadline_ms)
                     self.members.seen(ask.member, now_ms, deadline_ms)
-                    receipt = self._receipt(lane, lease)
-                    picks.append(
-                        Pick(pick.queue, pick.offset, pick.attempt, pick.redelivered, receipt)
-                    )
+                    receipt = pick.receipt._replace(deadline_ms=deadline_ms)
+                    picks.append(pick._replace(receipt=receipt))
                     self._touch(lane)
         if not picks:
             return None
@@ -178,3 +211,13 @@ class GroupReceiving(GroupSettling):
             for topic in self.topics.values()
             for lane in topic.lanes.values()
         )
+
+
+@dataclass(slots=True)
+class _Order:
+    """A request while its reply is filled."""
+
+    reply: Reply
+    ask: Ask
+    now_ms: int
+    deadline_ms: int

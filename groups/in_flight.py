@@ -27,10 +27,10 @@ class InFlight:
         """Say whether somebody but this member has leases."""
         return self.total > self.of(member)
 
-    def add(self, member: str) -> None:
-        """Count a lease that begins."""
-        self.total += 1
-        self._by_member[member] = self.of(member) + 1
+    def add(self, member: str, count: int = 1) -> None:
+        """Count leases that begin."""
+        self.total += count
+        self._by_member[member] = self.of(member) + count
 
     def remove(self, member: str) -> bool:
         """Count a lease that ends. True: there was no room before for this member, or any."""

@@ -11,6 +11,7 @@ message of a key at a time, whatever members do.
 A message without a key is a key of its own.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -67,12 +68,17 @@ class ByKey:
         waiting = len(self._key_of) - self._leased_count
         return not waiting and self._scanned >= self._view.cursor.end
 
-    def took(self, head: Head, member: str) -> None:
-        """The key is the member's."""
-        if head.offset not in self._view.cursor.leases:  # settled as it was sent
-            return self.settled(head.offset)
-        self._lease(head.offset, member)
-        return None
+    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+        """Return nothing: what a message leaves on offer depends on its key."""
+        return []
+
+    def took(self, heads: Sequence[Head], member: str) -> None:
+        """The keys are the member's."""
+        for head in heads:
+            if head.offset in self._view.cursor.leases:
+                self._lease(head.offset, member)
+            else:  # settled as it was sent
+                self.settled(head.offset)
 
     def returned(self, offset: int) -> list[int]:
         """The offset heads its key again; later leases of the key come back with it."""

@@ -5,7 +5,7 @@ old are not offered again, and what failed too often becomes a dead letter. Call
 leases that they ended.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.consumequeue.topics import QueueKey
@@ -69,17 +69,25 @@ class Lane:
             if self.cursor.done.count_all != settled:
                 self._touched(self)
 
-    def take(self, head: Head, member: str, deadline_ms: int, now_ms: int, charge: int) -> Lease:
-        """Lease the message that was peeked at."""
-        lease = self.cursor.lease(head, member, deadline_ms, now_ms, charge)
-        self.selection.took(head, member)
-        return lease
+    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+        """Return what `peek` would offer next, each once the one before is taken: at most `most`,
+        and no more than can be told without a look at the queue."""
+        return self.selection.known(filter, now_ms, most)
 
-    def take_settled(self, head: Head, member: str) -> None:
-        """Settle the message that was peeked at, as it is sent."""
-        self.cursor.reach(head.offset)
-        self.cursor.finish(head.offset, End.ACKED)
-        self.selection.took(head, member)
+    def take(
+        self, heads: Sequence[Head], member: str, deadline_ms: int, now_ms: int, charge: int
+    ) -> list[Lease]:
+        """Lease messages as they were offered."""
+        leases = self.cursor.lease(heads, member, deadline_ms, now_ms, charge)
+        self.selection.took(heads, member)
+        return leases
+
+    def take_settled(self, heads: Sequence[Head], member: str) -> None:
+        """Settle messages as they were offered, as they are sent."""
+        for head in heads:
+            self.cursor.reach(head.offset)
+            self.cursor.finish(head.offset, End.ACKED)
+        self.selection.took(heads, member)
 
     # -- ends --------------------------------------------------------------------------------
 

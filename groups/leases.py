@@ -5,7 +5,7 @@ lazy deletion: an entry that no longer says what the table says is thrown away w
 and a heap that is mostly such entries is made anew, so that extending for ever costs no memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -55,13 +55,18 @@ class Leases:
         """Return the live lease of an offset."""
         return self._by_offset.get(offset)
 
-    def add(self, lease: Lease) -> None:
-        """Keep a lease on an offset that has none."""
-        offset = lease.head.offset
-        self._latest_ms = max(self.latest_end_ms, lease.deadline_ms)
-        self._by_offset[offset] = lease
-        self._by_member.setdefault(lease.member, {})[offset] = None
-        heappush(self._deadlines, (lease.deadline_ms, offset))
+    def add(self, leases: Sequence[Lease]) -> None:
+        """Keep leases that one member gets at once, with one deadline, on offsets that have
+        none."""
+        member, deadline_ms = leases[0].member, leases[0].deadline_ms
+        self._latest_ms = max(self.latest_end_ms, deadline_ms)
+        by_offset, deadlines = self._by_offset, self._deadlines
+        of_member = self._by_member.setdefault(member, {})
+        for lease in leases:
+            offset = lease.head.offset
+            by_offset[offset] = lease
+            of_member[offset] = None
+            heappush(deadlines, (deadline_ms, offset))
 
     def remove(self, offset: int) -> Lease | None:
         """Forget and return the lease of an offset, if it has one."""

@@ -9,8 +9,10 @@ A Selection is told of each thing that happens to an offset it has offered.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Protocol
 
 from holdfast.consumequeue.topics import QueueKey
@@ -32,8 +34,13 @@ class Selection(Protocol):
     def is_drained(self) -> bool:
         """Say whether the last `peek` without a filter found nothing for any member at all."""
 
-    def took(self, head: Head, member: str) -> None:
-        """The offered message was leased, or settled as it was sent."""
+    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+        """Return what `peek` would offer next, each once the one before was taken: at most `most`,
+        and no more than is known without a look. Changes nothing."""
+
+    def took(self, heads: Sequence[Head], member: str) -> None:
+        """Messages were leased, or settled as they were sent, in the order in which they were
+        offered."""
 
     def returned(self, offset: int) -> list[int]:
         """An offset is available again, or delayed, or was adopted after a restart.
@@ -152,10 +159,31 @@ class InOrder:
             and pointer.scanned >= self._view.cursor.end
         )
 
-    def took(self, head: Head, member: str) -> None:
-        """Nothing is noted: the cursor says what is available."""
-        if head.offset in self._view.cursor.leases:
-            self._heads[head.offset] = head
+    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+        """Return what lies ahead of the filter's pointer, if nothing came back behind it."""
+        pointer = self._pointers.get(filter)
+        if pointer is None or pointer.behind or not pointer.ahead:
+            return []
+        cursor = self._view.cursor
+        heads = list(islice(pointer.ahead, most))
+        if not cursor.is_untouched(heads[0].offset, heads[-1].offset + 1):
+            heads = [head for head in pointer.ahead if cursor.is_available(head.offset)][:most]
+        for count, head in enumerate(heads):
+            if 0 < head.expires_at_ms <= now_ms:
+                return heads[:count]
+        return heads
+
+    def took(self, heads: Sequence[Head], member: str) -> None:
+        """Pass them; what is available, the cursor says."""
+        if heads[0].offset in self._view.cursor.leases:
+            for head in heads:
+                self._heads[head.offset] = head
+        for pointer in self._pointers.values():
+            ahead = pointer.ahead
+            for head in heads:
+                if not ahead or ahead[0] is not head:
+                    break
+                ahead.popleft()
 
     def returned(self, offset: int) -> list[int]:
         """Put an offset behind every pointer that has passed it."""

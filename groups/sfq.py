@@ -12,6 +12,7 @@ nothing is rounded, and weights 1 and 2 do exactly what 1000 and 2000 do.
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import lcm
+from sys import maxsize
 
 #: The common multiple never grows beyond this; with stranger weights tags are rounded down.
 LARGEST_UNIT = 1 << 96
@@ -87,9 +88,24 @@ class Sfq:
                 self._push(flow)
         return chosen
 
-    def charge(self, flow: int, cost: int) -> None:
+    def turns(self, flow: int, cost: int) -> int:
+        """Return after how many messages of this cost another flow's tag may be the smallest."""
+        if self._heap[0][2] != flow:
+            return 1
+        others = self._heap[1:3]
+        step = cost * self._unit // self._weights[flow]
+        if not others or not step:
+            return maxsize
+        tag, place, _ = min(others)
+        room = tag - self._tags[flow] - (place < self._places[flow])
+        return 1 + max(0, room // step)
+
+    def charge(self, flow: int, cost: int, count: int = 1) -> None:
         """Move a flow's tag on, or back."""
-        self._tags[flow] += cost * self._unit // self._weights[flow]
+        step = cost * self._unit // self._weights[flow]
+        if count > 1:  # its tags on the way were chosen
+            self._time = max(self._time, self._tags[flow] + (count - 1) * step)
+        self._tags[flow] += count * step
         if flow in self._active:
             self._push(flow)
 

@@ -280,3 +280,49 @@ def test_time_is_charged_by_its_average_and_settled_later() -> None:  # F7
     assert costs.difference(1, lease, 99_000, None) == 299_990  # the lease is the most
     assert Costs("bytes").at_delivery(1, Head(0, 100)) == 164
     assert Costs("count").difference(1, lease, 99_000, None) == 0
+
+
+@engines
+@settings(max_examples=200, deadline=None)
+@given(
+    weights=st.lists(st.integers(0, 20), min_size=1, max_size=6),
+    costs=st.lists(st.integers(1, 30), min_size=6, max_size=6),
+    rooms=st.lists(st.integers(1, 60), max_size=30),
+    seed=st.integers(0, 2**32),
+)
+def test_turns_in_a_row_are_what_choosing_each_time_gives(
+    engine: str, weights: list[int], costs: list[int], rooms: list[int], seed: int
+) -> None:
+    by_flow = dict(enumerate(weights))
+    rows, singles = new_set(engine, by_flow), new_set(engine, by_flow)
+    rng = random.Random(seed)
+    for room in rooms:
+        flow = rows.select(lambda flow: costs[flow])
+        assert flow is not None
+        count = min(room, rows.turns(flow, costs[flow]))
+        rows.charge(flow, costs[flow], count)
+        assert serve(singles, count, dict(enumerate(costs))) == [flow] * count
+        if rng.random() < 0.2:
+            other, difference = rng.randrange(len(weights)), rng.randrange(-9, 10)
+            for fair in (rows, singles):
+                fair.correct(other, difference)
+        if rng.random() < 0.2:
+            other = rng.randrange(len(weights))
+            for fair in (rows, singles):
+                fair.deactivate(other)
+                fair.activate(other)
+        for each in by_flow:
+            assert rows.standing(each) == singles.standing(each)
+            assert rows.served[each] == singles.served[each]
+            assert rows.charged[each] == singles.charged[each]
+
+
+@engines
+def test_a_flow_that_is_alone_has_all_turns(engine: str) -> None:
+    fair = new_set(engine, {1: 1, 2: 5})
+    assert fair.select(lambda flow: 1) == 1
+    assert fair.turns(1, 1) == 1
+    fair.deactivate(2)
+    fair.charge(1, 1)
+    assert fair.select(lambda flow: 1) == 1
+    assert fair.turns(1, 1) >= 1_000

@@ -106,7 +106,7 @@ def kill(opened: OpenedGroups) -> None:
 
 def deliver(cursor: Cursor, *offsets: int) -> None:
     for offset in offsets:
-        cursor.lease(Head(offset), "m", NOW_MS + LEASE_MS, NOW_MS, 1)
+        cursor.lease([Head(offset)], "m", NOW_MS + LEASE_MS, NOW_MS, 1)
 
 
 @pytest.fixture

@@ -87,12 +87,21 @@ class World:
     """See the module. `checks` counts comparisons, so that a run that compares nothing shows."""
 
     def __init__(
-        self, seed: int, *, mode: str = "competing", engine: str = "sfq", strict: bool = False
+        self,
+        seed: int,
+        *,
+        mode: str = "competing",
+        engine: str = "sfq",
+        cost: str = "count",
+        strict: bool = False,
+        make_group: type[Group] = Group,
     ) -> None:
+        self.make_group = make_group
         self.rng = random.Random(seed)
         self.config = GroupConfig(
             mode=mode,
             engine=engine,
+            cost=cost,
             lease_ms=LEASE_MS,
             longest_lease_ms=2 * LEASE_MS,
             max_in_flight=40,
@@ -131,7 +140,7 @@ class World:
     def start(self, pages: dict[QueueKey, Page], cut: frozenset[QueueKey] = frozenset()) -> None:
         self.boot += 1
         self.claimed: str | None = None
-        self.group = Group(7, self.config, self.queues)
+        self.group = self.make_group(7, self.config, self.queues)
         for topic_id, weight in self.weights.items():
             self.group.add_topic(
                 topic_id,

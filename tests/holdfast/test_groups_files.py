@@ -40,7 +40,7 @@ async def put_group(storage: Storage, name: str = "g") -> None:
 def settle(storage: Storage, cursor: Cursor, *offsets: int) -> None:
     """Deliver up to the last of these offsets and settle them."""
     for offset in range(cursor.next, max(offsets) + 1):
-        cursor.lease(Head(offset), "m", 1, 0, 1)
+        cursor.lease([Head(offset)], "m", 1, 0, 1)
     for offset in offsets:
         cursor.finish(offset, End.ACKED)
     is_durable = threading.Event()
