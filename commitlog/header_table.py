@@ -101,8 +101,24 @@ def intact_run(data: bytes, position: int, physical_offset: int, most: int) -> R
     return Run(table, _publishes(data, starts, table))
 
 
-def _chained(data: bytes, position: int, most: int) -> list[int]:
-    """Return where blocks would begin, each where the one before it says that it ends."""
+def intact_headers(data: bytes, position: int, physical_offset: int) -> Headers:
+    """Return the headers of blocks that follow one another in `data`, the first of them at
+    `position`, where the log's `physical_offset` is.
+
+    They end as `intact_run` does, but payloads are not looked at, and the last block may reach
+    beyond `data`.
+    """
+    starts = _chained(data, position, len(data), is_whole=False)
+    table = gathered(data, starts)
+    places = np.array(starts, np.int64) + (physical_offset - position)
+    is_here = table["physical_offset"] == places.astype(np.uint64)
+    table = table[: _count_before_first(is_here & are_well_formed(table))]
+    return table[: _count_before_first(header_crcs(table) == table["header_crc"])]
+
+
+def _chained(data: bytes, position: int, most: int, *, is_whole: bool = True) -> list[int]:
+    """Return where blocks would begin, each where the one before it says that it ends. All of
+    them are in `data`; unless `is_whole`, of the last one perhaps its header alone."""
     starts: list[int] = []
     whole = (len(data) - position) // _WORD * _WORD
     words = memoryview(data)[position : position + whole].cast("I")
@@ -112,7 +128,7 @@ def _chained(data: bytes, position: int, most: int) -> list[int]:
         size = words[word + _SIZE_WORD]
         if words[word] != _MAGIC_WORD or size < HEADER_SIZE or size % ALIGNMENT:
             break
-        if at + size > whole:
+        if at + size > whole and is_whole:
             break
         starts.append(position + at)
         at += size

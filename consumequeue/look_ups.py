@@ -3,11 +3,13 @@ parallel readers. Every method is the event loop's; what waits for the disk does
 thread."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.message_id import parse_message_id
+from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE, SegmentHeader
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.errors import UnknownMessage
 from holdfast.consumequeue.index import Index
@@ -130,3 +132,26 @@ class LookUps:
         return await self._reading.in_thread(
             lambda: plan_splits(self._index, topic.topic_id, parts, max_bytes, min_splits)
         )
+
+    async def segments(self, splits: Sequence[Split]) -> list[SegmentHeader]:
+        """Return the header pages of the files that these splits lie in, oldest first; without
+        those that are damaged, or deleted meanwhile."""
+        return await self._reading.in_thread(lambda: _headers_of(self._log, splits))
+
+
+def _headers_of(log: CommitLog, splits: Sequence[Split]) -> list[SegmentHeader]:
+    if not splits:
+        return []
+    start = min(split.physical_offset for split in splits)
+    end = max(split.end_physical_offset for split in splits)
+    found = []
+    for segment in log.segments:
+        if start < segment.end_offset and segment.start_offset < end:
+            try:
+                page = segment.read(segment.start_offset, SEGMENT_HEADER_SIZE)
+                header = SegmentHeader.decode(page)
+            except (CorruptBatch, OSError):
+                continue
+            if (header.start_offset, header.size) == (segment.start_offset, segment.size):
+                found.append(header)
+    return found

@@ -112,6 +112,7 @@ class MessageStore:
         self.message = look_ups.message
         self.search_key = look_ups.search_key
         self.splits = look_ups.splits
+        self.segments = look_ups.segments
 
         self.read_leases = ReadLeasing(
             readable=reading.readable,

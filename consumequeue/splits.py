@@ -4,8 +4,9 @@ Borders are found by binary search over the running byte count that every index 
 so planning costs pieces, not messages. For any thread; may wait for the disk."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index import Index
@@ -17,12 +18,23 @@ _Part = tuple[int, ConsumeQueue, int, int]
 @dataclass(frozen=True, slots=True)
 class Split:
     """Offsets from `start_offset` to before `end_offset` of a queue; `bytes` counts the stored
-    batches that hold them."""
+    batches that hold them, which lie in the log at `physical_offset` and before
+    `end_physical_offset`, among those of other queues."""
 
     queue: int
     start_offset: int
     end_offset: int
     bytes: int
+    physical_offset: int = field(default=0, compare=False)
+    end_physical_offset: int = field(default=0, compare=False)
+
+
+class _Border(NamedTuple):
+    """Where a split begins or ends: a queue offset, the queue's bytes and the log's before it."""
+
+    offset: int
+    bytes: int
+    physical_offset: int
 
 
 def plan_splits(
@@ -34,8 +46,8 @@ def plan_splits(
 ) -> list[Split]:
     """Return the pieces of `parts`, each (queue, its index, start, end), in order. None is
     empty, and together they cover every offset of the parts."""
-    sized = [(part, *_byte_range(index, topic_id, part)) for part in parts]
-    total = sum(end - start for _, start, end in sized)
+    sized = [(part, *_ends(index, topic_id, part)) for part in parts]
+    total = sum(end.bytes - start.bytes for _, start, end in sized)
     target = max_bytes or total or 1
     if min_splits > 1:
         target = max(1, min(target, -(-total // min_splits)))
@@ -45,30 +57,42 @@ def plan_splits(
     return splits
 
 
-def _byte_range(index: Index, topic_id: int, part: _Part) -> tuple[int, int]:
-    """Return the running byte counts at the begin and the end of a part."""
+def _ends(index: Index, topic_id: int, part: _Part) -> tuple[_Border, _Border]:
+    """Return where a part begins and ends."""
     queue, cq, start, end = part
     key = (topic_id, queue)
     first = next(units_from(index, key, cq, start), None)
     last = next(units_from(index, key, cq, end - 1), None)
     if first is None or last is None:
-        return 0, 0
-    return first.queue_bytes, max(last.end_queue_bytes, first.queue_bytes)
+        return _Border(start, 0, 0), _Border(end, 0, 0)
+    end_bytes = max(last.end_queue_bytes, first.queue_bytes)
+    return (
+        _Border(start, first.queue_bytes, first.physical_offset),
+        _Border(end, end_bytes, last.end_physical_offset),
+    )
 
 
 def _cut(
-    index: Index, topic_id: int, part: _Part, start_bytes: int, end_bytes: int, target: int
+    index: Index, topic_id: int, part: _Part, start: _Border, end: _Border, target: int
 ) -> list[Split]:
-    queue, cq, start, end = part
-    pieces = max(1, -(-(end_bytes - start_bytes) // target))
-    borders = [(start, start_bytes)]
+    queue, cq, _, _ = part
+    size = end.bytes - start.bytes
+    pieces = max(1, -(-size // target))
+    borders = [start]
     for piece in range(1, pieces):
-        wanted = start_bytes + (end_bytes - start_bytes) * piece // pieces
+        wanted = start.bytes + size * piece // pieces
         unit = first_unit_reaching(index, (topic_id, queue), cq, QUEUE_BYTES, wanted)
-        if unit is not None and borders[-1][0] < unit.base_offset < end:
-            borders.append((unit.base_offset, unit.queue_bytes))
-    borders.append((end, end_bytes))
+        if unit is not None and borders[-1].offset < unit.base_offset < end.offset:
+            borders.append(_Border(unit.base_offset, unit.queue_bytes, unit.physical_offset))
+    borders.append(end)
     return [
-        Split(queue, low, high, max(high_bytes - low_bytes, 0))
-        for (low, low_bytes), (high, high_bytes) in pairwise(borders)
+        Split(
+            queue,
+            low.offset,
+            high.offset,
+            max(high.bytes - low.bytes, 0),
+            low.physical_offset,
+            high.physical_offset,
+        )
+        for low, high in pairwise(borders)
     ]

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from holdfast.commitlog.batch import Batch, encode_batch
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.log_scan import Damage, scan_log
+from holdfast.consumequeue.state_replay import ALL, DELETED, StateReplay
 from holdfast.consumequeue.state_store import Changes
 from holdfast.consumequeue.topics import STATE_TOPIC_ID
 
-_DELETED = "deleted"
-_ALL = "all"
 _SNAPSHOT_BATCH_BYTES = 256 * 1024
 
 
@@ -25,7 +24,7 @@ def encode_changes(changes: Changes) -> Batch:
         encode_batch(
             [value or b"" for value in changes.values()],
             keys=[key.decode() for key in changes],
-            tags=[_DELETED if value is None else None for value in changes.values()],
+            tags=[DELETED if value is None else None for value in changes.values()],
             queue_id=0,
         )
     )
@@ -35,7 +34,7 @@ def encode_snapshot(records: Mapping[bytes, bytes]) -> list[Batch]:
     """Return batches of moderate size that repeat all `records`; to be appended together."""
     if not records:
         return []
-    end = encode_batch([b"%d" % len(records)], tags=[_ALL], queue_id=0)
+    end = encode_batch([b"%d" % len(records)], tags=[ALL], queue_id=0)
     return [*map(encode_changes, _parts(records.items())), Batch.decode(end)]
 
 
@@ -55,7 +54,7 @@ def _parts(records: Iterable[tuple[bytes, bytes]]) -> Iterable[dict[bytes, bytes
 def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
     """Return the records as the opened log has them, and whether nothing before the log's
     durable mark is damaged, so that they are all that there were."""
-    replay = _Replay()
+    replay = StateReplay()
     durable, damaged = 0, None
     for _, found in scan_log(log.segments, 0):
         if isinstance(found, Damage):
@@ -65,32 +64,3 @@ def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
         if found.header.topic_id == STATE_TOPIC_ID:
             replay.apply(found)
     return replay.records, damaged is None or damaged >= durable
-
-
-class _Replay:
-    """The records as they were after what was applied."""
-
-    def __init__(self) -> None:
-        self.records: dict[bytes, bytes] = {}
-        self._put: list[tuple[int, bytes]] = []
-        """Offset and key of each record put since the last snapshot ended."""
-
-    def apply(self, batch: Batch) -> None:
-        for row in range(len(batch)):
-            offset, tag = batch.header.base_offset + row, batch.tag(row)
-            key = (batch.key(row) or "").encode()
-            if tag == _ALL:
-                self._end_snapshot(offset, int(batch.body(row)))
-            elif tag == _DELETED:
-                self.records.pop(key, None)
-            else:
-                self.records[key] = batch.body(row)
-                self._put.append((offset, key))
-
-    def _end_snapshot(self, offset: int, count: int) -> None:
-        """Forget what the snapshot before `offset` does not have. One of which a part is
-        damaged says nothing of what it lacks."""
-        kept = {key for at, key in self._put if at >= offset - count}
-        if len(kept) == count:
-            self.records = {key: self.records[key] for key in kept}
-        self._put.clear()

@@ -34,6 +34,7 @@ from holdfast.http_api.types import (
     OffsetReply,
     PackedMessage,
     SearchReply,
+    SegmentReply,
     SkippedRange,
     SplitReply,
     SplitsReply,
@@ -187,7 +188,21 @@ async def get_splits(call: Call[SplitsParams]) -> Reply:
     reply = SplitsReply(
         topic.name,
         topic.topic_id,
-        [SplitReply(each.queue, each.start_offset, each.end_offset, each.bytes) for each in splits],
+        [
+            SplitReply(
+                each.queue,
+                each.start_offset,
+                each.end_offset,
+                each.bytes,
+                each.physical_offset,
+                each.end_physical_offset,
+            )
+            for each in splits
+        ],
+        [
+            SegmentReply(each.start_offset, each.size, each.created_timestamp_us)
+            for each in await call.context.store.segments(splits)
+        ],
         UNSET if lease is None else lease_reply(lease),
     )
     return call.reply(reply)

@@ -182,12 +182,24 @@ class OffsetReply(Struct):
 
 
 class SplitReply(Struct):
-    """One piece of a plan: offsets from start to before end."""
+    """One piece of a plan: offsets from start to before end. Its batches lie in the log from one
+    physical offset to before the other, among those of other queues."""
 
     queue: int
     start_offset: int
     end_offset: int
     bytes: int
+    physical_offset: int
+    end_physical_offset: int
+
+
+class SegmentReply(Struct):
+    """A file of the log: the name (its start offset) and the time together tell it from any
+    other."""
+
+    start_offset: int
+    size: int
+    created_timestamp_us: int
 
 
 class ReadLeaseReply(Struct):
@@ -210,12 +222,14 @@ class ReadLeaseEndedReply(Struct):
 
 
 class SplitsReply(Struct):
-    """A plan for parallel readers. `lease` pins what is in it, where one was asked for and there
-    is anything to pin."""
+    """A plan for parallel readers. `segments` are the files that the pieces lie in, as far as they
+    are whole, for readers that see the data directory. `lease` pins what is in the plan, where one
+    was asked for and there is anything to pin."""
 
     topic: str
     topic_id: int
     splits: list[SplitReply]
+    segments: list[SegmentReply]
     lease: ReadLeaseReply | UnsetType = UNSET
 
 

@@ -58,12 +58,14 @@ class Bound:
         Call it when the rows are safely processed: it does not ask whether they were. Raises
         OffsetsMoved, and saves nothing of that topic, when somebody else moved the group since
         it was bound; with several topics each is saved on its own, in order. Raises ValueError
-        when there is no group.
+        when there is no group, and InvalidOption when there is no broker: give `bind` its url
+        beside the path.
         """
         if self.group is None:
             raise ValueError("bind(..., group=...) names the group to save; this read has none")
-        parsed = parse_options(self.options)
-        with BrokerClient.open(parsed.address) as client:
+        place = parse_options(self.options).place
+        address = place.broker("files alone are never written, so nothing can be saved")
+        with BrokerClient.open(address) as client:
             for topic in self.topics:
                 ends = {queue: part.end for queue, part in topic.ranges.items()}
                 client.store_offsets(
@@ -71,29 +73,35 @@ class Bound:
                 )
 
 
-def bind(url: str, topic: str, *, group: str | None = None, **options: object) -> Bound:
-    """Fix what is to be read now, and return it; `options` are those of the data source.
+def bind(
+    url: str | None = None,
+    topic: str | None = None,
+    *,
+    group: str | None = None,
+    **options: object,
+) -> Bound:
+    """Fix what is to be read now, and return it; `options` are those of the data source, with
+    `path` in place of `url`, or beside it.
 
     With a `group`, each queue starts where the group has stored that it is, or at its earliest
     message where it has stored nothing (a group that does not exist is created by `save`),
     unless startingOffsets or startingTimestamp says otherwise.
     """
-    given = {
-        "url": url,
-        "topic": topic,
-        **{name: _text(value) for name, value in options.items() if value is not None},
-    }
+    from holdfast.spark.reading import open_catalog  # needs pyarrow, this module does not
+
+    all_options = {"url": url, "topic": topic, **options}
+    given = {name: _text(value) for name, value in all_options.items() if value is not None}
     parsed = parse_options(given)
-    with BrokerClient.open(parsed.address) as client:
+    with open_catalog(parsed) as catalog:
         stored: dict[str, StoredOffsets] = {}
         if group is not None:
             stored = {
-                name: client.stored_offsets(group, name) or _NEVER_STORED
-                for name in topic_names(client, parsed)
+                name: catalog.stored_offsets(group, name) or _NEVER_STORED
+                for name in topic_names(catalog, parsed)
             }
             if not any(name.lower().startswith("starting") for name in given):
                 parsed = replace(parsed, start=Given({n: s.offsets for n, s in stored.items()}))
-        topics = bind_topics(client, parsed)
+        topics = bind_topics(catalog, parsed)
     return Bound(_replayable(given, parsed, topics), group, topics, stored)
 
 

@@ -6,15 +6,16 @@ may raise, it says. For one thread at a time.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
 
+from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE
 from holdfast.spark.address import Address
 from holdfast.spark.catalog import Split, StoredOffsets, TopicState
 from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
-from holdfast.spark.offsets import OffsetRange, QueueState
+from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
 from holdfast.spark.transport import NO_LEASES_LEFT, RETRY_FOR_S, Reply, Transport
 
 _log = logging.getLogger("holdfast.spark")
@@ -162,13 +163,15 @@ class BrokerClient:
             reply = self._plan(topic, query, lease_ms)
             _check_topic_id(topic, topic_id, reply["topic_id"])
             lease_id = reply.get("lease", {}).get("id")
+            segments = reply.get("segments", ())
             found += [
                 Split(
                     split["queue"],
                     split["start_offset"],
                     split["end_offset"],
                     split["bytes"],
-                    lease_id=lease_id,
+                    _segments_of(split, segments),
+                    lease_id,
                 )
                 for split in reply["splits"]
                 if split["queue"] in asked  # queues not named are planned whole by the broker
@@ -258,6 +261,22 @@ def _means_no_lease(refused: BrokerRefused) -> bool:
         refused.type == "/problems/invalid-parameter"
         and refused.problem.get("parameter") in {"lease_ms", "only_named"}
     )
+
+
+def _segments_of(
+    split: Mapping[str, int], segments: Iterable[Mapping[str, int]]
+) -> tuple[SegmentRange, ...]:
+    """Return where in the log's files a part lies. A file that the broker does not name costs
+    nothing: it is found missing, and the broker is asked."""
+    begin, end = split.get("physical_offset", 0), split.get("end_physical_offset", 0)
+    found = []
+    for segment in segments:
+        start = segment["start_offset"]
+        first = max(begin, start + SEGMENT_HEADER_SIZE)
+        behind = min(end, start + segment["size"])
+        if first < behind:
+            found.append(SegmentRange(start, segment["created_timestamp_us"], first, behind))
+    return tuple(found)
 
 
 def _check_topic_id(topic: str, bound_id: int, found_id: int) -> None:

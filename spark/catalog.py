@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from holdfast.spark.errors import SparkError
 from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
 
 
@@ -39,6 +40,20 @@ class Split:
     lease_id: str | None = None
 
 
+class OutOfRange(SparkError):
+    """A range that is to be cut, and that the queue does not have (any more)."""
+
+    def __init__(self, topic: str, queue: int, start: int, end: int) -> None:
+        super().__init__(topic, queue, start, end)
+        self.topic = topic
+        self.queue = queue
+        self.start = start
+        self.end = end
+
+    def __str__(self) -> str:
+        return f"queue {self.queue} of {self.topic!r} has not all of {self.start} to {self.end}"
+
+
 class Catalog(Protocol):
     """Where plans are made. What it raises, its makers say."""
 
@@ -65,4 +80,5 @@ class Catalog(Protocol):
         lease_ms: int = 0,
     ) -> list[Split]:
         """Return the ranges cut into parts of about `max_bytes`, by queue and offset. They are kept
-        from retention for `lease_ms`, where there is who does that."""
+        from retention for `lease_ms`, where there is who does that. A range that the queue does
+        not have is refused: OutOfRange, or a BrokerRefused of 410 or 416."""

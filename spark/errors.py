@@ -8,6 +8,8 @@
       DataLost             rows that were asked for are not kept any more (failOnDataLoss)
       TopicRecreated       the topic was deleted and made again since the offsets were bound
       OffsetsMoved         somebody else moved the group's offsets since they were bound
+      UnknownTopic         the data directory has no topic of this name
+      FilesUnreadable      a data directory cannot be read from here, or not wholly trusted
       ReplyMismatch        the broker's reply does not fit the request: a bug, never data
       UnwritableColumn     a column that no message can have: yours
       UnwritableRow        a row that no message can be made of: yours
@@ -143,6 +145,34 @@ class OffsetsMoved(SparkError):
         return (
             f"the offsets of group {self.group!r} for {self.topic!r} were changed by somebody "
             "else since they were bound, so they were left alone; bind again and repeat the run"
+        )
+
+
+class UnknownTopic(SparkError):
+    """A data directory's log knows no topic of this name."""
+
+    def __init__(self, topic: str, path: str) -> None:
+        super().__init__(topic, path)
+        self.topic = topic
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"there is no topic {self.topic!r} in the log of {self.path}"
+
+
+class FilesUnreadable(SparkError):
+    """The segment files under `path` cannot serve."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the log in the data directory {self.path} cannot be read here ({self.reason}); path "
+            "names a data directory that the driver and every executor see under this name, and "
+            "may read; or give url, and rows come over HTTP"
         )
 
 

@@ -44,10 +44,10 @@ def read_range(
             else:
                 for start, end in pulled.skipped:
                     if start < part.end:
-                        _skip(part, start, min(end, part.end), "given up by its operator", options)
+                        skip(part, start, min(end, part.end), "given up by its operator", options)
                 following, batches = step(pulled, part, offset, options)
                 if following <= offset:
-                    following = _skip(part, offset, part.end, "the queue ends before", options)
+                    following = skip(part, offset, part.end, "the queue ends before", options)
             if following < part.end:
                 pending = ahead.submit(pull, following)
             yield from batches
@@ -128,10 +128,12 @@ def _after_loss(refused: BrokerRefused, part: QueueRange, offset: int, options: 
             raise refused
     if not isinstance(following, int) or following <= offset:
         raise refused
-    return _skip(part, offset, min(following, part.end), reason, options)
+    return skip(part, offset, min(following, part.end), reason, options)
 
 
-def _skip(part: QueueRange, offset: int, following: int, reason: str, options: ReadOptions) -> int:
+def skip(part: QueueRange, offset: int, following: int, reason: str, options: ReadOptions) -> int:
+    """Return `following`, past messages that are lost, having said so in the log. Raises DataLost
+    unless the options let them be left out."""
     lost = DataLost(part.topic, part.queue, offset, following, reason)
     if options.fail_on_data_loss:
         raise lost

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.spark.catalog import Catalog, Split, TopicState
+from holdfast.spark.catalog import Catalog, OutOfRange, Split, TopicState
 from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicRecreated
 from holdfast.spark.offsets import (
     AtTime,
@@ -182,8 +182,9 @@ def _splits(catalog: Catalog, options: ReadOptions, topic: BoundTopic) -> list[S
                 min_splits=options.min_partitions or _DEFAULT_SPLITS,
                 lease_ms=options.lease_ms,
             )
-        except BrokerRefused as refused:
-            if refused.status not in {410, 416} or attempt == _PLAN_ATTEMPTS:
+        except (BrokerRefused, OutOfRange) as refused:
+            is_moved = isinstance(refused, OutOfRange) or refused.status in {410, 416}
+            if not is_moved or attempt == _PLAN_ATTEMPTS:
                 raise
             ranges = _kept(catalog.describe(topic.name), topic, ranges, options.fail_on_data_loss)
     raise AssertionError("unreachable")

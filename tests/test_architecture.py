@@ -88,6 +88,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.testing": ("holdfast.running_broker",),
     "holdfast.demo": ("holdfast", "holdfast.client", "holdfast.running_broker", "spark"),
     "spark": (*FORMAT, "holdfast", "holdfast.client"),
+    # Without a broker: the state's records from their copy in the log, and the walk past damage.
+    "spark.files": (
+        *FORMAT,
+        "commitlog.disk",
+        "commitlog.log_scan",
+        "commitlog.segment",
+        "consumequeue.state_records",
+        "consumequeue.state_replay",
+        "consumequeue.topics",
+        "spark",
+    ),
     "holdfast.cli": (
         "commitlog.data_dir",
         "commitlog.errors",
@@ -130,6 +141,8 @@ PURE = {
     "commitlog.segment_format",
     "commitlog.setting",
     "consumequeue.errors",
+    "consumequeue.state_records",
+    "consumequeue.state_replay",
     "consumequeue.topics",
 }
 

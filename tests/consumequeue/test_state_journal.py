@@ -15,6 +15,7 @@ from holdfast.commitlog.disk import LinuxDisk
 from holdfast.consumequeue import state_journal
 from holdfast.consumequeue.state_journal import encode_changes, encode_snapshot, state_in_log
 from holdfast.consumequeue.state_records import NEXT_TOPIC_ID, offsets_key, topic_key
+from holdfast.consumequeue.state_replay import StateReplay
 from tests.support.stored import batch, fill_segment, open_storage, settled, small_config
 
 _KEYS = st.text("abc/", min_size=1, max_size=5).map(str.encode)
@@ -132,7 +133,7 @@ def test_a_snapshot_of_which_a_part_is_missing_deletes_nothing(
         *encode_snapshot({b"a": b"2", b"b": b"3", b"c": b"4"}),
     ]
     for missing in (None, 1, 2, 3):
-        replay = state_journal._Replay()
+        replay = StateReplay()
         for offset, each in enumerate(batches):
             if offset != missing:
                 replay.apply(replace(each, header=replace(each.header, base_offset=offset)))

@@ -17,6 +17,7 @@ from holdfast.commitlog.batch_check import MessageLimits
 from holdfast.commitlog.errors import CorruptRecord, LogError
 from holdfast.commitlog.message_id import parse_message_id
 from holdfast.commitlog.rows import Rows, as_batch
+from holdfast.commitlog.segment_format import SegmentHeader
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.errors import (
@@ -421,6 +422,9 @@ class FakeStore:
                 if low < high:
                     splits.append(Split(queue, low, high, unit.size))
         return splits
+
+    async def segments(self, splits: Sequence[Split]) -> list[SegmentHeader]:
+        return []
 
     # -- stored offsets --------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Reading the log's segment files without a broker: what is in them, and the rows themselves."""

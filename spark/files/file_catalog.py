@@ -1,0 +1,244 @@
+"""What there is to read, told by the log's files alone: the Catalog of a data directory.
+
+Beside a running broker it tells what the broker would, but for the last moments: what a topic in
+fsync mode binds is on the disk by then, what groups store is what the log has of it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Self
+
+import numpy as np
+
+from holdfast.commitlog.segment_format import Blocks
+from holdfast.consumequeue.topics import Topic
+from holdfast.spark.catalog import OutOfRange, Split, StoredOffsets, TopicState
+from holdfast.spark.errors import FilesUnreadable, TopicRecreated, UnknownTopic
+from holdfast.spark.files.log_files import LogFiles, LogSegment
+from holdfast.spark.files.log_state import LogState
+from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
+
+#: A file that retention deleted may be gone a moment before the log says from where its queues
+#: are kept.
+_NOTE_ATTEMPTS = 4
+_NOTE_PAUSE_S = 0.05
+
+
+class FileCatalog:
+    """A data directory seen from Spark. Ask it again and again: only what is new is read. Close
+    it, or use it as a context manager. For one thread at a time.
+
+    Every method raises FilesUnreadable where the directory cannot be read, UnknownFormatVersion
+    for one that a newer Holdfast wrote, and UnknownTopic.
+    """
+
+    def __init__(self, path: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._path = path
+        self._log = LogFiles(path)
+        self._state = LogState(path, self._log)
+        self._sleep = sleep
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files. May be called twice."""
+        self._log.close()
+
+    def topic_names(self) -> Iterator[str]:
+        """Yield the names of all topics."""
+        self._refresh()
+        yield from self._state.topics()
+
+    def describe(self, topic: str) -> TopicState:
+        """Return what the topic is and holds now."""
+        for attempt in range(1, _NOTE_ATTEMPTS + 1):
+            self._refresh()
+            found = self._topic(topic)
+            bounds = self._bounds(found)
+            if attempt == _NOTE_ATTEMPTS or not self._is_note_missing(found, bounds):
+                break
+            self._sleep(_NOTE_PAUSE_S)
+        queues = {queue: bounds.get(queue, QueueState(0, 0)) for queue in range(found.queue_count)}
+        levels = found.priority_levels if found.priority_levels > 1 else None
+        return TopicState(topic, found.topic_id, queues, levels)
+
+    def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
+        """Return the first offset stored at or after a time, the queue's end when there is none."""
+        found = self._topic(topic)
+        low, high = self._bounds(found).get(queue, QueueState(0, 0))
+        for _, rows in self._rows_from_time(found.topic_id, queue, timestamp_ms * 1000, low, high):
+            return max(int(rows[0]["base_offset"]), low)
+        return high
+
+    def stored_offsets(self, group: str, topic: str) -> StoredOffsets | None:
+        """Return a group's offsets, None when there is no such group. Those of a group with
+        leases are what its floors last left in the log."""
+        stored = self._state.offsets(group, self._topic(topic).topic_id)
+        return None if stored is None else StoredOffsets(stored.offsets, f'"{stored.version}"')
+
+    def splits(
+        self,
+        topic: str,
+        topic_id: int,
+        ranges: Mapping[int, OffsetRange],
+        *,
+        max_bytes: int,
+        min_splits: int,
+        lease_ms: int = 0,
+    ) -> list[Split]:
+        """Return the ranges cut into parts of about `max_bytes`, by queue and offset. Nobody is
+        there to keep them from retention: `lease_ms` says nothing. Raises TopicRecreated, and
+        OutOfRange for a range that the queue does not have."""
+        self._refresh()
+        found = self._topic(topic)
+        if found.topic_id != topic_id:
+            raise TopicRecreated(topic, topic_id, found.topic_id)
+        bounds = self._bounds(found, bound=True)  # what was bound was durable then
+        for queue, part in ranges.items():
+            low, high = bounds.get(queue, QueueState(0, 0))
+            if part.start < low or part.end > high:
+                raise OutOfRange(topic, queue, part.start, part.end)
+        cuts = [
+            _Cut(self._log, topic_id, queue, part)
+            for queue, part in sorted(ranges.items())
+            if part.start < part.end
+        ]
+        total = sum(cut.size_bytes for cut in cuts)
+        target = max(1, min(max_bytes, -(-total // max(min_splits, 1))))
+        try:
+            return [split for cut in cuts for split in cut.splits(target)]
+        except OSError as error:
+            raise FilesUnreadable(self._path, str(error)) from error
+
+    # -- what the log and its state say ------------------------------------------------------
+
+    def _refresh(self) -> None:
+        self._log.refresh()
+        try:
+            self._state.refresh()
+        except OSError as error:
+            raise FilesUnreadable(self._path, str(error)) from error
+
+    def _topic(self, name: str) -> Topic:
+        if not self._log.segments:
+            self._refresh()
+        topic = self._state.topic(name)
+        if topic is None:
+            raise UnknownTopic(name, self._path)
+        return topic
+
+    def _bounds(self, topic: Topic, *, bound: bool = False) -> dict[int, QueueState]:
+        """Return where the topic's queues begin and end: those of which there is anything. Of
+        what is already `bound` nobody asks again whether it is durable."""
+        kept = self._state.kept(topic.topic_id)
+        ends = dict(kept)
+        for queue, end in self._state.lost_ends(topic.topic_id).items():
+            ends[queue] = max(ends.get(queue, 0), end)
+        durable: int | None = None
+        if topic.config.durability == "fsync" and not bound:
+            durable = self._log.durable_offset()
+        for queue, end in self._visible_ends(topic.topic_id, durable).items():
+            ends[queue] = max(ends.get(queue, 0), end)
+        return {queue: QueueState(kept.get(queue, 0), end) for queue, end in ends.items()}
+
+    def _visible_ends(self, topic_id: int, durable: int | None) -> dict[int, int]:
+        """Return of each queue that has blocks up to where they may be read: those that lie below
+        `durable`, None for all."""
+        ends: dict[int, int] = {}
+        for segment in self._log.segments:
+            for queue, (first, end) in segment.blocks.queues(topic_id).items():
+                if durable is not None and segment.file.end_offset > durable:
+                    end = _durable_end(segment, topic_id, queue, (first, end), durable)
+                ends[queue] = max(ends.get(queue, 0), end)
+        return ends
+
+    def _is_note_missing(self, topic: Topic, bounds: Mapping[int, QueueState]) -> bool:
+        """Return whether a queue's first messages went with the log's oldest files, and the log
+        does not say so, yet."""
+        segments = self._log.segments
+        if not segments or segments[0].file.start_offset == 0:
+            return False
+        firsts: dict[int, int] = {}
+        for segment in segments:
+            for queue, (first, _) in segment.blocks.queues(topic.topic_id).items():
+                firsts.setdefault(queue, first)
+        return any(
+            bounds[queue].min_offset < first for queue, first in firsts.items() if queue in bounds
+        )
+
+    def _rows_from_time(
+        self, topic_id: int, queue: int, timestamp_us: int, start: int, end: int
+    ) -> Iterator[tuple[LogSegment, Blocks]]:
+        """Yield the blocks of a queue within [start, end) that were stored at or after a time."""
+        for segment, rows in self._log.rows(topic_id, queue, start, end):
+            first = int(np.searchsorted(rows["store_timestamp_us"], timestamp_us))
+            if first < len(rows):
+                yield segment, rows[first:]
+
+
+def _durable_end(
+    segment: LogSegment, topic_id: int, queue: int, offsets: tuple[int, int], durable: int
+) -> int:
+    """Return up to where a queue's messages in a segment lie below this place of the log."""
+    end = offsets[0]
+    for rows in segment.blocks.rows(topic_id, queue, *offsets):
+        below = rows[rows["physical_offset"] + rows["size"] <= durable]
+        if len(below):
+            end = int(below[-1]["base_offset"]) + int(below[-1]["message_count"])
+    return end
+
+
+class _Cut:
+    """A range of one queue, to be cut by bytes at the borders of blocks. Its rows are gone through
+    twice, and never held."""
+
+    def __init__(self, log: LogFiles, topic_id: int, queue: int, part: OffsetRange) -> None:
+        self._log = log
+        self._topic_id = topic_id
+        self._queue = queue
+        self._part = part
+        self.size_bytes = sum(int(rows["size"].sum(dtype=np.int64)) for _, rows in self._rows())
+        """Stored bytes of the blocks that have the range."""
+
+    def _rows(self) -> Iterator[tuple[LogSegment, Blocks]]:
+        return self._log.rows(self._topic_id, self._queue, *self._part)
+
+    def splits(self, target: int) -> Iterator[Split]:
+        """Yield parts of about `target` bytes that together are the range; none is empty."""
+        pieces = max(1, -(-self.size_bytes // target))
+        wanted = [self.size_bytes * piece // pieces for piece in range(1, pieces)]
+        start, start_bytes, at_bytes = self._part.start, 0, 0
+        segments: list[SegmentRange] = []
+        for segment, rows in self._rows():
+            begins = at_bytes + np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
+            at_bytes = int(begins[-1]) + int(rows["size"][-1])
+            done = 0
+            while wanted and wanted[0] <= begins[-1]:
+                row = int(np.searchsorted(begins, wanted.pop(0)))
+                border = int(rows["base_offset"][row])
+                if border <= start:
+                    continue
+                _extend(segments, segment, rows[done:row])
+                size = int(begins[row]) - start_bytes
+                yield Split(self._queue, start, border, size, tuple(segments))
+                start, start_bytes, done = border, int(begins[row]), row
+                segments = []
+            _extend(segments, segment, rows[done:])
+        size = self.size_bytes - start_bytes
+        yield Split(self._queue, start, self._part.end, size, tuple(segments))
+
+
+def _extend(segments: list[SegmentRange], segment: LogSegment, rows: Blocks) -> None:
+    """Add where these blocks of one segment lie."""
+    if not len(rows):
+        return
+    first = int(rows["physical_offset"][0])
+    end = int(rows["physical_offset"][-1]) + int(rows["size"][-1])
+    if segments and segments[-1].start_offset == segment.file.start_offset:
+        segments[-1] = segments[-1]._replace(end=end)
+    else:
+        segments.append(SegmentRange(*segment.file.identity, first, end))

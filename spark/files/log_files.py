@@ -1,0 +1,163 @@
+"""The log's segment files in one directory as a row, as far as they can be trusted just now.
+
+`refresh` may be called again and again, beside a broker that writes: new files are opened, deleted
+ones let go, and only what was written since is walked. Nothing is written; one thing is asked of
+the system: that what was read be on the disk (`durable_offset`).
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.segment_format import Blocks, parse_segment_name
+from holdfast.spark.errors import FilesUnreadable
+from holdfast.spark.files.sealed_blocks import SealedBlocks
+from holdfast.spark.files.segment_file import LOG_DIRECTORY, SegmentFile
+from holdfast.spark.files.walked_blocks import WalkedBlocks
+
+_log = logging.getLogger("holdfast.spark")
+
+
+class LogSegment:
+    """One segment: its file, and its blocks from its footer or by walking it."""
+
+    def __init__(self, file: SegmentFile) -> None:
+        self.file = file
+        self.blocks: SealedBlocks | WalkedBlocks = WalkedBlocks(file)
+        self._is_decided = False
+
+    def look_for_footer(self) -> None:
+        """Take the footer, if there is an intact one by now; a damaged one is looked at once."""
+        sealed = None if self._is_decided else SealedBlocks.of(self.file)
+        if sealed is not None:
+            self._is_decided = True
+            if sealed.is_intact():
+                self.blocks = sealed
+
+
+class LogFiles:
+    """The segments that are part of the log now, oldest first. Close it after use."""
+
+    def __init__(self, path: str) -> None:
+        self._directory = Path(path) / LOG_DIRECTORY
+        self._path = path
+        self._open: dict[int, LogSegment] = {}
+        self._synced_to = 0
+        self._proven = 0
+        self.segments: tuple[LogSegment, ...] = ()
+
+    def close(self) -> None:
+        """Close all files; may be called twice."""
+        for segment in self._open.values():
+            segment.file.close()
+        self._open.clear()
+        self.segments = ()
+
+    def refresh(self) -> None:
+        """Look at what is there now. Raises FilesUnreadable, UnknownFormatVersion."""
+        try:
+            self._open_files()
+            row = self._without_overlaps()
+            for segment in row:
+                segment.look_for_footer()
+            self.segments = self._walk(row)
+        except OSError as error:
+            raise FilesUnreadable(self._path, str(error)) from error
+
+    def _open_files(self) -> None:
+        try:
+            names = [path.name for path in self._directory.iterdir()]
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise FilesUnreadable(self._path, f"{LOG_DIRECTORY}: {reason}") from error
+        starts = {start for name in names if (start := parse_segment_name(name)) is not None}
+        for start in self._open.keys() - starts:
+            self._open.pop(start).file.close()
+        for start in sorted(starts - self._open.keys()):
+            try:
+                self._open[start] = LogSegment(SegmentFile.open(self._directory, start))
+            except FileNotFoundError:
+                continue  # retention was faster
+            except CorruptBatch as error:
+                _log.warning("%s/%020d is left out: %s", self._directory, start, error)
+
+    def _without_overlaps(self) -> list[LogSegment]:
+        """Return the segments in order, without those that lie inside the one before."""
+        row: list[LogSegment] = []
+        for _, segment in sorted(self._open.items()):
+            if not row or segment.file.start_offset >= row[-1].file.end_offset:
+                row.append(segment)
+        return row
+
+    def _walk(self, row: list[LogSegment]) -> tuple[LogSegment, ...]:
+        """Walk the segments without a footer; return the row up to where the log ends now.
+
+        A segment that the log has gone on after is complete: it is walked again, and damage in it
+        was durable if what follows proves that.
+        """
+        for segment in row:
+            if isinstance(segment.blocks, WalkedBlocks):
+                segment.blocks.advance(self._proven)
+                self._proven = max(self._proven, segment.blocks.durable_offset)
+        for index, segment in enumerate(row):
+            walked = segment.blocks
+            if isinstance(walked, SealedBlocks) or walked.is_ended:
+                continue
+            following = row[index + 1 :]
+            if any(len(each.blocks) for each in following):
+                self._prove_by(following)
+                walked.advance(self._proven)
+            if not walked.is_ended:
+                return tuple(row[: index + 1])
+        return tuple(row)
+
+    def _prove_by(self, segments: list[LogSegment]) -> None:
+        """Let a block of each sealed segment say what was durable before it."""
+        for segment in segments:
+            if isinstance(segment.blocks, SealedBlocks):
+                place = segment.blocks.any_place()
+                if place is None:
+                    continue
+                try:
+                    header = BatchHeader.decode(segment.file.read(place, HEADER_SIZE))
+                except CorruptBatch:
+                    continue
+                if header.physical_offset == place:
+                    self._proven = max(self._proven, header.durable_offset)
+
+    # -- what is durable ---------------------------------------------------------------------
+
+    def durable_offset(self) -> int:
+        """Return up to where what `refresh` found is on the disk: all of it, if the files can be
+        synced (which makes it so), else what the blocks themselves prove."""
+        if not self.segments:
+            return 0
+        last = self.segments[-1]
+        end = last.file.end_offset
+        if isinstance(last.blocks, WalkedBlocks):
+            end = last.blocks.end
+        proven = max(self._proven, self._synced_to)
+        try:
+            for segment in self.segments:
+                if segment.file.end_offset > proven and end > proven:
+                    segment.file.sync()
+        except OSError as error:
+            _log.info("%s cannot be synced (%s): bound is what is proven", self._path, error)
+            return proven
+        self._synced_to = max(end, proven)
+        return self._synced_to
+
+    # -- what is in it -----------------------------------------------------------------------
+
+    def rows(
+        self, topic_id: int, queue: int, start: int, end: int
+    ) -> Iterator[tuple[LogSegment, Blocks]]:
+        """Yield the blocks of a queue with offsets in [start, end), in order, with the segment
+        that has them."""
+        for segment in self.segments:
+            first, behind = segment.blocks.queues(topic_id).get(queue, (0, 0))
+            if first < end and start < behind:
+                for rows in segment.blocks.rows(topic_id, queue, start, end):
+                    yield segment, rows

@@ -1,0 +1,109 @@
+"""The blocks of a sealed segment, by its footer's block table: searched in the file, a row at a
+time, and read a stretch at a time, so that no table is ever in memory as a whole."""
+
+import bisect
+from collections.abc import Iterator
+
+import numpy as np
+
+from holdfast.commitlog.checksum import crc32c_extended
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.segment_format import (
+    BLOCK_DTYPE,
+    TRAILER_SIZE,
+    Blocks,
+    FooterTrailer,
+)
+from holdfast.spark.files.segment_file import SegmentFile
+
+#: So many rows are read at once: 3.5 MB.
+ROWS_AT_ONCE = 65_536
+_ROW = BLOCK_DTYPE.itemsize
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+#: Before every row of its queue, and behind every one.
+_FIRST, _BEHIND = -1, 2**63
+
+
+class SealedBlocks:
+    """Rows of a block table, in order of topic, queue and base offset. OSError passes through
+    all methods."""
+
+    def __init__(self, file: SegmentFile, trailer: FooterTrailer) -> None:
+        self._file = file
+        self._count = trailer.block_count
+        self._trailer = trailer
+        self._at = file.end_offset - trailer.footer_size
+        self._queues: dict[int, dict[int, tuple[int, int]]] = {}
+
+    @classmethod
+    def of(cls, file: SegmentFile) -> "SealedBlocks | None":
+        """Return the blocks of a segment with a footer whose trailer is intact, else None. The
+        tables are not looked at: `is_intact` does. Raises UnknownFormatVersion."""
+        raw = file.read(file.end_offset - TRAILER_SIZE, TRAILER_SIZE)
+        try:
+            trailer = FooterTrailer.decode(raw)
+        except CorruptBatch:
+            return None
+        if trailer is None or trailer.start_offset != file.start_offset:
+            return None
+        found = cls(file, trailer)
+        return found if found._at >= file.first_offset else None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def is_intact(self) -> bool:
+        """Return whether the tables are what the trailer's checksum means. Reads all of them."""
+        crc, at, left = 0, self._at, self._trailer.footer_size - TRAILER_SIZE
+        while left > 0:
+            chunk = self._file.read(at, min(left, _CHUNK_BYTES))
+            if not chunk:
+                return False
+            crc = crc32c_extended(crc, chunk)
+            at += len(chunk)
+            left -= len(chunk)
+        return crc == self._trailer.tables_crc
+
+    def queues(self, topic_id: int) -> dict[int, tuple[int, int]]:
+        """Return of each queue of a topic that has blocks: its first offset, and that after its
+        last."""
+        found = self._queues.get(topic_id)
+        if found is None:
+            found = self._queues[topic_id] = {}
+            row = self._find(topic_id, 0, _FIRST)
+            while row < self._count and (first := self._row(row))[0] == topic_id:
+                queue, base = int(first[1]), int(first[2])
+                row = self._find(topic_id, queue, _BEHIND)
+                last = self._read(row - 1, row)[0]
+                found[queue] = base, int(last["base_offset"]) + int(last["message_count"])
+        return found
+
+    def rows(self, topic_id: int, queue: int, start: int, end: int) -> Iterator[Blocks]:
+        """Yield the rows of a queue's blocks with offsets in [start, end), in order."""
+        first = self._find(topic_id, queue, start)
+        behind = self._find(topic_id, queue, end - 1)
+        if first > self._find(topic_id, queue, _FIRST):
+            first -= 1  # the block that holds `start` begins before it, or at it
+        for at in range(first, behind, ROWS_AT_ONCE):
+            rows = self._read(at, min(at + ROWS_AT_ONCE, behind))
+            rows = rows[rows["base_offset"] + rows["message_count"] > start]
+            if len(rows):
+                yield rows
+
+    def any_place(self) -> int | None:
+        """Return where one of its blocks is, None if it has none."""
+        return int(self._read(0, 1)["physical_offset"][0]) if self._count else None
+
+    def _find(self, topic_id: int, queue: int, base_offset: int) -> int:
+        """Return the first row behind all that are up to this place."""
+        place = (topic_id, queue, base_offset)
+        return bisect.bisect_right(range(self._count), place, key=self._row)
+
+    def _row(self, row: int) -> tuple[int, int, int]:
+        found = self._read(row, row + 1)[0]
+        return int(found["topic_id"]), int(found["queue_id"]), int(found["base_offset"])
+
+    def _read(self, first: int, end: int) -> Blocks:
+        raw = self._file.read(self._at + first * _ROW, (end - first) * _ROW)
+        return np.frombuffer(raw, BLOCK_DTYPE, len(raw) // _ROW)
