@@ -2,19 +2,22 @@
 
 How far that went is kept by a group of its own on the dead-letter topic, `GROUP.redrive`. A letter
 is acknowledged there once its message is stored and synced; what was put back just before a crash
-is put back again with the same identity, so the broker stores it once.
+is put back again with the same identity, so the broker stores it once. Many are under way at once,
+of one key or, without a key, of one queue one after the other.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from holdfast.client import group_requests
 from holdfast.client.consumer import AsyncConsumer
+from holdfast.client.delivery import Delivery
 from holdfast.client.errors import HoldfastError, UnknownTopic
 from holdfast.client.message import Message
 from holdfast.client.new_message import NewMessage
@@ -26,6 +29,8 @@ from holdfast.client.sender import ProducerIdentity
 PREFIX = "holdfast-dead-"
 #: The member that puts letters back: a second one takes over from a first that was killed.
 MEMBER = "redrive"
+#: Letters that are put back at once; the broker syncs them together.
+AT_ONCE = 64
 #: A letter whose topic is gone is kept back for so long, until it is tried again.
 STUCK_MS = 60_000
 
@@ -90,6 +95,12 @@ class Letter:
             message.body, message.key, message.tag, self.properties or None, queue=queue
         )
 
+    @property
+    def unit(self) -> tuple[str, str | int]:
+        """What it has to stay in order with."""
+        key = self.message.key
+        return self.topic, self.queue if key is None else key
+
     def identity(self, group: str) -> ProducerIdentity:
         """Return under whom it is put back: always the same, and nobody else's."""
         digest = sha256(f"{group} {self.message.message_id}".encode()).digest()
@@ -111,7 +122,15 @@ class MakesConsumers(Protocol):
     """Who makes the consumer of the dead letters: the client."""
 
     def consume(
-        self, topic: str, group: str, *, member: str, follow: bool, max_in_flight: int
+        self,
+        topic: str,
+        group: str,
+        *,
+        member: str,
+        follow: bool,
+        max_in_flight: int,
+        concurrency: int,
+        serial_by: Literal["nothing"],
     ) -> AsyncConsumer:
         """Return a consumer of a topic, as AsyncClient.consume does."""
         ...
@@ -139,7 +158,8 @@ def dead_letter_topic(group: str, described: Mapping[str, object]) -> str:
 async def redrive(
     transport: Requests, client: MakesConsumers, group: str, most: int | None
 ) -> Redriven:
-    """Put a group's dead letters back, in their order, at most so many."""
+    """Put a group's dead letters back, those of a key in their order, at most so many. The first
+    that cannot be put back ends it, and is raised once what was begun has ended."""
     dead = dead_letter_topic(group, await group_requests.describe_group(transport, group))
     redriving = group_of_redriving(group)
     settings = {
@@ -150,33 +170,85 @@ async def redrive(
     await group_requests.put_group(transport, redriving, settings)
     # What one that was killed had in hand is had at once.
     await group_requests.leave(transport, redriving, MEMBER)
-    topics: dict[str, _Topic | None] = {}
-    done: Counter[str] = Counter()
-    stuck = 0
-    consumer = client.consume(dead, redriving, member=MEMBER, follow=False, max_in_flight=256)
+    consumer = client.consume(
+        dead,
+        redriving,
+        member=MEMBER,
+        follow=False,
+        max_in_flight=4 * AT_ONCE,
+        concurrency=AT_ONCE,
+        serial_by="nothing",
+    )
     async with consumer:
-        while most is None or done.total() < most:
-            delivery = await consumer.next()
-            if delivery is None:
-                break
-            letter = Letter.of(delivery)
-            if letter.topic not in topics:
-                topics[letter.topic] = await _described(transport, letter.topic)
-            topic = topics[letter.topic]
-            if topic is None:
-                delivery.nack(STUCK_MS)
-                stuck += 1
-                continue
-            message = letter.original(topic.queue_count, topic.config.priority_levels)
-            request = PublishRequest(letter.topic, "fsync", [message.encode()])
-            await request.send(transport, letter.identity(group))
-            delivery.ack()
-            done[letter.topic] += 1
-    return Redriven(dead, dict(done), stuck)
+        return await _Redriving(transport, consumer, group).put_back(dead, most)
 
 
-async def _described(transport: Requests, topic: str) -> _Topic | None:
-    try:
-        return (await transport.request("GET", f"/v1/topics/{topic}")).json(_Topic)
-    except UnknownTopic:
-        return None
+class _Redriving:
+    """One run over a group's dead letters."""
+
+    def __init__(self, transport: Requests, consumer: AsyncConsumer, group: str) -> None:
+        self._transport = transport
+        self._consumer = consumer
+        self._group = group
+        self._topics: dict[str, _Topic | None] = {}
+        #: The last of each unit that is under way.
+        self._last: dict[tuple[str, str | int], asyncio.Task[None]] = {}
+        self._failure: Exception | None = None
+        self._done: Counter[str] = Counter()
+
+    async def put_back(self, dead: str, most: int | None) -> Redriven:
+        """Put letters back, at most so many; raise what kept one of them from it."""
+        begun = stuck = 0
+        try:
+            # No more are given out than may be in hand at once, and none once it is stopped.
+            while most is None or begun < most:
+                delivery = await self._consumer.next()
+                if delivery is None:
+                    break
+                letter = Letter.of(delivery)
+                topic = await self._topic(letter.topic)
+                if topic is None:
+                    delivery.nack(STUCK_MS)
+                    stuck += 1
+                    continue
+                begun += 1
+                before = self._last.get(letter.unit)
+                task = asyncio.create_task(self._put_back(delivery, letter, topic, before))
+                self._last[letter.unit] = task
+        finally:
+            if self._last:
+                await asyncio.wait(self._last.values())
+        if self._failure is not None:
+            raise self._failure
+        return Redriven(dead, dict(self._done), stuck)
+
+    async def _put_back(
+        self,
+        delivery: Delivery,
+        letter: Letter,
+        topic: _Topic,
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            if self._failure is None:  # what lies behind one that failed stays behind it
+                message = letter.original(topic.queue_count, topic.config.priority_levels)
+                request = PublishRequest(letter.topic, "fsync", [message.encode()])
+                await request.send(self._transport, letter.identity(self._group))
+                delivery.ack()
+                self._done[letter.topic] += 1
+        except Exception as error:
+            self._failure = self._failure or error
+            self._consumer.stop()
+        if self._last.get(letter.unit) is asyncio.current_task():
+            del self._last[letter.unit]
+
+    async def _topic(self, name: str) -> _Topic | None:
+        if name not in self._topics:
+            try:
+                found = await self._transport.request("GET", f"/v1/topics/{name}")
+                self._topics[name] = found.json(_Topic)
+            except UnknownTopic:
+                self._topics[name] = None
+        return self._topics[name]

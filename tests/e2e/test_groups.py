@@ -9,11 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from random import Random
 from time import monotonic, sleep, time_ns
+from urllib.request import Request, urlopen
 
 import pytest
 
 from holdfast.client import Client, Delivery
-from holdfast.client.errors import ExclusiveHeld
+from holdfast.client.errors import ExclusiveHeld, MessageTooLarge
 from holdfast.client.new_message import NewMessage
 from holdfast.client.publishing import PublishRequest
 from holdfast.client.redrive import Letter
@@ -162,6 +163,37 @@ def test_what_one_that_was_killed_had_in_hand_is_put_back_at_once(client: Client
     assert len(held.messages) == 2
     assert client.redrive("killed").total == 2
     assert end_offset(client, "killed") == 6
+
+
+def test_many_letters_go_back_in_the_order_of_their_keys(client: Client) -> None:
+    keys = [None if number % 7 == 0 else f"k{number % 5}" for number in range(300)]
+    letters = dead_letters(client, "many", *keys)
+    assert client.redrive("many").total == 300
+    messages = list(client.pull("many", follow=False))
+    for key in {*keys}:
+        expected = [each.message.body for each in letters if each.message.key == key]
+        found = [each.body for each in messages if each.key == key]
+        assert found[len(expected) :] == expected, key
+
+
+def narrow(client: Client, topic: str, max_message_bytes: int) -> None:
+    body = json.dumps({"max_message_bytes": max_message_bytes}).encode()
+    request = Request(f"{client.url}/v1/topics/{topic}", body, method="PATCH")
+    request.add_header("Content-Type", "application/json")
+    urlopen(request).close()
+
+
+def test_nothing_passes_a_letter_of_its_key_that_cannot_go_back(client: Client) -> None:
+    dead_letters(client, "narrow", *"k" * 12)
+    narrow(client, "narrow", 5)
+    with pytest.raises(MessageTooLarge):
+        client.redrive("narrow")
+    assert end_offset(client, "narrow") == 12 + 10
+    narrow(client, "narrow", 6)
+    assert client.redrive("narrow").total == 2
+    assert [each.body for each in client.pull("narrow", follow=False)][-12:] == [
+        b"%d" % number for number in range(12)
+    ]
 
 
 def test_a_letter_whose_topic_is_gone_stays(client: Client) -> None:
