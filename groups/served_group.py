@@ -55,7 +55,10 @@ class Pages(Protocol):
 
 
 class Places(Protocol):
-    """Who may wait. `taken` raises HoldLimitExceeded."""
+    """Who may wait, and for how long. `taken` raises HoldLimitExceeded."""
+
+    def at_most(self, wait_s: float) -> float:
+        """Return how long a request may wait that asks for so long."""
 
     def taken(self, client: str) -> AbstractContextManager[None]:
         """Take a place for a client's request, for as long as it waits."""
@@ -195,7 +198,9 @@ class ServedGroup:
         if not reply.is_answer and wait_s > 0 and not self._is_ending:
             began_s = monotonic()
             with self._places.taken(client):
-                answer = await self.waiting.wait(ask, wait_s, has_looked=reply.needs is None)
+                answer = await self.waiting.wait(
+                    ask, self._places.at_most(wait_s), has_looked=reply.needs is None
+                )
             held_s = monotonic() - began_s
             if answer is None:
                 is_active = self._is_active(ask.member)

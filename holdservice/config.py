@@ -12,7 +12,8 @@ class HoldServiceConfig:
     long_polling: bool = setting(
         True,
         "Hold a pull until a message arrives. Off: short polling; a pull is held for at most "
-        "short_polling_ms and messages are found by the scan alone.",
+        "short_polling_ms and messages are found by the scan alone. A receive from a group is held "
+        "no longer either.",
     )
     short_polling_ms: int = setting(
         1000, "With long_polling off: how long a pull is held, and how often is scanned.", minimum=1

@@ -155,8 +155,7 @@ class PullRequestHoldService:
         """
         if self._is_draining:
             return Woken(Outcome.DRAINING, dict(waits))
-        if not self._config.long_polling:
-            wait_s = min(wait_s, self._config.short_polling_ms / 1000)
+        wait_s = self.at_most(wait_s)
         future: asyncio.Future[Woken] = asyncio.get_running_loop().create_future()
         try:
             pull = self._table.suspend(
@@ -181,6 +180,11 @@ class PullRequestHoldService:
             if self._table.cancel(pull):
                 self._cancelled_total += 1
             raise
+
+    def at_most(self, wait_s: float) -> float:
+        """Return how long a request may be held that asks for so long."""
+        config = self._config
+        return wait_s if config.long_polling else min(wait_s, config.short_polling_ms / 1000)
 
     @contextmanager
     def taken(self, client: str) -> Iterator[None]:

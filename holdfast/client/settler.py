@@ -6,11 +6,14 @@ again.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.client.delivery import Settling, Status, Verb
+
+_log = logging.getLogger("holdfast.client")
 
 #: Receipts in one request.
 MAX_RECEIPTS = 256
@@ -106,9 +109,19 @@ class Settler:
                     return
                 for each, status in zip(said, statuses, strict=True):
                     each.settling.settled(status)
+                self._tell_of_stale(terms.verb, statuses.count("stale"))
                 self._confirmed(len(said))
         finally:
             self._pump = None
+
+    def _tell_of_stale(self, verb: Verb, count: int) -> None:
+        if count and verb != "extend":
+            _log.warning(
+                "%s came too late for %d of the messages: their leases had ended, and others may "
+                "have them; give the group a longer lease_ms, or ask for fewer at a time",
+                verb,
+                count,
+            )
 
     def _give_up(self, said: Sequence[Said], error: Exception) -> None:
         waiting = [*said, *(each for others in self._pending.values() for each in others)]

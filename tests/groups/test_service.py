@@ -492,6 +492,22 @@ async def test_no_more_wait_than_may(tmp_path: Path) -> None:
         assert broker.hold.stats().held == 0
 
 
+async def test_without_long_polling_a_receive_waits_as_briefly_as_a_pull(tmp_path: Path) -> None:
+    config = HoldServiceConfig(long_polling=False, short_polling_ms=20)
+    async with running(tmp_path, hold=config) as broker:
+        await broker.topic()
+        await broker.group()
+        async with asyncio.timeout(10):
+            received = await broker.receive(wait_s=3600.0)
+        assert not received.deliveries
+    config = HoldServiceConfig(long_polling=False, short_polling_ms=3_600_000)
+    async with running(tmp_path, hold=config) as broker:
+        waiting = asyncio.create_task(broker.receive(wait_s=3600.0))
+        await until(lambda: broker.groups.stats().waiting == 1)
+        await broker.publish("x")
+        assert bodies_of(await asyncio.wait_for(waiting, 10)) == ["x"]
+
+
 async def test_a_group_is_described(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.topic(queues=2)

@@ -351,6 +351,9 @@ class SimulatedGroups(SimulatedReading):
 class _Places:
     """Room for whoever wants to wait; nobody does."""
 
+    def at_most(self, wait_s: float) -> float:
+        return wait_s
+
     @contextmanager
     def taken(self, client: str) -> Iterator[None]:
         yield
