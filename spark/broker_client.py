@@ -14,7 +14,13 @@ from urllib.parse import quote
 from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE
 from holdfast.spark.address import Address
 from holdfast.spark.catalog import Split, StoredOffsets, TopicState
-from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
+from holdfast.spark.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    OffsetsMoved,
+    ReplyMismatch,
+    TopicRecreated,
+)
 from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
 from holdfast.spark.transport import NO_LEASES_LEFT, RETRY_FOR_S, Reply, Transport
 
@@ -135,6 +141,37 @@ class BrokerClient:
                 raise OffsetsMoved(group, topic) from refused
             return stored
 
+    def has_leases(self, group: str) -> bool:
+        """Whether there is such a group and it leases messages, so that its offsets are not mere
+        numbers that anybody may store."""
+        try:
+            reply = self._transport.get(f"/v1/groups/{quote(group, safe='')}")
+        except BrokerRefused as refused:
+            if refused.type == "/problems/unknown-group":
+                return False
+            raise
+        return "config" in reply.json()
+
+    def hold(self, topic: str, offsets: Mapping[int, int], wait_ms: int) -> None:
+        """Return when one of the queues has a message at its offset, at the latest after `wait_ms`.
+
+        At once where there are too many queues to name, or the broker will not hold it.
+        """
+        if len(offsets) > _QUEUES_PER_PLAN:
+            return
+        query = {
+            "offsets": ",".join(f"{queue}:{offset}" for queue, offset in sorted(offsets.items())),
+            "wait_ms": wait_ms,
+            "max_messages": 1,
+            "max_bytes": 1,
+        }
+        try:
+            self._transport.get(
+                f"{_topic_path(topic)}/messages", query, accept=MSGPACK_TYPE, retry_for_s=0
+            )
+        except (BrokerRefused, BrokerUnavailable) as error:
+            _log.info("waiting for messages of %r by asking again: %s", topic, error)
+
     def splits(
         self,
         topic: str,
@@ -190,6 +227,14 @@ class BrokerClient:
                     raise
                 _log.warning("%r is read without a lease against retention: %s", topic, refused)
         return dict(self._transport.get(path, query).json())
+
+    def release_lease(self, topic: str, lease_id: str) -> None:
+        """Let go of a lease, if it is still there; one that cannot be let go of ends by itself."""
+        path = f"{_topic_path(topic)}/read-leases/{quote(lease_id, safe='')}"
+        try:
+            self._transport.delete(path)
+        except (BrokerRefused, BrokerUnavailable) as error:
+            _log.info("a lease on %r is left to end by itself: %s", topic, error)
 
     def extend_lease(self, topic: str, lease_id: str, lease_ms: int) -> bool:
         """Let a lease live for so long from now; return False when there is no such lease."""

@@ -3,7 +3,7 @@ range may be cut into parts. No I/O here."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from holdfast.spark.errors import SparkError
 from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
@@ -82,3 +82,17 @@ class Catalog(Protocol):
         """Return the ranges cut into parts of about `max_bytes`, by queue and offset. They are kept
         from retention for `lease_ms`, where there is who does that. A range that the queue does
         not have is refused: OutOfRange, or a BrokerRefused of 410 or 416."""
+
+
+@runtime_checkable
+class LiveCatalog(Catalog, Protocol):
+    """A broker's: it can wait for messages, instead of being asked again and again, and leases."""
+
+    def hold(self, topic: str, offsets: Mapping[int, int], wait_ms: int) -> None:
+        """Return when one of the queues has a message at its offset, at the latest after `wait_ms`.
+
+        May return at once, for any reason.
+        """
+
+    def release_lease(self, topic: str, lease_id: str) -> None:
+        """Let go of a lease, if it is still there."""

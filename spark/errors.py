@@ -7,6 +7,8 @@
       BrokerRefused        the broker answered with a problem that no retry mends
       DataLost             rows that were asked for are not kept any more (failOnDataLoss)
       TopicRecreated       the topic was deleted and made again since the offsets were bound
+      GoneFromStream       a stream has offsets of a topic or queue that it cannot read any more
+      CheckpointUnreadable a stream's checkpoint holds offsets that this release cannot read
       OffsetsMoved         somebody else moved the group's offsets since they were bound
       UnknownTopic         the data directory has no topic of this name
       FilesUnreadable      a data directory cannot be read from here, or not wholly trusted
@@ -129,7 +131,41 @@ class TopicRecreated(SparkError):
     def __str__(self) -> str:
         return (
             f"topic {self.topic!r} was deleted and created again since its offsets were bound "
-            f"(topic id {self.bound_id} then, {self.found_id} now); load it anew"
+            f"(topic id {self.bound_id} then, {self.found_id} now); load it anew, or, if it is "
+            "streamed, begin a new checkpoint or set failOnDataLoss=false to read the new one"
+        )
+
+
+class GoneFromStream(SparkError):
+    """A topic, or one queue of it, that a stream has read is not there or not asked for."""
+
+    def __init__(self, topic: str, queue: int | None) -> None:
+        super().__init__(topic, queue)
+        self.topic = topic
+        self.queue = queue
+
+    def __str__(self) -> str:
+        what = f"topic {self.topic!r}"
+        if self.queue is not None:
+            what = f"queue {self.queue} of {what}"
+        return (
+            f"{what} is in the stream's checkpoint, but is gone, or no more among what the options "
+            "name; begin a new checkpoint, or set failOnDataLoss=false to go on without it"
+        )
+
+
+class CheckpointUnreadable(SparkError):
+    """Offsets in a checkpoint that are none of this source's, or of another version of it."""
+
+    def __init__(self, found: object, reason: str) -> None:
+        super().__init__(found, reason)
+        self.found = found
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the stream's checkpoint holds offsets that cannot be read: {self.reason}; use the "
+            f"release that wrote it, or begin a new checkpoint. Found {str(self.found)[:200]}"
         )
 
 
@@ -158,6 +194,13 @@ class UnknownTopic(SparkError):
 
     def __str__(self) -> str:
         return f"there is no topic {self.topic!r} in the log of {self.path}"
+
+
+def means_no_topic(error: SparkError) -> bool:
+    """Whether an error says that there is no such topic, in a broker or in a directory."""
+    if isinstance(error, BrokerRefused):
+        return error.type == "/problems/unknown-topic"
+    return isinstance(error, UnknownTopic)
 
 
 class FilesUnreadable(SparkError):

@@ -15,19 +15,30 @@ from holdfast.spark.kafka_options import refusal
 
 _SIZE = re.compile(r"(\d+) *([kmg]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_DURATION = re.compile(r"(\d+) *(ms|s|m|h)", re.IGNORECASE | re.ASCII)
+_DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
 class GivenOptions:
     """The options given, by documented name, with the parsers that several of them share.
 
-    `known` are the options of this kind of job, name -> what it does. Every parser raises
-    InvalidOption, which names the option.
+    `known` are the options of this kind of job, name -> what it does; `elsewhere` those of another
+    kind, name -> why it is refused here. Every parser raises InvalidOption, which names the option.
     """
 
-    def __init__(self, given: Mapping[str, str], known: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        known: Mapping[str, str],
+        *,
+        elsewhere: Mapping[str, str] = {},
+    ) -> None:
         by_fold = {name.lower(): name for name in known}
+        refused = {name.lower(): (name, why) for name, why in elsewhere.items()}
         self._given: dict[str, str] = {}
         for name, value in given.items():
+            if name.lower() in refused:
+                raise InvalidOption(*refused[name.lower()])
             if name.lower() not in by_fold:
                 raise _unknown(name, known)
             self._given[by_fold[name.lower()]] = value
@@ -88,6 +99,16 @@ class GivenOptions:
             limit = "" if maximum is None else f" up to {maximum}"
             raise InvalidOption(name, f"{value!r} is no size in bytes (such as 64m){limit}")
         return size
+
+    def duration_ms(self, name: str, default: int) -> int:
+        """Return a time span, written as 90s, 15m or the like, in milliseconds."""
+        value = self.text(name)
+        if value is None:
+            return default
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            raise InvalidOption(name, f"{value!r} is no time span such as 500ms, 90s, 15m or 1h")
+        return int(match[1]) * _DURATION_UNITS_MS[match[2].lower()]
 
     def json(self, name: str) -> dict[str, Any]:
         """Return a JSON object, empty when the option is not given."""

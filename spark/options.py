@@ -1,6 +1,7 @@
 """What a read was asked for: its options, parsed and checked. Pure.
 
-Names follow the Kafka connector where it has one.
+Names follow the Kafka connector where it has one. A stream has these options, too, but for those
+that say where a batch ends; what it has of its own: stream_options.py.
 """
 
 import re
@@ -40,6 +41,17 @@ OPTIONS: Mapping[str, str] = {
     "failOnDataLoss": "false skips messages that are gone, and says so in the log (default true)",
 }
 
+#: Options that only a stream has, and what is said of them to a batch.
+STREAM_ONLY: Mapping[str, str] = {
+    "maxOffsetsPerTrigger": "most messages of a micro-batch",
+    "maxBytesPerTrigger": "most stored bytes of a micro-batch",
+    "minOffsetsPerTrigger": "wait for so many messages before a micro-batch",
+    "maxTriggerDelay": "but no longer than this, such as 90s (default 15m)",
+    "idleWaitMs": "how long to wait for messages in one go when there are none (default 1000)",
+    "groupId": "store the stream's progress as this group's offsets, too",
+}
+_OF_STREAMS = dict.fromkeys(STREAM_ONLY, "belongs to a stream (spark.readStream); leave it out")
+
 DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # as Spark cuts files
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
 DEFAULT_LEASE_MS = 600_000
@@ -48,7 +60,10 @@ MAX_FETCH_BYTES = 16 * 1024 * 1024  # the broker's own cap on a pull
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """One batch read. Exactly one of `topics`, `pattern` and `assigned` says what is read."""
+    """One read. Exactly one of `topics`, `pattern` and `assigned` says what is read.
+
+    `start` is where a stream begins when it has no checkpoint; its `end` says nothing.
+    """
 
     place: Place
     topics: tuple[str, ...] | None
@@ -74,12 +89,16 @@ class ReadOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """Return the options of one read. Names are not case-sensitive. Raises InvalidOption."""
-    options = GivenOptions(given, OPTIONS)
+    """Return the options of a batch read. Names are not case-sensitive. Raises InvalidOption."""
+    return parse_read(GivenOptions(given, OPTIONS, elsewhere=_OF_STREAMS))
+
+
+def parse_read(options: GivenOptions, *, streaming: bool = False) -> ReadOptions:
+    """Return what a batch or a stream reads. Raises InvalidOption."""
     topics, pattern, assigned = _parse_topics(options)
     several = pattern is not None or len(topics or assigned or ()) > 1
     schema = options.one_of("schema", tuple(SCHEMAS), "holdfast")
-    start, end = parse_range(options, several=several, streaming=False, schema=schema)
+    start, end = parse_range(options, several=several, streaming=streaming, schema=schema)
     include_headers = options.flag("includeHeaders", False)
     if include_headers and schema != "kafka":
         raise InvalidOption("includeHeaders", "belongs to schema=kafka; the column is 'properties'")

@@ -62,16 +62,21 @@ def bind_topics(catalog: Catalog, options: ReadOptions) -> tuple[BoundTopic, ...
 
 def topic_names(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
     """Return the topics that the options name or, now, match. Raises InvalidOption for none."""
+    names = matching_topics(catalog, options)
+    if not names:
+        raise InvalidOption("subscribePattern", f"no topic matches {options.pattern!r}")
+    return names
+
+
+def matching_topics(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
+    """Return the topics that the options name or, now, match: by a pattern there may be none."""
     if options.topics is not None:
         return options.topics
     if options.assigned is not None:
         return tuple(options.assigned)
     assert options.pattern is not None
     pattern = re.compile(options.pattern)
-    names = tuple(name for name in catalog.topic_names() if pattern.fullmatch(name))
-    if not names:
-        raise InvalidOption("subscribePattern", f"no topic matches {options.pattern!r}")
-    return names
+    return tuple(name for name in catalog.topic_names() if pattern.fullmatch(name))
 
 
 def _bind_topic(catalog: Catalog, options: ReadOptions, name: str) -> BoundTopic:

@@ -1,41 +1,39 @@
-"""The data source, and its batch reads: what Spark calls, and when.
+"""The data source: what Spark calls on the driver when a read is made, and when.
 
-    driver     schema()        once, at load(): the options are checked and the offsets bound
-               reader()        for each plan, on a copy of the source with the offsets in it
-               partitions()    for each plan: the ranges shared out among tasks
-    executor   read()          for each task, and again for each retry of it: the same rows
+    schema()        once, at load(): the options are checked and a batch's offsets bound
+    reader()        for each plan of a batch, on a copy of the source with the offsets in it
+    streamReader()  for each start of a stream, twice
+    writer(), streamWriter()  for each write
 
 Spark pickles the source after schema() and hands copies of it to the planners of all actions
 on the DataFrame: this is what makes two actions see the same rows.
 """
 
-import gc
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    Filter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from holdfast.spark.catalog import Catalog
+from holdfast.spark.batch_source import HoldfastReader, PushdownReader
 from holdfast.spark.columns import ddl_of
-from holdfast.spark.errors import InvalidOption
-from holdfast.spark.offsets import QueueRange
-from holdfast.spark.options import ReadOptions, parse_options
-from holdfast.spark.plan import BoundTopic, bind_topics, plan_partitions
-from holdfast.spark.pushdown import Narrowing, narrow, narrowing, pushed_tags
-from holdfast.spark.reading import open_catalog, read_rows
+from holdfast.spark.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    CertificateNotTrusted,
+    FilesUnreadable,
+    InvalidOption,
+    SparkError,
+    means_no_topic,
+)
+from holdfast.spark.options import STREAM_ONLY, ReadOptions, parse_options
+from holdfast.spark.plan import BoundTopic, bind_topics
+from holdfast.spark.reading import open_catalog
 from holdfast.spark.sink import batch_sink, stream_sink
+from holdfast.spark.stream_options import StreamOptions, parse_stream_options
+from holdfast.spark.stream_source import HoldfastStreamReader
+
+Value = TypeVar("Value")
 
 
 class HoldfastDataSource(DataSource):
@@ -43,7 +41,11 @@ class HoldfastDataSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._read: tuple[ReadOptions, tuple[BoundTopic, ...]] | None = None
+        unasked = InvalidOption(
+            "schema", "load without .schema(...): the option columns chooses the columns"
+        )
+        self._batch: tuple[ReadOptions, tuple[BoundTopic, ...]] | SparkError = unasked
+        self._stream: StreamOptions | SparkError = unasked
 
     @classmethod
     def name(cls) -> str:
@@ -51,20 +53,42 @@ class HoldfastDataSource(DataSource):
         return "holdfast"
 
     def schema(self) -> str:
-        """Check the options, bind the offsets, and return the columns."""
-        options = parse_options(self.options)
-        with open_catalog(options) as catalog:
-            self._read = options, bind_topics(catalog, options)
-        return ddl_of(options.columns)
+        """Check the options, bind a batch's offsets, and return the columns.
 
-    def reader(self, schema: StructType) -> "HoldfastReader":
+        Spark does not say whether it is a batch or a stream that is loaded. Options that fit one
+        of them alone tell; else what is wrong with the batch alone is kept for who asks for one.
+        """
+        batch = _outcome(lambda: parse_options(self.options))
+        self._stream = stream = _outcome(lambda: parse_stream_options(self.options))
+        if isinstance(batch, ReadOptions):
+            self._batch = _outcome(lambda: self._bind(batch))
+            if isinstance(self._batch, SparkError) and (
+                isinstance(stream, SparkError) or _is_wrong_for_both(self._batch, batch)
+            ):
+                raise self._batch
+            return ddl_of(batch.columns)
+        self._batch = batch
+        if isinstance(stream, StreamOptions):
+            return ddl_of(stream.read.columns)
+        is_stream = {name.lower() for name in STREAM_ONLY} & {name.lower() for name in self.options}
+        raise stream if is_stream else batch
+
+    def _bind(self, options: ReadOptions) -> tuple[ReadOptions, tuple[BoundTopic, ...]]:
+        with open_catalog(options) as catalog:
+            return options, bind_topics(catalog, options)
+
+    def reader(self, schema: StructType) -> HoldfastReader:
         """Return a reader of what was bound. Raises InvalidOption for a schema of the user's."""
-        if self._read is None:
-            raise InvalidOption(
-                "schema", "load without .schema(...): the option columns chooses the columns"
-            )
-        options, topics = self._read
+        if isinstance(self._batch, SparkError):
+            raise self._batch
+        options, topics = self._batch
         return (PushdownReader if options.pushdown else HoldfastReader)(options, topics)
+
+    def streamReader(self, schema: StructType) -> HoldfastStreamReader:  # noqa: N802  Spark's name
+        """Return a reader of the stream. Raises InvalidOption for a schema of the user's."""
+        if isinstance(self._stream, SparkError):
+            raise self._stream
+        return HoldfastStreamReader(self._stream)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer of a batch with these columns."""
@@ -75,74 +99,21 @@ class HoldfastDataSource(DataSource):
         return stream_sink(self.options, schema, overwrite)
 
 
-class RangesPartition(InputPartition):
-    """What one task reads."""
+def _outcome(make: Callable[[], Value]) -> Value | SparkError:
+    """Return what `make` returns, or the error that it raises."""
+    try:
+        return make()
+    except SparkError as error:
+        return error
 
-    def __init__(self, ranges: tuple[QueueRange, ...]) -> None:
-        super().__init__(ranges)
 
+def _is_wrong_for_both(error: SparkError, options: ReadOptions) -> bool:
+    """Whether a batch's offsets could not be bound for a reason that stops a stream, too.
 
-class HoldfastReader(DataSourceReader):
-    """Reads bound ranges. Pickled into every task.
-
-    It has no pushFilters: with Spark's defaults a reader that defines it is refused.
+    That is, whatever its checkpoint holds. A topic that is gone, it may have leave to do without.
     """
-
-    def __init__(self, options: ReadOptions, topics: tuple[BoundTopic, ...]) -> None:
-        self._options = options
-        self._topics = topics
-
-    def partitions(self) -> list[InputPartition]:
-        """Return one partition a task; a single empty one when there is nothing to read.
-
-        (Spark turns an empty list into one partition of None.)
-        """
-        with open_catalog(self._options) as catalog:
-            plan = plan_partitions(catalog, self._options, self._narrowed(catalog))
-        return [RangesPartition(ranges) for ranges in plan or [()]]
-
-    def _narrowed(self, catalog: Catalog) -> tuple[BoundTopic, ...]:
-        """Return what is to be planned of what was bound."""
-        return self._topics
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition as Arrow record batches."""
-        if TaskContext.get() is not None:
-            _settle_worker()
-        ranges: Any = partition.value
-        yield from read_rows(ranges or (), self._options)
-
-
-class PushdownReader(HoldfastReader):
-    """A reader that Spark tells its filters, for the option pushdown.
-
-    Spark refuses it while spark.sql.python.filterPushdown.enabled is false, which it is by default.
-    """
-
-    def __init__(self, options: ReadOptions, topics: tuple[BoundTopic, ...]) -> None:
-        super().__init__(options, topics)
-        self._wanted = Narrowing()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Take note of what need not be read; every filter stays with Spark, too."""
-        self._wanted = narrowing(filters)
-        tags = pushed_tags(self._options.tags, self._wanted.tags)
-        if tags is None:
-            self._topics = ()
-        else:
-            self._options = replace(self._options, tags=tags)
-        return filters
-
-    def _narrowed(self, catalog: Catalog) -> tuple[BoundTopic, ...]:
-        return narrow(catalog, self._topics, self._wanted)
-
-
-@cache
-def _settle_worker() -> None:
-    """Leave what this worker has loaded out of later garbage collections. Once a process.
-
-    Spark's worker collects all garbage after each task, and what it then looks through is modules:
-    40 ms of processor time a task, as much as it takes to hand 30 MB of rows to the JVM.
-    """
-    gc.collect()
-    gc.freeze()
+    if means_no_topic(error):
+        return options.fail_on_data_loss
+    return isinstance(
+        error, BrokerRefused | BrokerUnavailable | CertificateNotTrusted | FilesUnreadable
+    )

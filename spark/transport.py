@@ -93,10 +93,11 @@ class Transport:
         query: Mapping[str, object] | None = None,
         *,
         accept: str = "application/json",
+        retry_for_s: float | None = None,
     ) -> Reply:
         """GET `path`. Raises BrokerRefused, BrokerUnavailable."""
         target = f"{path}?{urlencode(query)}" if query else path
-        return self._request("GET", target, None, {"Accept": accept})
+        return self._request("GET", target, None, {"Accept": accept}, retry_for_s)
 
     def put(self, path: str, content: object, *, if_match: str | None = None) -> Reply:
         """PUT a JSON body. Raises BrokerRefused, BrokerUnavailable."""
@@ -116,9 +117,21 @@ class Transport:
         headers = {"Accept": "application/json", "Content-Type": kind}
         return self._request("POST", target, body, headers)
 
+    def delete(self, path: str) -> Reply:
+        """DELETE `path`, once. Raises BrokerRefused, BrokerUnavailable."""
+        return self._request("DELETE", path, None, {"Accept": "application/json"}, 0)
+
     def _request(
-        self, method: str, target: str, body: bytes | None, headers: dict[str, str]
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        retry_for_s: float | None = None,
     ) -> Reply:
+        """Make a request, again and again for `retry_for_s`; None is as long as for any."""
+        if retry_for_s is None:
+            retry_for_s = self._retry_for_s
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         started = self._clock()
@@ -128,7 +141,7 @@ class Transport:
             except _Again as again:
                 pause_s = max(again.not_before_s, _pause_s(attempt))
                 waited_s = self._clock() - started
-                if waited_s + pause_s > self._retry_for_s:
+                if waited_s + pause_s > retry_for_s:
                     raise BrokerUnavailable(self.url, waited_s, again.cause) from again
                 _log.info("%s %s failed (%s), again in %.1f s", method, target, again, pause_s)
                 self._sleep(pause_s)

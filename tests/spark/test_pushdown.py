@@ -25,11 +25,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from holdfast.spark.batch_source import PushdownReader
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.options import parse_options
 from holdfast.spark.plan import bind_topics
 from holdfast.spark.pushdown import MAX_TAGS, Narrowing, Span, narrow, narrowing, pushed_tags
-from holdfast.spark.source import HoldfastDataSource, PushdownReader
+from holdfast.spark.source import HoldfastDataSource
 from tests.support.fake_broker import FakeBroker
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,8 +11,9 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from holdfast.spark.batch_source import HoldfastReader
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.source import HoldfastDataSource, HoldfastReader
+from holdfast.spark.source import HoldfastDataSource
 from tests.support.fake_broker import FakeBroker, FakeTopic
 
 

@@ -1,7 +1,7 @@
 """A tiny HTTP broker in memory, on a thread: what a reader asks for, and faults on order.
 
-It speaks the wire of the real one as far as batch reads go (describe, splits, offsets by time,
-stored offsets, pulls in blocks or msgpack), keeps real blocks, and does as it is told when a
+It speaks the wire of the real one as far as reads go (describe, splits, offsets by time, stored
+offsets, pulls in blocks or msgpack, held polls), keeps real blocks, and does as it is told when a
 test wants an error, a closed connection, a trimmed queue or damaged bytes.
 """
 
@@ -41,6 +41,7 @@ class FakeTopic:
     topic_id: int
     queues: list[FakeQueue]
     config: dict[str, object] = field(default_factory=dict)
+    arrived: threading.Condition = field(default_factory=threading.Condition)
 
     def publish(
         self,
@@ -62,7 +63,9 @@ class FakeTopic:
             store_timestamp_us=store_timestamp_us,
             tag_summary=batch.header.tag_summary,
         )
-        held.blocks.append(Batch.decode(bytes(header.encode()) + bytes(batch.block[128:])))
+        with self.arrived:
+            held.blocks.append(Batch.decode(bytes(header.encode()) + bytes(batch.block[128:])))
+            self.arrived.notify_all()
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,11 @@ class FakeBroker:
         self.url = ""
         self.topics: dict[str, FakeTopic] = {}
         self.groups: dict[str, dict[str, tuple[dict[int, int], int]]] = {}
+        self.leased_groups: set[str] = set()
         self.requests: list[str] = []
         self.faults: list[Fault] = []
         self.token: str | None = None
+        self.leases_given = 0
         self.leases: dict[str, int] = {}
         """What was leased: id -> for how long it was asked for last."""
 
@@ -154,7 +159,8 @@ class FakeBroker:
         found = self.topics[topic]
         lease: dict[str, object] = {}
         if "lease_ms" in query:
-            lease_id = f"lease-{len(self.leases)}"
+            lease_id = f"lease-{self.leases_given}"
+            self.leases_given += 1
             self.leases[lease_id] = int(query["lease_ms"])
             lease = {"lease": {"id": lease_id, "until_ms": 0}}
         starts, ends = _pairs(query.get("start", "")), _pairs(query.get("end", ""))
@@ -181,6 +187,11 @@ class FakeBroker:
                         }
                     )
         return _json({"topic": topic, "topic_id": found.topic_id, "splits": parts, **lease})
+
+    def release_lease(self, *_: object, topic: str, lease: str) -> Answer:
+        if self.leases.pop(lease, None) is None:
+            return _problem(404, "unknown-read-lease")
+        return Answer(200, {}, b"")
 
     def extend_lease(
         self, _: dict[str, str], headers: Mapping[str, str], body: bytes, topic: str, lease: str
@@ -245,6 +256,21 @@ class FakeBroker:
         fields["Content-Type"] = "application/msgpack"
         return Answer(200, fields, msgpack.packb({"messages": messages, "next_offset": following}))
 
+    def poll(self, query: dict[str, str], *_: object, topic: str) -> Answer:
+        """Hold the request while nothing is there; the reader looks at no reply."""
+        found, offsets = self.topics[topic], _pairs(query["offsets"])
+        with found.arrived:
+            found.arrived.wait_for(
+                lambda: any(found.queues[q].max_offset > offset for q, offset in offsets.items()),
+                int(query["wait_ms"]) / 1000,
+            )
+        return Answer(200, {"Content-Type": "application/msgpack"}, msgpack.packb({}))
+
+    def describe_group(self, *_: object, group: str) -> Answer:
+        if group not in self.groups and group not in self.leased_groups:
+            return _problem(404, "unknown-group", detail=f"there is no group {group!r}")
+        return _json({"group": group} | ({"config": {}} if group in self.leased_groups else {}))
+
     def read_offsets(self, *_: object, group: str, topic: str) -> Answer:
         if group not in self.groups:
             return _problem(404, "unknown-group", detail=f"there is no group {group!r}")
@@ -271,8 +297,11 @@ _ROUTES: dict[tuple[str, str], Callable[..., Answer]] = {
     ("GET", _TOPIC): FakeBroker.describe,
     ("GET", f"{_TOPIC}/splits"): FakeBroker.splits,
     ("PUT", f"{_TOPIC}/read-leases/(?P<lease>[^/]+)"): FakeBroker.extend_lease,
+    ("DELETE", f"{_TOPIC}/read-leases/(?P<lease>[^/]+)"): FakeBroker.release_lease,
     ("GET", rf"{_TOPIC}/queues/(?P<queue>\d+)/offset"): FakeBroker.offset_at,
     ("GET", rf"{_TOPIC}/queues/(?P<queue>\d+)/messages"): FakeBroker.pull,
+    ("GET", f"{_TOPIC}/messages"): FakeBroker.poll,
+    ("GET", r"/v1/groups/(?P<group>[^/]+)"): FakeBroker.describe_group,
     ("GET", _OFFSETS): FakeBroker.read_offsets,
     ("PUT", _OFFSETS): FakeBroker.store_offsets,
 }
@@ -342,7 +371,7 @@ def running_fake_broker() -> Iterator[FakeBroker]:
             self.end_headers()
             self.wfile.write(answer.body)
 
-        do_POST = do_PUT = do_GET  # noqa: N815  the server's names for them
+        do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815  the server's names for them
 
         def log_message(self, *_: object) -> None:
             pass

@@ -1,0 +1,71 @@
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.spark.address import Address
+from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.errors import InvalidOption
+from holdfast.spark.mirror import GroupMirror
+from tests.support.fake_broker import HANG_UP, Answer, FakeBroker
+
+
+@pytest.fixture
+def mirror(broker: FakeBroker) -> Iterator[GroupMirror]:
+    broker.topic("orders", queues=2)
+    with BrokerClient.open(Address(broker.url), retry_for_s=0) as client:
+        yield GroupMirror(client, "billing")
+
+
+def stored(broker: FakeBroker) -> dict[int, int]:
+    return broker.groups["billing"]["orders"][0]
+
+
+def test_progress_is_stored_in_the_group(broker: FakeBroker, mirror: GroupMirror) -> None:
+    mirror.store({"orders": {0: 5, 1: 0}})
+    mirror.store({"orders": {0: 7, 1: 0}})
+    assert stored(broker) == {0: 7, 1: 0}
+
+
+def test_what_is_stored_already_asks_nothing(broker: FakeBroker, mirror: GroupMirror) -> None:
+    mirror.store({"orders": {0: 5}})
+    asked = len(broker.requests)
+    mirror.store({"orders": {0: 5}})
+    assert len(broker.requests) == asked
+
+
+def test_a_group_never_moves_back(broker: FakeBroker, mirror: GroupMirror) -> None:
+    broker.groups["billing"] = {"orders": ({0: 9, 1: 1}, 4)}
+    mirror.store({"orders": {0: 5, 1: 3}})
+    assert stored(broker) == {0: 9, 1: 3}
+
+
+def test_a_group_that_somebody_else_moved_is_looked_at_again(
+    broker: FakeBroker, mirror: GroupMirror
+) -> None:
+    mirror.store({"orders": {0: 5}})
+    broker.groups["billing"] = {"orders": ({0: 8, 1: 2}, 7)}
+    mirror.store({"orders": {0: 6, 1: 4}})
+    assert stored(broker) == {0: 8, 1: 4}
+
+
+@pytest.mark.parametrize("answer", [HANG_UP, Answer(403, {}, b"")])
+def test_a_failure_is_said_and_made_good_later(
+    broker: FakeBroker, mirror: GroupMirror, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.faults.append(lambda _: answer)
+    with caplog.at_level(logging.WARNING, "holdfast.spark"):
+        mirror.store({"orders": {0: 5}})
+    assert "progress not stored in group 'billing'" in caplog.text
+    broker.faults.clear()
+    mirror.store({"orders": {0: 5}})
+    assert stored(broker) == {0: 5}
+
+
+def test_a_group_with_leases_is_refused(broker: FakeBroker, mirror: GroupMirror) -> None:
+    mirror.check()  # there is none yet
+    broker.groups["billing"] = {}
+    mirror.check()
+    broker.leased_groups.add("billing")
+    with pytest.raises(InvalidOption, match="leases messages to its members"):
+        mirror.check()
