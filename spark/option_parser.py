@@ -6,7 +6,7 @@ refused, because one silently ignored is how a job comes to read the wrong rows.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.spark.columns import nearest
@@ -40,7 +40,7 @@ class GivenOptions:
             if name.lower() in refused:
                 raise InvalidOption(*refused[name.lower()])
             if name.lower() not in by_fold:
-                raise _unknown(name, known)
+                raise _unknown(name, [*known, *elsewhere])
             self._given[by_fold[name.lower()]] = value
 
     def text(self, name: str) -> str | None:
@@ -132,7 +132,7 @@ def parse_list(name: str, text: str) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-def _unknown(name: str, known: Mapping[str, str]) -> InvalidOption:
+def _unknown(name: str, known: Sequence[str]) -> InvalidOption:
     if (why := refusal(name)) is not None:
         return InvalidOption(name, why)
     return InvalidOption(name, f"is unknown{nearest(name, known)}")

@@ -170,7 +170,7 @@ class StreamDriver:
     def _survey(self, start: StreamOffsets) -> dict[str, TopicState]:
         """Return all that is asked for and there: topics that are gone are left out.
 
-        Raises BrokerRefused or UnknownTopic for one that the options name, but that never was there.
+        One that the options name, but that never was there, is what the catalog raises.
         """
         read = self._options.read
         found = {}
