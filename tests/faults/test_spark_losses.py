@@ -24,9 +24,10 @@ from pyspark.sql.types import StructType
 
 from holdfast.client import Client
 from holdfast.running_broker import RunningBroker
+from holdfast.spark.batch_source import HoldfastReader
 from holdfast.spark.errors import DataLost, JavaMissing
 from holdfast.spark.session import require_java
-from holdfast.spark.source import HoldfastDataSource, HoldfastReader
+from holdfast.spark.source import HoldfastDataSource
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
