@@ -9,7 +9,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups import settling
 from holdfast.groups.asking import Pick
 from holdfast.groups.group_configuring import GroupConfiguring
-from holdfast.groups.lane import DeadLetter
+from holdfast.groups.lane import DeadLetter, Lane
 from holdfast.groups.settling import Status, Terms, Verb
 from holdfast.groups.standing import Receipt
 
@@ -31,7 +31,11 @@ class GroupSettling(GroupConfiguring):
         """Settle each receipt; None stands for one that could not be read. Durable once
         `take_writes` is. `used_ms`: how long each message was worked on, if that is known."""
         terms = Terms(verb, now_ms, self._lease_ms(lease_ms), delay_ms, cumulative)
-        return [self._settle(receipt, terms, used_ms) for receipt in receipts]
+        touched: dict[Lane, None] = {}
+        statuses = [self._settle(receipt, terms, used_ms, touched) for receipt in receipts]
+        for lane in touched:
+            self._touch(lane)
+        return statuses
 
     def unreadable(self, picks: Sequence[Pick], now_ms: int) -> None:
         """What was picked cannot be read any more: it is settled, and counted as lost."""
@@ -68,7 +72,15 @@ class GroupSettling(GroupConfiguring):
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _settle(self, receipt: Receipt | None, terms: Terms, used_ms: float | None) -> Status:
+    def _settle(
+        self,
+        receipt: Receipt | None,
+        terms: Terms,
+        used_ms: float | None,
+        touched: dict[Lane, None],
+    ) -> Status:
+        """Settle one receipt. What is kept of its lane is brought up to date once for all that
+        are settled together: the lane is among the `touched` then."""
         if receipt is None or receipt.group_id != self.group_id:
             return Status.INVALID
         lane = self._lane((receipt.topic_id, receipt.queue))
@@ -87,10 +99,8 @@ class GroupSettling(GroupConfiguring):
             self._ended(lane.key[0], ended, terms.now_ms, used_ms)
             if terms.verb in (Verb.NACK, Verb.RELEASE) or self.config.mode == "keyed":
                 self._happened(lane)
-            else:
-                self._touch(lane)
-        else:  # judging it may have settled unwanted messages on the way
-            self._touch(lane)
+        # Judging it may have settled unwanted messages on the way, whatever came of it.
+        touched[lane] = None
         if self.activity.active != active:  # it has proven itself after a restart
             self._stir_all()
         return status
