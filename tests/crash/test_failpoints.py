@@ -40,6 +40,8 @@ UNDER_LOAD = {
     "index committed": 5,
     "state not committed": 20,
     "state committed": 20,
+    "cursors not committed": 30,
+    "cursors committed": 30,
 }
 
 #: The same for the first start of a broker, on an empty disk.

@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -17,11 +17,18 @@ from typing import Self
 import pytest
 
 from holdfast.check import check_data_dir
+from holdfast.client.errors import UnknownTopic
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Calls
 from tests.support.gate import Gate, GateClient, wait_until
-from tests.support.group_history import Delivered, GroupHistory, check_group
-from tests.support.group_members import Habits, Member, delivered, said
+from tests.support.group_history import (
+    Delivered,
+    GroupHistory,
+    Place,
+    check_group,
+    check_letters,
+)
+from tests.support.group_members import Habits, Member, Seeker, delivered, letters_of, said
 from tests.support.history import Found, HistoryViolation, check_history
 from tests.support.loop_volume import LoopVolume
 from tests.support.workload_clients import LoadTopic, Publisher
@@ -32,6 +39,7 @@ KILLS = int(os.environ.get("TEST_KILLS", "12"))
 SEED = int(os.environ.get("TEST_SEED", "20261121"))
 TOPIC = "work"
 GROUP = "workers"
+DEAD_LETTERS = "work.dead"
 QUEUES = 4
 LEASE_MS = 4000
 HOLDFAST = (sys.executable, "-m", "holdfast")
@@ -94,6 +102,14 @@ class Scene:
                 drained += found
         assert not self.receive(member, 500)
         return drained
+
+    def letters(self) -> list[Place]:
+        """Return of which message each dead letter is one, once none is on its way any more."""
+        path = f"/v1/groups/{GROUP}"
+        wait_until(lambda: self.calls("GET", path).json["dying"] == 0, "all letters are there")
+        with self.broker.client() as client, suppress(UnknownTopic):
+            return letters_of(client.pull(DEAD_LETTERS, follow=False))
+        return []
 
     def stored(self, topic: str = TOPIC) -> list[Found]:
         """Return all that the topic holds."""
@@ -234,7 +250,7 @@ def test_leases_outlive_a_power_loss(volume: LoopVolume) -> None:
 
 # -- storms --------------------------------------------------------------------------------
 
-HABITS = Habits(ack=0.8, nack=0.05, release=0.05, max_messages=20, lease_ms=1000)
+HABITS = Habits(ack=0.77, nack=0.05, release=0.05, reject=0.03, max_messages=20, lease_ms=1000)
 
 
 def test_two_kills_under_members_lose_and_repeat_nothing(tmp_path: Path) -> None:
@@ -262,7 +278,15 @@ def test_a_storm_refuses_a_planted_defect(
     program = (sys.executable, "-m", "tests.support.defective_program", defect)
     with pytest.raises(HistoryViolation) as refused:
         habits = replace(HABITS, lease_ms=lease_ms)
-        _storm(tmp_path / "data", kills=3, messages=300, seed=SEED, program=program, habits=habits)
+        _storm(
+            tmp_path / "data",
+            kills=3,
+            messages=300,
+            seed=SEED,
+            program=program,
+            habits=habits,
+            is_sent_back=False,  # which would explain too much
+        )
     assert refused.value.rule == rule
 
 
@@ -274,13 +298,20 @@ def _storm(
     seed: int,
     program: Sequence[str] = HOLDFAST,
     habits: Habits = HABITS,
+    is_sent_back: bool = True,
 ) -> None:
-    """Publishers and five members go on through kills; one member dies with the broker."""
+    """Publishers and five members go on through kills; one member dies with the broker, what some
+    reject are dead letters, and now and then somebody sends the group back."""
     rng = random.Random(seed)
     topic = LoadTopic(TOPIC, QUEUES)
     with running(data_dir, program) as broker:
-        scene = Scene(broker, messages=0, backoff_ms=[0], max_attempts=0)
+        scene = Scene(
+            broker, messages=0, backoff_ms=[0], max_attempts=0, dead_letter_topic=DEAD_LETTERS
+        )
         with Crowd(scene, habits) as crowd:
+            seeker = Seeker("seeker", broker.url, crowd.gate, GROUP, TOPIC, scene.history)
+            if is_sent_back:
+                crowd.start(seeker)
             publishers = [
                 Publisher(f"publisher-{n}", broker.url, crowd.gate, topic) for n in range(3)
             ]
@@ -294,6 +325,7 @@ def _storm(
                 broker.start()
             crowd.until_published(topic, messages)
             crowd.gate.pause()
+            seeker.leave_off()
             for publisher in publishers:
                 publisher.leave_off()
             crowd.gate.resume()
@@ -302,9 +334,10 @@ def _storm(
             crowd.until_drained()
         check_history(topic.history, stored)
         check_group(scene.history, stored)
+        check_letters(scene.history, scene.letters())
         print(
             f"seed {seed}, {kills} kills: {len(stored)} stored, "
-            f"{len(scene.history.deliveries)} deliveries"
+            f"{len(scene.history.deliveries)} deliveries, {len(scene.history.seeks)} seeks"
         )
 
 

@@ -94,6 +94,9 @@ PLACES = {
     "index committed": Place("holdfast.consumequeue.index", "Index.commit", "after"),
     "state not committed": Place("holdfast.consumequeue.state_store", "StateStore._put"),
     "state committed": Place("holdfast.consumequeue.state_store", "StateStore._put", "after"),
+    # The cursors of groups.
+    "cursors not committed": Place("holdfast.groups.cursor_store", "CursorStore._put"),
+    "cursors committed": Place("holdfast.groups.cursor_store", "CursorStore._put", "after"),
     # A dead letter is appended to its topic, then marked.
     "letter not appended": Place(_LETTERS, "DeadLetters._append"),
     "letter appended": Place(_LETTERS, "DeadLetters._bury"),

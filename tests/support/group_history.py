@@ -11,12 +11,16 @@ what it did at the broker it did in between. Only what no order of events can ex
     overtaken    a message was delivered, or confirmed as settled, before an earlier one of its key
                  (keyed groups)
     lost         nobody ever settled it
+    letters      what was rejected is not among the dead letters, or twice, or without a reject
+
+An operator may send the group back in a queue meanwhile: what lies from there on may, and must, be
+delivered again, and no lease of before holds.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from threading import Lock
 
 from tests.support.history import Found, HistoryViolation
@@ -26,6 +30,8 @@ Place = tuple[int, int]
 
 #: What the two clocks, and the broker's whole milliseconds, may differ by.
 SLACK_S = 0.05
+
+NEVER = float("inf")
 
 SETTLES = ("ack", "reject")
 GIVES_BACK = ("nack", "release", "reject", "leave")
@@ -72,6 +78,21 @@ class Said:
         return self.status in ("done", "")
 
 
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """The group was sent back to an offset of a queue. `had_at` is infinite without an answer."""
+
+    queue: int
+    offset: int
+    sent_at: float
+    had_at: float = NEVER
+
+    def may_be_between(self, before_s: float, after_s: float) -> bool:
+        """Say whether it may have happened between two calls: after the one was sent, and before
+        the other's answer was there."""
+        return self.had_at > before_s and self.sent_at < after_s
+
+
 @dataclass(slots=True)
 class GroupHistory:
     """What happened to one group, written down by many threads."""
@@ -80,12 +101,18 @@ class GroupHistory:
     said: list[Said] = field(default_factory=list)
     settled: set[Place] = field(default_factory=set)
     """What was confirmed as acknowledged or rejected."""
+    seeks: list[Sought] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
 
     def delivered(self, deliveries: Iterable[Delivered]) -> None:
         """A member was given these."""
         with self._lock:
             self.deliveries += deliveries
+
+    def sought(self, seek: Sought) -> None:
+        """The group was sent back, or is about to be."""
+        with self._lock:
+            self.seeks.append(seek)
 
     def told(self, said: Iterable[Said]) -> None:
         """A member said these, and was answered or not."""
@@ -115,14 +142,38 @@ def check_group(
         by_place[each.place].append(each)
     leases = _Leases(history, keyed=keyed)
     for place, deliveries in by_place.items():
-        _check_leases(deliveries, leases)
-        _check_settled(deliveries, said[place])
+        seeks = [seek for seek in history.seeks if seek.queue == place[0]]
+        _check_leases(deliveries, leases, seeks)
+        _check_settled(deliveries, said[place], seeks)
     if keyed:
         _check_keys(final, by_place, said, leases)
     if drained:
         for place, found in there.items():
-            if not any(words.verb in SETTLES and words.may_count for words in said[place]):
+            last = max(
+                (seek.sent_at for seek in history.seeks if _is_back_to(seek, place)), default=0
+            )
+            if not any(
+                words.verb in SETTLES and words.may_count and words.had_at > last
+                for words in said[place]
+            ):
                 raise HistoryViolation("lost", f"nobody settled {found}")
+
+
+def check_letters(history: GroupHistory, letters: Collection[Place]) -> None:
+    """Raise HistoryViolation unless `letters`, of which message each dead letter is one, has what
+    was rejected, each once."""
+    rejects = [words for words in history.said if words.verb == "reject" and words.may_count]
+    if len(set(letters)) < len(letters):
+        raise HistoryViolation("letters", f"one is there twice: {sorted(letters)}")
+    if missing := {words.place for words in rejects if words.status} - set(letters):
+        raise HistoryViolation("letters", f"those of {missing} are not there")
+    if invented := set(letters) - {words.place for words in rejects}:
+        raise HistoryViolation("letters", f"nobody rejected {invented}")
+
+
+def _is_back_to(seek: Sought, place: Place) -> bool:
+    """Say whether a seek was answered that lets a message come again."""
+    return seek.had_at < NEVER and seek.queue == place[0] and seek.offset <= place[1]
 
 
 class _Leases:
@@ -174,21 +225,26 @@ class _Leases:
         return min([delivery.lease_end, *said])
 
 
-def _check_leases(deliveries: list[Delivered], leases: _Leases) -> None:
+def _check_leases(deliveries: list[Delivered], leases: _Leases, seeks: list[Sought]) -> None:
     for one, other in combinations(deliveries, 2):
+        first, second = sorted((one, other), key=lambda each: each.sent_at)
+        if any(seek.may_be_between(first.sent_at, second.had_at) for seek in seeks):
+            continue
         # Whichever came first, the second must have come in its lease.
         if other.had_at < leases.given_back(one) and one.had_at < leases.given_back(other):
             raise HistoryViolation("too-early", f"{one} and {other}")
 
 
-def _check_settled(deliveries: list[Delivered], said: list[Said]) -> None:
-    confirmed = [words.had_at for words in said if words.verb in SETTLES and words.status == "done"]
-    if not confirmed:
-        return
-    first = min(confirmed)
-    for each in deliveries:
-        if each.sent_at > first:
-            raise HistoryViolation("risen", f"{each}, settled {each.sent_at - first:.3f} s before")
+def _check_settled(deliveries: list[Delivered], said: list[Said], seeks: list[Sought]) -> None:
+    confirmed = [words for words in said if words.verb in SETTLES and words.status == "done"]
+    for words, each in product(confirmed, deliveries):
+        if each.sent_at <= words.had_at or any(
+            seek.offset <= each.place[1] and seek.may_be_between(words.sent_at, each.had_at)
+            for seek in seeks
+        ):
+            continue
+        ago_s = each.sent_at - words.had_at
+        raise HistoryViolation("risen", f"{each}, settled {ago_s:.3f} s before")
 
 
 def _check_keys(
@@ -215,20 +271,19 @@ def _check_order(
 ) -> None:
     """The first delivery of each message, and the first word that can have settled it, come
     before the first of the next one's are through."""
-    never = float("inf")
     delivered_from = settled_from = 0.0
     for place in places:
         deliveries = by_place[place]
-        had = min([each.had_at for each in deliveries], default=never)
+        had = min([each.had_at for each in deliveries], default=NEVER)
         if had < delivered_from:
             raise HistoryViolation("overtaken", f"{place} of key {key!r} was delivered too early")
-        sent = min([each.sent_at for each in deliveries], default=never)
+        sent = min([each.sent_at for each in deliveries], default=NEVER)
         delivered_from = max(delivered_from, sent)
         words = [each for each in said[place] if each.verb in SETTLES]
-        done = min([each.had_at for each in words if each.status == "done"], default=never)
+        done = min([each.had_at for each in words if each.status == "done"], default=NEVER)
         if done < settled_from:
             raise HistoryViolation("overtaken", f"{place} of key {key!r} was settled too early")
-        tried = min([each.sent_at for each in words if each.may_count], default=never)
+        tried = min([each.sent_at for each in words if each.may_count], default=NEVER)
         settled_from = max(settled_from, tried)
 
 

@@ -6,13 +6,13 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
 from tests.support.gate import Answer, Gate, GateClient
-from tests.support.group_history import SLACK_S, Delivered, GroupHistory, Said
+from tests.support.group_history import SLACK_S, Delivered, GroupHistory, Place, Said, Sought
 from tests.support.history import Found
 
 
@@ -23,6 +23,7 @@ class Habits:
     ack: float = 1.0
     nack: float = 0.0
     release: float = 0.0
+    reject: float = 0.0
     #: The rest is neither settled nor given back: its lease ends by itself.
     max_messages: int = 20
     lease_ms: int = 2000
@@ -114,10 +115,9 @@ class Member(GateClient):
     def _decide(self, deliveries: Iterable[Delivered]) -> None:
         habits, given_back = self._habits, set()
         for each in deliveries:
-            verbs = ("ack", "nack", "release", "")
-            rest = 1.0 - habits.ack - habits.nack - habits.release
-            weights = (habits.ack, habits.nack, habits.release, max(rest, 0.0))
-            verb = self._random.choices(verbs, weights)[0]
+            verbs = ("ack", "nack", "release", "reject", "")
+            weights = [habits.ack, habits.nack, habits.release, habits.reject]
+            verb = self._random.choices(verbs, [*weights, max(1.0 - sum(weights), 0.0)])[0]
             key = each.found.key
             if self._waits_for_earlier(each):
                 verb = ""
@@ -166,6 +166,56 @@ class Member(GateClient):
 
     def _post(self, what: str, body: object) -> Answer | None:
         return self.ask("POST", f"{self._path}/{what}", json.dumps(body))
+
+
+class Seeker(GateClient):
+    """Sends the group a little back in one queue after another, until it is told to leave off."""
+
+    def __init__(
+        self, name: str, url: str, gate: Gate, group: str, topic: str, history: GroupHistory
+    ) -> None:
+        super().__init__(name, url, gate)
+        self._path = f"/v1/groups/{group}"
+        self._topic = topic
+        self._history = history
+        self._random = random.Random(name)
+        self._is_over = False
+
+    def leave_off(self) -> None:
+        """Let it send the group nowhere any more, once the gate was closed."""
+        self._is_over = True
+
+    def turn(self) -> None:
+        self._gate.wait(0.3)
+        answer = None if self._is_over else self.ask("GET", self._path)
+        if answer is None:
+            return
+        assert answer.status == HTTPStatus.OK, answer.raw
+        queues = answer.json["topics"][0]["queues"]
+        queue = self._random.choice(queues)
+        # Never forward, however far the group has come meanwhile: nothing is passed over.
+        offset = max(0, queue["floor"] - self._random.randrange(10))
+        self._seek(queue["queue"], offset)
+
+    def _seek(self, queue: int, offset: int) -> None:
+        seek = Sought(queue, offset, time.monotonic())
+        target = {"to": {self._topic: {str(queue): offset}}}
+        answer = self.ask("POST", f"{self._path}/seek", json.dumps(target))
+        if answer is not None:
+            assert answer.status == HTTPStatus.OK, answer.raw
+            seek = replace(seek, had_at=time.monotonic())
+        self._history.sought(seek)
+
+
+def letters_of(messages: Iterable[Any]) -> list[Place]:
+    """Return of which message each dead letter is one."""
+    return [
+        (
+            int(message.properties["holdfast-dead-queue"]),
+            int(message.properties["holdfast-dead-offset"]),
+        )
+        for message in messages
+    ]
 
 
 def delivered(

@@ -71,9 +71,13 @@ class LoopVolume:
             os.close(descriptor)
 
     def restore_power(self) -> None:
-        """Mount what is on the disk. Nobody may have a file open there."""
+        """Mount what is on the disk. Nobody may have a file open there. The machine was started
+        anew, but the kernel does not say so here: what is only believed in the boot that wrote it
+        is removed."""
         _unmount(self.path)
         self._mount()
+        for page in self.path.rglob("groups.page"):
+            page.unlink()
 
     def become_read_only(self) -> None:
         """Turn read-only at once, as ext4 does when it finds itself damaged; it must be mounted

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.group_history import Delivered, GroupHistory, Said, check_group
+from tests.support.group_history import (
+    Delivered,
+    GroupHistory,
+    Said,
+    Sought,
+    check_group,
+    check_letters,
+)
 from tests.support.history import Found, HistoryViolation
 
 TOPIC = [Found(0, offset, f"k{offset % 2}", b"%d" % offset) for offset in range(4)]
@@ -29,8 +36,9 @@ def judge(
     keyed: bool = False,
     drained: bool = False,
     topic: Sequence[Found] = TOPIC,
+    seeks: Sequence[Sought] = (),
 ) -> None:
-    history = GroupHistory()
+    history = GroupHistory(seeks=list(seeks))
     history.delivered(deliveries)
     history.told(said)
     check_group(history, topic, keyed=keyed, drained=drained)
@@ -111,3 +119,50 @@ def test_what_follows_in_a_key_comes_back_with_what_comes_back() -> None:
     refused("too-early", [first, second, *again], [say("nack", first, 3)])
     settled = [say("ack", first, 3)]
     refused("too-early", [first, second, again[1]], settled, keyed=True)
+
+
+# -- seeks and dead letters ----------------------------------------------------------------
+
+
+def test_what_lies_behind_a_seek_may_come_again_and_must() -> None:
+    first, again = got(0, 0), got(0, 4)
+    both = [say("ack", first, 1), say("ack", again, 5)]
+    back = Sought(0, 0, 3, 3.5)
+    judge([first, again], both, seeks=[back], drained=True, topic=TOPIC[:1])
+    with pytest.raises(HistoryViolation, match="lost"):
+        judge([first], both[:1], seeks=[back], drained=True, topic=TOPIC[:1])
+
+
+@pytest.mark.parametrize(
+    "seek",
+    [
+        Sought(0, 0, 6, 6.5),  # later
+        Sought(0, 0, 0.2, 0.4),  # earlier
+        Sought(0, 1, 3, 3.5),  # not so far back
+        Sought(1, 0, 3, 3.5),  # elsewhere
+    ],
+)
+def test_another_seek_lets_nothing_rise(seek: Sought) -> None:
+    first, again = got(0, 0, lease_s=1), got(0, 4)
+    with pytest.raises(HistoryViolation, match="risen"):
+        judge([first, again], [say("ack", first, 1)], seeks=[seek])
+
+
+def test_a_seek_ends_every_lease_of_its_queue_and_of_no_other() -> None:
+    first, again = got(1, 0, lease_s=100), got(1, 4)
+    judge([first, again], [], seeks=[Sought(0, 0, 3, 3.5)])
+    judge([first, again], [], seeks=[Sought(0, 3, 3)])  # whoever asked for it was not told
+    with pytest.raises(HistoryViolation, match="too-early"):
+        judge([first, again], [], seeks=[Sought(1, 0, 3, 3.5)])
+
+
+def test_what_was_rejected_is_a_dead_letter_once() -> None:
+    history = GroupHistory()
+    deliveries = [got(offset, 0) for offset in range(3)]
+    history.told([say("reject", deliveries[0], 1), say("ack", deliveries[1], 1)])
+    history.told([say("reject", deliveries[2], 1, "", had_at=float("inf"))])
+    check_letters(history, [(0, 0)])
+    check_letters(history, [(0, 0), (0, 2)])
+    for letters in ([], [(0, 0), (0, 0)], [(0, 0), (0, 1)]):
+        with pytest.raises(HistoryViolation, match="letters"):
+            check_letters(history, letters)

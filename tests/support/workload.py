@@ -1,8 +1,9 @@
 """Everything that clients do to a broker, at once, and the judgement of it afterwards.
 
 Five topics: durable with idempotent producers, durable with plain ones (which may store twice),
-one in written mode, one whose retention trims it all the time, one that is made and deleted. Or,
-`written_only`, the third alone: beside the others its messages are soon synced with theirs.
+one in written mode, one whose retention trims it all the time, one that is made and deleted. Of the
+first, members of a group with leases settle what they get. Or, `written_only`, the third alone:
+beside the others its messages are soon synced with theirs.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from holdfast.client import Client
 from holdfast.client.errors import ApiError
 from tests.support.gate import Gate, GateClient, wait_until
+from tests.support.group_load import GroupLoad
 from tests.support.history import Found, check_history, settle_power_loss
 from tests.support.workload_clients import (
     BatchPublisher,
@@ -66,6 +68,7 @@ class Workload:
         self.trimmed = LoadTopic("trimmed", 1, retention_bytes=2_000_000)
         self._consumer = GroupConsumer("consumers", client, gate, self.durable)
         self._offsets: list[OffsetKeeper] = []
+        self._members: GroupLoad | None = None
         writers = [Publisher(f"written-{n}", url, gate, self.written) for n in range(publishers)]
         pullers = [Puller(f"pull-written-{n}", url, gate, self.written, n) for n in range(2)]
         self._threads: list[GateClient | BatchPublisher | GroupConsumer] = [*writers, *pullers]
@@ -73,7 +76,9 @@ class Workload:
         if not written_only:
             self.topics = (self.durable, self.plain, self.written, self.trimmed)
             self._offsets = [OffsetKeeper(f"keeper-{n}", url, gate, self.durable) for n in (0, 1)]
+            self._members = GroupLoad(url, gate, self.durable)
             self._threads += [*self._durable_clients(url, publishers), *self._offsets]
+            self._threads += self._members.threads
         for thread in self._threads:
             if isinstance(thread, GateClient):
                 thread.timeout_s = timeout_s
@@ -102,6 +107,8 @@ class Workload:
                 durability="fsync" if topic.is_durable else "written",
                 retention_bytes=topic.retention_bytes,
             )
+        if self._members is not None:
+            self._members.begin()
         for thread in self._threads:
             thread.start()
         return self
@@ -164,6 +171,8 @@ class Workload:
         self.verify()
         for keeper in self._offsets:
             wait_until(keeper.verify, "stored offsets can be read")
+        if self._members is not None:
+            self._members.judge(self._client)
         counts = [self._judge_topic(topic, power_was_lost) for topic in self.topics]
         return Judged(self.acknowledged, *(sum(each) for each in zip(*counts, strict=True)))
 

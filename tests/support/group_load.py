@@ -1,0 +1,74 @@
+"""Members of a group with leases as a part of a Workload, and the judgement of what they met."""
+
+import time
+from contextlib import suppress
+
+from holdfast.client import Client
+from holdfast.client.errors import UnknownTopic
+from tests.support.broker_calls import Calls
+from tests.support.gate import Gate, GateClient, wait_until
+from tests.support.group_history import GroupHistory, check_group, check_letters
+from tests.support.group_members import Habits, Member, Seeker, delivered, letters_of, said
+from tests.support.history import Found
+from tests.support.workload_clients import LoadTopic
+
+GROUP, DEAD_LETTERS = "leased", "durable.dead"
+LEASE_MS = 1000
+_HABITS = Habits(ack=0.8, nack=0.05, release=0.05, reject=0.02, max_messages=100, lease_ms=LEASE_MS)
+
+
+class GroupLoad:
+    """Three members, and one who sends the group back; they are `threads` for the workload."""
+
+    def __init__(self, url: str, gate: Gate, topic: LoadTopic) -> None:
+        self._topic = topic
+        self._history = GroupHistory()
+        self._calls = Calls(url, timeout_s=30)
+        self.threads: list[GateClient] = [
+            Member(f"member-{n}", url, gate, GROUP, self._history, habits=_HABITS) for n in range(3)
+        ]
+        self.threads.append(Seeker("seeker", url, gate, GROUP, topic.name, self._history))
+
+    def begin(self) -> None:
+        """Make the group; its topic is there."""
+        settings = {
+            "topics": {self._topic.name: {}},
+            "lease_ms": LEASE_MS,
+            "backoff_ms": [0],
+            "max_attempts": 0,
+            "dead_letter_topic": DEAD_LETTERS,
+        }
+        answer = self._calls("PUT", f"/v1/groups/{GROUP}", settings)
+        assert answer.status == 201, answer
+
+    def judge(self, client: Client) -> None:
+        """Settle what is left, and judge all that was. The threads are paused. Raises
+        HistoryViolation."""
+        self._drain()
+        final = [
+            Found(message.queue, message.offset, message.key, bytes(message.body))
+            for message in client.pull(self._topic.name, follow=False)
+        ]
+        check_group(self._history, final)
+        with suppress(UnknownTopic):
+            check_letters(self._history, letters_of(client.pull(DEAD_LETTERS, follow=False)))
+
+    def _drain(self) -> None:
+        def is_settled() -> bool:
+            described = self._calls("GET", f"/v1/groups/{GROUP}").json
+            return (described["lag_messages"], described["dying"]) == (0, 0)
+
+        def settle_more() -> bool:
+            asked = {"member": "last", "max_messages": 1000, "wait_ms": 100, "lease_ms": LEASE_MS}
+            sent_at = time.monotonic()
+            answer = self._calls("POST", f"/v1/groups/{GROUP}/receive", asked)
+            found = delivered("last", answer, sent_at, LEASE_MS)
+            self._history.delivered(found)
+            sent_at = time.monotonic()
+            receipts = {"receipts": [each.receipt for each in found]}
+            if found:
+                answer = self._calls("POST", f"/v1/groups/{GROUP}/ack", receipts)
+                self._history.told(said("ack", found, sent_at, answer))
+            return not found and is_settled()
+
+        wait_until(settle_more, "everything is settled", timeout_s=120)
