@@ -1,58 +1,40 @@
 """Reput: follows the log, gives every batch its place in its queue, tells who waits.
 
 An entry becomes visible once its topic's durability is met, and never before one that is
-earlier in its queue. Entries are readable in memory at once; a second thread, the committer,
-puts them into LMDB off the wake path, and only what the log has synced. A publish is answered
-by way of reput too, so that whoever is told an offset can read from it.
+earlier in its queue. Entries are readable in memory at once; index_committer.py puts them into
+LMDB. A publish is answered by way of reput too, so that whoever is told an offset can read from it.
 
 Work is done in passes, one at a time. Whoever has the turn owns the in-memory queues for the pass:
 the thread that brings the work if nobody else has it (waking another takes longer than a pass), the
 reput thread when work piles up. No work is left lying: it is put down before the turn is asked for,
 and who gives the turn back looks again.
-
-Between a pass and the committer: `_uncommitted` is appended to by the one and taken from by the
-other; the producers' sequences belong to the committer, so that it stores them as they were at
-the position that it commits.
 """
 
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import lmdb
-
 from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.batch_header import BatchHeader
-from holdfast.commitlog.producer_sequences import ProducerKey, ProducerSequences, ProducerState
+from holdfast.commitlog.producer_sequences import ProducerSequences
 from holdfast.commitlog.segment import keyed_messages
 from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index import Index, ReputPosition
+from holdfast.consumequeue.index_committer import IndexCommitter, Uncommitted
 from holdfast.consumequeue.topics import QueueKey
 
 _logger = logging.getLogger(__name__)
 
 #: While recovering, entries are committed in groups of this many.
 _RECOVERY_GROUP = 50_000
-#: One transaction takes at most so many: a backlog goes in piece by piece.
-_COMMIT_GROUP = 50_000
-_FAILED_COMMIT_PAUSE_S = 1.0
 #: So many pieces of work are done before those who wait are told of them.
 _PASS_SIZE = 64
 #: So many passes are made by a thread that has other work; what is left then is the reput thread's.
 _PASSES_HERE = 2
-
-
-class _Uncommitted(NamedTuple):
-    key: QueueKey | None
-    """None: a block of a topic that is gone; only the position moves on."""
-    unit: CqUnit
-    header: BatchHeader
-    position: ReputPosition
-    """The position after it."""
 
 
 class _Finished(NamedTuple):
@@ -101,14 +83,11 @@ class ReputService:
         tail_entries: int,
     ) -> None:
         self.queues = queues
-        self._index = index
-        self._sequences = sequences
         self._durable_offset = 0
         self._needs_durable = needs_durable
         self._segment_start = segment_start
         self._told = told
         self._failed = failed
-        self._commit_interval_s = commit_interval_s
         self._tail_entries = tail_entries
         self._work: deque[_Work] = deque()
         #: Held during a pass, never while waiting for anything.
@@ -118,14 +97,15 @@ class ReputService:
         self._has_failed = False
         self._is_stopped = False
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
-        self._uncommitted: deque[_Uncommitted] = deque()
         self._position = index.position()
-        self.commit_failure: str | None = None
-        """Why the last commit failed, None when it did not."""
-        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-reput", daemon=True)
-        self._committer = threading.Thread(
-            target=self._run_committer, name="holdfast-index", daemon=True
+        self.committer = IndexCommitter(
+            index,
+            sequences,
+            interval_s=commit_interval_s,
+            durable_offset=lambda: self._durable_offset,
+            committed=self._was_committed,
+            failed=failed,
         )
 
     # -- start, stop, and what other threads call ------------------------------------------
@@ -134,15 +114,15 @@ class ReputService:
         """Index a block found by recovery, before `start`. What is proven durable is committed
         now and then; recovery writes the rest once more before it ends."""
         self._index_block(header, {}, visible=True)
-        if len(self._uncommitted) % _RECOVERY_GROUP == 0:
-            self._trim(self._try_commit(header.durable_offset))
+        if self.committer.uncommitted_count % _RECOVERY_GROUP == 0:
+            self._trim(self.committer.try_commit(header.durable_offset))
 
     def start(self, durable_offset: int) -> None:
         """Commit what recovery found and start both threads."""
         self._durable_offset = durable_offset
-        self._trim(self._try_commit(durable_offset))
+        self._trim(self.committer.try_commit(durable_offset))
         self._thread.start()
-        self._committer.start()
+        self.committer.start()
 
     def stop(self) -> None:
         """Index what was dispatched, commit what is durable, end both threads. May be called
@@ -150,9 +130,7 @@ class ReputService:
         self._bell.put(False)
         if self._thread.is_alive():
             self._thread.join()
-        self._closing.set()
-        if self._committer.is_alive():
-            self._committer.join()
+        self.committer.stop()
 
     def dispatch(self, headers: list[BatchHeader], *, wake: bool = True) -> None:
         """These blocks were written, in log order."""
@@ -190,10 +168,10 @@ class ReputService:
         """Physical offset up to which the log is indexed (in memory)."""
         return self._position.physical_offset
 
-    @property
-    def uncommitted_count(self) -> int:
-        """Entries that are not in LMDB yet."""
-        return len(self._uncommitted)
+    def _was_committed(self, ends: dict[QueueKey, int]) -> None:
+        """Queues are in LMDB up to these ends, and need less in memory."""
+        self._put(ends, wake=False)
+        self.attend()
 
     # -- passes ----------------------------------------------------------------------------
 
@@ -263,7 +241,7 @@ class ReputService:
             before.end_queue_bytes if before is not None else 0,
         )
         self._position = self._position_after(header)
-        self._uncommitted.append(_Uncommitted(key, unit, header, self._position))
+        self.committer.add(Uncommitted(key, unit, header, self._position))
         if cq is None or key is None:
             return
         cq.indexed = unit
@@ -305,76 +283,3 @@ class ReputService:
             cq = self.queues.get(key)
             if cq is not None:
                 cq.trim_entries(end, self._tail_entries)
-
-    # -- the committer thread --------------------------------------------------------------
-
-    def _run_committer(self) -> None:
-        closing = False
-        try:
-            while not closing:
-                closing = self._closing.wait(self._pause_s())
-                while ends := self._try_commit(self._durable_offset):
-                    self._put(ends, wake=False)
-                    self.attend()
-        except Exception as error:  # the thread's last resort
-            _logger.exception("the index thread failed")
-            self._failed(error)
-
-    def _pause_s(self) -> float:
-        """A disk without room is asked seldom: each try is all of the work."""
-        if self.commit_failure is None:
-            return self._commit_interval_s
-        return max(self._commit_interval_s, _FAILED_COMMIT_PAUSE_S)
-
-    def _try_commit(self, durable_offset: int) -> dict[QueueKey, int]:
-        """As `commit`; when LMDB cannot (the disk is full), the entries stay in memory, and the
-        next round has them."""
-        try:
-            ends = self.commit(durable_offset)
-        except lmdb.Error as error:
-            if str(error) != self.commit_failure:
-                self.commit_failure = str(error)
-                _logger.error("the index could not be committed, it lags behind: %s", error)
-            return {}
-        if self.commit_failure is not None and ends:
-            self.commit_failure = None
-            _logger.warning("the index can be committed again")
-        return ends
-
-    def commit(self, durable_offset: int) -> dict[QueueKey, int]:
-        """Put what is durable into LMDB; return up to where each queue got entries in it.
-
-        lmdb.Error passes through; nothing is lost then.
-        """
-        group = []
-        waiting = self._uncommitted
-        # By their places: a pass appends meanwhile, which ends an iteration by an error.
-        for at in range(min(len(waiting), _COMMIT_GROUP)):
-            item = waiting[at]
-            if item.unit.end_physical_offset > durable_offset:
-                break
-            group.append(item)
-        if not group:
-            return {}
-        self._index.commit(
-            [(item.key, item.unit) for item in group if item.key is not None],
-            group[-1].position,
-            self._record_producers(group),
-        )
-        for _ in group:
-            self._uncommitted.popleft()
-        return {item.key: item.unit.end_offset for item in group if item.key is not None}
-
-    def _record_producers(
-        self, group: Sequence[_Uncommitted]
-    ) -> list[tuple[ProducerKey, ProducerState | None]]:
-        """Note the producers' batches; return what changed. May be repeated."""
-        sequences = self._sequences
-        changed: set[ProducerKey] = set()
-        for item in group:
-            sequences.record(item.header)
-            changed.update(
-                (publish.producer_id, publish.topic_id) for publish in item.header.idempotent
-            )
-        changed.update(sequences.expire(group[-1].unit.store_timestamp_us))
-        return [(key, sequences.state(key)) for key in changed]

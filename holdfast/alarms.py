@@ -124,10 +124,10 @@ def index_backlog(reput: ReputService, max_entries: int) -> Callable[[], IndexBe
     """Return the alarm of an index that more than `max_entries` entries wait for."""
 
     def alarm() -> IndexBehind | None:
-        entries = reput.uncommitted_count
+        entries = reput.committer.uncommitted_count
         if entries <= max_entries:
             return None
-        return IndexBehind(entries, max_entries, reput.commit_failure)
+        return IndexBehind(entries, max_entries, reput.committer.failure)
 
     return alarm
 

@@ -58,7 +58,7 @@ class StorageCollector(Collector):
         yield _gauge(
             "holdfast_index_uncommitted_entries",
             "Index entries that are in memory only.",
-            storage.reput.uncommitted_count,
+            storage.reput.committer.uncommitted_count,
         )
         yield _gauge(
             "holdfast_append_waiting_bytes",

@@ -139,7 +139,7 @@ def test_a_rebuild_makes_what_the_reput_service_makes(
     reput = by_one.reput()
     for header in headers:
         reput.recovered(header)
-    reput.commit(2**62)
+    reput.committer.commit(2**62)
 
     # The same in two walks: an index that a crash left in the middle is gone on with.
     by_table = Indexed(tmp_path_factory.mktemp("table"))
@@ -161,7 +161,7 @@ def test_a_rebuild_makes_what_the_reput_service_makes(
         for header in rebuild.rest():
             assert header.end_physical_offset > durable
             rest_of_it.recovered(header)
-        rest_of_it.commit(2**62)
+        rest_of_it.committer.commit(2**62)
     assert by_table.index.position() == by_one.index.position()
     assert by_table.entries() == by_one.entries()
     assert by_table.ends() == by_one.ends()
@@ -199,8 +199,8 @@ def test_what_lmdb_cannot_take_is_left_to_the_reput_service(
         reput.recovered(header)
     assert indexed.index.position() == ReputPosition()
     assert [cq.max_offset for cq in indexed.queues.values()] == [4, 3]
-    assert reput.uncommitted_count == len(headers)
-    reput.commit(2**62)
+    assert reput.committer.uncommitted_count == len(headers)
+    reput.committer.commit(2**62)
     assert indexed.index.position().physical_offset == headers[-1].end_physical_offset
     indexed.index.close()
 

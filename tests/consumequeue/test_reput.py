@@ -324,7 +324,7 @@ def test_only_what_is_durable_is_committed(tmp_path: Path) -> None:
         reput.service.stop()
         assert reput.on_disk(WRITTEN) == [0, 1]
         assert reput.index.position() == ReputPosition(2 * SIZE, 0, 2, 0)
-        assert reput.service.uncommitted_count == 2
+        assert reput.service.committer.uncommitted_count == 2
 
 
 class _Appended(deque[Any]):
@@ -341,8 +341,9 @@ def test_what_is_written_while_the_index_is_committed_ends_no_thread(tmp_path: P
     with running(tmp_path, commit_interval_s=NEVER_S) as reput:
         reput.service.dispatch([log.write() for _ in range(3)])
         reput.indexed(log)
-        reput.service._uncommitted = _Appended(reput.service._uncommitted)
-        assert reput.service.commit(2 * SIZE) == {(DURABLE, 0): 2}
+        committer = reput.service.committer
+        committer._uncommitted = _Appended(committer._uncommitted)
+        assert committer.commit(2 * SIZE) == {(DURABLE, 0): 2}
 
 
 def test_the_position_counts_blocks_and_keyed_messages_of_its_segment(tmp_path: Path) -> None:

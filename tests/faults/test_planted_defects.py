@@ -27,6 +27,7 @@ from holdfast.commitlog.segment_format import BLOCK_DTYPE, KEY_DTYPE, Blocks, Fo
 from holdfast.commitlog.syncer import Syncer
 from holdfast.consumequeue import lmdb_env
 from holdfast.consumequeue.index import Index
+from holdfast.consumequeue.index_committer import IndexCommitter
 from holdfast.consumequeue.reput import ReputService
 from holdfast.groups import dead_letters
 from holdfast.groups.cursor import Cursor
@@ -48,8 +49,8 @@ def _acknowledge_without_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _index_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
-    commit = ReputService.commit
-    patch.setattr(ReputService, "commit", lambda self, durable_offset: commit(self, 2**63))
+    commit = IndexCommitter.commit
+    patch.setattr(IndexCommitter, "commit", lambda self, durable_offset: commit(self, 2**63))
 
 
 def _index_position_before_entries(patch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ async def settled(storage: Storage) -> None:
         lambda: (
             storage.syncer.durable_offset == storage.log.written_offset
             and storage.reput.reput_offset == storage.log.written_offset
-            and storage.reput.uncommitted_count == 0
+            and storage.reput.committer.uncommitted_count == 0
             and all(cq.pending == 0 for cq in list(storage.reput.queues.values()))
         )
     )
