@@ -11,15 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import chain
 
-from holdfast.spark.admission import (
-    MOST_OVER,
-    PIECES,
-    find_count,
-    share_out,
-    take_pieces,
-    whole_blocks,
-)
-from holdfast.spark.catalog import Catalog, LiveCatalog, OutOfRange, Split, TopicState
+from holdfast.spark.admitting import Admission
+from holdfast.spark.catalog import Catalog, LiveCatalog, OutOfRange, TopicState
 from holdfast.spark.errors import (
     BrokerRefused,
     GoneFromStream,
@@ -51,7 +44,6 @@ _PAUSE_S = 0.2
 _PAUSE_PER_TOPIC_S = 0.02
 #: A topic that changes between being looked at and being planned is looked at again.
 _ATTEMPTS = 3
-_WHOLE = 1 << 60  # as a size of pieces: each range is one
 
 
 class StreamDriver:
@@ -76,7 +68,7 @@ class StreamDriver:
         self._seen: Mapping[str, TopicState] = {}
         self._idle: tuple[StreamOffsets, float] | None = None
         self._last_batch_at: float | None = None
-        self._served_last: QueueKey | None = None
+        self._admission = Admission(catalog)
         self._said: frozenset[str] = frozenset()
         self._leases: dict[tuple[str, str], None] = {}
 
@@ -98,6 +90,10 @@ class StreamDriver:
         """Take what there is now as the end: `latest` never goes beyond it, and does not wait."""
         self._seen = self._survey({})
         self._target = _ends_of(self._seen)
+
+    def close(self) -> None:
+        """Let go of what the broker keeps for the stream. May be called twice."""
+        self._release_leases()
 
     def newest(self) -> StreamOffsets | None:
         """Return the ends of all queues as they were last seen."""
@@ -214,7 +210,7 @@ class StreamDriver:
         if not self._is_enough(waiting, limits):
             return start
         ends = {key: part.start for key, part in ahead.items()}
-        ends.update(self._admit(ahead, limits))
+        ends.update(self._admission.admit(ahead, limits, self._seen))
         return advanced(start, self._seen, ends)
 
     def _up_to_target(self, ahead: Mapping[QueueKey, OffsetRange]) -> dict[QueueKey, OffsetRange]:
@@ -237,67 +233,6 @@ class StreamDriver:
             return True
         overdue_s = self._clock() - self._last_batch_at - limits.max_delay_ms / 1000
         return waiting >= limits.min_offsets or overdue_s >= 0
-
-    def _admit(
-        self, ahead: Mapping[QueueKey, OffsetRange], limits: Limits
-    ) -> Mapping[QueueKey, int]:
-        """Return the end of each queue that the micro-batch takes something from."""
-        counts = {key: part.end - part.start for key, part in ahead.items() if part[0] < part[1]}
-        served_last = self._served_last
-        if counts and limits.max_offsets is not None:
-            counts = share_out(counts, limits.max_offsets, after=served_last)
-            self._served_last = next(reversed(counts))
-        ends = {key: ahead[key].start + count for key, count in counts.items()}
-        if counts and limits.max_bytes is not None:
-            ends = self._within_bytes(ahead, counts, limits.max_bytes, served_last)
-            self._served_last = next(iter(ends), served_last)
-        return ends
-
-    def _within_bytes(
-        self,
-        ahead: Mapping[QueueKey, OffsetRange],
-        counts: Mapping[QueueKey, int],
-        max_bytes: int,
-        served_last: QueueKey | None,
-    ) -> dict[QueueKey, int]:
-        def pieces_of(count: int, piece_bytes: int) -> dict[QueueKey, list[Split]]:
-            shares = share_out(counts, count, after=served_last)
-            parts = {
-                key: OffsetRange(ahead[key].start, ahead[key].start + share)
-                for key, share in shares.items()
-            }
-            return self._pieces(parts, piece_bytes)
-
-        def size_of(count: int) -> int:
-            found = pieces_of(count, _WHOLE).values()
-            return sum(piece.size_bytes for pieces in found for piece in pieces)
-
-        total = sum(counts.values())
-        count, size = find_count(size_of, total, max_bytes)
-        if size <= max_bytes:
-            return {key: ahead[key].start + share for key, share in counts.items()}
-        if size > MOST_OVER * max_bytes:  # the first block is too large already: take it alone
-            count, size = find_count(size_of, total, 2 * size)
-        pieces = pieces_of(count, max(1, max_bytes // PIECES, size // (MOST_OVER * PIECES)))
-        return take_pieces(
-            pieces if count == total else whole_blocks(pieces), max_bytes, after=served_last
-        )
-
-    def _pieces(
-        self, parts: Mapping[QueueKey, OffsetRange], piece_bytes: int
-    ) -> dict[QueueKey, list[Split]]:
-        """Return the parts cut into pieces of about so many bytes, in order."""
-        by_topic: dict[str, dict[int, OffsetRange]] = {}
-        for key, part in parts.items():
-            by_topic.setdefault(key.topic, {})[key.queue] = part
-        found: dict[QueueKey, list[Split]] = {}
-        for name, ranges in by_topic.items():
-            topic_id = self._seen[name].topic_id
-            for piece in self._catalog.splits(
-                name, topic_id, ranges, max_bytes=piece_bytes, min_splits=1
-            ):
-                found.setdefault(QueueKey(name, piece.queue), []).append(piece)
-        return found
 
     # -- waiting -----------------------------------------------------------------------------
 

@@ -114,5 +114,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close what is open."""
-        self._opened = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
         self._open.close()

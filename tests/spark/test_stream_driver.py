@@ -207,7 +207,11 @@ def test_the_leases_of_a_micro_batch_end_with_it(
     orders.batch()
     assert list(broker.leases) == ["lease-1"]
     broker.leases.clear()  # it has forgotten them
+    topic.publish(0, [b"y"])
     orders.batch()
+    assert list(broker.leases) == ["lease-2"]
+    orders.driver.close()
+    orders.driver.close()
     assert broker.leases == {}
 
 
