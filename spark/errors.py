@@ -293,9 +293,9 @@ class ReplayDiffers(SparkError):
         return (
             f"from row {self.first_row} on, partition {self.partition} is not what an earlier "
             f"attempt stored in queue {self.queue} of {self.topic!r} ({self.reason}). Make rows "
-            "come in the same order and partitions each time, as with sortWithinPartitions before "
-            "the write; to get past this once, run with idempotent=false, which stores again what "
-            "was stored before"
+            "come in the same order and partitions each time (the option sortBy does the order); "
+            "to get past this once, run with idempotent=false, which stores again what was stored "
+            "before"
         )
 
 

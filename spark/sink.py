@@ -26,7 +26,7 @@ from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.identity import Producer, Writer, stream_writer
 from holdfast.spark.publisher import Tally
-from holdfast.spark.write_columns import Column, choose_columns
+from holdfast.spark.write_columns import Column, choose_columns, sorting_columns
 from holdfast.spark.write_options import WriteOptions, parse_write_options
 from holdfast.spark.writing import Targets, write_partition
 
@@ -41,18 +41,32 @@ class Written(WriterCommitMessage):
     tally: Tally
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What is to be written, and how."""
+
+    options: WriteOptions
+    columns: Mapping[str, Column]
+    sort_by: tuple[Column, ...]
+
+    def write(self, batches: Iterator[pa.RecordBatch], producer: Producer) -> Written:
+        """Store one partition."""
+        tally = write_partition(batches, self.options, self.columns, producer, sort_by=self.sort_by)
+        return Written(producer.partition, tally)
+
+
 def batch_sink(given: Mapping[str, str], schema: StructType, overwrite: bool) -> "HoldfastWriter":
     """Return the writer of a batch. Raises InvalidOption, UnwritableColumn, and what keeps the
     topic from being found."""
     if overwrite:
         raise InvalidOption("mode", "overwrite: a log is only appended to; use append")
-    options, columns = _checked(given, schema, streaming=False)
-    writer = None
+    rows = _checked(given, schema, streaming=False)
+    options, writer = rows.options, None
     if options.transaction is not None:
         writer = Writer(f"transaction\n{options.transaction.app_id}", options.transaction.version)
     elif options.is_idempotent:
         writer = Writer(f"job\n{uuid.uuid4().hex}", 0)
-    return HoldfastWriter(options, columns, writer)
+    return HoldfastWriter(rows, writer)
 
 
 def stream_sink(
@@ -61,40 +75,30 @@ def stream_sink(
     """Return the writer of a stream. Raises as batch_sink does."""
     if overwrite:
         raise InvalidOption("outputMode", "complete: a log is only appended to; use update")
-    return HoldfastStreamWriter(*_checked(given, schema, streaming=True))
+    return HoldfastStreamWriter(_checked(given, schema, streaming=True))
 
 
-def _checked(
-    given: Mapping[str, str], schema: StructType, *, streaming: bool
-) -> tuple[WriteOptions, Mapping[str, Column]]:
+def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> "Rows":
     options = parse_write_options(given, streaming=streaming)
-    columns = choose_columns(
-        [(field.name, field.dataType.simpleString()) for field in schema.fields],
-        topic_given=options.topic is not None,
-    )
+    fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    columns = choose_columns(fields, topic_given=options.topic is not None)
+    sort_by = sorting_columns(fields, options.sort_by)
     if options.topic is not None:  # fail now rather than in every task
         with BrokerClient.open(options.address) as client:
             Targets(client, options).get(options.topic)
-    return options, columns
+    return Rows(options, columns, sort_by)
 
 
 class HoldfastWriter(DataSourceArrowWriter):
     """Writes a batch. Pickled into every task."""
 
-    def __init__(
-        self, options: WriteOptions, columns: Mapping[str, Column], writer: Writer | None
-    ) -> None:
-        self._options = options
-        self._columns = dict(columns)
+    def __init__(self, rows: Rows, writer: Writer | None) -> None:
+        self._rows = rows
         self._writer = writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Store one partition."""
-        producer = Producer(self._writer, _task().partitionId())
-        return Written(
-            producer.partition,
-            write_partition(iterator, self._options, self._columns, producer),
-        )
+        return self._rows.write(iterator, Producer(self._writer, _task().partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Say in the log what was written."""
@@ -108,19 +112,15 @@ class HoldfastWriter(DataSourceArrowWriter):
 class HoldfastStreamWriter(DataSourceStreamArrowWriter):
     """Writes micro-batches. Pickled into every task."""
 
-    def __init__(self, options: WriteOptions, columns: Mapping[str, Column]) -> None:
-        self._options = options
-        self._columns = dict(columns)
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Store one partition of a micro-batch. Raises IdentityMissing, too."""
         task = _task()
-        writer = stream_writer(task.getLocalProperty) if self._options.is_idempotent else None
-        producer = Producer(writer, task.partitionId())
-        return Written(
-            producer.partition,
-            write_partition(iterator, self._options, self._columns, producer),
-        )
+        idempotent = self._rows.options.is_idempotent
+        writer = stream_writer(task.getLocalProperty) if idempotent else None
+        return self._rows.write(iterator, Producer(writer, task.partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Say in the log what was written."""

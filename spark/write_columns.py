@@ -81,6 +81,19 @@ def choose_columns(schema: Sequence[tuple[str, str]], *, topic_given: bool) -> M
     return found
 
 
+def sorting_columns(schema: Sequence[tuple[str, str]], names: Sequence[str]) -> tuple[Column, ...]:
+    """Return the columns to sort by. Raises UnwritableColumn for one that has no order or is not
+    there."""
+    found = {name.lower(): Column(index, name) for index, (name, _) in enumerate(schema)}
+    for name in names:
+        column = found.get(name.lower())
+        if column is None:
+            raise UnwritableColumn(name, f"is not there to sort by{nearest(name, list(found))}")
+        if schema[column.index][1].startswith(("map<", "array<")):
+            raise UnwritableColumn(name, "is of a type that has no order; sort by others")
+    return tuple(found[name.lower()] for name in names)
+
+
 def _fits(kind: str, kinds: Sequence[str]) -> bool:
     """Say whether a type is one of `kinds`, texts of any collation and length among them."""
     if kind.startswith(("string collate", "varchar(", "char(")):

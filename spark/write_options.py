@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from holdfast.spark.address import ADDRESS_OPTIONS, Address, parse_address
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.option_parser import GivenOptions
+from holdfast.spark.option_parser import GivenOptions, parse_list
 
 #: Every option and what it does; docs/spark.md lists the same.
 WRITE_OPTIONS: Mapping[str, str] = {
@@ -15,6 +15,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
     "maxBatchBytes": "rows are cut into batches of at most so much (default 4m, at most 12m)",
     "maxBatchRows": "and of at most so many rows (default 20000, at most 100000)",
     "createTopic": "true creates a topic that is not there (default false)",
+    "sortBy": "columns by which each task sorts its rows before it sends any, commas between",
     "idempotent": "false stores again what is sent again (default true)",
     "txnAppId": "name of a batch write that may be run again; goes with txnVersion",
     "txnVersion": "which of its runs this is, a number that grows; the same one is stored once",
@@ -48,6 +49,7 @@ class WriteOptions:
     max_batch_bytes: int
     max_batch_rows: int
     create_topic: bool
+    sort_by: tuple[str, ...]
     is_idempotent: bool
     transaction: Transaction | None
 
@@ -68,6 +70,7 @@ def parse_write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOp
         max_batch_bytes=options.size("maxBatchBytes", DEFAULT_BATCH_BYTES, maximum=MAX_BATCH_BYTES),
         max_batch_rows=_parse_rows(options),
         create_topic=options.flag("createTopic", False),
+        sort_by=tuple(parse_list("sortBy", options.text("sortBy") or "")),
         is_idempotent=is_idempotent,
         transaction=transaction,
     )

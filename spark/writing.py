@@ -3,11 +3,12 @@
 While one window is on its way, the next is taken from Spark and encoded.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import BrokerRefused
@@ -26,8 +27,12 @@ def write_partition(
     options: WriteOptions,
     columns: Mapping[str, Column],
     producer: Producer,
+    *,
+    sort_by: Sequence[Column] = (),
 ) -> Tally:
     """Store all rows of a partition; return once they are stored as durably as asked.
+
+    With `sort_by` they are all taken and sorted before the first is sent.
 
     What was stored when it raises stays, and is found stored when the same producer's rows come
     again. Raises UnwritableRow, WriteRefused, ReplayDiffers, BrokerUnavailable, BrokerRefused.
@@ -42,7 +47,7 @@ def write_partition(
         encoder = Encoder(producer)
         under_way: Future[None] | None = None
         for window in cut_windows(
-            _checked(batches, columns, producer.partition),
+            _checked(_sorted(batches, sort_by), columns, producer.partition),
             max_rows=options.max_batch_rows,
             max_bytes=options.max_batch_bytes,
             digest=encoder.digest,
@@ -93,6 +98,20 @@ class Targets:
             levels = found.priority_levels or 1
             self._found[name] = Target(name, found.topic_id, len(found.queues), levels)
         return self._found[name]
+
+
+def _sorted(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[Column]
+) -> Iterable[pa.RecordBatch]:
+    """Return the rows in the order of these columns, nulls last; as they come without any."""
+    if not columns:
+        return batches
+    taken = list(batches)
+    if not taken:
+        return taken
+    table = pa.Table.from_batches(taken)
+    order = pc.sort_indices(table, [(column.name, "ascending") for column in columns])
+    return table.take(order).to_batches()
 
 
 def _checked(

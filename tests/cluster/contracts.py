@@ -171,3 +171,42 @@ def a_join_of_two_topics(job: Job) -> Any:
     left = job.load().selectExpr("key", "offset").where("offset < 100")
     right = job.load(TRIMMED, columns="key,offset").groupBy("key").count()
     return left.join(right, "key").count()
+
+
+@contract
+def what_is_written_twice_is_stored_once(job: Job) -> Any:
+    """Rows go to the queues of their keys; the same run of a named write stores them once."""
+    topic = f"written-{job.name}"
+    with holdfast.Client(job.url) as client:
+        client.create_topic(topic, queues=3)
+    rows = job.spark.range(0, 5000, 1, 3).selectExpr(
+        "string(id) as value", "string(id % 11) as key"
+    )
+    writer = rows.write.format("holdfast").mode("append").options(url=job.url, topic=topic)
+    for version in (1, 1, 2):
+        writer.option("txnAppId", topic).option("txnVersion", version).save()
+    columns = ("count(*)", "count(distinct body)", "count(distinct queue, key)", "sum(crc32(body))")
+    return list(job.load(topic).selectExpr(*columns).first() or ())
+
+
+@contract
+def a_batch_that_a_stream_repeats_is_stored_once(job: Job) -> Any:
+    """The end of the last batch is forgotten between two runs, as if the driver had died."""
+    topic, folder = f"streamed-{job.name}", job.folder / "stream"
+    with holdfast.Client(job.url) as client:
+        client.create_topic(topic, queues=2)
+    (folder / "in").mkdir(parents=True)
+    for run in range(2):
+        for file in range(2):
+            lines = "\n".join(str(number) for number in range(run * 200 + file, run * 200 + 200, 2))
+            (folder / "in" / f"{run}-{file}.txt").write_text(lines)
+        reader = job.spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
+        rows = reader.text(str(folder / "in")).selectExpr("value", "value as key")
+        writer = rows.writeStream.format("holdfast").options(url=job.url, topic=topic)
+        query = writer.option("checkpointLocation", str(folder / "checkpoint"))
+        query.trigger(availableNow=True).start().awaitTermination(90)
+        if run == 0:
+            for name in ("1", ".1.crc"):
+                (folder / "checkpoint" / "commits" / name).unlink()
+    counts = job.load(topic).selectExpr("count(*)", "count(distinct body)")
+    return list(counts.first() or ())

@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.spark.errors import UnwritableColumn
-from holdfast.spark.write_columns import Column, choose_columns
+from holdfast.spark.write_columns import Column, choose_columns, sorting_columns
 
 MAP = "map<string,string>"
 HEADERS = "array<struct<key:string,value:binary>>"
@@ -37,3 +37,13 @@ def test_columns_that_no_message_has_are_refused(schema: list[tuple[str, str]], 
 def test_without_a_topic_a_column_has_to_name_it() -> None:
     with pytest.raises(UnwritableColumn, match="give the option topic"):
         choose_columns([("body", "binary")], topic_given=False)
+
+
+def test_columns_to_sort_by_have_an_order_and_are_there() -> None:
+    schema = [("Key", "string"), ("properties", MAP)]
+    assert sorting_columns(schema, ["key"]) == (Column(0, "Key"),)
+    assert sorting_columns(schema, []) == ()
+    with pytest.raises(UnwritableColumn, match="did you mean 'key'"):
+        sorting_columns(schema, ["keys"])
+    with pytest.raises(UnwritableColumn, match="no order"):
+        sorting_columns(schema, ["properties"])

@@ -13,7 +13,7 @@ from holdfast.client import Message
 from holdfast.spark.errors import BrokerRefused, ReplayDiffers, UnwritableRow, WriteRefused
 from holdfast.spark.identity import Producer, Writer
 from holdfast.spark.publisher import Tally
-from holdfast.spark.write_columns import choose_columns
+from holdfast.spark.write_columns import choose_columns, sorting_columns
 from holdfast.spark.write_options import parse_write_options
 from holdfast.spark.writing import write_partition
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
@@ -65,10 +65,11 @@ def write(
     **options: str,
 ) -> Tally:
     given = parse_write_options({"url": url, **options}, streaming=False)
-    columns = choose_columns(
-        [(name, KINDS[name][0]) for name in names], topic_given="topic" in options
-    )
-    return write_partition(iter(batches), given, columns, Producer(writer, partition))
+    schema = [(name, KINDS[name][0]) for name in names]
+    columns = choose_columns(schema, topic_given="topic" in options)
+    sort_by = sorting_columns(schema, given.sort_by)
+    producer = Producer(writer, partition)
+    return write_partition(iter(batches), given, columns, producer, sort_by=sort_by)
 
 
 def stored(broker: RunningBroker, topic: str) -> dict[int, list[Message]]:
@@ -238,6 +239,20 @@ def test_other_rows_are_refused_and_nothing_of_them_is_stored(
         with pytest.raises(ReplayDiffers, match=f"of '{topic}'"):
             write(broker.url, [rows], topic=topic, maxBatchRows="10")
     assert sum(map(len, bodies(broker, topic).values())) == 600
+
+
+def test_rows_in_any_order_are_the_same_once_they_are_sorted(
+    broker: RunningBroker, topic: str
+) -> None:
+    batch = numbered(200, cut=200)[0]
+    for order in (range(200), range(199, -1, -1)):
+        shuffled = batch.take(pa.array(order))
+        parts = [shuffled.slice(0, 90), shuffled.slice(90)]
+        write(broker.url, parts, topic=topic, maxBatchRows="10", sortBy="Body")
+    found = bodies(broker, topic)
+    assert sorted(int(body) for queue in found.values() for body in queue) == list(range(200))
+    assert all(queue == sorted(queue) for queue in found.values())
+    assert write(broker.url, [], topic=topic, sortBy="body").rows == 0
 
 
 def test_a_later_batch_is_new_and_an_earlier_one_is_fenced(

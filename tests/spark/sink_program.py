@@ -1,0 +1,171 @@
+"""A Spark driver that is killed, or whose tasks fail, for tests of what the sink stores then.
+
+python -m tests.spark.sink_program stream URL TOPIC FOLDER [dies]
+python -m tests.spark.sink_program tasks URL TOPIC FOLDER
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from holdfast.spark.session import local_session
+from holdfast.spark.sink import HoldfastStreamWriter, HoldfastWriter, Written
+from holdfast.spark.source import HoldfastDataSource
+
+ROWS = 20_000
+PARTITIONS = 2
+
+
+# -- a driver that dies when a batch is stored, and its checkpoint does not know it -------------
+
+
+class DyingWriter(HoldfastStreamWriter):
+    """Kills the driver, Python and Java, when the second batch is to be committed."""
+
+    driver: tuple[int, ...] = ()
+
+    def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
+        """Die."""
+        if batchId == 1:
+            for pid in self.driver:
+                os.kill(pid, signal.SIGKILL)
+
+
+class DyingSource(HoldfastDataSource):
+    """Writes streams with a DyingWriter; the option names whom it kills."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "dying"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DyingWriter:  # noqa: N802
+        """Return a writer that kills the driver."""
+        given = dict(self.options)
+        driver = tuple(map(int, given.pop("driver").split()))
+        writer = HoldfastDataSource(given).streamWriter(schema, overwrite)
+        writer.__class__ = DyingWriter
+        assert isinstance(writer, DyingWriter)
+        writer.driver = driver
+        return writer
+
+
+def stream(url: str, topic: str, folder: Path, dies: bool) -> None:
+    """Write all files of FOLDER/in, a batch each."""
+    spark = local_session(2, settings={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+    spark.dataSource.register(DyingSource)
+    reader = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
+    rows = reader.text(str(folder / "in")).selectExpr("value as body", "value as key")
+    writer = rows.repartition(PARTITIONS, "body").writeStream
+    writer = writer.format("dying" if dies else "holdfast").option("maxBatchRows", 500)
+    writer = writer.option("sortBy", "body")
+    if dies:
+        machine: Any = spark._jvm
+        java = machine.java.lang.ProcessHandle.current().pid()
+        writer = writer.option("driver", f"{java} {os.getpid()}")
+    writer = writer.options(url=url, topic=topic, checkpointLocation=str(folder / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+# -- tasks that fail, before and behind the sink, with executors of their own -------------------
+
+
+class FailingWriter(HoldfastWriter):
+    """Fails the first attempt at each task when everything is stored."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Store, and fail."""
+        written = super().write(iterator)
+        if attempt() == 0:
+            raise RuntimeError("planned: after the write")
+        return written
+
+
+class FailingSource(HoldfastDataSource):
+    """Writes with a FailingWriter."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "failing"
+
+    def writer(self, schema: StructType, overwrite: bool) -> FailingWriter:
+        """Return a writer that fails."""
+        writer = HoldfastDataSource(dict(self.options)).writer(schema, overwrite)
+        writer.__class__ = FailingWriter
+        assert isinstance(writer, FailingWriter)
+        return writer
+
+
+def attempt() -> int:
+    """Return how often this task was tried before."""
+    task = TaskContext.get()
+    assert task is not None
+    return task.attemptNumber()
+
+
+def fail_before(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fail in the middle of the rows, at another place in each of three attempts."""
+    for number, batch in enumerate(batches):
+        if attempt() < 3 and number == (3, 5, 4)[attempt()]:
+            raise RuntimeError("planned: before the write")
+        yield batch
+
+
+def kill_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Kill the whole executor in the middle of the first partition, the first time."""
+    task = TaskContext.get()
+    assert task is not None
+    for number, batch in enumerate(batches):
+        if number == 4 and attempt() == 0 and task.partitionId() == 0:
+            daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2]
+            os.kill(int(daemon.split()[1]), signal.SIGKILL)
+            time.sleep(60)
+        yield batch
+
+
+def tasks(url: str, topic: str) -> None:
+    """Write the same rows to TOPIC.before, TOPIC.behind and TOPIC.executor."""
+    settings: Mapping[str, str] = {
+        "spark.executor.memory": "800m",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+        "spark.task.maxFailures": "5",
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+    }
+    builder = SparkSession.builder.master("local-cluster[2,1,1024]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = builder.getOrCreate()
+    spark.dataSource.register(HoldfastDataSource)
+    spark.dataSource.register(FailingSource)
+    rows = spark.range(0, ROWS, 1, PARTITIONS).selectExpr(
+        "string(id) as body", "string(id % 11) as key"
+    )
+    for name, change, kind in (
+        ("before", fail_before, "holdfast"),
+        ("behind", None, "failing"),
+        ("executor", kill_executor, "holdfast"),
+    ):
+        frame = rows if change is None else rows.mapInArrow(change, rows.schema)
+        frame.write.format(kind).mode("append").options(
+            url=url, topic=f"{topic}.{name}", maxBatchRows="300"
+        ).save()
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    kind, url, topic, folder, *rest = sys.argv[1:]
+    if kind == "stream":
+        stream(url, topic, Path(folder), dies=bool(rest))
+    else:
+        tasks(url, topic)

@@ -1,0 +1,80 @@
+"""Drivers, executors and tasks that die while they write: each row is stored once.
+
+Speculation is not among them: Spark begins a second attempt on another host only. Attempts at once
+are in test_writing.py.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from tests.spark.test_writing import bodies
+
+pytest.importorskip("pyspark")
+
+pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+ROWS = 20_000
+
+
+def run(folder: Path, *arguments: str) -> int:
+    """Run the program to its end, and return its exit status; its log is in the folder."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    command = [sys.executable, "-m", "tests.spark.sink_program", *arguments]
+    with (folder / "program.log").open("ab") as log:
+        return subprocess.run(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=240, check=False
+        ).returncode
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "program.log").read_text(errors="replace")[-6000:]
+
+
+def test_a_driver_killed_between_the_write_and_its_commit_stores_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    files = 3
+    (tmp_path / "in").mkdir()
+    for file in range(files):
+        lines = [str(number) for number in range(file, files * 4000, files)]
+        (tmp_path / "in" / f"{file}.txt").write_text("\n".join(lines))
+    with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker:
+        with broker.client() as client:
+            client.create_topic("orders", queues=3)
+        arguments = ("stream", broker.url, "orders", str(tmp_path))
+        assert run(tmp_path, *arguments, "dies") == -signal.SIGKILL, log_of(tmp_path)
+        committed = {path.name for path in (tmp_path / "checkpoint" / "commits").iterdir()}
+        assert "0" in committed
+        assert "1" not in committed
+        assert sum(map(len, bodies(broker, "orders").values())) == 2 * 4000
+        assert run(tmp_path, *arguments) == 0, log_of(tmp_path)
+        found = [int(body) for queue in bodies(broker, "orders").values() for body in queue]
+        assert sorted(found) == list(range(files * 4000))
+
+
+def test_tasks_and_executors_that_die_store_nothing_twice(tmp_path: Path) -> None:
+    names = ("before", "behind", "executor")
+    with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker:
+        with broker.client() as client:
+            for name in names:
+                client.create_topic(f"orders.{name}", queues=3)
+        assert run(tmp_path, "tasks", broker.url, "orders", str(tmp_path)) == 0, log_of(tmp_path)
+        for name in names:
+            found = bodies(broker, f"orders.{name}")
+            numbers = sorted(int(body) for queue in found.values() for body in queue)
+            assert numbers == list(range(ROWS)), name
+    log = (tmp_path / "program.log").read_text(errors="replace")
+    assert "planned: before the write" in log
+    assert "planned: after the write" in log
