@@ -111,7 +111,8 @@ def _sorted(
         return taken
     table = pa.Table.from_batches(taken)
     order = pc.sort_indices(table, [(column.name, "ascending") for column in columns])
-    return table.take(order).to_batches()
+    in_order: list[pa.RecordBatch] = table.take(order).to_batches()
+    return in_order
 
 
 def _checked(
