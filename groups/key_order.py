@@ -105,13 +105,13 @@ class ByKey:
         else:
             del self._keys[number]
 
-    def is_in_order(self, offset: int) -> bool:
-        """Say whether no earlier message of its key has come back."""
+    def is_in_order(self, offset: int, number: int) -> bool:
+        """Say whether no earlier message of its key has come back since its lease `number`: it
+        waits then, or was leased once more."""
         self._look_up_to(offset)
         key = self._keys.get(self._key_of.get(offset, 0))
         return key is None or not any(
-            each < offset and each not in key.leased and not self._view.cursor.is_in_grace(each)
-            for each in key.heads
+            each < offset and self._came_back(each, number) for each in key.heads
         )
 
     def adopted(self, offset: int, member: str) -> None:
@@ -143,6 +143,12 @@ class ByKey:
         return sorted(back)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _came_back(self, offset: int, number: int) -> bool:
+        """Say whether an undone offset is nobody's, or somebody's by a lease after `number`."""
+        cursor = self._view.cursor
+        lease = cursor.leases.get(offset)
+        return not cursor.is_in_grace(offset) if lease is None else lease.number > number
 
     def _offered(self, member: str) -> Head | None:
         free = self._first_valid(self._free, member)

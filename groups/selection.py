@@ -51,8 +51,9 @@ class Selection(Protocol):
     def settled(self, offset: int) -> None:
         """An offset is done, or dying."""
 
-    def is_in_order(self, offset: int) -> bool:
-        """Say whether settling an offset that is not leased overtakes nothing."""
+    def is_in_order(self, offset: int, number: int) -> bool:
+        """Say whether settling an offset that is not leased overtakes nothing. `number` is that
+        of its lease, which was before the restart or has ended."""
 
     def adopted(self, offset: int, member: str) -> None:
         """An offset in grace is leased again by the member that had it."""
@@ -196,7 +197,7 @@ class InOrder:
         """Forget an offset."""
         self._heads.pop(offset, None)
 
-    def is_in_order(self, offset: int) -> bool:
+    def is_in_order(self, offset: int, number: int) -> bool:
         """Messages are settled in any order."""
         return True
 

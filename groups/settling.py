@@ -71,7 +71,7 @@ def settle(
         return (Status.DONE if used is ENDS.get(verb) else Status.STALE), []
     if stands is Standing.STALE:
         return Status.STALE, []
-    if stands is not Standing.LIVE and not lane.selection.is_in_order(receipt.offset):
+    if stands is not Standing.LIVE and not _is_in_order(lane, receipt):
         return Status.STALE, []
     if stands is Standing.LATE and not _counts_late(lane, activity, receipt, verb):
         return Status.STALE, []
@@ -93,6 +93,10 @@ def settle(
         receipt.offset, ENDS[verb], receipt.lease_number, terms.now_ms, ready_at_ms
     )
     return Status.DONE, ended
+
+
+def _is_in_order(lane: Lane, receipt: Receipt) -> bool:
+    return lane.selection.is_in_order(receipt.offset, receipt.lease_number)
 
 
 def _counts_late(lane: Lane, activity: Activity, receipt: Receipt, verb: Verb) -> bool:

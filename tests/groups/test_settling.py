@@ -9,7 +9,7 @@ from holdfast.groups.cursor_rows import Page, page_of, restore
 from holdfast.groups.group import Group
 from holdfast.groups.rows import NOT_KEPT, key_prefix
 from holdfast.groups.settling import Status, Verb
-from tests.groups.queues import Stage
+from tests.groups.queues import Message, Stage
 
 DONE, STALE = Status.DONE, Status.STALE
 KEY = (1, 0)
@@ -187,6 +187,23 @@ def test_what_is_not_settled_is_delivered_again_after_the_last_lease() -> None:
     assert not again[-1].redelivered
     assert settle(stage, Verb.ACK, picks[0]) == [STALE]
     assert settle(stage, Verb.ACK, picks[5]) == [DONE]
+
+
+@pytest.mark.parametrize("whose", ["other", "own"])
+def test_a_late_ack_overtakes_no_earlier_message_of_its_key(whose: str) -> None:  # I11
+    stage = Stage(mode="keyed")
+    stage.queues.messages[KEY] += [Message(key=7) for _ in range(3)]
+    stage.group.arrived(KEY, 3)
+    picks = stage.take("own")
+    stage.commit()
+    restart(stage, page=page_of(stage.cursor()))
+    stage.later(30_000)
+    (again,) = stage.take(whose, 1)
+    assert again.offset == 0
+    # The first is leased once more: what came behind it may not be settled before it.
+    assert settle(stage, Verb.ACK, *picks[1:]) == [STALE, STALE]
+    assert settle(stage, Verb.ACK, again) == [DONE]
+    assert settle(stage, Verb.ACK, *picks[1:]) == [DONE, DONE]
 
 
 def test_without_the_page_the_reserve_waits() -> None:

@@ -695,7 +695,7 @@ class World:
                 return stale
         elif not is_live and not is_grace:
             return stale
-        if not is_live and self.overtakes(key, offset):
+        if not is_live and self.overtakes(key, offset, number):
             return stale
         if is_grace and self.group.activity.active is None and self.claimed is None:
             self.claimed = receipt.member
@@ -703,14 +703,15 @@ class World:
         self.settled_now = True
         return done
 
-    def overtakes(self, key: QueueKey, offset: int) -> bool:
-        """Say whether an earlier message of its key came back."""
+    def overtakes(self, key: QueueKey, offset: int, number: int) -> bool:
+        """Say whether an earlier message of its key came back since this lease of it."""
         book, messages = self.books[key], self.queues.messages[key]
         mine = messages[offset].key
         return self.config.mode == "keyed" and any(
             mine and messages[each].key == mine and not self.is_unwanted(key, messages[each])
             for each in range(book.start, offset)
             if book.state(each) in (State.AVAILABLE, State.DELAYED)
+            or (book.state(each) is State.LEASED and book.thing(each).number > number)
         )
 
     @staticmethod
