@@ -60,12 +60,13 @@ class JobFailed(Exception):
 
 @dataclass
 class Found:
-    """What each contract returned, and how long it took; a contract that failed: its traceback.
+    """What each contract returned, or the traceback of what it raised, and how long it took.
 
     `unshipped` is what a read raises before the package is sent, where it has to be.
     """
 
     results: dict[str, Any] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     unshipped: str | None = None
 
@@ -87,7 +88,7 @@ def main() -> None:
         try:
             found.results[name] = check(job)
         except Exception:
-            found.results[name] = traceback.format_exc()
+            found.failures[name] = traceback.format_exc()
         found.seconds[name] = time.monotonic() - began
     Path(sys.argv[1]).write_text(json.dumps(asdict(found)))
     spark.stop()
