@@ -37,6 +37,7 @@ def ship(spark: "SparkSession") -> Path:
     nothing. Raises OSError when there is no room for the archive.
     """
     from holdfast.spark.session import register
+    from holdfast.spark.travelling import bring
 
     content = archive()
     # Spark keeps what it was sent under the file's name, and refuses another of the same name.
@@ -44,6 +45,7 @@ def ship(spark: "SparkSession") -> Path:
     path = Path(tempfile.mkdtemp(prefix="holdfast-ship-"), name)
     path.write_bytes(content)
     spark.addArtifacts(str(path), pyfile=True)
+    bring(content)
     register(spark, anew=True)
     return path
 

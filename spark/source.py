@@ -34,9 +34,10 @@ from holdfast.spark.stream_options import StreamOptions, parse_stream_options
 from holdfast.spark.stream_source import HoldfastStreamReader
 
 Value = TypeVar("Value")
+from holdfast.spark.travelling import Travelling
 
 
-class HoldfastDataSource(DataSource):
+class HoldfastDataSource(DataSource, metaclass=Travelling):
     """`spark.read.format("holdfast")`; docs/spark.md lists its options."""
 
     def __init__(self, options: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from tests.cluster.published import ORDERS, TRIMMED, Published
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 CONTRACTS: dict[str, Callable[["Job"], Any]] = {}
 
@@ -79,6 +80,15 @@ def refusal(action: Callable[[], object], kind: str = "holdfast.spark.errors.") 
     return "nothing was raised"
 
 
+def publish_numbers(job: Job, topic: str, numbers: range) -> None:
+    """Publish a message a number; the topic is made if it is not there."""
+    with holdfast.Client(job.url) as client:
+        client.create_topic(topic, queues=2)
+        with client.producer(topic) as producer:
+            for number in numbers:
+                producer.send(b"%d" % number, key=f"k{number % 7}")
+
+
 @contract
 def every_row_once(job: Job) -> Any:
     """A topic is read whole."""
@@ -136,16 +146,12 @@ def a_group_goes_on_where_it_saved(job: Job) -> Any:
     """The second run of a group sees only what was published since the first."""
     topic, group = f"read-on-{job.name}", f"nightly-{job.name}"
     counts = []
-    with holdfast.Client(job.url) as client:
-        client.create_topic(topic, queues=2)
-        for first, last in ((0, 300), (300, 450), (450, 450)):
-            with client.producer(topic) as producer:
-                for number in range(first, last):
-                    producer.send(b"%d" % number, key=f"k{number % 7}")
-            bound = bind(job.url, topic, group=group)
-            row = bound.load(job.spark).selectExpr("count(*)", "min(int(string(body)))").first()
-            counts.append(list(row or ()))
-            bound.save()
+    for numbers in (range(300), range(300, 450), range(0)):
+        publish_numbers(job, topic, numbers)
+        bound = bind(job.url, topic, group=group)
+        row = bound.load(job.spark).selectExpr("count(*)", "min(int(string(body)))").first()
+        counts.append(list(row or ()))
+        bound.save()
     return counts
 
 
@@ -210,3 +216,48 @@ def a_batch_that_a_stream_repeats_is_stored_once(job: Job) -> Any:
                 (folder / "checkpoint" / "commits" / name).unlink()
     counts = job.load(topic).selectExpr("count(*)", "count(distinct body)")
     return list(counts.first() or ())
+
+
+@contract
+def a_stream_goes_on_where_it_ended(job: Job) -> Any:
+    """A restarted stream reads what is new, by its limit, and what it read is there once."""
+    topic, out = f"followed-{job.name}", job.folder / "followed"
+    found = []
+    for numbers in (range(300), range(300, 450)):
+        publish_numbers(job, topic, numbers)
+        lines = stream(job, topic, maxOffsetsPerTrigger=100)
+        writer = lines.selectExpr("int(string(body)) as number").writeStream.format("parquet")
+        run(writer.option("path", str(out)), job.folder / "followed-checkpoint")
+        row = job.spark.read.parquet(str(out)).selectExpr(
+            "count(*)", "count(distinct number)", "sum(number)"
+        )
+        found.append(list(row.first() or ()))
+    return found
+
+
+@contract
+def a_stream_writes_what_it_read_once(job: Job) -> Any:
+    """From topic to topic, in two runs from one checkpoint: as many rows, with the same bytes."""
+    topic, to = f"piped-{job.name}", f"piped-on-{job.name}"
+    for numbers in (range(300), range(300, 450)):
+        publish_numbers(job, topic, numbers)
+        lines = stream(job, topic).selectExpr("key", "body", "'piped' as tag")
+        writer = lines.writeStream.format("holdfast").options(url=job.url, topic=to)
+        run(writer.option("createTopic", True), job.folder / "piped-checkpoint")
+    return [summary(job.load(to)), job.load(to).select("body").distinct().count()]
+
+
+def stream(job: Job, topic: str, **options: object) -> "DataFrame":
+    """Return a stream of a topic from its beginning."""
+    given = {name: str(value) for name, value in options.items()}
+    reader = job.spark.readStream.format("holdfast").options(url=job.url, topic=topic, **given)
+    return reader.option("startingOffsets", "earliest").load()
+
+
+def run(writer: "DataStreamWriter", checkpoint: Path) -> None:
+    """Run a stream until it has read what there is."""
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    assert query.awaitTermination(_STREAM_TIMEOUT_S), "the stream did not end"
+
+
+_STREAM_TIMEOUT_S = 60

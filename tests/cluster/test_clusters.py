@@ -72,6 +72,12 @@ def test_one_machine_reads_what_a_plain_client_reads(runs: Runs, published: Publ
     assert results["a_group_goes_on_where_it_saved"] == [[300, 0], [150, 300], [0, None]]
     assert results["tags_and_filters"] == [13_333, 999]
     assert len(results["one_queue_by_several_tasks"]) >= 5
+    assert results["a_stream_goes_on_where_it_ended"] == [
+        [count, count, sum(range(count))] for count in (300, 450)
+    ]
+    assert sum(count for _, count, *_ in results["what_is_written_is_there_once"]) == 13_333
+    piped, distinct = results["a_stream_writes_what_it_read_once"]
+    assert (sum(count for _, count, *_ in piped), distinct) == (450, 450)
     lost, first_kept = results["trimmed_rows_fail_the_job"]
     assert f"from offset 0 to {first_kept} (trimmed by retention)" in lost
     assert "did you mean 'startingOffsets'" in results["a_wrong_option_is_named"]

@@ -135,6 +135,34 @@ def test_a_backfill_copies_its_range_and_the_same_rows_again(
     assert nothing == 0
 
 
+def test_sessions_are_published_once_over_a_restart(
+    spark: "SparkSession", running: RunningBroker, tmp_path: Path
+) -> None:
+    module = example("spark_sessions")
+
+    def run() -> list[tuple[str, str, int]]:
+        """Run the stream to its end; return visitor, hour and lines of the sessions published."""
+        query = module.publish_sessions(
+            spark, running.url, "visits", "sessions", tmp_path / "checkpoint"
+        )
+        assert query.awaitTermination(60)
+        with running.client() as client:
+            queues = client.describe_topic("sessions")["queue_count"]
+            found = [
+                (message.key, json.loads(message.body))
+                for queue in range(queues)
+                for message in client.pull("sessions", queue=queue, offset=0, follow=False)
+            ]
+        return sorted((str(key), told["start"][11:13], told["lines"]) for key, told in found)
+
+    publish(running, "visits", few_lines(8, 50) + few_lines(9, 20))
+    first = run()
+    assert first == [(f"10.0.0.{n}", "08", 5) for n in range(10)], "those of nine o'clock go on"
+    assert run() == first
+    publish(running, "visits", few_lines(9, 10) + few_lines(12, 1))
+    assert run() == sorted(first + [(f"10.0.0.{n}", "09", 3) for n in range(10)])
+
+
 def test_times_without_a_zone_are_utc() -> None:
     utc = example("spark_backfill").utc
     assert utc("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC)
@@ -160,6 +188,7 @@ def test_every_example_says_how_it_is_called(path: Path) -> None:
     [
         ("spark_count_by_tag", "", "|404|"),
         ("spark_hourly_status", "--out hourly", "50 new lines"),
+        ("spark_sessions", "--to visits --checkpoint kept", ""),
         ("spark_backfill", "--since 2020-01-01 --until 2100-01-01 --out new", "50 rows in new"),
     ],
 )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import holdfast
+from holdfast.spark import travelling
 from holdfast.spark.__main__ import main
 from holdfast.spark.shipping import EXECUTORS_NEED, archive, ship
 from tests.cluster.clusters import python_with
@@ -87,8 +88,11 @@ def test_a_program_that_runs_from_the_archive_sends_the_archive(
     assert (tmp_path / "again.zip").read_bytes() == archived.read_bytes()
 
 
-def test_a_session_is_sent_the_archive_and_then_told_of_the_source() -> None:
+def test_a_session_is_sent_the_archive_and_then_told_of_the_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("pyspark")
+    monkeypatch.setattr(travelling, "_brought", None)  # as it is to be afterwards
     seen: list[object] = []
 
     class Session:
@@ -104,6 +108,7 @@ def test_a_session_is_sent_the_archive_and_then_told_of_the_source() -> None:
     first, second = ship(session), ship(session)  # type: ignore[arg-type]
     assert seen == [True, "holdfast"] * 2
     assert first.name == second.name, "Spark takes the second for what it has"
+    assert travelling._brought == first.read_bytes()
 
 
 def test_the_program_writes_the_archive_and_says_nothing(tmp_path: Path) -> None:
