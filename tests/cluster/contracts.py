@@ -96,6 +96,13 @@ def every_row_once(job: Job) -> Any:
 
 
 @contract
+def the_files_have_the_same_rows(job: Job) -> Any:
+    """Executors that see the data directory read it themselves."""
+    reader = job.spark.read.format("holdfast").option("path", job.published.data_dir)
+    return summary(reader.option("topic", ORDERS).load())
+
+
+@contract
 def columns_as_asked(job: Job) -> Any:
     """Types are Spark's, timestamps whole milliseconds, and only what is asked for is there."""
     columns = "message_id,properties,born_timestamp,topic"

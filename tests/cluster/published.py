@@ -24,6 +24,7 @@ class Published:
     """Where the topics are, and the two reads that were bound on the way."""
 
     url: str
+    data_dir: str
     bound: dict[str, str]
     lost: dict[str, str]
 
@@ -40,7 +41,7 @@ def publish(broker: RunningBroker) -> Published:
         lost = bind(broker.url, TRIMMED)
         client.change_topic(TRIMMED, retention_bytes=64 * 1024)
         _await_trimming(client)
-    return Published(broker.url, dict(bound.options), dict(lost.options))
+    return Published(broker.url, str(broker.data_dir), dict(bound.options), dict(lost.options))
 
 
 def _publish(client: holdfast.Client, topic: str, numbers: range) -> None:

@@ -68,6 +68,7 @@ class Runs:
 def test_one_machine_reads_what_a_plain_client_reads(runs: Runs, published: Published) -> None:
     results = runs["local"].results
     assert results["every_row_once"] == plain_summary(published.url)
+    assert results["the_files_have_the_same_rows"] == results["every_row_once"]
     assert sum(count for _, count, *_ in results["a_bound_read_is_replayed"][0]) == BEFORE
     assert results["a_group_goes_on_where_it_saved"] == [[300, 0], [150, 300], [0, None]]
     assert results["tags_and_filters"] == [13_333, 999]
