@@ -32,9 +32,9 @@ from holdfast.spark.reading import open_catalog
 from holdfast.spark.sink import batch_sink, stream_sink
 from holdfast.spark.stream_options import StreamOptions, parse_stream_options
 from holdfast.spark.stream_source import HoldfastStreamReader
+from holdfast.spark.travelling import Travelling
 
 Value = TypeVar("Value")
-from holdfast.spark.travelling import Travelling
 
 
 class HoldfastDataSource(DataSource, metaclass=Travelling):
