@@ -38,8 +38,12 @@ def register(spark: "SparkSession", *, anew: bool = False) -> None:
     set to an interpreter that has it (`local_session` does), or send it with `ship`. Spark notes
     what it was sent by then with what is registered: with `anew` it is registered once more.
     """
+    from holdfast.spark.shipping import archive, came_as
     from holdfast.spark.source import HoldfastDataSource  # needs pyspark, this module does not
+    from holdfast.spark.travelling import bring
 
+    if came_as() is not None:
+        bring(archive())  # by --py-files, which does not reach the process that drives a stream
     if anew or spark not in _registered:  # Spark would warn of a source that is replaced
         spark.dataSource.register(HoldfastDataSource)
         _registered.add(spark)

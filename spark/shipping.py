@@ -52,14 +52,19 @@ def ship(spark: "SparkSession") -> Path:
 
 def archive() -> bytes:
     """Return the package that is running as a zip file, the same bytes for the same source."""
-    loader: object = getattr(holdfast.__spec__, "loader", None)
-    if isinstance(loader, zipimport.zipimporter):
-        return Path(loader.archive).read_bytes()  # it came as one
+    if (came := came_as()) is not None:
+        return came.read_bytes()
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, source in sorted(_files()):
             zipped.writestr(zipfile.ZipInfo(name, _DATE), source, zipfile.ZIP_DEFLATED)
     return content.getvalue()
+
+
+def came_as() -> Path | None:
+    """Return the archive that this process runs the package from, None when it is files."""
+    loader: object = getattr(holdfast.__spec__, "loader", None)
+    return Path(loader.archive) if isinstance(loader, zipimport.zipimporter) else None
 
 
 def _files() -> Iterator[tuple[str, bytes]]:

@@ -7,7 +7,7 @@ job sends it.
 
 import sys
 import venv
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -33,7 +33,8 @@ _LOOPBACK = {
 class Cluster:
     """Where a job runs: a master, or the address of a Connect server.
 
-    `must_ship`: nobody has holdfast there until the job sends it.
+    `must_ship`: nobody has holdfast there until the job sends it. `path`: where the job itself
+    finds the package, in place of the checkout.
     """
 
     environment: Mapping[str, str]
@@ -41,6 +42,7 @@ class Cluster:
     remote: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     must_ship: bool = False
+    path: Sequence[str] = ()
 
 
 @contextmanager
@@ -60,7 +62,9 @@ def local_cluster(folder: Path) -> Iterator[Cluster]:
         "spark.executor.memory": "800m",
         "spark.submit.pyFiles": str(package),  # what `spark-submit --py-files` sets
     }
-    yield Cluster(environment, master="local-cluster[2,1,1024]", settings=settings)
+    yield Cluster(
+        environment, master="local-cluster[2,1,1024]", settings=settings, path=[str(package)]
+    )
 
 
 @contextmanager

@@ -25,7 +25,8 @@ _ROOT = Path(__file__).parents[2]
 #: Not `-m`, and not in the checkout: Python would find holdfast beside the job, and so would the
 #: workers that inherit its folder.
 _PROGRAM = (
-    f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from tests.cluster.job import main; main()"
+    "import sys; output, *path = sys.argv[1:]; sys.path[:0] = path; "
+    "from tests.cluster.job import main; main(output)"
 )
 
 
@@ -37,7 +38,7 @@ def run_job(
     output = folder / "results.json"
     with (folder / "job.log").open("wb") as log:
         process = subprocess.Popen(
-            [*TOGETHER, sys.executable, "-c", _PROGRAM, str(output)],
+            [*TOGETHER, sys.executable, "-c", _PROGRAM, str(output), *cluster.path, str(_ROOT)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -71,8 +72,8 @@ class Found:
     unshipped: str | None = None
 
 
-def main() -> None:
-    """Run the contracts of the job told on standard input; results go to the file named."""
+def main(output: str) -> None:
+    """Run the contracts of the job told on standard input; results go to the file `output`."""
     told = json.load(sys.stdin)
     cluster, published = Cluster(**told["cluster"]), Published(**told["published"])
     started = time.monotonic()
@@ -90,7 +91,7 @@ def main() -> None:
         except Exception:
             found.failures[name] = traceback.format_exc()
         found.seconds[name] = time.monotonic() - began
-    Path(sys.argv[1]).write_text(json.dumps(asdict(found)))
+    Path(output).write_text(json.dumps(asdict(found)))
     spark.stop()
 
 
