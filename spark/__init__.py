@@ -22,8 +22,7 @@ from holdfast.spark.errors import (
     UnwritableRow,
     WriteRefused,
 )
-from holdfast.spark.session import local_session, register, require_java
-from holdfast.spark.shipping import ship
+from holdfast.spark.session import local_session, register, require_java, ship
 
 __all__ = [
     "register",

@@ -1,16 +1,24 @@
-"""Making the data source known to a Spark session, and a local session where there is none."""
+"""Making the data source known to a Spark session, and sending it to executors that lack it.
 
+And a session on this machine where there is none.
+"""
+
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+import holdfast
 from holdfast.spark.errors import JavaMissing
+from holdfast.spark.shipping import archive, came_as
+from holdfast.spark.travelling import bring
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,15 +46,30 @@ def register(spark: "SparkSession", *, anew: bool = False) -> None:
     set to an interpreter that has it (`local_session` does), or send it with `ship`. Spark notes
     what it was sent by then with what is registered: with `anew` it is registered once more.
     """
-    from holdfast.spark.shipping import archive, came_as
     from holdfast.spark.source import HoldfastDataSource  # needs pyspark, this module does not
-    from holdfast.spark.travelling import bring
 
     if came_as() is not None:
         bring(archive())  # by --py-files, which does not reach the process that drives a stream
     if anew or spark not in _registered:  # Spark would warn of a source that is replaced
         spark.dataSource.register(HoldfastDataSource)
         _registered.add(spark)
+
+
+def ship(spark: "SparkSession") -> Path:
+    """Send the package to all executors of the session, and register the source in it.
+
+    Returns the archive that was sent, a temporary file. Sending the same source again does
+    nothing. Raises OSError when there is no room for the archive.
+    """
+    content = archive()
+    # Spark keeps what it was sent under the file's name, and refuses another of the same name.
+    name = f"holdfast-{holdfast.__version__}-{hashlib.sha256(content).hexdigest()[:12]}.zip"
+    path = Path(tempfile.mkdtemp(prefix="holdfast-ship-"), name)
+    path.write_bytes(content)
+    spark.addArtifacts(str(path), pyfile=True)
+    bring(content)
+    register(spark, anew=True)
+    return path
 
 
 def local_session(

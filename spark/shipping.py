@@ -7,20 +7,14 @@ The archive holds holdfast alone, in plain Python. What executors import beside 
 and must be installed where they run: `EXECUTORS_NEED`.
 """
 
-import hashlib
 import io
 import os
-import tempfile
 import zipfile
 import zipimport
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import holdfast
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: The distributions that a task imports, beside pyspark itself.
 EXECUTORS_NEED = ("pyarrow", "numpy", "msgpack", "google-crc32c")
@@ -28,26 +22,6 @@ EXECUTORS_NEED = ("pyarrow", "numpy", "msgpack", "google-crc32c")
 #: Every archive's files are of this date, so that the same source is the same archive.
 _DATE = (1980, 1, 1, 0, 0, 0)
 _SHIPPED = (".py", ".lark")
-
-
-def ship(spark: "SparkSession") -> Path:
-    """Send the package to all executors of the session, and register the source in it.
-
-    Returns the archive that was sent, a temporary file. Sending the same source again does
-    nothing. Raises OSError when there is no room for the archive.
-    """
-    from holdfast.spark.session import register
-    from holdfast.spark.travelling import bring
-
-    content = archive()
-    # Spark keeps what it was sent under the file's name, and refuses another of the same name.
-    name = f"holdfast-{holdfast.__version__}-{hashlib.sha256(content).hexdigest()[:12]}.zip"
-    path = Path(tempfile.mkdtemp(prefix="holdfast-ship-"), name)
-    path.write_bytes(content)
-    spark.addArtifacts(str(path), pyfile=True)
-    bring(content)
-    register(spark, anew=True)
-    return path
 
 
 def archive() -> bytes:

@@ -10,7 +10,8 @@ import pytest
 import holdfast
 from holdfast.spark import travelling
 from holdfast.spark.__main__ import main
-from holdfast.spark.shipping import EXECUTORS_NEED, archive, ship
+from holdfast.spark.session import ship
+from holdfast.spark.shipping import EXECUTORS_NEED, archive
 from tests.cluster.clusters import python_with
 
 PACKAGE = Path(holdfast.__file__).parent
