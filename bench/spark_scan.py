@@ -2,16 +2,19 @@
 
     python -m bench.spark_scan [--json] [--rounds 3]       every workload below
     python -m bench.spark_scan --messages 5000000 --body-bytes 100 --batch 1000    one of them
+    python -m bench.spark_scan --messages 2000000 --queues 1 --partitions 1,2,8    one big queue
 
 One broker process on loopback and Spark at local[2], which share this machine's cores. What is
 scanned into Spark's noop sink, taking turns, the median of the rounds:
 
     url              the topic, by the columns queue, offset, store_timestamp, body
+    path             the same from the data directory's segment files
     arrow file       the same rows from a mapped Arrow IPC file, through the same Python
                      Data Source API (bench/arrow_file_source.py): the yardstick
     parquet          the same rows from uncompressed Parquet, by Spark's own reader
 
-and, without Spark in one process: the same blocks pulled and checked, and decoded as well.
+with `--partitions`, url and path once more for each number of them; and, without Spark in one
+process: the same blocks pulled, checked and decoded, over HTTP and from the files.
 Beside wall time stands the processor time of each process that took part. Topics are published in
 written mode; reading does not depend on it. `--batch 1` is what one message a request leaves,
 `--batch 8` what such requests leave when they share the broker's group commits.
@@ -24,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -36,19 +40,19 @@ from bench.bulk import BulkConnection
 from bench.harness import plain_loop_s, process_cpu_s
 from holdfast.running_broker import RunningBroker
 from holdfast.spark import Bound, bind, local_session
-from holdfast.spark.address import Address
-from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.columns import ddl_of
 from holdfast.spark.decode import MAX_ROWS, TARGET_BYTES
-from holdfast.spark.fetch import read_range
-from holdfast.spark.offsets import QueueRange
 from holdfast.spark.options import parse_options
+from holdfast.spark.plan import plan_partitions
+from holdfast.spark.reading import open_catalog, read_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TOPIC = "scan"
 QUEUES = 4
+#: No limit on what one task reads: a number of partitions alone says.
+_ANY_BYTES = 1 << 40
 CORES = 2
 COLUMNS = "queue,offset,store_timestamp,body"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -61,6 +65,8 @@ class Workload:
     messages: int
     body_bytes: int
     batch: int
+    queues: int = QUEUES
+    partitions: tuple[int, ...] = ()
 
 
 WORKLOADS = (
@@ -93,15 +99,29 @@ def main() -> None:
     parser.add_argument("--messages", type=int)
     parser.add_argument("--body-bytes", type=int, default=100)
     parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--queues", type=int, default=QUEUES)
+    parser.add_argument("--partitions", type=_numbers, default=(), help="such as 1,2,8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="one JSON object a workload")
     options = parser.parse_args()
     workloads: tuple[Workload, ...] = WORKLOADS
     if options.messages is not None:
-        workloads = (Workload(options.messages, options.body_bytes, options.batch),)
+        workloads = (
+            Workload(
+                options.messages,
+                options.body_bytes,
+                options.batch,
+                options.queues,
+                options.partitions,
+            ),
+        )
     for workload in workloads:
         figures = run(workload, options.rounds)
         (print_json if options.json else print_table)(workload, figures)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
 
 
 def run(workload: Workload, rounds: int) -> list[Figure]:
@@ -110,39 +130,53 @@ def run(workload: Workload, rounds: int) -> list[Figure]:
         RunningBroker(Path(folder) / "data") as broker,
     ):
         publish(broker.url, workload)
-        return measure(broker, Path(folder), workload.messages, rounds)
+        return measure(broker, Path(folder), workload, rounds)
 
 
 def publish(url: str, workload: Workload) -> None:
     """Publish to all queues in turn."""
     connection = BulkConnection(url)
-    connection.create(TOPIC, queues=QUEUES)
+    connection.create(TOPIC, queues=workload.queues)
     connection.publish(
         TOPIC,
         messages=workload.messages,
         body_bytes=workload.body_bytes,
         batch=workload.batch,
-        queues=QUEUES,
+        queues=workload.queues,
     )
     connection.close()
 
 
-def measure(broker: RunningBroker, folder: Path, rows: int, rounds: int) -> list[Figure]:
+def measure(broker: RunningBroker, folder: Path, workload: Workload, rounds: int) -> list[Figure]:
     spark = local_session(CORES, settings={"spark.driver.memory": "4g"})
+    path = str(broker.data_dir)
     bound = bind(broker.url, TOPIC, columns=COLUMNS)
-    arrow, parquet = write_files(broker.url, bound, folder)
+    of_files = bind(path=path, topic=TOPIC, columns=COLUMNS)
+    arrow, parquet = write_files(of_files, folder)
     columns = ddl_of(parse_options(bound.options).columns)
-    url_frame = bound.load(spark)
+    url_frame, path_frame = bound.load(spark), of_files.load(spark)
     arrow_frame = load_arrow_file(spark, arrow, columns)
     parquet_frame = spark.read.parquet(str(parquet))
-    parts = ranges_of(bound)
     ways: dict[str, Callable[[], object]] = {
         "url": lambda: scan(url_frame),
+        "path": lambda: scan(path_frame),
         "arrow file": lambda: scan(arrow_frame),
         "parquet": lambda: scan(parquet_frame),
-        "decoded, no Spark": lambda: sum(map(len, decode_all(broker.url, bound, parts))),
+        "url, no Spark": lambda: sum(map(len, decode_all(bound))),
+        "path, no Spark": lambda: sum(map(len, decode_all(of_files))),
     }
-    figures = {name: Figure(name, rows) for name in ways}
+    for count in workload.partitions:
+        for name, place in (("url", {"url": broker.url}), ("path", {"path": path})):
+            cut = bind(
+                **place,
+                topic=TOPIC,
+                columns=COLUMNS,
+                minPartitions=str(count),
+                maxBytesPerPartition=str(_ANY_BYTES),
+            )
+            frame = cut.load(spark)
+            ways[f"{name}, {count} partitions"] = partial(scan, frame)
+    figures = {name: Figure(name, workload.messages) for name in ways}
     for name in ways:  # the JVM, the workers, the page cache
         ways[name]()
     for _ in range(rounds):
@@ -157,32 +191,25 @@ def measure(broker: RunningBroker, folder: Path, rows: int, rounds: int) -> list
     return list(figures.values())
 
 
-def ranges_of(bound: Bound) -> list[QueueRange]:
-    return [
-        QueueRange(topic.name, topic.topic_id, queue, part.start, part.end)
-        for topic in bound.topics
-        for queue, part in topic.ranges.items()
-    ]
-
-
 def scan(frame: "DataFrame") -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def decode_all(url: str, bound: Bound, parts: list[QueueRange]) -> Iterator[pa.RecordBatch]:
-    """Yield every row, as a task does."""
+def decode_all(bound: Bound) -> Iterator[pa.RecordBatch]:
+    """Yield every row, as the tasks do, one after another."""
     options = parse_options(bound.options)
-    with BrokerClient.open(Address(url)) as client:
-        for part in parts:
-            yield from read_range(client, part, options)
+    with open_catalog(options) as catalog:
+        plan = plan_partitions(catalog, options, bound.topics)
+    for task in plan:
+        yield from read_rows(task, options)
 
 
-def write_files(url: str, bound: Bound, folder: Path) -> tuple[Path, Path]:
+def write_files(bound: Bound, folder: Path) -> tuple[Path, Path]:
     """Write the rows as an Arrow file and as Parquet; return both."""
     arrow, parquet = folder / "rows.arrow", folder / "rows.parquet"
 
     def rows() -> Iterator[pa.RecordBatch]:
-        return together(decode_all(url, bound, ranges_of(bound)))
+        return together(decode_all(bound))
 
     write_arrow_file(arrow, rows())
     schema = next(rows()).schema
@@ -243,7 +270,8 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 
 def print_table(workload: Workload, figures: list[Figure]) -> None:
     print(
-        f"\n{workload.messages:,} messages x {workload.body_bytes:,} B in {QUEUES} queues,", end=""
+        f"\n{workload.messages:,} messages x {workload.body_bytes:,} B in {workload.queues} queues",
+        end=",",
     )
     print(f" published written in batches of {workload.batch:,}; local[{CORES}]; {COLUMNS}\n")
     used = ("jvm", "workers", "broker", "driver")

@@ -274,7 +274,8 @@ class _Portion:
         sizes, first, last = self._steps(at, counts)
         base = self._blocks.starts[data][index]
         _check_within(first, last, self._blocks.sizes[data][index])
-        return _running(sizes), _joined(self._blocks.buffer, base + first, base + last)
+        whole = self._blocks.bodies if data == "bodies" else self._blocks.buffer
+        return _running(sizes), _joined(whole, base + first, base + last)
 
 
 #: Column -> what builds it, for both schemas: Kafka's names mean the same things.
@@ -308,14 +309,15 @@ def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
 
 
 def _joined(buffer: Buffer, starts: Int64s, ends: Int64s) -> pa.Buffer:
-    """Return the pieces [starts[i], ends[i]) of `buffer`, one after another; one is not copied.
+    """Return the pieces [starts[i], ends[i]) of `buffer`, one after another; what lies so already
+    is not copied.
 
     They lie in order, apart from one another: so they and the gaps between them are the texts of an
     Arrow array as they lie, from which Arrow takes every other one.
     """
     whole = pa.py_buffer(buffer)
-    if len(starts) == 1:
-        return whole.slice(int(starts[0]), int(ends[0] - starts[0]))
+    if np.array_equal(starts[1:], ends[:-1]):
+        return whole.slice(int(starts[0]), int(ends[-1] - starts[0]))
     borders = np.stack((starts, ends), axis=1).astype(np.int32)
     pieces = _array(pa.binary(), borders.size - 1, [None, borders, whole])
     return pieces.take(pa.array(np.arange(0, borders.size, 2))).buffers()[2]

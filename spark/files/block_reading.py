@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from holdfast.commitlog.batch_header import HEADER_SIZE
-from holdfast.commitlog.batch_run import BatchRun
+from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE
+from holdfast.commitlog.batch_run import BatchRun, BodiesApart
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.header_table import Int64s
 from holdfast.commitlog.segment_format import Blocks
@@ -15,6 +15,8 @@ from holdfast.spark.files.segment_file import SegmentFile
 
 #: Reading so many bytes that belong to others costs about what another call costs.
 NEAR_BYTES = 8 * 1024
+#: Bodies of so many bytes a block are worth a place of their own.
+APART_BYTES = 16 * 1024
 #: What a row of the block table says of its block's header, by the header's names.
 _TOLD = ("topic_id", "queue_id", "base_offset", "physical_offset", "message_count")
 
@@ -37,12 +39,10 @@ def groups(rows: Blocks) -> Iterator[Blocks]:
 def read_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
     """Return the blocks of these rows, in order, proven by both checksums and to be those that
     the rows tell of. Raises CorruptBatch, UnknownFormatVersion; OSError passes through."""
-    sizes = rows["size"].astype(np.int64)
-    if int(sizes.min()) < HEADER_SIZE:
-        raise CorruptBatch("bad-size", f"a block of {int(sizes.min())} bytes")
-    buffer = memoryview(bytearray(int(sizes.sum())))
-    _fill(file, buffer, rows["physical_offset"].astype(np.int64), sizes)
-    run = BatchRun(buffer.toreadonly())
+    # A lone block's bodies lie together as they are, and its refusal is the format's own.
+    are_large = int(rows["body_bytes"].sum(dtype=np.int64)) >= APART_BYTES * len(rows)
+    apart = are_large and len(rows) > 1
+    run = (_with_bodies_apart if apart else _as_they_lie)(file, rows)
     if len(run) != len(rows) or any(
         not np.array_equal(run.field(name), rows[name].astype(np.int64)) for name in _TOLD
     ):
@@ -50,27 +50,76 @@ def read_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
     return run
 
 
-def _fill(
-    file: SegmentFile,
-    buffer: memoryview,
-    places: Int64s,
-    sizes: Int64s,
-) -> None:
-    """Read blocks into `buffer`, one after another. What lies near each other is one call; what
-    lies between is read aside."""
+def _as_they_lie(file: SegmentFile, rows: Blocks) -> BatchRun:
+    """Read blocks one after another into one buffer. What lies near each other in the file is one
+    call; what lies between is read aside."""
+    places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
+    if int(sizes.min()) < HEADER_SIZE:
+        raise CorruptBatch("bad-size", f"a block of {int(sizes.min())} bytes")
+    buffer = _room(int(sizes.sum()))
+    ends = np.cumsum(sizes)
     gaps = places[1:] - (places + sizes)[:-1]
     aside = memoryview(bytearray(NEAR_BYTES))
-    borders = [0, *(np.flatnonzero((gaps > NEAR_BYTES) | (gaps < 0)) + 1).tolist(), len(places)]
-    at = 0
-    for first, end in pairwise(borders):
+    for first, end in _extents(gaps):
         views = []
-        joints = (np.flatnonzero(gaps[first : end - 1]) + first + 1).tolist()
-        begin = first
-        for joint in [*joints, end]:
-            size = int(sizes[begin:joint].sum())
-            views.append(buffer[at : at + size])
-            at += size
+        joints = [first, *(np.flatnonzero(gaps[first : end - 1]) + first + 1).tolist(), end]
+        for begin, joint in pairwise(joints):
+            views.append(buffer[int(ends[begin] - sizes[begin]) : int(ends[joint - 1])])
             if joint < end:
                 views.append(aside[: int(gaps[joint - 1])])
-            begin = joint
         file.read_into(int(places[first]), views)
+    return BatchRun(buffer.toreadonly())
+
+
+def _with_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
+    """Read the bodies of all blocks next to each other, as the column that they become: the system
+    puts them there, and nobody copies them again."""
+    places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
+    bodies = rows["body_bytes"].astype(np.int64)
+    heads = HEADER_SIZE + _aligned(4 * (rows["message_count"].astype(np.int64) + 1))
+    rests = sizes - heads - bodies
+    if int(rests.min()) < 0:
+        raise CorruptBatch("bad-size", "a block whose bodies are larger than it")
+    gaps_before_sections = _aligned(bodies) - bodies
+    spans = heads + ALIGNMENT + _aligned(rests)
+    positions = np.cumsum(spans) - spans
+    rest_starts = positions + heads + (-gaps_before_sections) % ALIGNMENT
+    body_ends = np.cumsum(bodies)
+    body_starts = body_ends - bodies
+    buffer, column = _room(int(spans.sum())), _room(int(body_ends[-1]))
+    views = [
+        (buffer[at : at + head], column[first:behind], buffer[rest : rest + left])
+        for at, head, first, behind, rest, left in zip(
+            *(each.tolist() for each in (positions, heads, body_starts, body_ends)),
+            *(each.tolist() for each in (rest_starts, rests)),
+            strict=True,
+        )
+    ]
+    for first, end in _extents(places[1:] - (places + sizes)[:-1], near_bytes=0):
+        whole = [view for block in views[first:end] for view in block if len(view)]
+        file.read_into(int(places[first]), whole)
+    apart = BodiesApart(
+        positions,
+        rest_starts,
+        rest_starts + rests,
+        column.toreadonly(),
+        body_starts,
+        body_ends,
+        positions + heads,
+    )
+    return BatchRun(buffer.toreadonly(), apart)
+
+
+def _extents(gaps: Int64s, near_bytes: int = NEAR_BYTES) -> Iterator[tuple[int, int]]:
+    """Yield from which block to before which one call reads, given what lies between them."""
+    is_apart = (gaps > near_bytes) | (gaps < 0)
+    return pairwise([0, *(np.flatnonzero(is_apart) + 1).tolist(), len(gaps) + 1])
+
+
+def _room(size: int) -> memoryview:
+    """Return memory that nobody has written to yet."""
+    return np.empty(size, np.uint8).data
+
+
+def _aligned(sizes: Int64s) -> Int64s:
+    return (sizes + (ALIGNMENT - 1)) & -ALIGNMENT

@@ -44,21 +44,18 @@ def read_files(
     offset, reason = part.start, ""
     for segment in part.segments:
         try:
-            file = _open(path, segment)
+            with closing(_open(path, segment)) as file:
+                for base, end, found in _blocks_of(file, segment, part, offset):
+                    if base > offset:
+                        yield Lost(offset, min(base, part.end), reason or _MISSING)
+                    if isinstance(found, BatchRun):
+                        yield from _batches(found, part, max(base, offset), options)
+                        reason = ""
+                    else:
+                        yield Lost(max(base, offset), min(end, part.end), found)
+                    offset = end
         except (OSError, CorruptBatch) as error:
             reason = reason or _why(error)
-            continue
-        with closing(file):
-            for base, end, found in _blocks_of(file, segment, part, offset):
-                if base > offset:
-                    yield Lost(offset, min(base, part.end), reason or _MISSING)
-                    offset = base
-                if isinstance(found, BatchRun):
-                    yield from _batches(found, part, offset, options)
-                    reason = ""
-                else:
-                    yield Lost(offset, min(end, part.end), found)
-                offset = end
     if offset < part.end:
         yield Lost(offset, part.end, reason or _MISSING)
 
@@ -102,23 +99,19 @@ def _blocks_of(
     The footer is believed as long as what it says is there: a damaged one costs no message, so at
     the first doubt the headers themselves are walked.
     """
-    try:
-        sealed = SealedBlocks.of(file)
-        if sealed is not None:
-            for base, end, found in _runs(
-                file, sealed.rows(part.topic_id, part.queue, offset, part.end), segment
-            ):
-                if base > offset or isinstance(found, str):
-                    break
-                yield base, end, found
-                offset = end
-                if offset >= part.end:
-                    return
-        walked = WalkedBlocks(file, start=segment.first)
-        walked.advance(segment.end, until=segment.end)
-        yield from _runs(file, walked.rows(part.topic_id, part.queue, offset, part.end), segment)
-    except OSError as error:
-        yield part.end, part.end, _why(error)
+    sealed = SealedBlocks.of(file)
+    if sealed is not None:
+        rows = sealed.rows(part.topic_id, part.queue, offset, part.end)
+        for base, end, found in _runs(file, rows, segment):
+            if base > offset or isinstance(found, str):
+                break
+            yield base, end, found
+            offset = end
+            if offset >= part.end:
+                return
+    walked = WalkedBlocks(file, start=segment.first)
+    walked.advance(segment.end, until=segment.end)
+    yield from _runs(file, walked.rows(part.topic_id, part.queue, offset, part.end), segment)
 
 
 def _runs(file: SegmentFile, tables: Iterator[Blocks], segment: SegmentRange) -> Iterator[_Found]:

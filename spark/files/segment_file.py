@@ -83,12 +83,6 @@ class SegmentFile:
                 if count:
                     waiting[0] = waiting[0][count:]
 
-    def expect(self, physical_offset: int, size: int) -> None:
-        """Tell the system that these bytes will be read soon. A hint."""
-        os.posix_fadvise(
-            self._fd, physical_offset - self.start_offset, size, os.POSIX_FADV_WILLNEED
-        )
-
     def sync(self) -> None:
         """Return once what is in the file is on the disk. OSError passes through."""
         os.fdatasync(self._fd)

@@ -34,8 +34,6 @@ from holdfast.spark.files.segment_file import SegmentFile
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 4 * 1024 * 1024
 _DENSE = 32
-#: Rows of one queue that came in so many pieces are put together.
-_PIECES = 32
 
 
 class WalkedBlocks:
@@ -109,10 +107,7 @@ class WalkedBlocks:
         change = (np.diff(rows["topic_id"]) != 0) | (np.diff(rows["queue_id"]) != 0)
         for piece in np.split(rows, np.flatnonzero(change) + 1):
             key = int(piece[0]["topic_id"]), int(piece[0]["queue_id"])
-            pieces = self._rows.setdefault(key, [])
-            pieces.append(piece)
-            if len(pieces) > _PIECES:
-                pieces[:] = [np.concatenate(pieces)]
+            self._rows.setdefault(key, []).append(piece)
 
     def _pass_damage(self) -> bool:
         """Look at what is no block; return whether the walk goes on behind it."""
@@ -172,7 +167,10 @@ class WalkedBlocks:
 
     def rows(self, topic_id: int, queue: int, start: int, end: int) -> Iterator[Blocks]:
         """Yield the rows of a queue's blocks with offsets in [start, end), in order."""
-        for piece in self._rows.get((topic_id, queue), ()):
+        pieces = self._rows.get((topic_id, queue), [])
+        if len(pieces) > 1:
+            pieces[:] = [np.concatenate(pieces)]
+        for piece in pieces:
             base = piece["base_offset"]
             rows = piece[(base < end) & (base + piece["message_count"] > start)]
             if len(rows):

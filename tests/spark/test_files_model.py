@@ -30,7 +30,7 @@ from holdfast.consumequeue.state_records import (
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic, TopicConfig
 from holdfast.spark.bound import Bound, bind
 from holdfast.spark.errors import DataLost, FilesUnreadable
-from holdfast.spark.files import walked_blocks
+from holdfast.spark.files import block_reading, walked_blocks
 from holdfast.spark.files.file_catalog import FileCatalog
 from holdfast.spark.files.segment_file import SegmentFile
 from holdfast.spark.files.walked_blocks import WalkedBlocks
@@ -125,12 +125,19 @@ COLUMNS = "queue,offset,body,key,tag,properties"
     st.integers(0, 9),
     st.integers(1, 5000),
     st.integers(1, 6),
+    st.sampled_from([0, block_reading.APART_BYTES]),
     st.data(),
 )
 def test_any_range_of_any_log_gives_its_rows(
-    published: list[tuple[int, Sent]], sealed: int, max_bytes: int, parts: int, data: st.DataObject
+    published: list[tuple[int, Sent]],
+    sealed: int,
+    max_bytes: int,
+    parts: int,
+    apart_bytes: int,
+    data: st.DataObject,
 ) -> None:
-    with model() as log:
+    with model() as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_reading, "APART_BYTES", apart_bytes)
         log.snapshot()
         for queue, each in published:
             log.publish(queue, each)
@@ -378,3 +385,64 @@ def test_dense_and_large_blocks_are_walked_alike(monkeypatch: pytest.MonkeyPatch
             for header in log.log.headers
             if header.topic_id == TOPIC_ID and header.physical_offset < segment.end_offset
         ]
+
+
+@pytest.mark.parametrize("apart_bytes", [0, block_reading.APART_BYTES])
+def test_a_flipped_bit_anywhere_in_a_block_is_noticed(
+    apart_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_reading, "APART_BYTES", apart_bytes)
+    with model() as log:
+        log.snapshot()
+        log.publish(0, Sent([b"one", b"", b"three"], ["k", None, "k"], ["t", "t", None]))
+        with FileCatalog(str(log.directory)) as catalog:
+            catalog.describe(TOPIC)
+        bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS)
+        options = parse_options(bound.options)
+        with open_catalog(options) as catalog:
+            (parts,) = plan_partitions(catalog, options, bound.topics)
+        header, segment = log.log.headers[-1], log.log.log.segments[-1]
+        block = segment.read(header.physical_offset, header.total_size)
+        for at in range(header.total_size):
+            position = header.physical_offset - segment.start_offset + at
+            segment.file.write([bytes([block[at] ^ 1])], position)
+            with pytest.raises((DataLost, UnknownFormatVersion)):
+                list(read_rows(parts, options))
+            segment.file.write([block[at : at + 1]], position)
+        assert sum(map(len, read_rows(parts, options))) == 3
+
+
+def test_a_file_that_cannot_be_read_on_is_lost_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with model() as log:
+        log.snapshot()
+        for number in range(40):
+            log.publish(0, Sent([b"%d" % number * 40]))
+        log.seal(9)
+        bounds = [
+            bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, failOnDataLoss=strict)
+            for strict in (True, False)
+        ]
+        options = [parse_options(bound.options) for bound in bounds]
+        with open_catalog(options[0]) as catalog:
+            plan = plan_partitions(catalog, options[0], bounds[0].topics)
+        second = log.log.log.segments[1].start_offset
+        original = SegmentFile.read
+
+        def failing(self: SegmentFile, physical_offset: int, size: int) -> bytes:
+            if self.start_offset == second:
+                raise OSError(5, "Input/output error")
+            return original(self, physical_offset, size)
+
+        monkeypatch.setattr(SegmentFile, "read", failing)
+        with pytest.raises(DataLost, match="unreadable: Input/output error"):
+            list(read_rows([part for task in plan for part in task], options[0]))
+        found = read_rows([part for task in plan for part in task], options[1])
+        offsets = [row for each in found for row in each["offset"].to_pylist()]
+        lost = [
+            header.base_offset
+            for header in log.log.headers
+            if header.topic_id == TOPIC_ID
+            and second <= header.physical_offset < log.log.log.segments[2].start_offset
+        ]
+        assert offsets == sorted({*range(40)} - {*lost})
+        assert lost
