@@ -48,7 +48,7 @@ def client(url: str) -> Iterator[BrokerClient]:
 
 @pytest.mark.parametrize(
     "limits",
-    [{"maxBytesPerTrigger": "10k"}, {"maxBytesPerTrigger": "1"}, {"maxOffsetsPerTrigger": "777"}],
+    [{"maxBytesPerTrigger": "10k"}, {"maxBytesPerTrigger": "1"}, {"maxOffsetsPerTrigger": "277"}],
 )
 def test_everything_is_read_once_within_the_limits(
     url: str, client: BrokerClient, limits: dict[str, str]
