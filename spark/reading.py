@@ -1,4 +1,8 @@
-"""The ways to a read: where its plan is made, and where the rows of a part of it come from."""
+"""The ways to a read: where its plan is made, and where the rows of a part of it come from.
+
+What only one of them needs is imported there: each of the processes that Spark starts to plan and
+to read pays for all that it imports, and a session's first query waits for three of them.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -11,10 +15,6 @@ import pyarrow as pa
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.catalog import Catalog
 from holdfast.spark.errors import FilesUnreadable
-from holdfast.spark.fetch import read_range, skip
-from holdfast.spark.files.file_catalog import FileCatalog
-from holdfast.spark.files.file_reading import Lost, read_files
-from holdfast.spark.files.segment_file import LOG_DIRECTORY
 from holdfast.spark.lease import LeaseKeeper
 from holdfast.spark.offsets import QueueRange
 from holdfast.spark.options import ReadOptions
@@ -29,6 +29,8 @@ def open_catalog(options: ReadOptions) -> AbstractContextManager[Catalog]:
     if place.address is not None:
         return BrokerClient.open(place.address)
     assert place.path is not None
+    from holdfast.spark.files.file_catalog import FileCatalog
+
     return FileCatalog(place.path)
 
 
@@ -41,6 +43,8 @@ def read_rows(parts: Sequence[QueueRange], options: ReadOptions) -> Iterator[pa.
     else files that are not here at all are FilesUnreadable. Meanwhile the leases that keep the
     parts from retention are extended.
     """
+    from holdfast.spark.fetch import read_range
+
     address = options.place.address
     with ExitStack() as closing:
         client = None
@@ -68,6 +72,9 @@ def _may_use_files(part: QueueRange, options: ReadOptions) -> bool:
 def _read_part(
     client: BrokerClient | None, part: QueueRange, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
+    from holdfast.spark.fetch import read_range, skip
+    from holdfast.spark.files.file_reading import Lost, read_files
+
     place = options.place
     assert place.path is not None
     if client is None or place.transport == "files":
@@ -91,6 +98,8 @@ def _read_part(
 
 def _check_directory(path: str) -> None:
     """Raise FilesUnreadable where the directory is not to be seen: that is no loss of data."""
+    from holdfast.spark.files.segment_file import LOG_DIRECTORY
+
     directory = Path(path) / LOG_DIRECTORY
     try:
         next(directory.iterdir(), None)

@@ -10,7 +10,7 @@ on the DataFrame: this is what makes two actions see the same rows.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
@@ -29,10 +29,11 @@ from holdfast.spark.errors import (
 from holdfast.spark.options import STREAM_ONLY, ReadOptions, parse_options
 from holdfast.spark.plan import BoundTopic, bind_topics
 from holdfast.spark.reading import open_catalog
-from holdfast.spark.sink import batch_sink, stream_sink
 from holdfast.spark.stream_options import StreamOptions, parse_stream_options
-from holdfast.spark.stream_source import HoldfastStreamReader
 from holdfast.spark.travelling import Travelling
+
+if TYPE_CHECKING:
+    from holdfast.spark.stream_source import HoldfastStreamReader
 
 Value = TypeVar("Value")
 
@@ -85,18 +86,26 @@ class HoldfastDataSource(DataSource, metaclass=Travelling):
         options, topics = self._batch
         return (PushdownReader if options.pushdown else HoldfastReader)(options, topics)
 
-    def streamReader(self, schema: StructType) -> HoldfastStreamReader:  # noqa: N802  Spark's name
+    # What follows is imported where it is asked for: see reading.py.
+
+    def streamReader(self, schema: StructType) -> "HoldfastStreamReader":  # noqa: N802  Spark's name
         """Return a reader of the stream. Raises InvalidOption for a schema of the user's."""
+        from holdfast.spark.stream_source import HoldfastStreamReader
+
         if isinstance(self._stream, SparkError):
             raise self._stream
         return HoldfastStreamReader(self._stream)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer of a batch with these columns."""
+        from holdfast.spark.sink import batch_sink
+
         return batch_sink(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return a writer of a stream with these columns."""
+        from holdfast.spark.sink import stream_sink
+
         return stream_sink(self.options, schema, overwrite)
 
 

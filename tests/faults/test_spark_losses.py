@@ -254,6 +254,7 @@ builder = SparkSession.builder.master("local-cluster[2,1,1024]").config(map={
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "200",  # a task hands over several
 })
 spark = builder.getOrCreate()
 register(spark)

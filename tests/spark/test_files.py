@@ -251,7 +251,7 @@ def test_a_directory_of_another_log_is_told_apart(broker: RunningBroker, tmp_pat
 
 
 def test_http_alone_reads_no_file(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.spark.reading.read_files", None)
+    monkeypatch.setattr("holdfast.spark.files.file_reading.read_files", None)
     bound = bind(broker.url, "orders", path=str(broker.data_dir), transport="http")
     assert len(table_of(bound)) == MESSAGES
 

@@ -158,6 +158,33 @@ def test_a_job_for_kafka_runs_with_its_format_and_address_changed(
     assert frame.where("headers IS NOT NULL").count() == 0
 
 
+def test_a_stream_for_kafka_runs_with_its_format_and_address_changed(
+    spark: "SparkSession", published: PublishedLog, tmp_path: Path
+) -> None:
+    stream = (
+        spark.readStream.format("holdfast")
+        .option("kafka.bootstrap.servers", published.url.removeprefix("http://"))
+        .option("schema", "kafka")
+        .option("subscribe", TOPIC)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", "4000")
+        .option("failOnDataLoss", "true")
+        .load()
+    )
+    query = (
+        stream.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)", "partition", "offset")
+        .writeStream.format("memory")
+        .queryName("kafka_lines")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert len([each for each in query.recentProgress if each["numInputRows"]]) == 3
+    assert hits_by_status(spark.table("kafka_lines")) == STATUSES
+    assert spark.table("kafka_lines").select("partition", "offset").distinct().count() == 10_000
+
+
 def test_a_job_for_kafka_by_time(spark: "SparkSession", published: PublishedLog) -> None:
     times = {TOPIC: {str(queue): published.middle_ms for queue in range(QUEUES)}}
     by_times = json.dumps(times)
@@ -171,7 +198,7 @@ def test_a_job_for_kafka_by_time(spark: "SparkSession", published: PublishedLog)
     assert kafka_job(spark, published, same).count() == 10_000 - published.half
     never = {"subscribe": TOPIC, "startingTimestamp": str(newest_ms(published.broker) + 10**9)}
     with pytest.raises(Exception, match="startingOffsetsByTimestampStrategy=latest"):
-        kafka_job(spark, published, never)
+        kafka_job(spark, published, never).count()
     strategy = {"startingOffsetsByTimestampStrategy": "latest"}
     assert kafka_job(spark, published, never | strategy).count() == 0
 
