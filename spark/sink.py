@@ -26,6 +26,7 @@ from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.identity import Producer, Writer, stream_writer
 from holdfast.spark.publisher import Tally
+from holdfast.spark.travelling import Travelling
 from holdfast.spark.write_columns import Column, choose_columns, sorting_columns
 from holdfast.spark.write_options import WriteOptions, parse_write_options
 from holdfast.spark.writing import Targets, write_partition
@@ -109,8 +110,9 @@ class HoldfastWriter(DataSourceArrowWriter):
         _log.warning("the write failed; what it stored stays: at least %s", _summary(messages))
 
 
-class HoldfastStreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches. Pickled into every task."""
+class HoldfastStreamWriter(DataSourceStreamArrowWriter, metaclass=Travelling):
+    """Writes micro-batches. Pickled into every task, which Spark Connect does not give what the
+    session was sent: it brings that along."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

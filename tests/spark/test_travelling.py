@@ -10,7 +10,9 @@ from pyspark import cloudpickle
 
 from holdfast.spark import travelling
 from holdfast.spark.shipping import EXECUTORS_NEED, archive
+from holdfast.spark.sink import HoldfastStreamWriter, Rows
 from holdfast.spark.source import HoldfastDataSource
+from holdfast.spark.write_options import parse_write_options
 from tests.cluster.clusters import python_with
 
 #: Unpickles what comes in, and writes it pickled again.
@@ -53,6 +55,28 @@ def test_a_source_brings_its_package_from_process_to_process(
         assert done.returncode == 0, done.stderr.decode()
         sent = done.stdout
     assert len(list((tmp_path / "local").iterdir())) == 2, "one a process, in Spark's own folder"
+
+
+def test_a_streams_writer_brings_its_package_into_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(travelling, "_brought", None)
+    travelling.bring(archive())
+    options = parse_write_options({"url": "http://here", "topic": "orders"}, streaming=True)
+    writer = HoldfastStreamWriter(Rows(options, {}, ()))
+    done = subprocess.run(
+        [
+            python_with((*EXECUTORS_NEED, "pyspark", "py4j"), tmp_path / "python"),
+            "-c",
+            "import sys, pickle; print(pickle.load(sys.stdin.buffer)._rows.options.topic)",
+        ],
+        input=dumped(writer),
+        env={"SPARK_LOCAL_DIRS": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout == b"orders\n", done.stderr.decode()
 
 
 def test_a_process_that_has_the_package_unpacks_nothing(
