@@ -32,12 +32,15 @@ from holdfast.spark.stream_driver import StreamDriver
 from holdfast.spark.stream_offsets import decode_offsets, encode_offsets
 from holdfast.spark.stream_options import NO_LIMITS, StreamOptions
 from holdfast.spark.task import RangesPartition, read_partition
+from holdfast.spark.travelling import Travelling
 
 #: A copy of the progress is not worth a longer wait: the stream itself goes on meanwhile.
 _MIRROR_RETRY_FOR_S = 5.0
 
 
-class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class HoldfastStreamReader(
+    DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=Travelling
+):
     """Reads a stream. A copy of it is pickled into every task."""
 
     def __init__(self, options: StreamOptions) -> None:

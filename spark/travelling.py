@@ -1,8 +1,9 @@
-"""A class that brings its package along to processes that lack it.
+"""Classes that bring their package along to processes that lack it.
 
 Spark gives what it was sent to executors and to the processes that plan, but not to the one that
-drives a stream. What that one unpickles first of all is the data source. Once `bring` was called, a
-class of this kind is pickled with the package's archive, and unpacks it where it is missing.
+drives a stream, nor, over Spark Connect, to a stream's tasks. What these unpickle first of all is a
+class of this kind. Once `bring` was called, it is pickled with the package's archive, and unpacks
+that where the package is missing.
 """
 
 import copyreg

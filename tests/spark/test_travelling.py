@@ -12,6 +12,7 @@ from holdfast.spark import travelling
 from holdfast.spark.shipping import EXECUTORS_NEED, archive
 from holdfast.spark.sink import HoldfastStreamWriter, Rows
 from holdfast.spark.source import HoldfastDataSource
+from holdfast.spark.stream_source import HoldfastStreamReader
 from holdfast.spark.write_options import parse_write_options
 from tests.cluster.clusters import python_with
 
@@ -77,6 +78,14 @@ def test_a_streams_writer_brings_its_package_into_tasks(
         check=False,
     )
     assert done.stdout == b"orders\n", done.stderr.decode()
+
+
+def test_what_a_streams_tasks_read_with_brings_its_package_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert len(dumped(HoldfastStreamReader)) < 200
+    monkeypatch.setattr(travelling, "_brought", b"the archive")
+    assert b"the archive" in dumped(HoldfastStreamReader)
 
 
 def test_a_process_that_has_the_package_unpacks_nothing(
