@@ -242,8 +242,8 @@ class UnknownReadLease(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"there is no lease {self.lease_id[:64]!r} on this topic, or not any more; what it "
-            "pinned may be trimmed from now on"
+            f"there is no lease {self.lease_id[:64]!r} on this topic, or not any more, and what it "
+            "pinned may be trimmed; plan again with lease_ms to take another"
         )
 
 

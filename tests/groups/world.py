@@ -377,12 +377,15 @@ class World:
         self.books[key] = Book(book.end, book.log_start, target, book.epoch + 1)
 
     def dead_letter(self) -> None:
+        """Append and mark what died. One time in five a crash comes in between; not more often, so
+        that many letters get there at last, too."""
         letters = self.group.take_dead_letters()
-        for letter in letters:
+        crash_at = self.rng.randrange(len(letters)) if letters and self.rng.random() < 0.2 else -1
+        for at, letter in enumerate(letters):
             book = self.books[letter.queue]
             thing = book.things.get(letter.offset)
             is_dying = thing is not None and thing.state is State.DYING
-            if self.rng.random() < 0.2:
+            if at == crash_at:
                 return self.crash()
             assert self.group.dead_lettered(letter.queue, letter.offset, 5) == is_dying
             if is_dying:

@@ -31,10 +31,12 @@ from holdfast.consumequeue.errors import (
     StateFull,
     StateUnavailable,
     StoreError,
+    TooManyReadLeases,
     TopicConflict,
     UnknownGroup,
     UnknownMessage,
     UnknownQueue,
+    UnknownReadLease,
     UnknownTopic,
 )
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
@@ -79,6 +81,8 @@ ERRORS = [
     (GroupBusy("g", 3), 409, "group-busy", {"group": "g", "in_flight": 3}),
     (InvalidGroup("topics", "take one"), 422, "invalid-group", {"field": "topics"}),
     (HoldLimitExceeded("max_held", 8), 429, "too-many-held", {"limit": 8}),
+    (TooManyReadLeases("max_read_leases", 8), 429, "too-many-read-leases", {"limit": 8}),
+    (UnknownReadLease("x"), 404, "unknown-read-lease", {"lease_id": "x"}),
     (InvalidFilter("syntax", "no", 3), 400, "invalid-filter", {"reason": "syntax", "position": 3}),
 ]
 
