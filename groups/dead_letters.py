@@ -9,16 +9,16 @@ made of what it is a letter of: the log knows it then, and answers with the one 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from hashlib import blake2b
 
 from holdfast.commitlog.batch import Batch, queue_for_key
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.priority import queue_of
 from holdfast.commitlog.rows import Rows
-from holdfast.consumequeue.errors import StoreError, UnknownTopic
+from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownTopic
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.consumequeue.topics import Topic
+from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.counters import Counters
 from holdfast.groups.delivering import Delivering
 from holdfast.groups.group import Group
@@ -31,6 +31,8 @@ _logger = logging.getLogger(__name__)
 AT_ONCE = 64
 #: How long to wait when the log takes none.
 RETRY_S = 1.0
+#: How long a change that would forget letters on their way waits for them.
+GONE_S = 5.0
 
 
 class DeadLetters:
@@ -55,12 +57,25 @@ class DeadLetters:
         """Where they go; None: nowhere any more."""
         self._waiting: deque[DeadLetter] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._next_marks = asyncio.Event()
 
     def send(self, letters: Iterable[DeadLetter]) -> None:
         """Append letters, one after another."""
         self._waiting += letters
         if self._waiting and self._task is None:
             self._task = asyncio.create_task(self._run(), name="dead-letters")
+
+    async def have_gone(self, queues: Collection[QueueKey]) -> None:
+        """Return in the turn in which nothing of these queues is on its way. Raises
+        StateUnavailable when something still is after `GONE_S` seconds."""
+        try:
+            async with asyncio.timeout(GONE_S):
+                while any(self._dying(queue) for queue in queues):
+                    await self._next_marks.wait()
+        except TimeoutError:
+            raise StateUnavailable(
+                "dead letters of these queues wait for the log to take them; try again later"
+            ) from None
 
     async def stop(self) -> None:
         """Send no more; what was not marked is sent at the next start. May be called twice."""
@@ -103,6 +118,8 @@ class DeadLetters:
             for letter, place in zip(kept, published, strict=True):
                 self._bury(letter, place.base_offset)
         self._marked()
+        self._next_marks.set()
+        self._next_marks = asyncio.Event()
 
     def _bury(self, letter: DeadLetter, position: int) -> None:
         if self._group.dead_lettered(letter.queue, letter.offset, position):
@@ -116,9 +133,13 @@ class DeadLetters:
                 )
 
     def _is_dying(self, letter: DeadLetter) -> bool:
-        topic = self._group.topics.get(letter.queue[0])
-        lane = None if topic is None else topic.lanes.get(letter.queue[1])
-        return lane is not None and letter.offset in lane.cursor.dying
+        return letter.offset in self._dying(letter.queue)
+
+    def _dying(self, queue: QueueKey) -> Collection[int]:
+        """Return the messages of a queue that are on their way."""
+        topic = self._group.topics.get(queue[0])
+        lane = None if topic is None else topic.lanes.get(queue[1])
+        return () if lane is None else lane.cursor.dying
 
     async def _topic(self) -> Topic | None:
         name = self.topic_name

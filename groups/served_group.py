@@ -250,7 +250,11 @@ class ServedGroup:
         return statuses
 
     async def seek(self, targets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """Go elsewhere in these queues, durably; return where. Raises StateUnavailable."""
+        """Go elsewhere in these queues, durably; return where. Raises StateUnavailable.
+
+        What was rejected there is among the dead letters first: a cursor that starts again knows
+        nothing of it."""
+        await self._letters.have_gone(targets)
         reached = {}
         for key, offset in targets.items():
             self.core.seek(key, offset)

@@ -1,9 +1,15 @@
 """Dead letters over a real storage: each is there once, whenever the broker stops."""
 
+import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from holdfast.commitlog.errors import LogError
+from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.groups import dead_letters
 from holdfast.groups.rows import NOT_KEPT
 from holdfast.groups.service_types import Status, Verb
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
@@ -102,6 +108,46 @@ async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_pat
         broker.store.publish = publish
     async with running(tmp_path) as broker:
         assert len(await _dead(broker, 2)) == 2
+
+
+async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x", "y"])
+        goes_on = asyncio.Event()
+        publish = broker.store.publish
+
+        async def hesitate(*args: Any, **kwargs: Any) -> Any:
+            await goes_on.wait()
+            return await publish(*args, **kwargs)
+
+        broker.store.publish = hesitate  # type: ignore[method-assign]
+        await broker.settle(await broker.receive(), Verb.REJECT)
+        seek = asyncio.create_task(broker.groups.seek("g", {"t": {0: 2}}))
+        await asyncio.sleep(0)
+        goes_on.set()
+        assert await seek == {"t": {0: 2}}
+        assert len(await _dead(broker, 2)) == 2
+
+
+async def test_a_group_whose_letters_cannot_go_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "GONE_S", 0)
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x", "y"])
+
+        async def refuse(*args: object, **kwargs: object) -> list[object]:
+            raise LogError("no room")
+
+        broker.store.publish = refuse  # type: ignore[assignment]
+        await broker.settle(await broker.receive(), Verb.REJECT)
+        with pytest.raises(StateUnavailable, match="try again later"):
+            await broker.groups.seek("g", "latest")
+        assert broker.groups.describe("g").dying == 2
 
 
 async def test_without_a_topic_for_them_dead_letters_are_dropped(tmp_path: Path) -> None:
