@@ -9,6 +9,7 @@ from holdfast.running_broker import RunningBroker
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import InvalidOption, TopicRecreated
 from holdfast.spark.mirror import GroupMirror
+from holdfast.spark.reading import open_catalog, read_rows
 from holdfast.spark.stream_driver import StreamDriver
 from holdfast.spark.stream_options import StreamOptions, parse_stream_options
 
@@ -66,6 +67,35 @@ def test_everything_is_read_once_within_the_limits(
     assert read == dict.fromkeys(range(QUEUES), BATCHES * ROWS)
     assert batches > 3
     driver.close()
+
+
+def test_a_directory_is_streamed_without_asking_its_broker(
+    holdfast_broker: RunningBroker, url: str
+) -> None:
+    wanted = parse_stream_options(
+        {
+            "path": str(holdfast_broker.data_dir),
+            "topic": "orders",
+            "startingOffsets": "earliest",
+            "columns": "queue,offset",
+            "maxBytesPerTrigger": "10k",
+            "idleWaitMs": "0",
+        }
+    )
+    rows = []
+    with open_catalog(wanted.read) as catalog:
+        driver = StreamDriver(catalog, wanted)
+        start = driver.initial()
+        for _ in range(2):
+            while (end := driver.latest(start, wanted.limits)) != start:
+                for parts in driver.plan(start, end):
+                    for batch in read_rows(parts, wanted.read):
+                        rows += [(row["queue"], row["offset"]) for row in batch.to_pylist()]
+                start = end
+            publish(holdfast_broker)
+    assert sorted(rows) == [
+        (queue, offset) for queue in range(QUEUES) for offset in range(2 * BATCHES * ROWS)
+    ]
 
 
 def test_leases_end_with_their_micro_batch(
