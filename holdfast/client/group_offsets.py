@@ -32,7 +32,8 @@ class GroupOffsets:
         self._group = group
         self._topic = topic
         self._known = StoredOffsets({}, NOTHING_STORED)
-        self._maybe_stored: Mapping[int, int] = {}
+        self._maybe_stored: list[Mapping[int, int]] = []
+        """What was asked to be stored over what is known, without an answer: any one of them."""
 
     async def load(self) -> dict[int, int]:
         """Return what is stored; empty for a group or topic without offsets."""
@@ -59,12 +60,13 @@ class GroupOffsets:
             await self._swap(changed)
         except OffsetsChanged:
             now = await read_offsets(self._transport, self._group, self._topic)
-            # What this consumer may have left: a store whose reply was lost, or an earlier try
-            # of this one.
+            # What this consumer may have left: a store whose reply was lost, be it long ago, or an
+            # earlier try of this one.
             before = self._known.offsets
-            if now.offsets not in ({**before, **self._maybe_stored}, {**before, **changed}):
+            tries = (*self._maybe_stored, changed)
+            if not any(now.offsets == {**before, **tried} for tried in tries):
                 raise
-            self._known = now
+            self._known, self._maybe_stored = now, []
             await self._swap(changed)
 
     async def _swap(self, changed: Mapping[int, int]) -> None:
@@ -73,9 +75,10 @@ class GroupOffsets:
                 self._transport, self._group, self._topic, changed, if_match=self._known.etag
             )
         except ConnectionFailed:
-            self._maybe_stored = changed
+            if changed not in self._maybe_stored:
+                self._maybe_stored.append(changed)
             raise
-        self._maybe_stored = {}
+        self._maybe_stored = []
 
 
 async def read_offsets(transport: Requests, group: str, topic: str) -> StoredOffsets:

@@ -304,6 +304,24 @@ async def test_a_store_that_was_given_up_may_have_happened_or_not() -> None:
         await offsets._transport.close()
 
 
+async def test_a_store_that_happened_is_known_after_others_that_did_not() -> None:
+    stored = OffsetsServer()
+    async with scripted_server(stored.answer) as server:
+        offsets = group_offsets(server.url, 0)
+        await offsets.load()
+        stored.lose_replies = 2
+        with pytest.raises(ConnectionFailed):
+            await offsets.store({0: 5})
+        for _ in range(2):
+            stored.lose_requests = 2
+            with pytest.raises(ConnectionFailed):
+                await offsets.store({0: 6})
+        stored.lose_requests = 0
+        await offsets.store({0: 7})
+        assert stored.offsets == {"0": 7}
+        await offsets._transport.close()
+
+
 async def test_a_rival_is_not_taken_for_a_lost_reply() -> None:
     stored = OffsetsServer()
     async with scripted_server(stored.answer) as server:
