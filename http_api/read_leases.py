@@ -4,8 +4,11 @@ A lease keeps retention by age and size from what a reader has planned. Whoever 
 may have leases on it.
 """
 
+import re
+
 from msgspec import UNSET, UnsetType
 
+from holdfast.consumequeue.errors import UnknownReadLease
 from holdfast.consumequeue.message_store import ReadLease
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.bounds import at_most
@@ -18,6 +21,8 @@ from holdfast.http_api.types import (
     ReadLeaseRequest,
     ReadLeasesReply,
 )
+
+_LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 async def extend_read_lease(call: Call[NoParams]) -> Reply:
@@ -33,9 +38,15 @@ async def extend_read_lease(call: Call[NoParams]) -> Reply:
 
 
 async def end_read_lease(call: Call[NoParams]) -> Reply:
-    """Let a lease go before its time; one that has ended is no error."""
+    """Let a lease go before its time; one that has ended is no error.
+
+    404 for what no lease has as its id.
+    """
     topic = call.topic()
-    ended = call.context.store.read_leases.end(topic, call.path["lease"])
+    lease_id = call.path["lease"]
+    if not _LEASE_ID.fullmatch(lease_id):
+        raise UnknownReadLease(lease_id)
+    ended = call.context.store.read_leases.end(topic, lease_id)
     return call.reply(ReadLeaseEndedReply(ended))
 
 

@@ -229,7 +229,7 @@ ROUTES: Sequence[Route] = (
     Route(
         "DELETE", _READ_LEASE, end_read_lease,
         replies={200: structured(ReadLeaseEndedReply)},
-        problems=_NO_TOPIC,
+        problems=(*_NO_TOPIC, "unknown-read-lease"),
         access=granted("consume"),
     ),
     Route(

@@ -80,6 +80,9 @@ async def test_a_lease_is_extended_and_let_go(api: Api) -> None:
     assert extended.json()["until_ms"] > lease["until_ms"]
     assert (await api.ask("DELETE", path)).json() == {"ended": True}
     assert (await api.ask("DELETE", path)).json() == {"ended": False}
+    for never in ("x", lease["id"].upper(), lease["id"] + "0"):
+        refused = await api.ask("DELETE", path.replace(lease["id"], never))
+        assert (refused.status, refused.json()["type"]) == (404, "/problems/unknown-read-lease")
     gone = await api.send_json("PUT", path, {"lease_ms": 1000})
     assert (gone.status, gone.problem) == (404, "unknown-read-lease")
 
