@@ -122,7 +122,7 @@ async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(tmp_path: 
             await goes_on.wait()
             return await publish(*args, **kwargs)
 
-        broker.store.publish = hesitate  # type: ignore[method-assign]
+        broker.store.publish = hesitate
         await broker.settle(await broker.receive(), Verb.REJECT)
         seek = asyncio.create_task(broker.groups.seek("g", {"t": {0: 2}}))
         await asyncio.sleep(0)
