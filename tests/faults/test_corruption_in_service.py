@@ -95,9 +95,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 @pytest.fixture
 def log(made: tuple[Path, int], tmp_path: Path) -> Iterator[Log]:
     shutil.copytree(made[0], tmp_path / "data")
-    broker = RunningBroker(tmp_path / "data", ARGUMENTS)
-    yield Log(broker, made[1])
-    broker.stop()
+    log = Log(RunningBroker(tmp_path / "data", ARGUMENTS), made[1])
+    yield log
+    log.broker.stop()  # which may be another one by now
 
 
 def ask(broker: RunningBroker, path: str, **headers: str) -> tuple[int, Any, Any]:
