@@ -33,6 +33,7 @@ MESSAGES = "/v1/topics/{topic}/messages"
 TOPIC = "/v1/topics/{topic}"
 QUEUE = "/v1/topics/{topic}/queues/{queue}"
 READ_LEASE = TOPIC + "/read-leases/{lease}"
+LEASE = "0123456789abcdef" * 2
 GROUP = "/v1/groups/{group}"
 OFFSETS = GROUP + "/topics/{topic}/offsets"
 
@@ -85,7 +86,7 @@ async def api(api: Api) -> Api:
     await api.publish("orders", {"body": "x", "key": "k", "queue": 0})
     await api.store.store_offsets("billing", topic, {0: 0})
     await api.groups.put_group("billing", GroupSpec(topics={"orders": TopicSpec()}))
-    api.store.read_leases.leases.take("lease", topic.topic_id, {0: 0}, now_s=0, until_s=1e9)
+    api.store.read_leases.leases.take(LEASE, topic.topic_id, {0: 0}, now_s=0, until_s=1e9)
     return api
 
 
@@ -93,7 +94,7 @@ async def ask(api: Api, route: Route, *headers: Mapping[str, str]) -> Answer:
     request = GOOD[route.method, route.path]
     topic = api.store.topic("orders")
     path = route.path.format(
-        topic="orders", queue=0, group="billing", lease="lease",
+        topic="orders", queue=0, group="billing", lease=LEASE,
         message_id=format_message_id(topic.topic_id, 0, 0),
     )  # fmt: skip
     body = None if request.body is None else msgspec.json.encode(request.body)
