@@ -72,7 +72,7 @@ class Admission:
 
         total = sum(counts.values())
         count, size = find_count(size_of, total, max_bytes)
-        if size <= max_bytes:
+        if count == total and size <= max_bytes:
             return {key: ahead[key].start + share for key, share in counts.items()}
         if size > MOST_OVER * max_bytes:  # the first block is too large already: take it alone
             count, size = find_count(size_of, total, 2 * size)

@@ -240,6 +240,17 @@ def test_a_limit_in_bytes_takes_whole_blocks(topic: FakeTopic, stream: Stream) -
     assert taken == [{("orders", queue): 10} for queue in (0, 1, 0, 1)]
 
 
+def test_a_limit_that_ends_just_where_a_block_does_is_kept(
+    broker: FakeBroker, stream: Stream
+) -> None:
+    mixed = broker.topic("mixed")
+    mixed.publish(0, [b"x"])
+    mixed.publish(0, [b"x" * 5_000])
+    size = mixed.queues[0].blocks[0].header.total_size
+    orders = stream(subscribe="mixed", maxBytesPerTrigger=str(size))
+    assert [orders.counts() for _ in range(2)] == [{("mixed", 0): 1}] * 2
+
+
 def test_of_two_limits_the_smaller_holds(topic: FakeTopic, stream: Stream) -> None:
     size = topic.queues[0].blocks[0].header.total_size
     by_count = stream(maxOffsetsPerTrigger="7", maxBytesPerTrigger="1m")
