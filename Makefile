@@ -10,7 +10,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-faults test-cluster fuzz check format format-check lint types bench bench-peers docs lock clean
+.PHONY: help venv demo test test-faults test-cluster test-inputs fuzz check format format-check lint types bench bench-peers docs lock clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -39,6 +39,13 @@ test-cluster: $(READY)  ## Spark: local-cluster, standalone and Connect beside o
 fuzz: $(READY)  ## fuzz every decoder, SECONDS=60 each; TARGETS="batches filters" picks some
 	for target in $(TARGETS); do \
 	  $(BIN)/python -m tests.fuzz $$target --seconds $(SECONDS) || exit; \
+	done
+
+# Whatever fails here is made a plain test, or an `@example`, in the change that mends it.
+test-inputs: $(READY)  ## what hypothesis tests, with new inputs, again and again for SECONDS=60
+	end=$$(($$(date +%s) + $(SECONDS))); while [ $$(date +%s) -lt $$end ]; do \
+	  $(BIN)/pytest -m "hypothesis and not fault" --hypothesis-profile=new-inputs $(PYTEST_ARGS) \
+	    || exit; \
 	done
 
 check: format-check lint types test  ## what must pass before a commit
