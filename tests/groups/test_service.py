@@ -1,7 +1,6 @@
 """Groups over a real storage: receiving, waiting, settling, starting again."""
 
 import asyncio
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from holdfast.groups.service_types import (
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.errors import HoldLimitExceeded
 from tests.support.group_broker import bodies_of, receipts_of, running, turns
-from tests.support.stored import until
+from tests.support.stored import copy_running, until
 
 
 async def test_messages_are_received_and_settled(tmp_path: Path) -> None:
@@ -184,7 +183,7 @@ async def test_outstanding_receipts_hold_over_a_restart(tmp_path: Path, is_kille
         await broker.settle(acked)
         held = await broker.receive(3)
         if is_killed:  # what a broker that is killed now leaves
-            shutil.copytree(tmp_path / "data", tmp_path / "killed")
+            copy_running(tmp_path / "data", tmp_path / "killed")
     async with running(tmp_path / ("killed" if is_killed else "data")) as broker:
         received = await broker.receive()
         assert bodies_of(received) == ["6", "7", "8", "9"], "what was leased is not given again"

@@ -5,14 +5,13 @@ and in the end every message was settled. Leases and their order are the core's 
 """
 
 import random
-import shutil
 from pathlib import Path
 
 import pytest
 
 from holdfast.groups.service_types import GroupSpec, Received, Status, TopicSpec, Verb
 from tests.support.group_broker import GroupBroker, running
-from tests.support.stored import settled
+from tests.support.stored import copy_running, settled
 
 STEPS = 120
 MEMBERS = "abc"
@@ -124,7 +123,7 @@ async def test_nothing_is_lost_and_nothing_settled_comes_back(
             if history.rng.random() < 0.5:  # killed: what is on the disk now is what there is
                 await settled(broker.storage)  # a file that is written cannot be copied
                 await broker.groups._served.get("g").commits.wait()
-                shutil.copytree(data_dir, tmp_path / str(life))
+                copy_running(data_dir, tmp_path / str(life))
                 data_dir = tmp_path / str(life)
     async with running(data_dir) as broker:
         broker.skipped_s = skipped_s + 60

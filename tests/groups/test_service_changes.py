@@ -2,7 +2,6 @@
 was or as it is to be."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from holdfast.consumequeue.errors import StateUnavailable, UnknownGroup
 from holdfast.groups.service_types import GroupBusy, GroupSpec, Status, TopicSpec
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, turns
-from tests.support.stored import until
+from tests.support.stored import copy_running, until
 
 
 @asynccontextmanager
@@ -25,7 +24,7 @@ async def crashes(broker: GroupBroker, data_dir: Path) -> AsyncIterator[list[Pat
 
     def crash() -> None:
         left.append(data_dir.with_name(f"killed-{len(left)}"))
-        shutil.copytree(data_dir, left[-1])
+        copy_running(data_dir, left[-1])
 
     async def state(changes: Mapping[bytes, bytes | None]) -> None:
         crash()
@@ -181,7 +180,7 @@ async def test_a_mode_waits_for_leases_of_before_a_restart_too(tmp_path: Path) -
         await broker.group()
         await broker.publish(["x", "y"])
         held = await broker.receive()
-        shutil.copytree(tmp_path / "data", tmp_path / "killed")
+        copy_running(tmp_path / "data", tmp_path / "killed")
     async with running(tmp_path / "killed") as broker:
         with pytest.raises(GroupBusy) as caught:
             await broker.groups.put_group("g", GroupSpec(mode="keyed"))

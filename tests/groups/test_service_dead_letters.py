@@ -1,7 +1,6 @@
 """Dead letters over a real storage: each is there once, whenever the broker stops."""
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from holdfast.groups import dead_letters
 from holdfast.groups.rows import NOT_KEPT
 from holdfast.groups.service_types import Status, Verb
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
-from tests.support.stored import bodies, until
+from tests.support.stored import bodies, copy_running, until
 
 
 async def _dead(broker: GroupBroker, count: int) -> list[dict[str, str]]:
@@ -81,7 +80,7 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
         await broker.settle(held, Verb.REJECT)
         await until(lambda: broker.store.max_offset((2, 0)) == 3)
         await broker.publish("more")
-        shutil.copytree(tmp_path / "data", tmp_path / "crashed")
+        copy_running(tmp_path / "data", tmp_path / "crashed")
         served.core.dead_lettered = marked  # type: ignore[method-assign]
     async with running(tmp_path / "crashed") as broker:
         found = await _dead(broker, 3)

@@ -41,8 +41,8 @@ async def test_what_retention_takes_is_counted_as_lost(tmp_path: Path) -> None:
         await broker.group()
         await fill_segment(broker.storage, topic)
         await fill_segment(broker.storage, topic)
-        held = await broker.receive(2)
         await settled(broker.storage)
+        held = await broker.receive(2, wait_s=10.0)
         await broker.store.change_topic("t", fields={"retention_bytes": 1})
         await broker.storage.retention.run_once()
         begin = broker.store.queue_state(topic, 0).min_offset

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 import urllib.request
 import zlib
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from holdfast.spark.options import parse_options
 from holdfast.spark.plan import plan_partitions
 from holdfast.spark.reading import open_catalog, read_rows
 from holdfast.testing import RunningBroker
+from tests.support.stored import copy_running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -259,7 +259,7 @@ def test_http_alone_reads_no_file(broker: RunningBroker, monkeypatch: pytest.Mon
 def copy_of(broker: RunningBroker, tmp_path: Path) -> Path:
     """Return a copy of the log, as files and nothing else."""
     data = tmp_path / "copy"
-    shutil.copytree(broker.data_dir / "commitlog", data / "commitlog")
+    copy_running(broker.data_dir / "commitlog", data / "commitlog")
     return data
 
 

@@ -44,7 +44,9 @@ class GroupBroker:
             boot_id=boot_id,
         )
         self._config = config
-        self._hold_config = hold or HoldServiceConfig(scan_interval_ms=20)
+        # What two scans in a row find is a wake-up that was lost. On a busy machine it may also be
+        # a thread that was stopped between what it made readable and what it told of it.
+        self._hold_config = hold or HoldServiceConfig(scan_interval_ms=500)
         self.groups: GroupService
         self.hold: PullRequestHoldService
 

@@ -1,8 +1,9 @@
 """A real storage on a temporary directory, small and quick, and what tests do with it."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,17 @@ async def settled(storage: Storage) -> None:
             and all(cq.pending == 0 for cq in list(storage.reput.queues.values()))
         )
     )
+
+
+def copy_running(source: Path, target: Path) -> None:
+    """Copy a directory that a broker writes: what is there if it is killed now. A file that is
+    given its name meanwhile, as the log's next segment is, is not there yet."""
+
+    def copy(file: str, to: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.copy2(file, to)
+
+    shutil.copytree(source, target, copy_function=copy)
 
 
 async def fill_segment(storage: Storage, topic: Topic, queue: int = 0) -> None:
