@@ -71,7 +71,7 @@ def test_a_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> No
         with Client(url) as client:
             assert client.publish("t", b"x").durable
         process.send_signal(number)
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=30) == 0
     with serving(tmp_path / "d") as (_, url), Client(url) as client:
         (message,) = client.pull("t", follow=False)
         assert bytes(message.body) == b"x"
@@ -90,7 +90,7 @@ def test_an_interrupted_follower_ends_without_a_traceback(tmp_path: Path) -> Non
         assert follower.stdout is not None
         assert json.loads(follower.stdout.readline())["body"] == "x"
         follower.send_signal(signal.SIGINT)
-        _, err = follower.communicate(timeout=10)
+        _, err = follower.communicate(timeout=30)
         assert follower.returncode == 130
         assert err.strip() == ""
 
@@ -98,7 +98,7 @@ def test_an_interrupted_follower_ends_without_a_traceback(tmp_path: Path) -> Non
 def test_logs_are_json_lines_on_standard_error(tmp_path: Path) -> None:
     with serving(tmp_path / "d", "--log-format", "json") as (process, url):
         process.terminate()
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=30)
     assert out == ""
     events = [json.loads(line) for line in err.splitlines()]
     assert any(event["message"] == "serving" and event["url"] == url for event in events)
@@ -143,7 +143,7 @@ def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 def test_a_directory_of_an_unknown_version_is_left_alone(tmp_path: Path) -> None:
     with serving(tmp_path / "d") as (process, _):
         process.terminate()
-        process.wait(timeout=5)
+        process.wait(timeout=30)
     (tmp_path / "d" / "VERSION").write_text("999\n")
     before = contents(tmp_path / "d")
     assert "999" in refused("--data-dir", tmp_path / "d", "--port", 0)

@@ -453,13 +453,19 @@ async def test_a_notice_under_way_is_no_rescue(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scan may see a message in the moment between readable and told."""
-    monkeypatch.setattr(module, "SCAN_GRACE_S", SOON_S)
+    told, sleep = asyncio.Event(), asyncio.sleep
+
+    async def sleep_until_told(seconds: float) -> None:
+        await (told.wait() if seconds == module.SCAN_GRACE_S else sleep(seconds))
+
+    monkeypatch.setattr(asyncio, "sleep", sleep_until_told)
     pull = await broker.held()
     broker.publish(Q0, "x", tell=False)
     scan = asyncio.create_task(broker.service._scan_once())
     await until(lambda: broker.stats.scans_total > 0)
     assert not pull.done()
     broker.tell(Q0)
+    told.set()
     await scan
     assert (await pull).outcome is Outcome.ARRIVED
 

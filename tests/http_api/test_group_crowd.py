@@ -31,8 +31,7 @@ async def crowd(tmp_path: Path, **settings: Any) -> AsyncIterator[GroupApi]:
 
 async def all_wait(api: GroupApi, members: int = MEMBERS) -> Waiting:
     waiting = {api.waiting(f"m{number}", max_messages=1) for number in range(members)}
-    async with asyncio.timeout(60):
-        await api.held(members)
+    await api.held(members, within_s=60)
     return waiting
 
 

@@ -64,9 +64,9 @@ class GroupApi:
         """Begin to receive, for a minute unless told otherwise; `held` waits until it waits."""
         return asyncio.create_task(self.receive(member, **{"wait_ms": 60_000, **more}))
 
-    async def held(self, count: int) -> None:
+    async def held(self, count: int, within_s: float = 10.0) -> None:
         """Wait until so many receives are held."""
-        await until(lambda: self._held(count))
+        await until(lambda: self._held(count), within_s)
 
     async def _held(self, count: int) -> bool:
         return await self.metric("holdfast_group_waiting") == count
@@ -98,9 +98,9 @@ def bodies(reply: Any) -> list[str]:
     return [each["body"] for each in reply["messages"]]
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something is so, for ten seconds."""
-    async with asyncio.timeout(10):
+async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 10.0) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.001)
 
