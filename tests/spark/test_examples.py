@@ -145,7 +145,7 @@ def test_sessions_are_published_once_over_a_restart(
         query = module.publish_sessions(
             spark, running.url, "visits", "sessions", tmp_path / "checkpoint"
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(120)
         with running.client() as client:
             queues = client.describe_topic("sessions")["queue_count"]
             found = [

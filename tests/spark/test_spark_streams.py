@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
-TIMEOUT_S = 60
+TIMEOUT_S = 90
 
 
 @pytest.fixture

@@ -169,13 +169,13 @@ def test_a_stream_stores_each_row_once_though_its_last_batch_comes_again(
         lines = "\n".join(str(file * 100 + n) for n in range(100))
         (folder / f"{file}.txt").write_text(lines)
     frame = source_of(spark, folder).selectExpr("value as body", "value as key")
-    start(frame, holdfast, checkpoint, topic=topic).awaitTermination(90)
+    assert start(frame, holdfast, checkpoint, topic=topic).awaitTermination(90)
     assert read(spark, holdfast, topic).count() == 300
     commits = checkpoint / "commits"
     for name in ("2", ".2.crc"):
         (commits / name).unlink()
     (folder / "3.txt").write_text("\n".join(str(300 + n) for n in range(100)))
-    start(frame, holdfast, checkpoint, topic=topic).awaitTermination(90)
+    assert start(frame, holdfast, checkpoint, topic=topic).awaitTermination(90)
     found = read(spark, holdfast, topic).selectExpr("int(string(body)) as n")
     assert rows(found) == [(n,) for n in range(400)]
 
