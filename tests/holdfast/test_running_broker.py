@@ -71,7 +71,7 @@ time.sleep(60)
 
 def _slow(tmp_path: Path, steps: int, silent_s: float) -> RunningBroker:
     program = (sys.executable, "-c", _SLOW, str(steps), str(silent_s))
-    return RunningBroker(tmp_path / "data", start_timeout_s=1.5, program=program)
+    return RunningBroker(tmp_path / "data", start_timeout_s=3.0, program=program)
 
 
 def test_a_start_may_take_as_long_as_it_says_that_it_goes_on(tmp_path: Path) -> None:

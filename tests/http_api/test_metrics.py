@@ -47,14 +47,14 @@ async def test_requests_are_timed_by_route_and_status(api: Api) -> None:
 
 async def test_waiting_is_not_counted_as_answering(api: Api) -> None:
     waiting = asyncio.create_task(
-        api.get("/v1/topics/orders/queues/0/messages?offset=0&wait_ms=300")
+        api.get("/v1/topics/orders/queues/0/messages?offset=0&wait_ms=1000")
     )
     await api.held(1)
     assert (await scrape(api))[("holdfast_long_poll_parked",)] == 1
     await waiting
     found = await scrape(api)
     route = "/v1/topics/{topic}/queues/{queue}/messages"
-    assert found["holdfast_http_request_seconds_sum", "200", route] < 0.25
+    assert found["holdfast_http_request_seconds_sum", "200", route] < 0.9
     assert found[("holdfast_long_poll_expired_total",)] == 1
     assert found[("holdfast_long_poll_parked",)] == 0
     assert found[("holdfast_scan_seconds_count",)] == 0

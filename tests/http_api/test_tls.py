@@ -204,7 +204,7 @@ async def test_the_names_in_a_verified_certificate_reach_the_request(ca: Certifi
 
 
 async def test_a_handshake_that_does_not_come_counts_and_ends(ca: Certificates) -> None:
-    settings = served_with(ca.issue("server"), header_timeout_ms=300, max_connections_per_client=1)
+    settings = served_with(ca.issue("server"), header_timeout_ms=1000, max_connections_per_client=1)
     async with running_api(**settings) as api, raw_connection(api.server.port) as silent:
         async with asyncio.timeout(10):
             while not api.server.connection_count:
@@ -217,7 +217,7 @@ async def test_a_handshake_that_does_not_come_counts_and_ends(ca: Certificates) 
 
 
 async def test_a_head_that_does_not_come_over_tls_closes_the_connection(ca: Certificates) -> None:
-    settings = served_with(ca.issue("server"), header_timeout_ms=300)
+    settings = served_with(ca.issue("server"), header_timeout_ms=1000)
     async with (
         running_api(**settings) as api,
         raw_connection(api.server.port, ca.trusting()) as slow,
