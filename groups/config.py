@@ -69,6 +69,9 @@ class GroupsConfig:
     max_cursors: int = setting(
         1_000_000, "Queues that all groups with leases may have together.", minimum=1
     )
+    max_members: int = setting(
+        100_000, "Members that one group with leases may have at once.", minimum=1
+    )
     max_lease_ms: int = setting(
         LONGEST_LEASE_MS, "Longest lease that may be asked for.", minimum=SHORTEST_LEASE_MS
     )

@@ -30,6 +30,7 @@ from holdfast.groups.service_types import (
     Received,
     SeekTarget,
     Status,
+    TooManyMembers,
     Verb,
 )
 
@@ -136,7 +137,7 @@ class GroupService:
         """Return messages for a member; wait for the first for up to `ask.wait_s`.
 
         Raises UnknownGroup, UnknownTopic, ExclusiveHeld, FilterNotAllowed, InvalidFilter,
-        HoldLimitExceeded, StateUnavailable. Cancelling gives back what was leased.
+        HoldLimitExceeded, TooManyMembers, StateUnavailable. Cancelling gives back what was leased.
         """
         served = self._served.get(group)
         topics = None
@@ -153,6 +154,9 @@ class GroupService:
                 now_ms=self._served.clock.now_ms(),
             )
             return Received(list(shown), served.core.available(topics))
+        members, most = served.core.members, self._config.max_members
+        if len(members) >= most and ask.member not in members:
+            raise TooManyMembers(group, most)
         if ask.lease_ms is not None and not ask.settled:
             await self._changes.allow_lease(served, ask.lease_ms)
         return await served.receive(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.commitlog.batch import Batch
-from holdfast.consumequeue.errors import UnknownTopic
+from holdfast.consumequeue.errors import LimitReached, UnknownTopic
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.config import BACKOFF_MS, LONGEST_LEASE_MS
 from holdfast.groups.errors import GroupError
@@ -30,6 +30,7 @@ __all__ = [
     "SeekTarget",
     "Served",
     "Status",
+    "TooManyMembers",
     "TopicDescription",
     "TopicSpec",
     "Verb",
@@ -248,6 +249,21 @@ class NotSubscribed(UnknownTopic):
         return (
             f"the group {self.group!r} does not subscribe to a topic {self.topic!r}; leave it "
             "out, or change the group's topics"
+        )
+
+
+class TooManyMembers(LimitReached):
+    """A group has as many members as one may have."""
+
+    def __init__(self, group: str, limit: int) -> None:
+        super().__init__("groups.max_members", limit)
+        self.group = group
+
+    def __str__(self) -> str:
+        return (
+            f"the group {self.group!r} has {self.limit} members, as {self.limit_name} allows; let "
+            "some leave, ask again when idle ones are gone (member_ttl_ms), or raise it in the "
+            "configuration"
         )
 
 

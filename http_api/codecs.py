@@ -162,6 +162,11 @@ _MENDS = {
     "malformed-json": "send UTF-8 that is well-formed",
     "malformed-msgpack": "encode it again, as one msgpack object with text keys",
 }
+#: What msgspec says, where that is not all that it may mean.
+_PLAINER = {
+    ("malformed-json", "Input data was truncated"): "it ends in the middle of a value, or has one "
+    "half of a pair of surrogates",
+}
 
 
 def _decoded(
@@ -176,7 +181,8 @@ def _decoded(
         raise _invalid_member(str(error), where) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         at = f"{where}: " if where else ""
-        raise Problem(malformed, f"{at}{error}; {_MENDS[malformed]}") from error
+        what = _PLAINER.get((malformed, str(error)), error)
+        raise Problem(malformed, f"{at}{what}; {_MENDS[malformed]}") from error
     except RecursionError as error:
         raise Problem(malformed, "it is nested too deeply; send it flat") from error
 

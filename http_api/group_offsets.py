@@ -116,9 +116,12 @@ def _floors(context: ApiContext, group: str, topic: Topic) -> StoredOffsets:
     return StoredOffsets(floors, crc32(repr(sorted(floors.items())).encode()) or 1)
 
 
-def queue_offsets(topic: Topic, offsets: Mapping[str, int]) -> dict[int, int]:
-    """Return offsets by the numbers of their queues. Raises Problem, UnknownQueue."""
-    return {_queue(name, topic): offset for name, offset in offsets.items()}
+def queue_offsets(
+    topic: Topic, offsets: Mapping[str, int], *, parameter: str = "offsets"
+) -> dict[int, int]:
+    """Return offsets by the numbers of their queues. Raises Problem, about `parameter`, and
+    UnknownQueue."""
+    return {_queue(name, topic, parameter): offset for name, offset in offsets.items()}
 
 
 def by_name(offsets: Mapping[int, int]) -> dict[str, int]:
@@ -126,10 +129,10 @@ def by_name(offsets: Mapping[int, int]) -> dict[str, int]:
     return {str(queue): offset for queue, offset in sorted(offsets.items())}
 
 
-def _queue(name: str, topic: Topic) -> int:
+def _queue(name: str, topic: Topic, parameter: str) -> int:
     queue = whole_number(name)
     if queue is None or str(queue) != name:
-        raise invalid("offsets", name, 'queue numbers as texts, such as "0"')
+        raise invalid(parameter, name, 'queue numbers as texts, such as "0"')
     if queue >= topic.queue_count:
         raise UnknownQueue(topic.name, queue, topic.queue_count)
     return queue

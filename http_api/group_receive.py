@@ -64,7 +64,7 @@ def _ask(call: Call[NoParams], asked: ReceiveRequest, state: GroupState) -> Rece
     if asked.attempt_id is not None:
         check_mark("attempt_id", asked.attempt_id)
     if asked.browse and asked.settled:
-        raise invalid("browse", "true", "one of browse and settled: browsing settles nothing")
+        raise invalid("browse", True, "one of them", "browse and settled are both true")
     _check_bounds(asked, config, call.context.groups_config)
     wait_s = asked.wait_ms / 1000 - (monotonic() - call.received_at) if asked.wait_ms else 0.0
     return ReceiveAsk(

@@ -91,7 +91,7 @@ async def seek_group(call: Call[NoParams]) -> Reply:
     if isinstance(asked.to, Mapping):
         check_named(call, GROUP_VERBS, asked.to)
         target = {
-            name: queue_offsets(context.store.topic(name), offsets)
+            name: queue_offsets(context.store.topic(name), offsets, parameter=f"to.{name}")
             for name, offsets in asked.to.items()
         }
     else:

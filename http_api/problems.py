@@ -49,7 +49,7 @@ from holdfast.consumequeue.errors import (
     UnknownTopic,
 )
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
-from holdfast.groups.service_types import GroupBusy, InvalidGroup, NotSubscribed
+from holdfast.groups.service_types import GroupBusy, InvalidGroup, NotSubscribed, TooManyMembers
 from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
 
 _logger = logging.getLogger(__name__)
@@ -207,6 +207,7 @@ _RULES: Mapping[type[Exception], _Rule] = {
     TopicConflict: _Rule("topic-conflict", ("topic", "field", "given", "existing")),
     InvalidTopicChange: _Rule("invalid-topic-change", ("topic",)),
     LimitReached: _Rule("limit-reached", ("limit_name", "limit")),
+    TooManyMembers: _Rule("limit-reached", ("group", "limit_name", "limit")),
     OffsetTrimmed: _Rule(
         "offset-trimmed",
         ("topic", "queue", "offset", "min_offset", "max_offset"),

@@ -288,8 +288,8 @@ ROUTES: Sequence[Route] = (
         },
         problems=(
             *_NO_LEASES, "unknown-topic", "group-exclusive", "filter-not-allowed",
-            "invalid-filter", "limit-exceeded", "too-many-held", "corrupt-record", *_BAD_BODY,
-            *_NOT_STORED,
+            "invalid-filter", "limit-exceeded", "limit-reached", "too-many-held",
+            "corrupt-record", *_BAD_BODY, *_NOT_STORED,
         ),
         headers={"Holdfast-Available": "integer", "Holdfast-Active": "boolean"},
         access=granted("consume"),

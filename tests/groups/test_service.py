@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
+from holdfast.groups.config import GroupsConfig
 from holdfast.groups.errors import ExclusiveHeld
 from holdfast.groups.service_types import (
     GroupBusy,
@@ -13,6 +14,7 @@ from holdfast.groups.service_types import (
     InvalidGroup,
     NotSubscribed,
     Status,
+    TooManyMembers,
     TopicSpec,
     Verb,
 )
@@ -489,6 +491,29 @@ async def test_no_more_wait_than_may(tmp_path: Path) -> None:
         for task in waiting:
             assert (await task).deliveries == []
         assert broker.hold.stats().held == 0
+
+
+async def test_a_group_takes_in_no_more_members_than_it_may(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=GroupsConfig(max_members=3)) as broker:
+        await broker.topic()
+        await broker.group(member_ttl_ms=10_000)
+        for member in ("a", "b", "c"):
+            await broker.receive(member=member)
+        with pytest.raises(TooManyMembers) as caught:
+            await broker.receive(member="d", wait_s=30.0, lease_ms=90_000)
+        assert (caught.value.limit_name, caught.value.limit) == ("groups.max_members", 3)
+        record = broker.storage.groups.table.find("g")
+        assert record is not None and record.config.longest_lease_ms < 90_000
+        assert broker.groups.stats().waiting == 0
+        # Who is in it goes on, and a place that is given up, or not kept, is the next one's.
+        await broker.publish("x")
+        assert bodies_of(await broker.receive(member="c")) == ["x"]
+        await broker.groups.leave("g", "a")
+        await broker.receive(member="d")
+        with pytest.raises(TooManyMembers):
+            await broker.receive(member="a")
+        broker.later(20)
+        await broker.receive(member="a")
 
 
 async def test_without_long_polling_a_receive_waits_as_briefly_as_a_pull(tmp_path: Path) -> None:

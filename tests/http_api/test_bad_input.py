@@ -158,7 +158,7 @@ PUBLISHES: Sequence[Bad] = [
     post(b"{", JSON, 400, "malformed-json", "well-formed"),
     post(b'{"messages":[{"body":"x"}]} x', JSON, 400, "malformed-json", "well-formed"),
     post(b'{"messages":[{"body":"\xff"}]}', JSON, 400, "malformed-json", "UTF-8"),
-    post(b'{"messages":[{"body":"\\ud800"}]}', JSON, 400, "malformed-json", "well-formed"),
+    post(b'{"messages":[{"body":"\\ud800"}]}', JSON, 400, "malformed-json", "half of a pair"),
     post(b'{"messages":[{"body":"a\\udc00b"}]}', JSON, 400, "malformed-json", "well-formed"),
     post(b"[" * 50_000, JSON, 400, "invalid-parameter", "Expected `object`"),
     post(DEEP, JSON, 400, "invalid-parameter", "Expected `object`"),

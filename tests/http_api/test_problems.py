@@ -40,7 +40,12 @@ from holdfast.consumequeue.errors import (
     UnknownTopic,
 )
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
-from holdfast.groups.service_types import GroupBusy, InvalidGroup, NotSubscribed
+from holdfast.groups.service_types import (
+    GroupBusy,
+    InvalidGroup,
+    NotSubscribed,
+    TooManyMembers,
+)
 from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
 from holdfast.http_api.problems import _RULES, KINDS, Problem, problem_for
 from holdfast.http_api.reply import problem_reply
@@ -55,6 +60,7 @@ ERRORS = [
     (TopicConflict("t", "queues", 3, 2), 409, "topic-conflict", {"field": "queues", "given": 3}),
     (InvalidTopicChange("t", "only more"), 422, "invalid-topic-change", {"topic": "t"}),
     (LimitReached("max_topics", 9), 409, "limit-reached", {"limit_name": "max_topics", "limit": 9}),
+    (TooManyMembers("g", 9), 409, "limit-reached", {"group": "g", "limit": 9}),
     (OffsetTrimmed("t", 0, 1, 2, 6), 410, "offset-trimmed", {"min_offset": 2, "max_offset": 6}),
     (OffsetBeyondEnd("t", 0, 7, 2, 6), 416, "offset-beyond-end", {"max_offset": 6}),
     (QueueCorrupt("t", 0, 3, 5, 2, 6, "crc"), 500, "corrupt-record", {"next_offset": 5}),

@@ -4,12 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import Config
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import (
     GroupSpec,
@@ -142,10 +144,15 @@ def receipts_of(received: Received) -> list[str]:
 
 @asynccontextmanager
 async def running(
-    data_dir: Path, *, hold: HoldServiceConfig | None = None, **commitlog: Any
+    data_dir: Path,
+    *,
+    hold: HoldServiceConfig | None = None,
+    limits: GroupsConfig | None = None,
+    **commitlog: Any,
 ) -> AsyncIterator[GroupBroker]:
     """Run storage and groups on a directory; in order at the end."""
-    broker = GroupBroker(small_config(data_dir, **commitlog), hold)
+    config = small_config(data_dir, **commitlog)
+    broker = GroupBroker(replace(config, groups=limits or config.groups), hold)
     await broker.start()
     try:
         yield broker
