@@ -20,6 +20,9 @@ _NEVER_STORED = StoredOffsets({}, etag='"0"')
 _BOUND = frozenset(
     {
         "topic",
+        "subscribe",
+        "subscribepattern",
+        "assign",
         "topicids",
         "columns",
         *(name.lower() for name in RANGE_OPTIONS),

@@ -59,6 +59,18 @@ def test_options_are_kept_but_for_those_that_are_answered(
     assert again(bound) == bound.offsets
 
 
+@pytest.mark.parametrize(
+    "what",
+    [{"subscribe": "orders"}, {"subscribePattern": "o.*"}, {"Assign": '{"orders": [0, 1]}'}],
+    ids=str,
+)
+def test_topics_are_bound_however_they_are_named(
+    broker: FakeBroker, topic: FakeTopic, what: dict[str, str]
+) -> None:
+    bound = bind(broker.url, **what)
+    assert again(bound) == bound.offsets == {"orders": {0: (0, 10), 1: (0, 10)}}
+
+
 def test_several_topics_keep_their_topic_column(broker: FakeBroker, topic: FakeTopic) -> None:
     broker.topic("returns")
     bound = bind(broker.url, "orders,returns", group="billing")
