@@ -82,12 +82,23 @@ class OffsetRange(NamedTuple):
 
 class SegmentRange(NamedTuple):
     """Physical offsets from `first` to before `end` of a segment file, which is the very one only
-    if its header page says so."""
+    if its header page says so.
+
+    `blocks` are the rows that a footer would have of the part's blocks there, where the planner
+    found them by walking a segment without one: nobody need walk it again. Empty when there are
+    too many to send along.
+    """
 
     start_offset: int
     created_timestamp_us: int
     first: int
     end: int
+    blocks: bytes = b""
+
+    def joined(self, later: "SegmentRange") -> "SegmentRange":
+        """Return this range of a part and a later one in the same segment as one."""
+        blocks = self.blocks + later.blocks if self.blocks and later.blocks else b""
+        return self._replace(end=later.end, blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,5 +254,5 @@ def _joined(
 ) -> tuple[SegmentRange, ...]:
     """Return both, with what lies in one segment as one range."""
     if segments and more and segments[-1].start_offset == more[0].start_offset:
-        return (*segments[:-1], segments[-1]._replace(end=more[0].end), *more[1:])
+        return (*segments[:-1], segments[-1].joined(more[0]), *more[1:])
     return (*segments, *more)

@@ -16,12 +16,15 @@ from holdfast.spark.catalog import OutOfRange, Split, StoredOffsets, TopicState
 from holdfast.spark.errors import FilesUnreadable, TopicRecreated, UnknownTopic
 from holdfast.spark.files.log_files import LogFiles, LogSegment
 from holdfast.spark.files.log_state import LogState
+from holdfast.spark.files.walked_blocks import WalkedBlocks
 from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
 
 #: A file that retention deleted may be gone a moment before the log says from where its queues
 #: are kept.
 _NOTE_ATTEMPTS = 4
 _NOTE_PAUSE_S = 0.05
+#: A plan sends at most so many rows of blocks along with a part: 400 KiB.
+MAX_ROWS_SENT = 8192
 
 
 class FileCatalog:
@@ -238,7 +241,14 @@ def _extend(segments: list[SegmentRange], segment: LogSegment, rows: Blocks) -> 
         return
     first = int(rows["physical_offset"][0])
     end = int(rows["physical_offset"][-1]) + int(rows["size"][-1])
-    if segments and segments[-1].start_offset == segment.file.start_offset:
-        segments[-1] = segments[-1]._replace(end=end)
+    found = SegmentRange(*segment.file.identity, first, end, _to_send(segment, rows))
+    if segments and segments[-1].start_offset == found.start_offset:
+        segments[-1] = segments[-1].joined(found)
     else:
-        segments.append(SegmentRange(*segment.file.identity, first, end))
+        segments.append(found)
+
+
+def _to_send(segment: LogSegment, rows: Blocks) -> bytes:
+    """Return the rows where they cannot be looked up in the file, if they are not too many."""
+    is_found_by_walking = isinstance(segment.blocks, WalkedBlocks)
+    return rows.tobytes() if is_found_by_walking and len(rows) <= MAX_ROWS_SENT else b""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.segment_format import Blocks
+from holdfast.commitlog.segment_format import BLOCK_DTYPE, Blocks
 from holdfast.spark.decode import cut, decode, portion
 from holdfast.spark.files.block_reading import groups, read_blocks
 from holdfast.spark.files.sealed_blocks import SealedBlocks
@@ -96,22 +96,33 @@ def _blocks_of(
 ) -> Iterator[_Found]:
     """Yield the blocks of a part in one segment, from `offset` on, in runs.
 
-    The footer is believed as long as what it says is there: a damaged one costs no message, so at
-    the first doubt the headers themselves are walked.
+    The plan or the footer is believed as long as what it says is there: a damaged one costs no
+    message, so at the first doubt the headers themselves are walked.
     """
-    sealed = SealedBlocks.of(file)
-    if sealed is not None:
-        rows = sealed.rows(part.topic_id, part.queue, offset, part.end)
-        for base, end, found in _runs(file, rows, segment):
-            if base > offset or isinstance(found, str):
-                break
-            yield base, end, found
-            offset = end
-            if offset >= part.end:
-                return
+    read_to = segment.first
+    for base, end, found in _runs(file, _told(file, segment, part, offset), segment):
+        if base > offset or isinstance(found, str):
+            break
+        yield base, end, found
+        offset = end
+        read_to = int(found.field("physical_offset")[-1] + found.total_sizes[-1])
+    if offset >= part.end or read_to == segment.end:
+        return
     walked = WalkedBlocks(file, start=segment.first)
     walked.advance(segment.end, until=segment.end)
     yield from _runs(file, walked.rows(part.topic_id, part.queue, offset, part.end), segment)
+
+
+def _told(
+    file: SegmentFile, segment: SegmentRange, part: QueueRange, offset: int
+) -> Iterator[Blocks]:
+    """Yield what the plan, or else the footer, tells of the blocks of a part from `offset` on."""
+    if segment.blocks:
+        rows = np.frombuffer(segment.blocks, BLOCK_DTYPE)
+        is_own = (rows["topic_id"] == part.topic_id) & (rows["queue_id"] == part.queue)
+        yield rows[is_own & (rows["base_offset"] + rows["message_count"] > offset)]
+    elif (sealed := SealedBlocks.of(file)) is not None:
+        yield from sealed.rows(part.topic_id, part.queue, offset, part.end)
 
 
 def _runs(file: SegmentFile, tables: Iterator[Blocks], segment: SegmentRange) -> Iterator[_Found]:

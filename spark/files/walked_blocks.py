@@ -19,6 +19,7 @@ from holdfast.commitlog.header_table import (
     Headers,
     block_ends,
     intact_headers,
+    intact_headers_apart,
 )
 from holdfast.commitlog.log_scan import Damage, scan_segment
 from holdfast.commitlog.segment_format import (
@@ -30,7 +31,11 @@ from holdfast.commitlog.segment_format import (
 )
 from holdfast.spark.files.segment_file import SegmentFile
 
-#: Read at once where blocks are large: header and little more; and where they are small.
+#: Blocks of so many bytes, on average, are large: their headers are read one by one, so many
+#: before they are looked at.
+_LARGE_BYTES = 4 * 1024
+_AT_ONCE = 256
+#: Small ones are read with all that is between their headers, so much at once.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 4 * 1024 * 1024
 _DENSE = 32
@@ -50,6 +55,7 @@ class WalkedBlocks:
         """Whether the walk met the segment's end: no block comes after it."""
         self._file = file
         self._rows: dict[tuple[int, int], list[Blocks]] = {}
+        self._are_large = True
         self._window = _LEAST_BYTES
         self._searched_at = -1
 
@@ -63,7 +69,7 @@ class WalkedBlocks:
         self.durable_offset = max(self.durable_offset, durable_offset)
         border = self._file.end_offset if until is None else until
         while not self.is_ended and self.end < border:
-            headers = self._headers_at(self.end)
+            headers = self._headers_at(self.end, border)
             if len(headers):
                 if not self._take(headers[headers["physical_offset"] < border]):
                     return
@@ -71,14 +77,21 @@ class WalkedBlocks:
                 return
         self.is_ended = self.is_ended or self.end >= self._file.end_offset
 
-    def _headers_at(self, at: int) -> Headers:
-        """Return the headers from this place on, as many as lie near each other."""
-        window = min(self._window, self._file.end_offset - at)
-        headers = intact_headers(self._file.read(at, window), 0, at)
-        if len(headers) > _DENSE:
-            self._window = min(4 * self._window, _MOST_BYTES)
-        elif self._window > _LEAST_BYTES:
-            self._window //= 2
+    def _headers_at(self, at: int, border: int) -> Headers:
+        """Return some headers of blocks that follow one another from this place on; none only if
+        there is no block."""
+        if self._are_large:
+            headers = intact_headers_apart(self._file.read, at, border, _AT_ONCE)
+        else:
+            window = min(self._window, self._file.end_offset - at)
+            headers = intact_headers(self._file.read(at, window), 0, at)
+            if len(headers) > _DENSE:
+                self._window = min(4 * self._window, _MOST_BYTES)
+            elif self._window > _LEAST_BYTES:
+                self._window //= 2
+        if len(headers):
+            size = int(block_ends(headers)[-1]) - at
+            self._are_large = size >= _LARGE_BYTES * len(headers)
         return headers
 
     def _take(self, headers: Headers) -> bool:
@@ -146,7 +159,7 @@ class WalkedBlocks:
         """Return whether what follows proves that what is damaged was durable."""
         at = damage.end
         while at < self._file.end_offset:
-            headers = self._headers_at(at)
+            headers = self._headers_at(at, self._file.end_offset)
             if not len(headers):
                 return False
             if int(headers["durable_offset"].max()) > damage.start:

@@ -5,12 +5,14 @@ import random
 import numpy as np
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch, encode_batch, layout_of
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.header_table import (
     HEADER_DTYPE,
     block_ends,
     headers_in,
+    intact_headers,
+    intact_headers_apart,
     intact_run,
     keyed_message_count,
     run_of,
@@ -69,6 +71,34 @@ def _run(data: bytes, position: int = 0, most: int = MOST) -> list[BatchHeader]:
     return list(headers_in(intact_run(data, position, AT + position, most)))
 
 
+def _headers_one_by_one(data: bytes) -> list[bytes]:
+    """Return what intact_headers is to find: payloads may be damaged, or cut off."""
+    found: list[bytes] = []
+    position = 0
+    while True:
+        try:
+            header = BatchHeader.decode(data, position)
+            fits = layout_of(header).total_size == header.total_size
+        except Exception:
+            return found
+        if header.physical_offset != AT + position or not fits:
+            return found
+        found.append(data[position : position + HEADER_SIZE])
+        position += header.total_size
+
+
+def _headers(data: bytes) -> list[bytes]:
+    """Return what intact_headers finds, read at once and one by one."""
+    at_once = intact_headers(data, 0, AT)
+
+    def read(physical_offset: int, size: int) -> bytes:
+        return data[physical_offset - AT :][:size]
+
+    apart = intact_headers_apart(read, AT, AT + len(DATA), MOST)
+    assert at_once.tobytes() == apart.tobytes()
+    return [each.tobytes() for each in apart]
+
+
 def test_the_table_is_the_header() -> None:
     header = BatchHeader(*range(1, 22))
     table = run_of(header).headers
@@ -113,6 +143,30 @@ def test_every_flipped_byte_ends_a_run_before_it() -> None:
         assert _run(bytes(changed)) == _one_by_one(bytes(changed)), at
 
 
+def test_headers_alone_are_found_whatever_became_of_payloads() -> None:
+    assert len(_headers(DATA)) == 7
+    rng = random.Random(2)
+    for size in range(len(DATA)):
+        assert _headers(DATA[:size]) == _headers_one_by_one(DATA[:size]), size
+        changed = bytearray(DATA)
+        changed[size] ^= 1 << rng.randrange(8)
+        assert _headers(bytes(changed)) == _headers_one_by_one(bytes(changed)), size
+
+
+def test_headers_apart_are_as_many_as_asked_for_and_begin_before_the_end() -> None:
+    ends = [each.end_physical_offset for each in _one_by_one(DATA)]
+
+    def found(end: int, most: int) -> int:
+        def read(physical_offset: int, size: int) -> bytes:
+            return DATA[physical_offset - AT :][:size]
+
+        return len(intact_headers_apart(read, AT, end, most))
+
+    assert [found(ends[-1], most) for most in (0, 1, 6, 7, 8)] == [0, 1, 6, 7, 7]
+    assert [found(ends[2] + by, MOST) for by in (-1, 0, 1)] == [3, 3, 4]
+    assert found(AT, MOST) == 0
+
+
 @pytest.mark.parametrize(
     ("offset", "form", "value"),
     [
@@ -132,6 +186,7 @@ def test_a_header_that_lies_ends_a_run(offset: int, form: str, value: int) -> No
     lying = DATA[:at] + resealed(DATA[at : at + HEADER_SIZE], offset, form, value)
     data = lying + DATA[at + HEADER_SIZE :]
     assert _run(data) == [first] == _one_by_one(data)
+    assert len(_headers(data)) == 1
 
 
 def test_sums_of_a_table() -> None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ from holdfast.consumequeue.state_records import (
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic, TopicConfig
 from holdfast.spark.bound import Bound, bind
 from holdfast.spark.errors import DataLost, FilesUnreadable
-from holdfast.spark.files import block_reading, walked_blocks
+from holdfast.spark.files import block_reading, file_catalog, file_reading, walked_blocks
 from holdfast.spark.files.file_catalog import FileCatalog
 from holdfast.spark.files.segment_file import SegmentFile
 from holdfast.spark.files.walked_blocks import WalkedBlocks
+from holdfast.spark.offsets import QueueRange
 from holdfast.spark.options import parse_options
 from holdfast.spark.plan import plan_partitions
 from holdfast.spark.reading import open_catalog, read_rows
@@ -46,6 +48,15 @@ TOPIC = "orders"
 TOPIC_ID = 3
 #: Small, so that a log of a few dozen batches has several.
 SEGMENT_BYTES = 8 * 1024
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_walks() -> Iterator[None]:
+    """Walk few blocks at once, so that a small log takes several steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walked_blocks, "_AT_ONCE", 3)
+        patch.setattr(walked_blocks, "_LARGE_BYTES", 256)
+        yield
 
 
 @dataclass
@@ -103,14 +114,18 @@ def model(durability: str = "written") -> Iterator[Model]:
         yield Model(Path(directory), durability)
 
 
-def read(bound: Bound) -> list[tuple[Any, ...]]:
+def planned(bound: Bound) -> list[QueueRange]:
     options = parse_options(bound.options)
     with open_catalog(options) as catalog:
         plan = plan_partitions(catalog, options, bound.topics)
-    parts = [part for task in plan for part in task]
+    return [part for task in plan for part in task]
+
+
+def read(bound: Bound, parts: Sequence[QueueRange] | None = None) -> list[tuple[Any, ...]]:
+    options = parse_options(bound.options)
     found = [
         (*row[:-1], sorted(row[-1]))
-        for batch in read_rows(parts, options)
+        for batch in read_rows(planned(bound) if parts is None else parts, options)
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
     ]
     return sorted(found, key=lambda row: row[:2])
@@ -126,6 +141,7 @@ COLUMNS = "queue,offset,body,key,tag,properties"
     st.integers(1, 5000),
     st.integers(1, 6),
     st.sampled_from([0, block_reading.APART_BYTES]),
+    st.sampled_from([0, 2, file_catalog.MAX_ROWS_SENT]),
     st.data(),
 )
 def test_any_range_of_any_log_gives_its_rows(
@@ -134,10 +150,12 @@ def test_any_range_of_any_log_gives_its_rows(
     max_bytes: int,
     parts: int,
     apart_bytes: int,
+    rows_sent: int,
     data: st.DataObject,
 ) -> None:
     with model() as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_reading, "APART_BYTES", apart_bytes)
+        patch.setattr(file_catalog, "MAX_ROWS_SENT", rows_sent)
         log.snapshot()
         for queue, each in published:
             log.publish(queue, each)
@@ -150,6 +168,63 @@ def test_any_range_of_any_log_gives_its_rows(
         )  # fmt: skip
         assert bound.offsets == {TOPIC: {q: (low[q], high[q]) for q in range(QUEUES)}}
         assert read(bound) == log.expected(bound)
+
+
+@pytest.mark.parametrize("by", [-1, 0, 1])
+def test_where_few_blocks_lie_the_plan_says_and_no_task_walks(
+    by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with model() as log:
+        log.snapshot()
+        for number in range(9):
+            log.publish(0, Sent([b"%d" % number]))
+        monkeypatch.setattr(file_catalog, "MAX_ROWS_SENT", 9 - by)
+        bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=1)
+        parts = planned(bound)
+        walks = []
+
+        def walked(*args: Any, **kwargs: Any) -> WalkedBlocks:
+            walks.append(args)
+            return WalkedBlocks(*args, **kwargs)
+
+        monkeypatch.setattr(file_reading, "WalkedBlocks", walked)
+        assert read(bound, parts) == log.expected(bound)
+        assert bool(walks) == (by > 0)
+
+
+def test_no_task_walks_a_segment_that_it_has_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with model() as log:
+        log.snapshot()
+        for number in range(40):
+            log.publish(0, Sent([b"%d" % number * 400]))
+        log.seal(9)
+        bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=1)
+        parts = planned(bound)
+        assert max(len(part.segments) for part in parts) > 2
+        monkeypatch.delattr(file_reading, "WalkedBlocks")
+        assert read(bound, parts) == log.expected(bound)
+
+
+def test_a_plan_that_tells_wrong_places_costs_no_message() -> None:
+    with model() as log:
+        log.snapshot()
+        for number in range(9):
+            log.publish(number % 2, Sent([b"%d" % number]))
+        bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=2)
+        (own, part) = planned(bound)
+        (segment,), (others,) = own.segments, part.segments
+        row = len(segment.blocks) // 5
+        for blocks in (
+            others.blocks,
+            segment.blocks[row:],
+            segment.blocks[:-row],
+            segment.blocks[:row] + segment.blocks[2 * row :],
+            bytes(len(segment.blocks)),
+        ):
+            wrong = replace(own, segments=(segment._replace(blocks=blocks),))
+            assert read(bound, [wrong, part]) == log.expected(bound)
 
 
 def _json(offsets: dict[int, int]) -> str:
@@ -371,7 +446,9 @@ def test_dense_and_large_blocks_are_walked_alike(monkeypatch: pytest.MonkeyPatch
             log.publish(0, Sent([b"%d" % number]))
         (segment,) = log.log.log.segments[:1]
         found = []
-        for least in (128, 136, 300, 4096, 65536):
+        for large, at_once, least in product((0, 1 << 30), (1, 3), (128, 136, 300, 65536)):
+            monkeypatch.setattr(walked_blocks, "_LARGE_BYTES", large)
+            monkeypatch.setattr(walked_blocks, "_AT_ONCE", at_once)
             monkeypatch.setattr(walked_blocks, "_LEAST_BYTES", least)
             file = SegmentFile.open(log.directory / "commitlog", segment.start_offset)
             walked = WalkedBlocks(file)
