@@ -326,7 +326,7 @@ ROUTES: Sequence[Route] = (
         body=structured(OffsetsRequest),
         replies={200: structured(OffsetsReply)},
         problems=(
-            *_NO_QUEUE, "offset-beyond-end", "offsets-changed", "limit-reached",
+            *_NO_QUEUE, "offsets-changed", "limit-reached",
             *_BAD_BODY, *_NOT_STORED,
         ),
         headers=_ETAG,

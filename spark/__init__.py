@@ -1,4 +1,4 @@
-"""Holdfast as a Spark data source: batch reads of topics, by offset range, over HTTP.
+"""Holdfast as a Spark data source: topics read in ranges, followed as streams, and written to.
 
     from holdfast.spark import bind, local_session, register
     spark.read.format("holdfast").option("url", ...).option("topic", ...).load()
