@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from holdfast.commitlog.batch import tag_summary, tags_code
 from holdfast.commitlog.batch_run import BatchRun
-from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.segment_format import BLOCK_DTYPE, Blocks
 from holdfast.spark.decode import cut, decode, portion
@@ -73,18 +73,12 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     rows = cut(run, offset, part.end)
     if options.tags:
-        may_have = run.field("tag_summary")[rows.block] & _summary(options.tags) != 0
+        # The field comes as int64: the same bits.
+        wanted = np.uint64(tag_summary(map(tags_code, options.tags))).astype(np.int64)
+        may_have = run.field("tag_summary")[rows.block] & wanted != 0
         rows = type(rows)(*(column[may_have] for column in rows))
     for each in portion(run, rows):
         yield decode(run, each, part, options.columns, tags=options.tags)
-
-
-def _summary(tags: frozenset[str]) -> int:
-    """Return the bits of which a block with one of these tags has one, as an int64 has them."""
-    bits = 0
-    for tag in tags:
-        bits |= 1 << (crc32c(tag.encode()) % 64)
-    return bits - (1 << 64) if bits >> 63 else bits
 
 
 #: The first offset of blocks, that after the last, and the blocks; or why they cannot be read.
