@@ -230,17 +230,15 @@ class BrokerClient:
 
     def release_lease(self, topic: str, lease_id: str) -> None:
         """Let go of a lease, if it is still there; one that cannot be let go of ends by itself."""
-        path = f"{_topic_path(topic)}/read-leases/{quote(lease_id, safe='')}"
         try:
-            self._transport.delete(path)
+            self._transport.delete(_lease_path(topic, lease_id))
         except (BrokerRefused, BrokerUnavailable) as error:
             _log.info("a lease on %r is left to end by itself: %s", topic, error)
 
     def extend_lease(self, topic: str, lease_id: str, lease_ms: int) -> bool:
         """Let a lease live for so long from now; return False when there is no such lease."""
-        path = f"{_topic_path(topic)}/read-leases/{quote(lease_id, safe='')}"
         try:
-            self._transport.put(path, {"lease_ms": lease_ms})
+            self._transport.put(_lease_path(topic, lease_id), {"lease_ms": lease_ms})
         except BrokerRefused as refused:
             if refused.status != 404:
                 raise
@@ -361,6 +359,10 @@ def _topic_path(topic: str) -> str:
 
 def _queue_path(topic: str, queue: int) -> str:
     return f"{_topic_path(topic)}/queues/{queue}"
+
+
+def _lease_path(topic: str, lease_id: str) -> str:
+    return f"{_topic_path(topic)}/read-leases/{quote(lease_id, safe='')}"
 
 
 def _group_path(group: str, topic: str) -> str:
