@@ -185,3 +185,14 @@ def decode_footer(trailer: FooterTrailer, tables: Buffer) -> tuple[Blocks, Keys]
     if len(tables) != trailer.footer_size - TRAILER_SIZE or crc32c(tables) != trailer.tables_crc:
         raise CorruptBatch("footer", "tables")
     return np.frombuffer(tables[:split], BLOCK_DTYPE), np.frombuffer(tables[split:], KEY_DTYPE)
+
+
+def end_offsets(rows: Blocks) -> npt.NDArray[np.int64]:
+    """Return of each row of a block table the queue offset after its block's last message."""
+    ends: npt.NDArray[np.int64] = rows["base_offset"] + rows["message_count"]
+    return ends
+
+
+def end_offset(row: np.void) -> int:
+    """Return of one row of a block table the queue offset after its block's last message."""
+    return int(row["base_offset"]) + int(row["message_count"])

@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.segment import Segment
+from holdfast.commitlog.segment_format import end_offset
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.queue_lookup import (
@@ -115,9 +116,7 @@ def queues_in(log: CommitLog, segment: Segment) -> SegmentQueues:
         last = np.flatnonzero(np.any(np.diff(keys, axis=0) != 0, axis=1)).tolist()
         for row in [*last, len(blocks) - 1]:
             block = blocks[row]
-            ends[int(block["topic_id"]), int(block["queue_id"])] = int(
-                block["base_offset"] + block["message_count"]
-            )
+            ends[int(block["topic_id"]), int(block["queue_id"])] = end_offset(block)
     return SegmentQueues(segment, ends)
 
 

@@ -16,6 +16,7 @@ from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.gap_block import GAP_TOPIC_ID
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.commitlog.segment import Segment, read_trailer
+from holdfast.commitlog.segment_format import end_offset
 from holdfast.consumequeue.topic_table import TopicTable
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 
@@ -178,9 +179,8 @@ class LogCheck:
             for row in tables[0]:
                 at = int(row["physical_offset"])
                 if any(place.start <= at < place.end for place in damaged):
-                    base = int(row["base_offset"])
                     key = (int(row["topic_id"]), int(row["queue_id"]))
-                    offsets = (base, base + int(row["message_count"]))
+                    offsets = (int(row["base_offset"]), end_offset(row))
                     self.evidence.append(Evidence(key, offsets, at))
             return  # what it should describe is not known
         if not self._deep:

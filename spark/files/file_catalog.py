@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from holdfast.commitlog.segment_format import Blocks
+from holdfast.commitlog.segment_format import Blocks, end_offset
 from holdfast.consumequeue.topics import Topic
 from holdfast.spark.catalog import OutOfRange, Split, StoredOffsets, TopicState
 from holdfast.spark.errors import FilesUnreadable, TopicRecreated, UnknownTopic
@@ -191,7 +191,7 @@ def _durable_end(
     for rows in segment.blocks.rows(topic_id, queue, *offsets):
         below = rows[rows["physical_offset"] + rows["size"] <= durable]
         if len(below):
-            end = int(below[-1]["base_offset"]) + int(below[-1]["message_count"])
+            end = end_offset(below[-1])
     return end
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from holdfast.commitlog.batch import tag_summary, tags_code
 from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.segment_format import BLOCK_DTYPE, Blocks
+from holdfast.commitlog.segment_format import BLOCK_DTYPE, Blocks, end_offset, end_offsets
 from holdfast.spark.decode import cut, decode, portion
 from holdfast.spark.files.block_reading import groups, read_blocks
 from holdfast.spark.files.sealed_blocks import SealedBlocks
@@ -125,15 +125,13 @@ def _runs(file: SegmentFile, tables: Iterator[Blocks], segment: SegmentRange) ->
         inside = rows["physical_offset"] < segment.end
         rows = rows[inside & (rows["physical_offset"] >= segment.first)]
         for group in groups(rows):
-            ends = group["base_offset"] + group["message_count"]
-            gaps = np.flatnonzero(group["base_offset"][1:] != ends[:-1]) + 1
+            gaps = np.flatnonzero(group["base_offset"][1:] != end_offsets(group[:-1])) + 1
             for neighbours in np.split(group, gaps):
                 yield from _run(file, neighbours)
 
 
 def _run(file: SegmentFile, rows: Blocks) -> Iterator[_Found]:
-    base = int(rows[0]["base_offset"])
-    end = int(rows[-1]["base_offset"]) + int(rows[-1]["message_count"])
+    base, end = int(rows[0]["base_offset"]), end_offset(rows[-1])
     try:
         yield base, end, read_blocks(file, rows)
     except (CorruptBatch, OSError) as error:

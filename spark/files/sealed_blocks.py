@@ -13,6 +13,8 @@ from holdfast.commitlog.segment_format import (
     TRAILER_SIZE,
     Blocks,
     FooterTrailer,
+    end_offset,
+    end_offsets,
 )
 from holdfast.spark.files.segment_file import SegmentFile
 
@@ -75,8 +77,7 @@ class SealedBlocks:
             while row < self._count and (first := self._row(row))[0] == topic_id:
                 queue, base = int(first[1]), int(first[2])
                 row = self._find(topic_id, queue, _BEHIND)
-                last = self._read(row - 1, row)[0]
-                found[queue] = base, int(last["base_offset"]) + int(last["message_count"])
+                found[queue] = base, end_offset(self._read(row - 1, row)[0])
         return found
 
     def rows(self, topic_id: int, queue: int, start: int, end: int) -> Iterator[Blocks]:
@@ -87,7 +88,7 @@ class SealedBlocks:
             first -= 1  # the block that holds `start` begins before it, or at it
         for at in range(first, behind, ROWS_AT_ONCE):
             rows = self._read(at, min(at + ROWS_AT_ONCE, behind))
-            rows = rows[rows["base_offset"] + rows["message_count"] > start]
+            rows = rows[end_offsets(rows) > start]
             if len(rows):
                 yield rows
 

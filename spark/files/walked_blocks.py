@@ -27,6 +27,8 @@ from holdfast.commitlog.segment_format import (
     END_MARK_SIZE,
     TRAILER_SIZE,
     Blocks,
+    end_offset,
+    end_offsets,
     is_end_mark,
 )
 from holdfast.spark.files.segment_file import SegmentFile
@@ -173,7 +175,7 @@ class WalkedBlocks:
         """Return of each queue of a topic that has blocks: its first offset, and that after its
         last."""
         return {
-            queue: (int(pieces[0][0]["base_offset"]), _end_of(pieces[-1][-1]))
+            queue: (int(pieces[0][0]["base_offset"]), end_offset(pieces[-1][-1]))
             for (topic, queue), pieces in self._rows.items()
             if topic == topic_id
         }
@@ -184,14 +186,9 @@ class WalkedBlocks:
         if len(pieces) > 1:
             pieces[:] = [np.concatenate(pieces)]
         for piece in pieces:
-            base = piece["base_offset"]
-            rows = piece[(base < end) & (base + piece["message_count"] > start)]
+            rows = piece[(piece["base_offset"] < end) & (end_offsets(piece) > start)]
             if len(rows):
                 yield rows
-
-
-def _end_of(row: np.void) -> int:
-    return int(row["base_offset"]) + int(row["message_count"])
 
 
 def _rows_of(headers: Headers) -> Blocks:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.commitlog.segment import Segment
+from holdfast.commitlog.segment_format import end_offset
 from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.scrub import Scrub
 from holdfast.storage import Storage
@@ -87,7 +88,7 @@ async def first_blocks(storage: Storage, segment: Segment) -> list[tuple[int, in
             int(row["physical_offset"]) - segment.start_offset,
             int(row["physical_offset"]) - segment.start_offset + 128,
             int(row["base_offset"]),
-            int(row["base_offset"] + row["message_count"]),
+            end_offset(row),
         )
         for row in tables[0]
         if row["topic_id"] != 0
