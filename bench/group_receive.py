@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from bench.harness import Figure, arguments, broker, measure
 from bench.http_requests import JSON, Wire, encode_request
 from bench.rows import TIMES, Row, report
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 
 _BODY_BYTES = 200
 _BATCHES = (32, 1)

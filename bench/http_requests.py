@@ -12,7 +12,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from bench.harness import arguments, broker, measure, report
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 
 JSON = {"Content-Type": "application/json"}
 BATCH = {"Content-Type": "application/vnd.holdfast.batch"}

@@ -1,63 +1,26 @@
-"""A batch's columns: how they lie after the header, how to write and how to read them. Pure.
+"""One batch over its bytes: its columns as they lie (batch_layout), its messages one by one. Pure.
 
-Every section starts at a multiple of 8 bytes from the start of the batch, the gap before it
-zeroed; a section that is absent takes no room. Offsets are n+1 little-endian int32 starting
-at 0, as in Arrow, so every section is an Arrow buffer as it lies. n messages, m properties:
-
-    body offsets  int32[n+1]     bodies
-    key hashes    uint32[n]      key offsets   int32[n+1]   keys       (flag KEYS)
-    tag codes     uint32[n]      tag offsets   int32[n+1]   tags       (flag TAGS)
-    property list int32[n+1]     name offsets  int32[m+1]   names
-                                 value offsets int32[m+1]   values     (flag PROPERTIES)
-    born          int64[n]  microseconds                               (flag BORN)
-    expires       int64[n]  microseconds, 0: never                     (flag EXPIRES)
-    producer ids  uint64[n] 0: none
-    sequences     int64[n]                   epochs        uint32[n]  (flag PRODUCERS)
-
-An empty key or tag means none (hash and code 0). A batch read from anywhere is not to be
-trusted before `commitlog.batch_check` has passed it or its payload CRC was compared.
+A batch read from anywhere is not to be trusted before `commitlog.batch_check` has passed it or its
+payload CRC was compared.
 """
 
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.commitlog.batch_header import (
-    ALIGNMENT,
-    ANY_QUEUE,
-    HEADER_SIZE,
-    BatchFlag,
-    BatchHeader,
-    Buffer,
-)
-from holdfast.commitlog.checksum import crc32c, crc32c_each
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader, Buffer
+from holdfast.commitlog.batch_layout import Layout, Section, layout_of
+from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import CorruptBatch
 
 Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
-
-_PADDING = [bytes(n) for n in range(ALIGNMENT)]
-# As plain ints: an IntFlag costs a microsecond each time it is looked at or combined.
-_KEYS = int(BatchFlag.KEYS)
-_TAGS = int(BatchFlag.TAGS)
-_PROPERTIES = int(BatchFlag.PROPERTIES)
-_BORN = int(BatchFlag.BORN)
-_EXPIRES = int(BatchFlag.EXPIRES)
-_REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
-_PRODUCERS = int(BatchFlag.PRODUCERS)
-#: Every flag that stands for a section beside the bodies.
-_COLUMNS = _KEYS | _TAGS | _PROPERTIES | _BORN | _EXPIRES | _PRODUCERS
-#: Up to so many values numpy's calls cost more than their work does without it.
-_FEW = 64
-_MAX_SECTION_BYTES = 2**31 - 1  # int32 offsets
 
 
 def key_hash(key: str) -> int:
@@ -83,105 +46,13 @@ def tag_summary(codes: Iterable[int]) -> int:
     return summary
 
 
-class Requests(NamedTuple):
-    """Whose publish each message of a batch came with: one of each a message."""
-
-    producer_ids: Sequence[int]
-    """0: the publish named none."""
-    sequences: Sequence[int]
-    epochs: Sequence[int]
-
-
 class RequestColumns(NamedTuple):
-    """As Requests, read from a batch."""
+    """Whose publish each message of a batch came with: one of each a message, as
+    `batch_encoding.Requests` has them."""
 
     producer_ids: UInt64s
     sequences: Int64s
     epochs: UInt32s
-
-
-class Section(NamedTuple):
-    """Where one section lies, in bytes from the start of the batch."""
-
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class Layout:
-    """Where every section of a batch lies; absent ones are None. Nobody changes it. (Frozen, it
-    would take several times as long to make, and each read of a batch makes one.)"""
-
-    total_size: int
-    body_offsets: Section
-    bodies: Section
-    key_hashes: Section | None = None
-    key_offsets: Section | None = None
-    keys: Section | None = None
-    tag_codes: Section | None = None
-    tag_offsets: Section | None = None
-    tags: Section | None = None
-    property_list: Section | None = None
-    name_offsets: Section | None = None
-    names: Section | None = None
-    value_offsets: Section | None = None
-    values: Section | None = None
-    born: Section | None = None
-    expires: Section | None = None
-    producer_ids: Section | None = None
-    sequences: Section | None = None
-    epochs: Section | None = None
-
-
-def layout_of(header: BatchHeader) -> Layout:
-    """Return where the sections lie, from the header alone (its total size is not used)."""
-    n = header.message_count
-    flags = header.flags
-    offsets = 4 * (n + 1)
-    end = HEADER_SIZE + offsets
-    body_offsets = Section(HEADER_SIZE, end)
-    at = _aligned(end)
-    end = at + header.body_bytes
-    layout = Layout(_aligned(end), body_offsets, Section(at, end))
-    if not flags & _COLUMNS:
-        return layout  # Bodies alone: most of what is published one by one.
-    at = layout.total_size
-
-    def section(size: int) -> Section:
-        nonlocal at
-        start, end = at, at + size
-        at = _aligned(end)
-        return Section(start, end)
-
-    if flags & _KEYS:
-        layout.key_hashes = section(4 * n)
-        layout.key_offsets = section(offsets)
-        layout.keys = section(header.key_bytes)
-    if flags & _TAGS:
-        layout.tag_codes = section(4 * n)
-        layout.tag_offsets = section(offsets)
-        layout.tags = section(header.tag_bytes)
-    if flags & _PROPERTIES:
-        m = header.property_count
-        layout.property_list = section(offsets)
-        layout.name_offsets = section(4 * (m + 1))
-        layout.names = section(header.property_name_bytes)
-        layout.value_offsets = section(4 * (m + 1))
-        layout.values = section(header.property_value_bytes)
-    if flags & _BORN:
-        layout.born = section(8 * n)
-    if flags & _EXPIRES:
-        layout.expires = section(8 * n)
-    if flags & _PRODUCERS:
-        layout.producer_ids = section(8 * n)
-        layout.sequences = section(8 * n)
-        layout.epochs = section(4 * n)
-    layout.total_size = at
-    return layout
-
-
-def _aligned(size: int) -> int:
-    return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 
 @dataclass(eq=False)
@@ -415,170 +286,3 @@ def iter_batches(buffer: Buffer, *, verify_payload: bool = True) -> Iterator[Bat
         batch = Batch.decode(buffer, position, verify_payload=verify_payload)
         yield batch
         position += batch.header.total_size
-
-
-def encode_batch(
-    bodies: Sequence[bytes],
-    *,
-    keys: Sequence[str | None] | None = None,
-    tags: Sequence[str | None] | None = None,
-    properties: Sequence[Mapping[str, str] | None] | None = None,
-    born_timestamp_us: int = 0,
-    born_timestamps_us: Sequence[int] | None = None,
-    expires_timestamps_us: Sequence[int] | None = None,
-    queue_id: int = ANY_QUEUE,
-    producer_id: int = 0,
-    producer_epoch: int = 0,
-    sequence: int = 0,
-    request_sequence: bool = False,
-) -> bytes:
-    """Encode messages (one or more) as one batch, with what the broker stamps left zero.
-
-    The sequences given are as long as `bodies`; a column in which no message has anything is
-    left out. Raises ValueError for no messages, columns of unequal length, an empty key, tag
-    or property name, or more than 2 GiB in a column.
-    """
-    header, payload = encode_columns(
-        bodies,
-        keys=keys,
-        tags=tags,
-        properties=properties,
-        born_timestamp_us=born_timestamp_us,
-        born_timestamps_us=born_timestamps_us,
-        expires_timestamps_us=expires_timestamps_us,
-        queue_id=queue_id,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        sequence=sequence,
-        request_sequence=request_sequence,
-    )
-    return bytes(header.encode()) + payload
-
-
-def encode_columns(
-    bodies: Sequence[bytes],
-    *,
-    keys: Sequence[str | None] | None = None,
-    tags: Sequence[str | None] | None = None,
-    properties: Sequence[Mapping[str, str] | None] | None = None,
-    born_timestamp_us: int = 0,
-    born_timestamps_us: Sequence[int] | None = None,
-    expires_timestamps_us: Sequence[int] | None = None,
-    queue_id: int = ANY_QUEUE,
-    producer_id: int = 0,
-    producer_epoch: int = 0,
-    sequence: int = 0,
-    request_sequence: bool = False,
-    requests: Requests | None = None,
-) -> tuple[BatchHeader, bytes]:
-    """As `encode_batch`, but return the header, which is yet to be stamped, and the payload;
-    `requests` is as long as `bodies`, and the broker's alone to give."""
-    n = len(bodies)
-    if n == 0:
-        raise ValueError("a batch holds at least one message")
-    for column in (keys, tags, properties, born_timestamps_us, expires_timestamps_us):
-        if column is not None and len(column) != n:
-            raise ValueError(f"{n} bodies, but a column of {len(column)}")
-    parts = _Parts()
-    body_bytes = parts.texts(bodies)
-    flags = 0
-    key_bytes = tag_bytes = summary = 0
-    if keys is not None and any(key is not None for key in keys):
-        flags |= _KEYS
-        key_bytes, _ = parts.hashed("key", keys)
-    if tags is not None and any(tag is not None for tag in tags):
-        flags |= _TAGS
-        tag_bytes, codes = parts.hashed("tag", tags)
-        summary = tag_summary({code for code, tag in zip(codes, tags, strict=True) if tag})
-    property_count = name_bytes = value_bytes = 0
-    if properties is not None and any(properties):
-        flags |= _PROPERTIES
-        property_count, name_bytes, value_bytes = parts.maps(properties)
-    if born_timestamps_us is not None:
-        flags |= _BORN
-        parts.add(np.asarray(born_timestamps_us, "<i8").tobytes())
-    if expires_timestamps_us is not None and any(expires_timestamps_us):
-        flags |= _EXPIRES
-        parts.add(np.asarray(expires_timestamps_us, "<i8").tobytes())
-    if requests is not None:
-        flags |= _PRODUCERS
-        parts.add(np.array(requests.producer_ids, "<u8").tobytes())
-        parts.add(np.array(requests.sequences, "<i8").tobytes())
-        parts.add(np.array(requests.epochs, "<u4").tobytes())
-    if request_sequence:
-        flags |= _REQUEST_SEQUENCE
-    payload = parts.join()
-    header = BatchHeader(
-        flags=flags,
-        total_size=HEADER_SIZE + len(payload),
-        payload_crc=crc32c(payload),
-        message_count=n,
-        body_bytes=body_bytes,
-        queue_id=queue_id,
-        born_timestamp_us=born_timestamp_us,
-        producer_id=producer_id,
-        sequence=sequence,
-        producer_epoch=producer_epoch,
-        tag_summary=summary,
-        key_bytes=key_bytes,
-        tag_bytes=tag_bytes,
-        property_count=property_count,
-        property_name_bytes=name_bytes,
-        property_value_bytes=value_bytes,
-    )
-    return header, payload
-
-
-def _offsets(values: Sequence[bytes]) -> bytes:
-    """Return where each value begins and the last one ends, as int32[n+1]."""
-    n = len(values)
-    if n <= _FEW:
-        return struct.pack(f"<{n + 1}i", 0, *accumulate(map(len, values)))
-    offsets = np.zeros(n + 1, "<i4")
-    np.cumsum(np.fromiter(map(len, values), "<i4", n), out=offsets[1:])
-    return offsets.tobytes()
-
-
-class _Parts:
-    """The sections of a payload being written, each padded to the alignment."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def add(self, section: bytes) -> None:
-        self._parts.append(section)
-        self._parts.append(_PADDING[-len(section) % ALIGNMENT])
-
-    def join(self) -> bytes:
-        return b"".join(self._parts)
-
-    def texts(self, values: Sequence[bytes]) -> int:
-        """Add an offsets and a data section; return the data's size."""
-        data = b"".join(values)
-        if len(data) > _MAX_SECTION_BYTES:
-            raise ValueError(f"a column of {len(data)} bytes; at most {_MAX_SECTION_BYTES}")
-        self.add(_offsets(values))
-        self.add(data)
-        return len(data)
-
-    def hashed(self, what: str, values: Sequence[str | None]) -> tuple[int, list[int]]:
-        """Add hashes, offsets and texts; return the texts' size and the hashes."""
-        if "" in values:
-            raise ValueError(f"an empty {what}: leave it out instead")
-        texts = [value.encode() if value is not None else b"" for value in values]
-        hashes = crc32c_each(texts)  # 0 for an empty one
-        self.add(np.array(hashes, "<u4").tobytes())
-        return self.texts(texts), hashes
-
-    def maps(self, values: Sequence[Mapping[str, str] | None]) -> tuple[int, int, int]:
-        """Add a map column; return the number of entries and the sizes of names and values."""
-        listed = np.zeros(len(values) + 1, "<i4")
-        np.cumsum([len(value) if value else 0 for value in values], out=listed[1:])
-        self.add(listed.tobytes())
-        names = list(chain.from_iterable(value for value in values if value))
-        if "" in names:
-            raise ValueError("an empty property name")
-        name_bytes = self.texts([name.encode() for name in names])
-        texts = chain.from_iterable(value.values() for value in values if value)
-        value_bytes = self.texts([text.encode() for text in texts])
-        return len(names), name_bytes, value_bytes

@@ -7,7 +7,7 @@ it has, which is zeros. So that a walk need not hold much at once, a wide gap is
 from collections.abc import Iterator
 from dataclasses import replace
 
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchHeader
 
 #: The topic id of gap blocks; no topic ever gets it.

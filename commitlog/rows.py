@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypeVar
 
-from holdfast.commitlog.batch import Batch, Requests, encode_columns
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import Requests, encode_columns
 from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchFlag, BatchHeader
 
 _REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)

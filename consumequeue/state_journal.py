@@ -8,7 +8,8 @@ deleted, also where a crash kept that from being noted.
 
 from collections.abc import Iterable, Mapping
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.log_scan import Damage, scan_log
 from holdfast.consumequeue.state_replay import ALL, DELETED, StateReplay

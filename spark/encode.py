@@ -1,7 +1,7 @@
 """Checked rows -> a batch as FORMAT.md has it, whole columns at a time.
 
 Arrow's offsets and data are the format's own columns, so what is done for each message is done
-by Arrow and numpy. The bytes are those of `commitlog.batch.encode_batch`, given the same messages.
+by Arrow and numpy. The bytes are those of `commitlog.batch_encoding`, given the same messages.
 """
 
 from collections.abc import Sequence

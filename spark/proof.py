@@ -1,6 +1,7 @@
 """Is what was stored under a sequence what this attempt sends there?"""
 
-from holdfast.commitlog.batch import Batch, encode_columns
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_columns
 from holdfast.spark.outgoing import Outgoing
 
 

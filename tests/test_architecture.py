@@ -21,7 +21,9 @@ PARTS = ("commitlog", "consumequeue", "groups", "holdservice", "http_api", "spar
 FORMAT = (
     "commitlog.batch",
     "commitlog.batch_check",
+    "commitlog.batch_encoding",
     "commitlog.batch_header",
+    "commitlog.batch_layout",
     "commitlog.batch_run",
     "commitlog.checksum",
     "commitlog.errors",
@@ -131,7 +133,9 @@ IMPURE = {
 PURE = {
     "commitlog.batch",
     "commitlog.batch_check",
+    "commitlog.batch_encoding",
     "commitlog.batch_header",
+    "commitlog.batch_layout",
     "commitlog.batch_run",
     "commitlog.checksum",
     "commitlog.errors",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.commitlog.appender import Appender, AppendRequest, SyncQueue
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.producer_sequences import ProducerSequences

@@ -8,7 +8,8 @@ import pytest
 from holdfast.commitlog import appender as appender_module
 from holdfast.commitlog import commit_log, staging
 from holdfast.commitlog.appender import Appended, AppendRequest
-from holdfast.commitlog.batch import Batch, encode_batch, tag_summary, tags_code
+from holdfast.commitlog.batch import Batch, tag_summary, tags_code
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.commitlog.errors import (
     BatchTooLarge,

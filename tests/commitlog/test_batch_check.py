@@ -7,9 +7,11 @@ from dataclasses import asdict, replace
 import pytest
 from hypothesis import given
 
-from holdfast.commitlog.batch import Batch, encode_batch, layout_of, payload_crc
+from holdfast.commitlog.batch import Batch, payload_crc
 from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchFlag, BatchHeader
+from holdfast.commitlog.batch_layout import layout_of
 from holdfast.commitlog.errors import CorruptBatch
 from tests.commitlog.golden.make import golden
 from tests.support.batches import Columns, columns

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog import commit_log
-from holdfast.commitlog.batch import encode_batch, key_hash
+from holdfast.commitlog.batch import key_hash
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.config import CommitLogConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.commitlog.batch import Layout
 from holdfast.commitlog.batch_header import BatchFlag
+from holdfast.commitlog.batch_layout import Layout
 from holdfast.commitlog.segment import largest_batch
 from holdfast.commitlog.segment_format import BLOCK_DTYPE, KEY_DTYPE
 from tests.commitlog.golden.make import golden

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog import log_scan
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.commitlog.header_table import Run, headers_in, intact_run
 from holdfast.commitlog.log_scan import Damage, scan_log, scan_runs

@@ -5,8 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch, layout_of
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.batch_layout import layout_of
 from holdfast.commitlog.header_table import (
     HEADER_DTYPE,
     block_ends,

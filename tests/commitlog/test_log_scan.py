@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.commitlog import log_scan
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE, MAGIC
 from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.commitlog.log_scan import Damage, scan_log, scan_segment

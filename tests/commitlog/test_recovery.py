@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.commitlog.errors import NoSegment, UnknownFormatVersion
 from holdfast.commitlog.log_scan import Damage

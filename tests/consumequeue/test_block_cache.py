@@ -5,7 +5,8 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.consumequeue.block_cache import BlockCache, room_of
 from tests.support.batches import stamped
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.commitlog import run_reading
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.commitlog.run_reading import FEW

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import BatchHeader
 from holdfast.commitlog.header_table import NO_HEADERS, Run, run_of
 from holdfast.commitlog.producer_sequences import ProducerSequences

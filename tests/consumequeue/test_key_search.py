@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.commitlog.batch import Batch, encode_batch, payload_crc
+from holdfast.commitlog.batch import Batch, payload_crc
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.topics import Topic

@@ -1,6 +1,7 @@
 """What one poll may deliver, shared by its queues."""
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.consumequeue.fetched import BatchSlice, Fetched
 from holdfast.consumequeue.reader import Wanted
 from holdfast.consumequeue.shares import Shares, reading_order

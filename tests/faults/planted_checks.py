@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.binary import decode_batches

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.config import Config
 from holdfast.storage import Storage, StorageEvents

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Calls, wait_until
 from tests.support.memory_cgroup import memory_cgroup

@@ -10,9 +10,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from holdfast.client.message import MessageBatch
-from holdfast.commitlog.batch import Batch, encode_batch, iter_batches, layout_of, payload_crc
+from holdfast.commitlog.batch import Batch, iter_batches, payload_crc
 from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.batch_layout import layout_of
 from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion

@@ -5,7 +5,8 @@ no longer over any message than its limits allow: the fuzzer's own time limit is
 input is a condition's text; what comes before a NUL in it is a list of tags.
 """
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.filters import parse_filter
 from holdfast.http_api.problems import problem_for

@@ -9,7 +9,7 @@ import msgpack
 import msgspec
 import schemathesis
 
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 
 
 @schemathesis.serializer("application/msgpack")

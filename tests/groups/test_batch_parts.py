@@ -1,6 +1,7 @@
 """Deliveries by batch: whatever their order, each batch once, its rows ascending."""
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.consumequeue.topics import Topic, TopicConfig
 from holdfast.groups.batch_parts import batch_parts
 from holdfast.groups.service_types import Delivery

@@ -3,7 +3,8 @@ import pickle
 import pytest
 
 from holdfast.client.message import LoneMessage, Message, MessageBatch
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 
 
 def stored(base_offset: int = 10, **columns: object) -> Batch:

@@ -15,7 +15,8 @@ from holdfast.client.errors import (
     Unavailable,
 )
 from holdfast.client.message import Skipped
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.errors import CorruptBatch
 from tests.support.scripted_server import drop, problem, scripted_server
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.commitlog.disk import LinuxDisk
 from holdfast.commitlog.segment import Segment, create_segment

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import Batch, encode_batch, tag_summary, tags_code
+from holdfast.commitlog.batch import Batch, tag_summary, tags_code
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.holdservice.filters import (
     MAX_FILTER_BYTES,
     MAX_FILTER_TAGS,

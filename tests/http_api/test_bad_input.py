@@ -13,7 +13,7 @@ import msgpack
 import pytest
 import pytest_asyncio
 
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from tests.support.api_server import Api, running_api
 
 JSON = {"Content_Type": "application/json"}

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import ANY_QUEUE, HEADER_SIZE
 from holdfast.commitlog.checksum import crc32c
 from tests.support.api_server import Answer, Api, running_api

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.consumequeue.fetched import BatchSlice
 from holdfast.http_api.delivery import portions
 from holdfast.http_api.messages import messages_of

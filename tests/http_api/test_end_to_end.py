@@ -11,7 +11,8 @@ import msgpack
 import pytest
 
 from holdfast.broker import Broker
-from holdfast.commitlog.batch import encode_batch, iter_batches, queue_for_key
+from holdfast.commitlog.batch import iter_batches, queue_for_key
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.config import load_config
 
 BATCH = "application/vnd.holdfast.batch"

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.errors import DiskFull, LogPoisoned
 from holdfast.http_api.connection import Connection
 from holdfast.http_api.reply import Bytes, Reply

@@ -3,7 +3,8 @@ import asyncio
 import msgspec
 import pytest
 
-from holdfast.commitlog.batch import encode_batch, iter_batches
+from holdfast.commitlog.batch import iter_batches
+from holdfast.commitlog.batch_encoding import encode_batch
 from tests.support.api_server import Answer, Api
 
 POLL = "/v1/topics/orders/messages"

@@ -3,7 +3,8 @@
 import msgpack
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch, queue_for_key
+from holdfast.commitlog.batch import Batch, queue_for_key
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import ANY_QUEUE
 from tests.support.api_server import Answer, Api
 

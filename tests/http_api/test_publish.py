@@ -5,7 +5,8 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from holdfast.commitlog.batch import Batch, encode_batch, queue_for_key
+from holdfast.commitlog.batch import Batch, queue_for_key
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import BatchFlag
 from holdfast.commitlog.errors import (
     DiskFull,

@@ -4,7 +4,8 @@ import msgpack
 import msgspec
 import pytest
 
-from holdfast.commitlog.batch import encode_batch, iter_batches
+from holdfast.commitlog.batch import iter_batches
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.app import BrokerStatus
 from tests.support.api_server import Answer, Api, running_api

@@ -6,8 +6,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_check import MessageLimits, check_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.spark.encode import encode_rows
 from holdfast.spark.routing import key_hashes
 from holdfast.spark.write_columns import choose_columns

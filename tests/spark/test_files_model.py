@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import encode_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import UnknownFormatVersion

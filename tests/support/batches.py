@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 
 _NAMES = st.text(min_size=1, max_size=6)

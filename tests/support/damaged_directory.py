@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.check import check_data_dir
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.message_id import format_message_id
 from holdfast.commitlog.segment_format import parse_segment_name

@@ -16,7 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgpack
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.message_id import format_message_id
 
 BATCH_TYPE = "application/vnd.holdfast.batch"

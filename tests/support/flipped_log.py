@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.commitlog.batch import Batch, Section, encode_batch, payload_crc
+from holdfast.commitlog.batch import Batch, payload_crc
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.batch_layout import Section
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.disk import Bytes
 from holdfast.commitlog.errors import CorruptRecord

@@ -5,7 +5,8 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.rows import Rows
 from tests.support.history import Send
 

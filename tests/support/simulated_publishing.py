@@ -9,7 +9,8 @@ import random
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.errors import (
     DiskFull,
     LogPoisoned,

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig

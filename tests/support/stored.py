@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.commitlog.appender import AppendRequest
-from holdfast.commitlog.batch import Batch, encode_batch
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig

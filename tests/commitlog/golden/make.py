@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.commitlog.batch import Batch, encode_batch, key_hash
+from holdfast.commitlog.batch import Batch, key_hash
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.batch_header import HEADER_SIZE
 from holdfast.commitlog.segment_format import (
     BLOCK_DTYPE,
