@@ -18,7 +18,10 @@ An empty key or tag means none (hash and code 0).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchFlag, BatchHeader
 
@@ -31,6 +34,9 @@ EXPIRES = int(BatchFlag.EXPIRES)
 PRODUCERS = int(BatchFlag.PRODUCERS)
 #: Every flag that stands for a section beside the bodies.
 _COLUMNS = KEYS | TAGS | PROPERTIES | BORN | EXPIRES | PRODUCERS
+
+
+Size = TypeVar("Size", int, npt.NDArray[np.int64])
 
 
 class Section(NamedTuple):
@@ -73,9 +79,9 @@ def layout_of(header: BatchHeader) -> Layout:
     offsets = 4 * (n + 1)
     end = HEADER_SIZE + offsets
     body_offsets = Section(HEADER_SIZE, end)
-    at = _aligned(end)
+    at = aligned(end)
     end = at + header.body_bytes
-    layout = Layout(_aligned(end), body_offsets, Section(at, end))
+    layout = Layout(aligned(end), body_offsets, Section(at, end))
     if not flags & _COLUMNS:
         return layout  # Bodies alone: most of what is published one by one.
     at = layout.total_size
@@ -83,7 +89,7 @@ def layout_of(header: BatchHeader) -> Layout:
     def section(size: int) -> Section:
         nonlocal at
         start, end = at, at + size
-        at = _aligned(end)
+        at = aligned(end)
         return Section(start, end)
 
     if flags & KEYS:
@@ -113,5 +119,6 @@ def layout_of(header: BatchHeader) -> Layout:
     return layout
 
 
-def _aligned(size: int) -> int:
-    return (size + ALIGNMENT - 1) & -ALIGNMENT
+def aligned(size: Size) -> Size:
+    """Return a size, or each of an array's, rounded up to where the next section starts."""
+    return (size + (ALIGNMENT - 1)) & -ALIGNMENT

@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, BatchFlag, Buffer
+from holdfast.commitlog.batch_layout import aligned
 from holdfast.commitlog.checksum import crc32c, crc32c_extended, crc32c_of_ranges
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.header_table import (
@@ -139,7 +140,7 @@ class BatchRun:
                 sizes[name] = nothing
                 return
             size = sizes[name] = given if present is None else np.where(present, given, 0)
-            at = at + ((size + ALIGNMENT - 1) & -ALIGNMENT)
+            at = at + aligned(size)
 
         count = self.message_counts
         keys, tags = self.has(BatchFlag.KEYS), self.has(BatchFlag.TAGS)
@@ -150,7 +151,7 @@ class BatchRun:
         section("bodies", self.field("body_bytes"))
         if self._apart is not None:
             starts["bodies"] = self._apart.body_starts
-            at = (self._apart.rest_starts + (ALIGNMENT - 1)) & -ALIGNMENT
+            at = aligned(self._apart.rest_starts)
         section("key_hashes", hashes, keys)
         section("key_offsets", offsets, keys)
         section("keys", self.field("key_bytes"), keys)

@@ -23,6 +23,7 @@ from holdfast.commitlog.batch_header import (
     BatchHeader,
     Buffer,
 )
+from holdfast.commitlog.batch_layout import aligned
 from holdfast.commitlog.checksum import crc32c_each, crc32c_of_ranges
 
 #: The header as batch_header draws it.
@@ -185,7 +186,7 @@ def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
     ends = np.array(starts, np.int64)[shared] + headers["total_size"][shared]
     columns = []
     for count, end in zip(counts.tolist(), ends.tolist(), strict=True):
-        epochs_at = end - ((4 * count + ALIGNMENT - 1) & -ALIGNMENT)
+        epochs_at = end - aligned(4 * count)
         columns.append(
             (
                 np.frombuffer(data, "<u8", count, epochs_at - 16 * count),
@@ -242,21 +243,18 @@ def are_well_formed(headers: Headers) -> Bools:
 
 
 def _column_ends(headers: Headers) -> Int64s:
-    """Return where each batch's columns end, as `batch.layout_of` does for one."""
-
-    def section(sizes: Int64s) -> Int64s:
-        return (sizes + (ALIGNMENT - 1)) & -ALIGNMENT
+    """Return where each batch's columns end, as `layout_of` does for one."""
 
     def texts(name: str) -> Int64s:
-        return section(headers[name].astype(np.int64))
+        return aligned(headers[name].astype(np.int64))
 
     def where(flag: BatchFlag, sizes: Int64s) -> Int64s:
         return np.where(has_flag(headers, flag), sizes, 0)
 
     count = headers["message_count"].astype(np.int64)
-    offsets = section(4 * (count + 1))
-    hashed = section(4 * count) + offsets
-    entries = section(4 * (headers["property_count"].astype(np.int64) + 1))
+    offsets = aligned(4 * (count + 1))
+    hashed = aligned(4 * count) + offsets
+    entries = aligned(4 * (headers["property_count"].astype(np.int64) + 1))
     listed = texts("property_name_bytes") + texts("property_value_bytes")
     return (
         HEADER_SIZE
@@ -267,7 +265,7 @@ def _column_ends(headers: Headers) -> Int64s:
         + where(BatchFlag.PROPERTIES, offsets + 2 * entries + listed)
         + where(BatchFlag.BORN, 8 * count)
         + where(BatchFlag.EXPIRES, 8 * count)
-        + where(BatchFlag.PRODUCERS, 16 * count + section(4 * count))
+        + where(BatchFlag.PRODUCERS, 16 * count + aligned(4 * count))
     )
 
 

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_encoding import Requests, encode_columns
-from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchFlag, BatchHeader
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchFlag, BatchHeader
+from holdfast.commitlog.batch_layout import aligned
 
 _REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 
@@ -161,22 +162,18 @@ def _column(run: Sequence[Rows], parts: Sequence[Sequence[T] | None], absent: T)
 
 def _total_size(rows: Rows) -> int:
     count = len(rows.bodies)
-    offsets, hashes = _aligned(4 * (count + 1)), _aligned(4 * count)
-    size = HEADER_SIZE + offsets + _aligned(sum(map(len, rows.bodies)))
+    offsets, hashes = aligned(4 * (count + 1)), aligned(4 * count)
+    size = HEADER_SIZE + offsets + aligned(sum(map(len, rows.bodies)))
     for texts in (rows.keys, rows.tags):
         if texts is not None and any(text is not None for text in texts):
             size += hashes + offsets
-            size += _aligned(sum(len(text.encode()) for text in texts if text))
+            size += aligned(sum(len(text.encode()) for text in texts if text))
     if rows.properties is not None and any(rows.properties):
         maps = [each for each in rows.properties if each]
-        entries = _aligned(4 * (sum(map(len, maps)) + 1))
+        entries = aligned(4 * (sum(map(len, maps)) + 1))
         names = sum(len(name.encode()) for each in maps for name in each)
         values = sum(len(value.encode()) for each in maps for value in each.values())
-        size += offsets + 2 * entries + _aligned(names) + _aligned(values)
+        size += offsets + 2 * entries + aligned(names) + aligned(values)
     if rows.expires_timestamps_us is not None and any(rows.expires_timestamps_us):
         size += 8 * count
     return size
-
-
-def _aligned(size: int) -> int:
-    return (size + ALIGNMENT - 1) & -ALIGNMENT

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE
+from holdfast.commitlog.batch_layout import aligned
 from holdfast.commitlog.batch_run import BatchRun, BodiesApart
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.header_table import Int64s
@@ -76,12 +77,12 @@ def _with_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
     puts them there, and nobody copies them again."""
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
     bodies = rows["body_bytes"].astype(np.int64)
-    heads = HEADER_SIZE + _aligned(4 * (rows["message_count"].astype(np.int64) + 1))
+    heads = HEADER_SIZE + aligned(4 * (rows["message_count"].astype(np.int64) + 1))
     rests = sizes - heads - bodies
     if int(rests.min()) < 0:
         raise CorruptBatch("bad-size", "a block whose bodies are larger than it")
-    gaps_before_sections = _aligned(bodies) - bodies
-    spans = heads + ALIGNMENT + _aligned(rests)
+    gaps_before_sections = aligned(bodies) - bodies
+    spans = heads + ALIGNMENT + aligned(rests)
     positions = np.cumsum(spans) - spans
     rest_starts = positions + heads + (-gaps_before_sections) % ALIGNMENT
     body_ends = np.cumsum(bodies)
@@ -119,7 +120,3 @@ def _extents(gaps: Int64s, near_bytes: int = NEAR_BYTES) -> Iterator[tuple[int, 
 def _room(size: int) -> memoryview:
     """Return memory that nobody has written to yet."""
     return np.empty(size, np.uint8).data
-
-
-def _aligned(sizes: Int64s) -> Int64s:
-    return (sizes + (ALIGNMENT - 1)) & -ALIGNMENT
