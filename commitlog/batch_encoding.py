@@ -14,6 +14,7 @@ from holdfast.commitlog.batch_header import (
     HEADER_SIZE,
     BatchFlag,
     BatchHeader,
+    Buffer,
 )
 from holdfast.commitlog.batch_layout import BORN, EXPIRES, KEYS, PRODUCERS, PROPERTIES, TAGS
 from holdfast.commitlog.checksum import crc32c, crc32c_each
@@ -33,6 +34,22 @@ class Requests(NamedTuple):
     """0: the publish named none."""
     sequences: Sequence[int]
     epochs: Sequence[int]
+
+
+class Sections:
+    """The sections of a payload being written, each padded to the alignment."""
+
+    def __init__(self) -> None:
+        self._parts: list[Buffer] = []
+
+    def add(self, section: Buffer) -> None:
+        """Add a section, as bytes."""
+        self._parts.append(section)
+        self._parts.append(_PADDING[-len(section) % ALIGNMENT])
+
+    def join(self) -> bytes:
+        """Return the payload: all that was added."""
+        return b"".join(self._parts)
 
 
 def encode_batch(
@@ -97,35 +114,35 @@ def encode_columns(
     for column in (keys, tags, properties, born_timestamps_us, expires_timestamps_us):
         if column is not None and len(column) != n:
             raise ValueError(f"{n} bodies, but a column of {len(column)}")
-    parts = _Parts()
-    body_bytes = parts.texts(bodies)
+    columns = _Columns()
+    body_bytes = columns.texts(bodies)
     flags = 0
     key_bytes = tag_bytes = summary = 0
     if keys is not None and any(key is not None for key in keys):
         flags |= KEYS
-        key_bytes, _ = parts.hashed("key", keys)
+        key_bytes, _ = columns.hashed("key", keys)
     if tags is not None and any(tag is not None for tag in tags):
         flags |= TAGS
-        tag_bytes, codes = parts.hashed("tag", tags)
+        tag_bytes, codes = columns.hashed("tag", tags)
         summary = tag_summary({code for code, tag in zip(codes, tags, strict=True) if tag})
     property_count = name_bytes = value_bytes = 0
     if properties is not None and any(properties):
         flags |= PROPERTIES
-        property_count, name_bytes, value_bytes = parts.maps(properties)
+        property_count, name_bytes, value_bytes = columns.maps(properties)
     if born_timestamps_us is not None:
         flags |= BORN
-        parts.add(np.asarray(born_timestamps_us, "<i8").tobytes())
+        columns.add(np.asarray(born_timestamps_us, "<i8").tobytes())
     if expires_timestamps_us is not None and any(expires_timestamps_us):
         flags |= EXPIRES
-        parts.add(np.asarray(expires_timestamps_us, "<i8").tobytes())
+        columns.add(np.asarray(expires_timestamps_us, "<i8").tobytes())
     if requests is not None:
         flags |= PRODUCERS
-        parts.add(np.array(requests.producer_ids, "<u8").tobytes())
-        parts.add(np.array(requests.sequences, "<i8").tobytes())
-        parts.add(np.array(requests.epochs, "<u4").tobytes())
+        columns.add(np.array(requests.producer_ids, "<u8").tobytes())
+        columns.add(np.array(requests.sequences, "<i8").tobytes())
+        columns.add(np.array(requests.epochs, "<u4").tobytes())
     if request_sequence:
         flags |= _REQUEST_SEQUENCE
-    payload = parts.join()
+    payload = columns.join()
     header = BatchHeader(
         flags=flags,
         total_size=HEADER_SIZE + len(payload),
@@ -157,18 +174,8 @@ def _offsets(values: Sequence[bytes]) -> bytes:
     return offsets.tobytes()
 
 
-class _Parts:
-    """The sections of a payload being written, each padded to the alignment."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def add(self, section: bytes) -> None:
-        self._parts.append(section)
-        self._parts.append(_PADDING[-len(section) % ALIGNMENT])
-
-    def join(self) -> bytes:
-        return b"".join(self._parts)
+class _Columns(Sections):
+    """Sections written from lists of values."""
 
     def texts(self, values: Sequence[bytes]) -> int:
         """Add an offsets and a data section; return the data's size."""

@@ -12,15 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.commitlog.batch import tag_summary
-from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, BatchFlag, BatchHeader
+from holdfast.commitlog.batch_encoding import Sections
+from holdfast.commitlog.batch_header import HEADER_SIZE, BatchFlag, BatchHeader, Buffer
 from holdfast.commitlog.checksum import crc32c, crc32c_each
 from holdfast.spark.routing import UInt32s
 from holdfast.spark.write_rows import entries
 
 Int32s = npt.NDArray[np.int32]
-Part = bytes | memoryview
-
-_PADDING = [bytes(n) for n in range(ALIGNMENT)]
 
 
 def encode_rows(
@@ -62,7 +60,7 @@ def encode_rows(
     if _present(rows, "expires_timestamp") is not None:
         flags |= BatchFlag.EXPIRES
         columns.numbers(_times(rows, "expires_timestamp"), "<i8")
-    payload = b"".join(columns.parts)
+    payload = columns.join()
     header = BatchHeader(
         flags=int(flags),
         total_size=HEADER_SIZE + len(payload),
@@ -82,14 +80,8 @@ def encode_rows(
     return header, payload
 
 
-class _Columns:
-    """The sections of a payload, each padded to the alignment."""
-
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-
-    def add(self, section: Part) -> None:
-        self.parts += (section, _PADDING[-len(section) % ALIGNMENT])
+class _Columns(Sections):
+    """Sections written from Arrow's and numpy's arrays."""
 
     def numbers(self, values: npt.NDArray[np.generic], kind: str) -> None:
         self.add(np.ascontiguousarray(values, kind).tobytes())
@@ -102,7 +94,7 @@ class _Columns:
         return len(data)
 
 
-def _buffers(array: pa.Array) -> tuple[Int32s, Part]:
+def _buffers(array: pa.Array) -> tuple[Int32s, Buffer]:
     """Return the offsets of an array of bytes or texts, from 0 on, and what they point into."""
     _, ends, octets = array.buffers()
     if not len(array):
