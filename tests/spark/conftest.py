@@ -5,6 +5,7 @@ import pytest
 
 from holdfast.spark.errors import JavaMissing
 from holdfast.spark.session import local_session, require_java
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.fake_broker import FakeBroker, running_fake_broker
 
 if TYPE_CHECKING:
@@ -15,6 +16,22 @@ if TYPE_CHECKING:
 def broker() -> Iterator[FakeBroker]:
     with running_fake_broker() as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A real broker, of the test module's own."""
+    with RunningBroker(tmp_path_factory.mktemp("broker") / "data", TEST_ARGUMENTS) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(running: RunningBroker, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own on the real broker, of three queues."""
+    name = request.node.name.replace("[", ".").replace("]", "")[:100]
+    with running.client() as client:
+        client.create_topic(name, queues=3)
+    return str(name)
 
 
 @pytest.fixture(scope="session")

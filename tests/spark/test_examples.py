@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from holdfast.testing import TEST_ARGUMENTS
 from tests.support import access_log
 
 if TYPE_CHECKING:
@@ -33,12 +31,6 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path_factory.mktemp("broker") / "data", TEST_ARGUMENTS) as broker:
-        yield broker
 
 
 def publish(broker: RunningBroker, topic: str, lines: list[bytes]) -> None:

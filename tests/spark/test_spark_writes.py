@@ -6,26 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from holdfast.testing import RunningBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def holdfast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path_factory.mktemp("broker") / "data", TEST_ARGUMENTS) as broker:
-        yield broker
-
-
-@pytest.fixture
-def topic(holdfast: RunningBroker, request: pytest.FixtureRequest) -> str:
-    name = request.node.name.replace("[", ".").replace("]", "")[:100]
-    with holdfast.client() as client:
-        client.create_topic(name, queues=3)
-    return str(name)
 
 
 def read(spark: "SparkSession", broker: RunningBroker, topic: str, **options: str) -> "DataFrame":
@@ -48,10 +34,10 @@ def numbers(spark: "SparkSession", count: int) -> "DataFrame":
 
 
 def test_what_was_read_is_written_as_it_was(
-    spark: "SparkSession", holdfast: RunningBroker, topic: str
+    spark: "SparkSession", running: RunningBroker, topic: str
 ) -> None:
     copy = f"{topic}.copy"
-    with holdfast.client() as client:
+    with running.client() as client:
         client.create_topic(copy, queues=3)
         for number in range(200):
             client.publish(
@@ -61,42 +47,42 @@ def test_what_was_read_is_written_as_it_was(
                 tag="even" if number % 2 == 0 else None,
                 properties={"n": str(number), "empty": ""} if number % 5 else None,
             )
-    source = read(spark, holdfast, topic)
+    source = read(spark, running, topic)
     assert source.count() == 200
-    write(source.drop("offset", "store_timestamp"), holdfast, topic=copy)
+    write(source.drop("offset", "store_timestamp"), running, topic=copy)
     columns = ["queue", "offset", "key", "tag", "properties['n']", "body", "born_timestamp"]
-    first, second = (read(spark, holdfast, name).selectExpr(*columns) for name in (topic, copy))
+    first, second = (read(spark, running, name).selectExpr(*columns) for name in (topic, copy))
     in_order = "queue", "offset"
     assert first.sort(*in_order).collect() == second.sort(*in_order).collect()
 
 
 def test_a_kafka_job_writes_by_its_own_names(
-    spark: "SparkSession", holdfast: RunningBroker, topic: str
+    spark: "SparkSession", running: RunningBroker, topic: str
 ) -> None:
     frame = spark.sql(
         "select 'a' as key, 'one' as value, 2 as partition, "
         "array(struct('h' as key, binary('x') as value)) as headers"
     )
-    options = {"kafka.bootstrap.servers": holdfast.url.removeprefix("http://"), "topic": topic}
+    options = {"kafka.bootstrap.servers": running.url.removeprefix("http://"), "topic": topic}
     frame.write.format("holdfast").mode("append").options(**options).save()
-    found = read(spark, holdfast, topic, schema="kafka", includeHeaders="true")
+    found = read(spark, running, topic, schema="kafka", includeHeaders="true")
     assert rows(
         found.selectExpr("string(key)", "string(value)", "partition", "string(headers[0].value)")
     ) == [("a", "one", 2, "x")]
 
 
 def test_each_row_names_its_topic(
-    spark: "SparkSession", holdfast: RunningBroker, topic: str
+    spark: "SparkSession", running: RunningBroker, topic: str
 ) -> None:
     frame = spark.range(10).selectExpr(f"concat('{topic}.', id % 2) as topic", "string(id) as body")
-    write(frame, holdfast, createTopic="true")
+    write(frame, running, createTopic="true")
     for each in range(2):
-        found = read(spark, holdfast, f"{topic}.{each}").selectExpr("int(string(body)) as n")
+        found = read(spark, running, f"{topic}.{each}").selectExpr("int(string(body)) as n")
         assert rows(found) == [(n,) for n in range(each, 10, 2)]
 
 
 def test_a_task_that_failed_after_its_write_stores_nothing_twice(
-    spark: "SparkSession", holdfast: RunningBroker, topic: str, tmp_path: Path
+    spark: "SparkSession", running: RunningBroker, topic: str, tmp_path: Path
 ) -> None:
     """In local mode Spark gives a task one attempt: the retry is the same transaction anew."""
     marker = str(tmp_path / "failed")
@@ -114,14 +100,14 @@ def test_a_task_that_failed_after_its_write_stores_nothing_twice(
     failing = frame.mapInArrow(fail_once, frame.schema)
     options = {"topic": topic, "txnAppId": topic, "txnVersion": "1", "maxBatchRows": "1000"}
     with pytest.raises(Exception, match="planned"):
-        write(failing, holdfast, **options)
-    assert read(spark, holdfast, topic).count() >= 20_000
-    write(failing, holdfast, **options)
-    write(failing, holdfast, **options)
-    found = read(spark, holdfast, topic).selectExpr("count(*)", "count(distinct body)")
+        write(failing, running, **options)
+    assert read(spark, running, topic).count() >= 20_000
+    write(failing, running, **options)
+    write(failing, running, **options)
+    found = read(spark, running, topic).selectExpr("count(*)", "count(distinct body)")
     assert rows(found) == [(60_000, 60_000)]
-    write(failing, holdfast, **{**options, "txnVersion": "2"})
-    assert read(spark, holdfast, topic).count() == 120_000
+    write(failing, running, **{**options, "txnVersion": "2"})
+    assert read(spark, running, topic).count() == 120_000
 
 
 @pytest.mark.parametrize(
@@ -130,24 +116,24 @@ def test_a_task_that_failed_after_its_write_stores_nothing_twice(
     ids=["overwrite", "error", "ignore"],
 )
 def test_other_modes_than_append_are_refused(
-    spark: "SparkSession", holdfast: RunningBroker, topic: str, mode: str, says: str
+    spark: "SparkSession", running: RunningBroker, topic: str, mode: str, says: str
 ) -> None:
-    writer = numbers(spark, 10).write.format("holdfast").options(url=holdfast.url, topic=topic)
+    writer = numbers(spark, 10).write.format("holdfast").options(url=running.url, topic=topic)
     with pytest.raises(Exception, match=f"(?i){says}"):
         writer.mode(mode).save()
 
 
 def test_mistakes_are_told_before_anything_is_written(
-    spark: "SparkSession", holdfast: RunningBroker, topic: str
+    spark: "SparkSession", running: RunningBroker, topic: str
 ) -> None:
     frame = numbers(spark, 10)
     with pytest.raises(Exception, match="did you mean 'tag'"):
-        write(frame.selectExpr("value", "key as tags"), holdfast, topic=topic)
+        write(frame.selectExpr("value", "key as tags"), running, topic=topic)
     with pytest.raises(Exception, match="did you mean 'durability'"):
-        write(frame, holdfast, topic=topic, durabilty="fsync")
+        write(frame, running, topic=topic, durabilty="fsync")
     with pytest.raises(Exception, match="unknown-topic"):
-        write(frame, holdfast, topic="nowhere")
-    assert read(spark, holdfast, topic).count() == 0
+        write(frame, running, topic="nowhere")
+    assert read(spark, running, topic).count() == 0
 
 
 def start(frame: "DataFrame", broker: RunningBroker, checkpoint: Path, **options: str) -> Any:
@@ -160,7 +146,7 @@ def source_of(spark: "SparkSession", folder: Path) -> "DataFrame":
 
 
 def test_a_stream_stores_each_row_once_though_its_last_batch_comes_again(
-    spark: "SparkSession", holdfast: RunningBroker, topic: str, tmp_path: Path
+    spark: "SparkSession", running: RunningBroker, topic: str, tmp_path: Path
 ) -> None:
     """The commit of the last batch is taken away, as if the driver had died before it."""
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
@@ -169,26 +155,26 @@ def test_a_stream_stores_each_row_once_though_its_last_batch_comes_again(
         lines = "\n".join(str(file * 100 + n) for n in range(100))
         (folder / f"{file}.txt").write_text(lines)
     frame = source_of(spark, folder).selectExpr("value as body", "value as key")
-    assert start(frame, holdfast, checkpoint, topic=topic).awaitTermination(90)
-    assert read(spark, holdfast, topic).count() == 300
+    assert start(frame, running, checkpoint, topic=topic).awaitTermination(90)
+    assert read(spark, running, topic).count() == 300
     commits = checkpoint / "commits"
     for name in ("2", ".2.crc"):
         (commits / name).unlink()
     (folder / "3.txt").write_text("\n".join(str(300 + n) for n in range(100)))
-    assert start(frame, holdfast, checkpoint, topic=topic).awaitTermination(90)
-    found = read(spark, holdfast, topic).selectExpr("int(string(body)) as n")
+    assert start(frame, running, checkpoint, topic=topic).awaitTermination(90)
+    found = read(spark, running, topic).selectExpr("int(string(body)) as n")
     assert rows(found) == [(n,) for n in range(400)]
 
 
 def test_complete_output_cannot_be_written(
-    spark: "SparkSession", holdfast: RunningBroker, topic: str, tmp_path: Path
+    spark: "SparkSession", running: RunningBroker, topic: str, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.txt").write_text("a\nb\n")
     counts = source_of(spark, tmp_path / "in").groupBy("value").count()
     writer = counts.selectExpr("value as key", "string(count) as body").writeStream
     query = writer.format("holdfast").outputMode("complete").options(
-        url=holdfast.url, topic=topic, checkpointLocation=str(tmp_path / "checkpoint")
+        url=running.url, topic=topic, checkpointLocation=str(tmp_path / "checkpoint")
     )  # fmt: skip
     with pytest.raises(Exception, match="only appended to"):
         query.trigger(availableNow=True).start().awaitTermination(90)

@@ -35,21 +35,6 @@ KINDS: dict[str, tuple[str, pa.DataType]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path_factory.mktemp("broker") / "data", TEST_ARGUMENTS) as broker:
-        yield broker
-
-
-@pytest.fixture
-def topic(broker: RunningBroker, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own, of three queues."""
-    name = request.node.name.replace("[", ".").replace("]", "")[:100]
-    with broker.client() as client:
-        client.create_topic(name, queues=3)
-    return str(name)
-
-
 def arrow(columns: dict[str, list[Any]]) -> pa.RecordBatch:
     arrays = [pa.array(values, KINDS[name][1]) for name, values in columns.items()]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
@@ -72,15 +57,15 @@ def write(
     return write_partition(iter(batches), given, columns, producer, sort_by=sort_by)
 
 
-def stored(broker: RunningBroker, topic: str) -> dict[int, list[Message]]:
+def stored(running: RunningBroker, topic: str) -> dict[int, list[Message]]:
     """Return each queue's messages."""
-    with broker.client() as client:
+    with running.client() as client:
         count = client.describe_topic(topic)["queue_count"]
         return {queue: list(client.pull(topic, queue, 0, follow=False)) for queue in range(count)}
 
 
-def bodies(broker: RunningBroker, topic: str) -> dict[int, list[bytes]]:
-    return {queue: [m.body for m in found] for queue, found in stored(broker, topic).items()}
+def bodies(running: RunningBroker, topic: str) -> dict[int, list[bytes]]:
+    return {queue: [m.body for m in found] for queue, found in stored(running, topic).items()}
 
 
 def numbered(count: int, *, cut: int = 50) -> list[pa.RecordBatch]:
@@ -93,9 +78,9 @@ def numbered(count: int, *, cut: int = 50) -> list[pa.RecordBatch]:
     return [batch.slice(at, cut) for at in range(0, count, cut)]
 
 
-def assert_each_once(broker: RunningBroker, topic: str, count: int) -> None:
+def assert_each_once(running: RunningBroker, topic: str, count: int) -> None:
     """Every number is there once, and those of a key in order."""
-    found = bodies(broker, topic)
+    found = bodies(running, topic)
     assert sorted(int(body) for queue in found.values() for body in queue) == list(range(count))
     for queue in found.values():
         for key in range(11):
@@ -103,7 +88,7 @@ def assert_each_once(broker: RunningBroker, topic: str, count: int) -> None:
             assert of_key in ([], list(range(key, count, 11)))
 
 
-def test_every_column_is_stored(broker: RunningBroker, topic: str) -> None:
+def test_every_column_is_stored(running: RunningBroker, topic: str) -> None:
     columns: dict[str, list[Any]] = {
         "body": [b"one", b"", b"\xff\x00"],
         "key": ["k1", None, "ключ"],
@@ -113,11 +98,11 @@ def test_every_column_is_stored(broker: RunningBroker, topic: str) -> None:
         "born_timestamp": [1_700_000_000_000_000, None, 1_700_000_000_001_000],
         "expires_timestamp": [None, 4_000_000_000_000_000, None],
     }
-    tally = write(broker.url, [arrow(columns)], names=list(columns), topic=topic)
+    tally = write(running.url, [arrow(columns)], names=list(columns), topic=topic)
     assert (tally.rows, tally.duplicates) == (3, 0)
-    with broker.client() as client:
+    with running.client() as client:
         publish = client.publish(topic, b"same key", key="k1")
-    found = {m.body: m for queue in stored(broker, topic).values() for m in queue}
+    found = {m.body: m for queue in stored(running, topic).values() for m in queue}
     one, empty, raw = found[b"one"], found[b""], found[b"\xff\x00"]
     assert (one.key, one.tag, one.properties) == ("k1", None, {"a": "1", "b": ""})
     assert one.queue == publish.queue
@@ -128,17 +113,19 @@ def test_every_column_is_stored(broker: RunningBroker, topic: str) -> None:
 
 @pytest.mark.parametrize("rows", ["1000", "7"])
 def test_a_second_attempt_stores_nothing_twice(
-    broker: RunningBroker, topic: str, rows: str
+    running: RunningBroker, topic: str, rows: str
 ) -> None:
     """Also where it has sent more than the broker remembers, and Spark cuts its batches anew."""
-    first = write(broker.url, numbered(400), topic=topic, maxBatchRows=rows)
-    second = write(broker.url, numbered(400, cut=33), topic=topic, maxBatchRows=rows)
+    first = write(running.url, numbered(400), topic=topic, maxBatchRows=rows)
+    second = write(running.url, numbered(400, cut=33), topic=topic, maxBatchRows=rows)
     assert (first.duplicates, first.rows, second.rows) == (0, 400, 400)
     assert second.duplicates == second.batches == first.batches
-    assert_each_once(broker, topic, 400)
+    assert_each_once(running, topic, 400)
 
 
-def test_an_attempt_goes_on_from_where_one_was_cut_short(broker: RunningBroker, topic: str) -> None:
+def test_an_attempt_goes_on_from_where_one_was_cut_short(
+    running: RunningBroker, topic: str
+) -> None:
     class Cut(Exception):
         pass
 
@@ -148,29 +135,29 @@ def test_an_attempt_goes_on_from_where_one_was_cut_short(broker: RunningBroker, 
 
     for count in (30, 170, 90, 250):
         with pytest.raises(Cut):
-            write(broker.url, until(count), topic=topic, maxBatchRows="8")
-    write(broker.url, numbered(400), topic=topic, maxBatchRows="8")
-    assert_each_once(broker, topic, 400)
+            write(running.url, until(count), topic=topic, maxBatchRows="8")
+    write(running.url, numbered(400), topic=topic, maxBatchRows="8")
+    assert_each_once(running, topic, 400)
 
 
 def test_an_attempt_whose_rows_ended_too_early_is_completed(
-    broker: RunningBroker, topic: str
+    running: RunningBroker, topic: str
 ) -> None:
     """As Spark ends them for the sink of a task that has failed before it."""
     for count in (33, 35, 34, 190, 71, 333):
         with suppress(ReplayDiffers):  # one whose last batch is too old cannot know that
-            write(broker.url, numbered(count), topic=topic, maxBatchRows="8")
+            write(running.url, numbered(count), topic=topic, maxBatchRows="8")
     for _ in range(2):
-        write(broker.url, numbered(400), topic=topic, maxBatchRows="8")
-    assert_each_once(broker, topic, 400)
+        write(running.url, numbered(400), topic=topic, maxBatchRows="8")
+    assert_each_once(running, topic, 400)
 
 
-def test_attempts_at_once_store_each_row_once(broker: RunningBroker, topic: str) -> None:
+def test_attempts_at_once_store_each_row_once(running: RunningBroker, topic: str) -> None:
     errors: list[Exception] = []
 
     def attempt(cut: int) -> None:
         try:
-            write(broker.url, numbered(600, cut=cut), topic=topic, maxBatchRows="10")
+            write(running.url, numbered(600, cut=cut), topic=topic, maxBatchRows="10")
         except Exception as error:
             errors.append(error)
 
@@ -180,137 +167,139 @@ def test_attempts_at_once_store_each_row_once(broker: RunningBroker, topic: str)
     for thread in threads:
         thread.join()
     assert not errors
-    assert_each_once(broker, topic, 600)
+    assert_each_once(running, topic, 600)
 
 
-def test_answers_that_got_lost_are_asked_for_again(broker: RunningBroker, topic: str) -> None:
-    with dropping_proxy(broker.url, lambda number: number % 3 == 0) as proxy:
+def test_answers_that_got_lost_are_asked_for_again(running: RunningBroker, topic: str) -> None:
+    with dropping_proxy(running.url, lambda number: number % 3 == 0) as proxy:
         tally = write(proxy.url, numbered(300), topic=topic, maxBatchRows="20")
     assert tally.duplicates > 0
     assert proxy.publishes > 15
-    assert_each_once(broker, topic, 300)
+    assert_each_once(running, topic, 300)
 
 
-def test_rows_without_key_or_queue_are_spread_by_windows(broker: RunningBroker, topic: str) -> None:
+def test_rows_without_key_or_queue_are_spread_by_windows(
+    running: RunningBroker, topic: str
+) -> None:
     batch = arrow({"body": [b"%d" % number for number in range(90)]})
     for _ in range(2):
-        write(broker.url, [batch], names=["body"], topic=topic, maxBatchRows="10")
-    found = bodies(broker, topic)
+        write(running.url, [batch], names=["body"], topic=topic, maxBatchRows="10")
+    found = bodies(running, topic)
     assert [len(queue) for queue in found.values()] == [30, 30, 30]
     assert sorted(int(body) for queue in found.values() for body in queue) == list(range(90))
 
 
-def test_rows_that_name_their_topic(broker: RunningBroker, topic: str) -> None:
+def test_rows_that_name_their_topic(running: RunningBroker, topic: str) -> None:
     other = f"{topic}.other"
     batch = arrow(
         {"body": [b"a", b"b", b"c", b"d"], "topic": [topic, other, topic, other], "queue": [1] * 4}
     )
     names = ["body", "topic", "queue"]
     with pytest.raises(BrokerRefused, match="unknown-topic"):
-        write(broker.url, [batch], names=names)
+        write(running.url, [batch], names=names)
     for _ in range(2):
-        write(broker.url, [batch], names=names, createTopic="true")
-    assert bodies(broker, topic)[1] == [b"a", b"c"]
-    assert bodies(broker, other)[1] == [b"b", b"d"]
-    write(broker.url, [batch], names=names, topic=other, writer=Writer("job", 1))
-    assert bodies(broker, other)[1] == [b"b", b"d", b"a", b"b", b"c", b"d"]
+        write(running.url, [batch], names=names, createTopic="true")
+    assert bodies(running, topic)[1] == [b"a", b"c"]
+    assert bodies(running, other)[1] == [b"b", b"d"]
+    write(running.url, [batch], names=names, topic=other, writer=Writer("job", 1))
+    assert bodies(running, other)[1] == [b"b", b"d", b"a", b"b", b"c", b"d"]
 
 
-def test_priorities_choose_levels(broker: RunningBroker, topic: str) -> None:
+def test_priorities_choose_levels(running: RunningBroker, topic: str) -> None:
     name = f"{topic}.levels"
-    with broker.client() as client:
+    with running.client() as client:
         client.create_topic(name, queues=2, priority_levels=2)
         expected = client.publish(name, b"", key="a").queue
     batch = arrow({"body": [b"low", b"high"], "key": ["a", "a"], "priority": [None, 9]})
-    write(broker.url, [batch], names=["body", "key", "priority"], topic=name)
-    found = bodies(broker, name)
+    write(running.url, [batch], names=["body", "key", "priority"], topic=name)
+    found = bodies(running, name)
     assert found[expected] == [b"", b"low"]
     assert found[expected + 1] == [b"high"]
 
 
 def test_other_rows_are_refused_and_nothing_of_them_is_stored(
-    broker: RunningBroker, topic: str
+    running: RunningBroker, topic: str
 ) -> None:
-    write(broker.url, numbered(300), topic=topic, maxBatchRows="10")
+    write(running.url, numbered(300), topic=topic, maxBatchRows="10")
     batch = numbered(300, cut=300)[0]
     swapped = batch.take(pa.array([*range(100), 101, 100, *range(102, 300)]))
-    write(broker.url, [swapped], topic=topic, maxBatchRows="10", writer=Writer("other", 0))
+    write(running.url, [swapped], topic=topic, maxBatchRows="10", writer=Writer("other", 0))
     for rows in (batch.take(pa.array(range(299, -1, -1))), batch.slice(0, 20), batch.slice(11)):
         with pytest.raises(ReplayDiffers, match=f"of '{topic}'"):
-            write(broker.url, [rows], topic=topic, maxBatchRows="10")
-    assert sum(map(len, bodies(broker, topic).values())) == 600
+            write(running.url, [rows], topic=topic, maxBatchRows="10")
+    assert sum(map(len, bodies(running, topic).values())) == 600
 
 
 def test_rows_in_any_order_are_the_same_once_they_are_sorted(
-    broker: RunningBroker, topic: str
+    running: RunningBroker, topic: str
 ) -> None:
     batch = numbered(200, cut=200)[0]
     for order in (range(200), range(199, -1, -1)):
         shuffled = batch.take(pa.array(order))
         parts = [shuffled.slice(0, 90), shuffled.slice(90)]
-        write(broker.url, parts, topic=topic, maxBatchRows="10", sortBy="Body")
-    found = bodies(broker, topic)
+        write(running.url, parts, topic=topic, maxBatchRows="10", sortBy="Body")
+    found = bodies(running, topic)
     assert sorted(int(body) for queue in found.values() for body in queue) == list(range(200))
     assert all(queue == sorted(queue) for queue in found.values())
-    assert write(broker.url, [], topic=topic, sortBy="body").rows == 0
+    assert write(running.url, [], topic=topic, sortBy="body").rows == 0
 
 
 def test_a_later_batch_is_new_and_an_earlier_one_is_fenced(
-    broker: RunningBroker, topic: str
+    running: RunningBroker, topic: str
 ) -> None:
     for epoch in (0, 5):
-        write(broker.url, numbered(20), topic=topic, writer=Writer("stream", epoch))
+        write(running.url, numbered(20), topic=topic, writer=Writer("stream", epoch))
     with pytest.raises(WriteRefused, match="producer-fenced"):
-        write(broker.url, numbered(20), topic=topic, writer=Writer("stream", 4))
-    assert sum(map(len, bodies(broker, topic).values())) == 40
+        write(running.url, numbered(20), topic=topic, writer=Writer("stream", 4))
+    assert sum(map(len, bodies(running, topic).values())) == 40
 
 
-def test_what_the_broker_refuses_names_its_rows(broker: RunningBroker, topic: str) -> None:
+def test_what_the_broker_refuses_names_its_rows(running: RunningBroker, topic: str) -> None:
     small = f"{topic}.small"
-    with broker.client() as client:
+    with running.client() as client:
         client.create_topic(small, queues=1, max_message_bytes=1000)
     batch = arrow({"body": [b"x" * (1001 if number == 25 else 10) for number in range(40)]})
     with pytest.raises(WriteRefused, match=r"rows 20 to 29 of partition 4, for queue 0.*413") as no:
-        write(broker.url, [batch], names=["body"], topic=small, maxBatchRows="10", partition=4)
+        write(running.url, [batch], names=["body"], topic=small, maxBatchRows="10", partition=4)
     assert (no.value.first_row, no.value.last_row) == (20, 29)
-    assert len(bodies(broker, small)[0]) == 20
+    assert len(bodies(running, small)[0]) == 20
     with pytest.raises(UnwritableRow, match=r"row 1 of partition 0: column 'queue' is 3"):
         write(
-            broker.url,
+            running.url,
             [arrow({"body": [b"", b""], "queue": [0, 3]})],
             names=["body", "queue"],
             topic=topic,
         )
 
 
-def test_a_broker_killed_in_the_middle_is_waited_for(broker: RunningBroker, topic: str) -> None:
+def test_a_broker_killed_in_the_middle_is_waited_for(running: RunningBroker, topic: str) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(numbered(300, cut=10)):
             if number in (5, 20):
-                broker.kill()
-                starting = threading.Thread(target=broker.start)
+                running.kill()
+                starting = threading.Thread(target=running.start)
                 starting.start()
                 yield batch
                 starting.join()
             else:
                 yield batch
 
-    write(broker.url, batches(), topic=topic, maxBatchRows="10")
-    write(broker.url, numbered(300), topic=topic, maxBatchRows="10")
-    assert_each_once(broker, topic, 300)
+    write(running.url, batches(), topic=topic, maxBatchRows="10")
+    write(running.url, numbered(300), topic=topic, maxBatchRows="10")
+    assert_each_once(running, topic, 300)
 
 
-def test_a_topic_made_again_fails_the_attempt(broker: RunningBroker, topic: str) -> None:
+def test_a_topic_made_again_fails_the_attempt(running: RunningBroker, topic: str) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(numbered(100, cut=10)):
             if number == 5:
-                with broker.client() as client:
+                with running.client() as client:
                     client.delete_topic(topic)
                     client.create_topic(topic, queues=3)
             yield batch
 
     with pytest.raises(WriteRefused, match="topic-recreated"):
-        write(broker.url, batches(), topic=topic, maxBatchRows="10")
+        write(running.url, batches(), topic=topic, maxBatchRows="10")
 
 
 def test_a_token_that_may_only_publish_is_enough(tmp_path: Path) -> None:
@@ -330,7 +319,7 @@ def test_a_token_that_may_only_publish_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["fsync", "written"])
-def test_durability_is_asked_for(broker: RunningBroker, topic: str, durability: str) -> None:
-    with dropping_proxy(broker.url, lambda _: False) as proxy:
+def test_durability_is_asked_for(running: RunningBroker, topic: str, durability: str) -> None:
+    with dropping_proxy(running.url, lambda _: False) as proxy:
         write(proxy.url, numbered(20), topic=topic, durability=durability)
     assert proxy.targets[-1].endswith(f"/messages?durability={durability}")
