@@ -1,11 +1,11 @@
 """A way to a broker that passes requests on, and loses the answers that a test names."""
 
 import http.client
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from tests.support.plain_server import PlainHandler, served
 
 
 class DroppingProxy:
@@ -28,15 +28,12 @@ def dropping_proxy(broker_url: str, loses: Callable[[int], bool]) -> Iterator[Dr
     proxy = DroppingProxy(loses)
     broker = urlsplit(broker_url).netloc
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    class Handler(PlainHandler):
+        def respond(self) -> None:
             kept = {"Accept", "Content-Type", "Authorization"}
             headers = {name: value for name, value in self.headers.items() if name in kept}
             upstream = http.client.HTTPConnection(broker)
-            upstream.request(self.command, self.path, body or None, headers)
+            upstream.request(self.command, self.path, self.body() or None, headers)
             answer = upstream.getresponse()
             content = answer.read()
             upstream.close()
@@ -54,19 +51,6 @@ def dropping_proxy(broker_url: str, loses: Callable[[int], bool]) -> Iterator[Dr
             self.end_headers()
             self.wfile.write(content)
 
-        do_POST = do_PUT = do_GET  # noqa: N815  the server's names for them
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        proxy.url = f"http://127.0.0.1:{server.server_port}"
+    with served(Handler) as url:
+        proxy.url = url
         yield proxy
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

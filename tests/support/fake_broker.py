@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import msgpack
@@ -19,6 +18,7 @@ import msgpack
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.message_id import format_message_id
+from tests.support.plain_server import PlainHandler, served
 
 BATCH_TYPE = "application/vnd.holdfast.batch"
 MAX_MESSAGES = 10_000
@@ -351,14 +351,10 @@ def running_fake_broker() -> Iterator[FakeBroker]:
     """Serve a FakeBroker on a free port until the block ends."""
     broker = FakeBroker()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def do_GET(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = self.rfile.read(length)
-            answer = broker.answer(self.command, self.path, dict(self.headers.items()), body)
+    class Handler(PlainHandler):
+        def respond(self) -> None:
+            headers = dict(self.headers.items())
+            answer = broker.answer(self.command, self.path, headers, self.body())
             if answer is HANG_UP:
                 self.close_connection = True
                 return
@@ -372,19 +368,6 @@ def running_fake_broker() -> Iterator[FakeBroker]:
             self.end_headers()
             self.wfile.write(answer.body)
 
-        do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815  the server's names for them
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        broker.url = f"http://127.0.0.1:{server.server_port}"
+    with served(Handler) as url:
+        broker.url = url
         yield broker
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
