@@ -12,7 +12,7 @@ from holdfast.storage import Storage
 from tests.support.stored import (
     MIB,
     batch,
-    fill_segment,
+    filled_topic,
     open_storage,
     read_queue,
     settled,
@@ -35,11 +35,8 @@ def leasing(storage: Storage) -> tuple[ReadLeasing, Clock]:
     return storage.store.read_leases, clock
 
 
-async def make(storage: Storage, *, queues: int = 1, segments: int = 4) -> Topic:
-    topic, _ = await storage.store.create_topic("t", queues=queues)
-    for number in range(segments):
-        await fill_segment(storage, topic, number % queues)
-    await settled(storage)
+async def make(storage: Storage, *, queues: int = 1) -> Topic:
+    await filled_topic(storage, queues=queues, segments=4)
     return await storage.store.change_topic("t", fields={"retention_bytes": MIB})
 
 
@@ -109,10 +106,7 @@ async def test_an_extended_lease_pins_on_and_one_that_is_let_go_does_not(tmp_pat
 async def test_the_limit_on_the_whole_log_waits_for_nobody(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path, max_total_bytes=2 * MIB)) as storage:
         leases, _ = leasing(storage)
-        topic, _ = await storage.store.create_topic("t", queues=1)
-        for _ in range(4):
-            await fill_segment(storage, topic)
-        await settled(storage)
+        topic = await filled_topic(storage, segments=4)
         await leases.take(topic, {0: 0}, MINUTE_MS)
         assert await storage.retention.run_once() == 3
         assert storage.store.queue_state(topic, 0).min_offset > 0

@@ -16,6 +16,7 @@ from tests.support.stored import (
     MIB,
     batch,
     fill_segment,
+    filled_topic,
     open_storage,
     read_queue,
     settled,
@@ -33,18 +34,9 @@ def live(storage: Storage) -> list[int]:
     return [segment.start_offset // MIB for segment in storage.log.segments]
 
 
-async def make(storage: Storage, *, queues: int = 1, segments: int = 3) -> Topic:
-    """Create a topic and fill so many segments with it."""
-    topic, _ = await storage.store.create_topic("t", queues=queues)
-    for number in range(segments):
-        await fill_segment(storage, topic, number % queues)
-    await settled(storage)
-    return topic
-
-
 async def test_without_limits_everything_stays(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic = await make(storage)
+        topic = await filled_topic(storage)
         assert await storage.retention.run_once() == 0
         assert live(storage) == [0, 1, 2, 3]
         assert storage.store.queue_state(topic, 0).min_offset == 0
@@ -52,7 +44,7 @@ async def test_without_limits_everything_stays(tmp_path: Path) -> None:
 
 async def test_files_go_when_all_their_messages_are_too_old(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic = await make(storage, queues=2)
+        topic = await filled_topic(storage, queues=2)
         ends = [storage.store.queue_state(topic, queue).max_offset for queue in (0, 1)]
         topic = await storage.store.change_topic("t", fields={"retention_ms": 1})
         await until(lambda: storage.retention._now_us() > _newest_us(storage, topic) + 1000)
@@ -76,7 +68,7 @@ def _newest_us(storage: Storage, topic: Topic) -> int:
 
 async def test_a_topic_keeps_its_size_and_loses_its_oldest(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic = await make(storage, segments=4)
+        topic = await filled_topic(storage, segments=4)
         before = await read_queue(storage.store, topic)
         topic = await storage.store.change_topic("t", fields={"retention_bytes": 2 * MIB})
         assert await storage.retention.run_once() == 2
@@ -90,7 +82,7 @@ async def test_one_queue_that_needs_a_segment_keeps_it_and_all_after_it(tmp_path
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
         keeper, _ = await store.create_topic("keeper", queues=1)
-        topic = await make(storage, segments=2)
+        topic = await filled_topic(storage, segments=2)
         await store.publish(keeper, [batch("precious")])
         await fill_segment(storage, topic)
         await settled(storage)
@@ -102,7 +94,7 @@ async def test_one_queue_that_needs_a_segment_keeps_it_and_all_after_it(tmp_path
 
 async def test_a_deleted_topic_gives_its_room_back(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic = await make(storage)
+        topic = await filled_topic(storage)
         await storage.store.delete_topic("t")
         assert await storage.retention.run_once() == 3
         assert [key for key in storage.reput.queues if key[0] == topic.topic_id] == []
@@ -113,7 +105,7 @@ async def test_a_deleted_topic_gives_its_room_back(tmp_path: Path) -> None:
 async def test_the_limit_of_the_log_takes_the_oldest_whoever_needs_them(tmp_path: Path) -> None:
     config = small_config(tmp_path, max_total_bytes=2 * MIB)
     async with open_storage(config) as storage:
-        topic = await make(storage, queues=2, segments=4)
+        topic = await filled_topic(storage, queues=2, segments=4)
         before = [await read_queue(storage.store, topic, queue) for queue in (0, 1)]
         assert await storage.retention.run_once() == 3
         assert live(storage) == [3, 4]
@@ -136,7 +128,7 @@ async def test_a_begin_that_age_moved_is_not_moved_back_by_the_limit(tmp_path: P
         store = storage.store
         keeper, _ = await store.create_topic("keeper", queues=1)
         await store.publish(keeper, [batch("holds the first segment")])
-        topic = await make(storage, segments=3)
+        topic = await filled_topic(storage, segments=3)
         await store.change_topic("t", fields={"retention_bytes": 300_000})
         await storage.retention.run_once()
         begin = store.queue_state(topic, 0).min_offset
@@ -148,7 +140,7 @@ async def test_a_begin_that_age_moved_is_not_moved_back_by_the_limit(tmp_path: P
 async def test_begins_outlive_a_restart_and_the_index(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
-        topic = await make(storage, queues=2)
+        topic = await filled_topic(storage, queues=2)
         await storage.store.change_topic("t", fields={"retention_bytes": MIB})
         await storage.retention.run_once()
         states = storage.store.queue_states(topic)
@@ -168,7 +160,7 @@ async def test_begins_are_stored_before_a_file_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic = await make(storage)
+        topic = await filled_topic(storage)
         await storage.store.change_topic("t", fields={"retention_bytes": MIB})
 
         class Crash(Exception):
@@ -217,7 +209,7 @@ async def test_a_segment_that_the_index_does_not_have_yet_stays(
 async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
-        await make(storage)
+        await filled_topic(storage)
         storage.retention._keep_unknown_topics = True
         await storage.store.delete_topic("t")
         assert await storage.retention.run_once() == 0
@@ -225,7 +217,7 @@ async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path
 
 async def test_a_deleted_file_is_closed_once_nobody_reads_it(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic = await make(storage)
+        topic = await filled_topic(storage)
         reading = storage.log.segments[0]
         first = await storage.store.read(topic, 0, 0, max_messages=1, max_bytes=1)
         await storage.store.delete_topic("t")
@@ -261,7 +253,7 @@ async def test_passes_come_by_themselves_and_a_failed_one_is_followed_by_another
             return await run_once()
 
         monkeypatch.setattr(service, "run_once", failing_first)
-        await make(storage, segments=2)
+        await filled_topic(storage, segments=2)
         await storage.store.change_topic("t", fields={"retention_bytes": 1})
         await until(lambda: service.deleted_segments == 2)
         assert "retention failed" in caplog.text

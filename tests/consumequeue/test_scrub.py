@@ -12,17 +12,14 @@ from holdfast.commitlog.segment_format import end_offset
 from holdfast.consumequeue.damage_book import Fault
 from holdfast.consumequeue.scrub import Scrub
 from holdfast.storage import Storage
-from tests.support.stored import MIB, fill_segment, open_storage, settled, small_config, until
+from tests.support.stored import MIB, filled_topic, open_storage, small_config, until
 
 
 @asynccontextmanager
 async def sealed_log(path: Path) -> AsyncIterator[Storage]:
     """Open a storage of three sealed segments and one that is written."""
     async with open_storage(small_config(path)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
-        for _ in range(3):
-            await fill_segment(storage, topic)
-        await settled(storage)
+        await filled_topic(storage)
         await until(lambda: all(each.sealed for each in storage.log.segments[:-1]))
         yield storage
 

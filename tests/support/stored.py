@@ -144,3 +144,12 @@ async def fill_segment(storage: Storage, topic: Topic, queue: int = 0) -> None:
     before = max(len(storage.log.segments), 1)
     while len(storage.log.segments) <= before:
         await storage.store.publish(topic, [batch(b"." * 100_000, queue)], durability="written")
+
+
+async def filled_topic(storage: Storage, *, queues: int = 1, segments: int = 3) -> Topic:
+    """Make the topic `t` and fill so many segments with it, its queues in turn."""
+    topic, _ = await storage.store.create_topic("t", queues=queues)
+    for number in range(segments):
+        await fill_segment(storage, topic, number % queues)
+    await settled(storage)
+    return topic
