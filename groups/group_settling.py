@@ -55,13 +55,6 @@ class GroupSettling(GroupConfiguring):
         self._mourning.clear()
         return letters
 
-    def retry_dead_letter(self, letter: DeadLetter) -> None:
-        """A dead letter could not be appended: it is among the next that are taken."""
-        lane = self._lane(letter.queue)
-        if lane is not None and letter.offset in lane.cursor.dying:
-            lane.dead_letters.append(letter)
-            self._mourning[lane] = None
-
     def dead_lettered(self, key: QueueKey, offset: int, position: int) -> bool:
         """A dead letter is durable at `position`. False: it was not waited for."""
         lane = self._lane(key)

@@ -91,10 +91,6 @@ class Leases:
         """Return a member's leases by offset."""
         return [self._by_offset[offset] for offset in sorted(self._by_member.get(member, ()))]
 
-    def count_of(self, member: str) -> int:
-        """Return how many leases a member has."""
-        return len(self._by_member.get(member, ()))
-
     def members(self) -> list[str]:
         """Return who has leases."""
         return list(self._by_member)

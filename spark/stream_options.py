@@ -5,7 +5,7 @@ micro-batch takes, how it waits when there is nothing, and who is told how far i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.option_parser import GivenOptions
@@ -41,10 +41,6 @@ class Limits:
     max_bytes: int | None = None
     min_offsets: int | None = None
     max_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
-
-    def without_minimum(self) -> "Limits":
-        """Return the same for a stream that is to end, and so waits for nothing."""
-        return replace(self, min_offsets=None)
 
 
 #: What a trigger gets that takes everything at once.

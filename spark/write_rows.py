@@ -22,7 +22,6 @@ Int64s = npt.NDArray[np.int64]
 ROW_BYTES = 32
 PROPERTY_BYTES = 8
 
-_PROPERTIES = pa.map_(pa.string(), pa.string())
 _MAX_QUEUE = 2**31 - 1
 
 

@@ -115,8 +115,6 @@ def test_only_failures_count_and_the_last_makes_a_dead_letter() -> None:  # I9
     assert (letter.letter_id, letter.failures) == ("0000000100000001" + "0" * 24, 3)
     assert stage.cursor().state(0) is State.DYING
     assert stage.group.take_dead_letters() == []
-    stage.group.retry_dead_letter(letter)
-    assert stage.group.take_dead_letters() == [letter]
     assert stage.group.dead_lettered(KEY, 0, 77)
     assert not stage.group.dead_lettered(KEY, 0, 77)
     assert (stage.cursor().floor, stage.cursor().dead_count) == (1, 1)
