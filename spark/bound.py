@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.spark.broker_client import BrokerClient
-from holdfast.spark.catalog import StoredOffsets
+from holdfast.spark.catalog import NEVER_STORED, StoredOffsets
 from holdfast.spark.offsets import Given, OffsetRange, offsets_json
 from holdfast.spark.options import ReadOptions, parse_options
 from holdfast.spark.plan import BoundTopic, bind_topics, topic_names
@@ -15,7 +15,6 @@ from holdfast.spark.range_options import RANGE_OPTIONS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_NEVER_STORED = StoredOffsets({}, etag='"0"')
 #: Options that `bind` answers: a bound read has numbers in their place.
 _BOUND = frozenset(
     {
@@ -99,7 +98,7 @@ def bind(
         stored: dict[str, StoredOffsets] = {}
         if group is not None:
             stored = {
-                name: catalog.stored_offsets(group, name) or _NEVER_STORED
+                name: catalog.stored_offsets(group, name) or NEVER_STORED
                 for name in topic_names(catalog, parsed)
             }
             if not any(name.lower().startswith("starting") for name in given):

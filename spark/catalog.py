@@ -27,6 +27,10 @@ class StoredOffsets:
     etag: str
 
 
+#: What a group has that does not exist yet, or has stored nothing.
+NEVER_STORED = StoredOffsets({}, etag='"0"')
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """A part of a queue that a task may read, cut at the borders of blocks. `segments` say where

@@ -8,12 +8,11 @@ import logging
 from collections.abc import Mapping
 
 from holdfast.spark.broker_client import BrokerClient
-from holdfast.spark.catalog import StoredOffsets
+from holdfast.spark.catalog import NEVER_STORED, StoredOffsets
 from holdfast.spark.errors import InvalidOption, OffsetsMoved, SparkError
 
 _log = logging.getLogger("holdfast.spark")
 
-_NEVER_STORED = StoredOffsets({}, etag='"0"')
 _ATTEMPTS = 3
 
 
@@ -51,7 +50,7 @@ class GroupMirror:
         for attempt in range(1, _ATTEMPTS + 1):
             stored = self._stored.get(topic)
             if stored is None:
-                stored = self._client.stored_offsets(self._group, topic) or _NEVER_STORED
+                stored = self._client.stored_offsets(self._group, topic) or NEVER_STORED
             ahead = {
                 queue: offset
                 for queue, offset in offsets.items()
