@@ -61,7 +61,7 @@ class FileCatalog:
         for attempt in range(1, _NOTE_ATTEMPTS + 1):
             self._refresh()
             found = self._topic(topic)
-            bounds = self._bounds(found)
+            bounds = self._bounds(found, self._durable(found))
             if attempt == _NOTE_ATTEMPTS or not self._is_note_missing(found, bounds):
                 break
             self._sleep(_NOTE_PAUSE_S)
@@ -72,7 +72,8 @@ class FileCatalog:
     def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
         """Return the first offset stored at or after a time, the queue's end when there is none."""
         found = self._topic(topic)
-        low, high = self._bounds(found).get(queue, QueueState(0, 0))
+        bounds = self._bounds(found, self._durable(found))
+        low, high = bounds.get(queue, QueueState(0, 0))
         for _, rows in self._rows_from_time(found.topic_id, queue, timestamp_ms * 1000, low, high):
             return max(int(rows[0]["base_offset"]), low)
         return high
@@ -100,7 +101,7 @@ class FileCatalog:
         found = self._topic(topic)
         if found.topic_id != topic_id:
             raise TopicRecreated(topic, topic_id, found.topic_id)
-        bounds = self._bounds(found, bound=True)  # what was bound was durable then
+        bounds = self._bounds(found, None)  # what was bound was durable then
         for queue, part in ranges.items():
             low, high = bounds.get(queue, QueueState(0, 0))
             if part.start < low or part.end > high:
@@ -134,16 +135,17 @@ class FileCatalog:
             raise UnknownTopic(name, self._path)
         return topic
 
-    def _bounds(self, topic: Topic, *, bound: bool = False) -> dict[int, QueueState]:
-        """Return where the topic's queues begin and end: those of which there is anything. Of
-        what is already `bound` nobody asks again whether it is durable."""
+    def _durable(self, topic: Topic) -> int | None:
+        """Return below which place of the log the topic's messages may be read, None for all."""
+        return self._log.durable_offset() if topic.config.durability == "fsync" else None
+
+    def _bounds(self, topic: Topic, durable: int | None) -> dict[int, QueueState]:
+        """Return where the topic's queues begin and end: those of which there is anything below
+        `durable`, None for all."""
         kept = self._state.kept(topic.topic_id)
         ends = dict(kept)
         for queue, end in self._state.lost_ends(topic.topic_id).items():
             ends[queue] = max(ends.get(queue, 0), end)
-        durable: int | None = None
-        if topic.config.durability == "fsync" and not bound:
-            durable = self._log.durable_offset()
         for queue, end in self._visible_ends(topic.topic_id, durable).items():
             ends[queue] = max(ends.get(queue, 0), end)
         return {queue: QueueState(kept.get(queue, 0), end) for queue, end in ends.items()}
