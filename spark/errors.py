@@ -1,23 +1,24 @@
 """What can go wrong in a read or a write, by who has to act.
 
     SparkError
-      InvalidOption        an option is unknown, contradicts another, or does not parse: yours
-      JavaMissing          Spark's own needs are not met: install the package it names
-      BrokerUnavailable    no answer within the time allowed for retries: try again later
-      BrokerRefused        the broker answered with a problem that no retry mends
-      DataLost             rows that were asked for are not kept any more (failOnDataLoss)
-      TopicRecreated       the topic was deleted and made again since the offsets were bound
-      GoneFromStream       a stream has offsets of a topic or queue that it cannot read any more
-      CheckpointUnreadable a stream's checkpoint holds offsets that this release cannot read
-      OffsetsMoved         somebody else moved the group's offsets since they were bound
-      UnknownTopic         the data directory has no topic of this name
-      FilesUnreadable      a data directory cannot be read from here, or not wholly trusted
-      ReplyMismatch        the broker's reply does not fit the request: a bug, never data
-      UnwritableColumn     a column that no message can have: yours
-      UnwritableRow        a row that no message can be made of: yours
-      WriteRefused         the broker refused rows for good
-      ReplayDiffers        rows sent again are not those that were stored under their sequence
-      IdentityMissing      Spark does not say of which query and batch a task is
+      InvalidOption          an option is unknown, contradicts another, or does not parse: yours
+      JavaMissing            Spark's own needs are not met: install the package it names
+      BrokerUnavailable      no answer within the time allowed for retries: try again later
+      CertificateNotTrusted  what answers there cannot prove to be the broker
+      BrokerRefused          the broker answered with a problem that no retry mends
+      DataLost               rows that were asked for are not kept any more (failOnDataLoss)
+      TopicRecreated         the topic was deleted and made again since the offsets were bound
+      GoneFromStream         a stream has offsets of a topic or queue that it cannot read any more
+      CheckpointUnreadable   a stream's checkpoint holds offsets that this release cannot read
+      OffsetsMoved           somebody else moved the group's offsets since they were bound
+      UnknownTopic           the data directory has no topic of this name
+      FilesUnreadable        a data directory cannot be read from here, or not wholly trusted
+      ReplyMismatch          the broker's reply does not fit the request: a bug, never data
+      UnwritableColumn       a column that no message can have: yours
+      UnwritableRow          a row that no message can be made of: yours
+      WriteRefused           the broker refused rows for good
+      ReplayDiffers          rows sent again are not those that were stored under their sequence
+      IdentityMissing        Spark does not say of which query and batch a task is
 
 An error that reaches the user from a task travels as text, so its sentence says it all.
 """

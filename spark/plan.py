@@ -47,7 +47,7 @@ class BoundTopic:
 
 
 def bind_topics(catalog: Catalog, options: ReadOptions) -> tuple[BoundTopic, ...]:
-    """Ask the broker once what the options mean now, and return it as numbers.
+    """Ask once what the options mean now, and return it as numbers.
 
     Raises InvalidOption for what does not fit the topics, DataLost for a start that is
     trimmed, TopicRecreated for a topic whose id is not the one asked for.
@@ -108,7 +108,7 @@ def _only(topic: TopicState, queues: Iterable[int]) -> TopicState:
 def _look_up(
     catalog: Catalog, option: str, spec: OffsetSpec, topic: TopicState
 ) -> Mapping[int, int]:
-    """Return by queue what `spec` means, if only the broker knows."""
+    """Return by queue what `spec` means, if only the catalog knows."""
     match spec:
         case OfGroup(group):
             stored = catalog.stored_offsets(group, topic.name)

@@ -79,7 +79,7 @@ def stream_sink(
     return HoldfastStreamWriter(_checked(given, schema, streaming=True))
 
 
-def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> "Rows":
+def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> Rows:
     options = parse_write_options(given, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     columns = choose_columns(fields, topic_given=options.topic is not None)

@@ -183,7 +183,7 @@ class Transport:
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname, self._parts.port
-        assert host is not None  # options.py saw to it
+        assert host is not None  # address.py saw to it
         if self._parts.scheme == "https":
             return http.client.HTTPSConnection(
                 host, port, timeout=self._timeout_s, context=self._tls.context()

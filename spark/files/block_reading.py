@@ -100,13 +100,13 @@ def _with_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
         whole = [view for block in views[first:end] for view in block if len(view)]
         file.read_into(int(places[first]), whole)
     apart = BodiesApart(
-        positions,
-        rest_starts,
-        rest_starts + rests,
-        column.toreadonly(),
-        body_starts,
-        body_ends,
-        positions + heads,
+        positions=positions,
+        rest_starts=rest_starts,
+        rest_ends=rest_starts + rests,
+        bodies=column.toreadonly(),
+        body_starts=body_starts,
+        body_ends=body_ends,
+        head_ends=positions + heads,
     )
     return BatchRun(buffer.toreadonly(), apart)
 
