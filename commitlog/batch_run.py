@@ -112,6 +112,11 @@ class BatchRun:
         """The queue offset of each block's first message."""
         return self.field("base_offset")
 
+    @cached_property
+    def end_offsets(self) -> Int64s:
+        """The queue offset after each block's last message."""
+        return self.base_offsets + self.message_counts
+
     @property
     def starts(self) -> dict[str, Int64s]:
         """Section -> where it starts in each block.

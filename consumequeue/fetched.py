@@ -97,7 +97,7 @@ class RunSlice:
     @property
     def end_offset(self) -> int:
         """The queue offset after the last message."""
-        return int(self._run.base_offsets[-1] + self._run.message_counts[-1])
+        return int(self._run.end_offsets[-1])
 
     @property
     def message_count(self) -> int:

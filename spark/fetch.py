@@ -82,7 +82,7 @@ def _read_blocks(
     _check_place(blocks, part, offset, gaps=bool(options.tags or pulled.skipped))
     following = pulled.next_offset
     if len(blocks):  # whole blocks may reach further than what was asked for
-        following = max(following, int(blocks.base_offsets[-1] + blocks.message_counts[-1]))
+        following = max(following, int(blocks.end_offsets[-1]))
     batches = (
         decode(blocks, rows, part, options.columns, tags=options.tags)
         for rows in portion(blocks, cut(blocks, offset, part.end))
@@ -92,7 +92,7 @@ def _read_blocks(
 
 def _check_place(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool) -> None:
     """Check that the blocks are of this queue and follow one another from `offset` on."""
-    ends = blocks.base_offsets + blocks.message_counts
+    ends = blocks.end_offsets
     expected = np.concatenate(([offset], ends))[:-1]
     steps = blocks.base_offsets - expected
     steps[:1] = np.maximum(steps[:1], 0)  # the first block may begin before the offset

@@ -76,7 +76,7 @@ class RunColumns:
     def row_at(self, offset: int) -> int:
         """Return the first row whose offset is `offset` or higher, the number of rows if none."""
         run = self.run
-        block = int(np.searchsorted(run.base_offsets + run.message_counts, offset, "right"))
+        block = int(np.searchsorted(run.end_offsets, offset, "right"))
         if block == len(run):
             return self.row_count
         return int(self.first_rows[block]) + max(0, offset - int(run.base_offsets[block]))

@@ -301,7 +301,7 @@ def _parts(
         strangers = run.field("queue_id") != queue
         if strangers.any():
             raise _not_asked_for(reply, int(run.field("queue_id")[strangers.argmax()]))
-        if bool((run.base_offsets[1:] < (run.base_offsets + run.message_counts)[:-1]).any()):
+        if bool((run.base_offsets[1:] < run.end_offsets[:-1]).any()):
             raise BadReply(reply.url, f"the batches of queue {queue} are not in order")
         columns = RunColumns(topic, run)
         part = MessageRun(topic, columns, columns.row_at(start_offset), columns.row_count)
