@@ -8,13 +8,14 @@ gathered and sent. A broker that is away is waited for. consumer.py hands out wh
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from holdfast.client import group_requests
+from holdfast.client.came_back import CameBack
 from holdfast.client.consume_options import ConsumeOptions
 from holdfast.client.credit import Credit
 from holdfast.client.delivery import Delivered, Delivery, Lease, Settling, Status, Verb
@@ -64,8 +65,7 @@ class Membership:
         self._waiters: list[asyncio.Future[None]] = []
         self._credit = Credit(options.concurrency, options.max_in_flight)
         self._leases = LeaseKeeper(self._extend, self._lost)
-        #: In a keyed group: what came back of a key, until no reply can be from before that.
-        self._came_back: dict[tuple[str, int, str | None], tuple[int, Settling]] = {}
+        self._came_back = CameBack()
         #: How many were settled without an answer yet.
         self._unconfirmed = 0
         self._settler = Settler(
@@ -193,7 +193,7 @@ class Membership:
             if not credit:
                 await self.change()
                 continue
-            self._forget_what_came_back()
+            self._came_back.forget_answered()
             asked_at_s = self.loop.time()
             reply = await group_requests.receive(
                 self._transport,
@@ -259,12 +259,11 @@ class Membership:
             ask["settled"] = True
         return ask
 
-    def _take_in(self, messages: Iterable[Delivered]) -> list[Delivery]:
+    def _take_in(self, messages: Sequence[Delivered]) -> list[Delivery]:
         """Take what was received; return what the broker may have taken back again by now."""
         extend_at_s = self.loop.time() + self._leases.lease_s / 2
         doubtful: list[Delivery] = []
-        again: set[tuple[str, int, str | None]] = set()
-        for each in messages:
+        for each, is_doubtful in zip(messages, self._came_back.doubts(messages), strict=True):
             delivery = Delivery(
                 each.body,
                 each,
@@ -276,23 +275,17 @@ class Membership:
             )
             if each.receipt is not None:
                 self._leases.hold(delivery)
-            place = each.topic, each.queue, each.key
-            came_back = self._came_back.get(place)
-            if came_back is not None and each.offset <= came_back[0]:
-                again.add(place)  # and what is behind it here follows it
-            if came_back is None or place in again:
-                self.ready.add(delivery, self._unit(delivery))
-            else:
+            if is_doubtful:
                 doubtful.append(delivery)
+            else:
+                self.ready.add(delivery, self._unit(delivery))
         return doubtful
 
     async def _clear_doubts(self, doubtful: Sequence[Delivery]) -> None:
         """Hand out what is still ours: whose lease can be extended now that the broker knows what
         came back."""
         for delivery in doubtful:
-            came_back = self._came_back.get((delivery.topic, delivery.queue, delivery.key))
-            if came_back is not None:
-                await came_back[1]
+            await self._came_back.until_known(delivery)
         statuses = await self._extend([delivery.receipt or "" for delivery in doubtful])
         for delivery, status in zip(doubtful, statuses, strict=True):
             if status != "done":
@@ -300,14 +293,6 @@ class Membership:
             elif self._leases.holds(delivery):
                 self.ready.add(delivery, self._unit(delivery))
         self.note_change()
-
-    def _forget_what_came_back(self) -> None:
-        """A request that is sent now is answered by a broker that knows it all."""
-        self._came_back = {
-            place: came_back
-            for place, came_back in self._came_back.items()
-            if not came_back[1].done()
-        }
 
     def _unit(self, delivery: Delivery) -> Hashable:
         """Return what a delivery has to stay in order with."""
@@ -385,10 +370,7 @@ class Membership:
                     self._leases.let_go(follower)
                     self._lost(follower)
                 # Also what is on its way to us at this moment.
-                place = delivery.topic, delivery.queue, delivery.key
-                if delivery.key is not None:
-                    before = self._came_back.get(place, (delivery.offset, None))
-                    self._came_back[place] = min(before[0], delivery.offset), lease.settling
+                self._came_back.note(delivery, lease.settling)
         self.note_change()
 
     def _said_extend(self, delivery: Delivery, lease_ms: int | None, settling: Settling) -> None:
