@@ -2,6 +2,7 @@
 time, and read a stretch at a time, so that no table is ever in memory as a whole."""
 
 import bisect
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,12 +17,19 @@ from holdfast.commitlog.segment_format import (
     end_offset,
     end_offsets,
 )
-from holdfast.spark.files.segment_file import SegmentFile
+from holdfast.spark.files.segment_file import FileChange, SegmentFile
 
 #: So many rows are read at once: 3.5 MB.
 ROWS_AT_ONCE = 65_536
 _ROW = BLOCK_DTYPE.itemsize
 _CHUNK_BYTES = 4 * 1024 * 1024
+
+#: Files whose tables this process found intact. Plans come again and again, and the key tables of
+#: a large log take longer to read than all else of a plan.
+_intact: set[FileChange] = set()
+_MOST_REMEMBERED = 65_536
+#: A file that changed so lately may change again without that being seen.
+_SETTLED_NS = 1_000_000_000
 
 #: Before every row of its queue, and behind every one.
 _FIRST, _BEHIND = -1, 2**63
@@ -56,7 +64,20 @@ class SealedBlocks:
         return self._count
 
     def is_intact(self) -> bool:
-        """Return whether the tables are what the trailer's checksum means. Reads all of them."""
+        """Return whether the tables are what the trailer's checksum means. Reads all of them,
+        unless this process has, and the file has not changed since."""
+        change = self._file.last_change()
+        if change in _intact:
+            return True
+        if not self._is_as_sealed():
+            return False
+        if time.time_ns() - change.at_ns > _SETTLED_NS:
+            if len(_intact) >= _MOST_REMEMBERED:
+                _intact.clear()
+            _intact.add(change)
+        return True
+
+    def _is_as_sealed(self) -> bool:
         crc, at, left = 0, self._at, self._trailer.footer_size - TRAILER_SIZE
         while left > 0:
             chunk = self._file.read(at, min(left, _CHUNK_BYTES))

@@ -7,7 +7,7 @@ readers, a mapping would kill the process that looks at it. For any thread.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from holdfast.commitlog.disk import LinuxFile
 from holdfast.commitlog.errors import CorruptBatch
@@ -19,6 +19,16 @@ LOG_DIRECTORY = "commitlog"
 #: file it is.
 UNKNOWN_TIME_US = -1
 _IOV_MAX = 1024  # Linux's UIO_MAXIOV
+
+
+class FileChange(NamedTuple):
+    """What tells a file, as it is, from every other, and from itself once it has changed. But a
+    change that follows the last within milliseconds may not move the time `at_ns` of it."""
+
+    device: int
+    inode: int
+    size: int
+    at_ns: int
 
 
 class SegmentFile:
@@ -57,6 +67,11 @@ class SegmentFile:
     def identity(self) -> tuple[int, int]:
         """What no other segment has, though it be under the same name in another directory."""
         return self.start_offset, self.created_timestamp_us
+
+    def last_change(self) -> FileChange:
+        """Return which file this is, and when it changed last. OSError passes through."""
+        found = os.fstat(self._fd)
+        return FileChange(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
     def read(self, physical_offset: int, size: int) -> bytes:
         """Return bytes of the file; fewer only at its end. OSError passes through."""

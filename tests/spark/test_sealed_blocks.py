@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.commitlog.segment_format import (
+    BLOCK_DTYPE,
+    KEY_DTYPE,
+    SEGMENT_HEADER_SIZE,
+    SegmentHeader,
+    encode_footer,
+    segment_name,
+)
+from holdfast.spark.files import sealed_blocks
+from holdfast.spark.files.sealed_blocks import SealedBlocks
+from holdfast.spark.files.segment_file import SegmentFile
+
+START = 2**20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A segment file of nothing but a header page and a footer of three blocks."""
+    rows = np.zeros(3, BLOCK_DTYPE)
+    rows["base_offset"] = [0, 10, 20]
+    rows["message_count"] = 10
+    footer = encode_footer(START, rows, np.zeros(5, KEY_DTYPE))
+    size = SEGMENT_HEADER_SIZE + len(footer)
+    path = tmp_path / segment_name(START)
+    path.write_bytes(SegmentHeader(START, size, 1).encode() + footer)
+    return path
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of what was read of segment files, in order."""
+    sizes: list[int] = []
+    read = SegmentFile.read
+
+    def noted(self: SegmentFile, physical_offset: int, size: int) -> bytes:
+        sizes.append(size)
+        return read(self, physical_offset, size)
+
+    monkeypatch.setattr(SegmentFile, "read", noted)
+    return sizes
+
+
+@pytest.fixture
+def _remembers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_blocks, "_SETTLED_NS", -(2**62))
+    monkeypatch.setattr(sealed_blocks, "_intact", set())
+
+
+def opened(path: Path) -> SealedBlocks:
+    blocks = SealedBlocks.of(SegmentFile.open(path.parent, START))
+    assert blocks is not None
+    return blocks
+
+
+def flip(path: Path) -> None:
+    """Damage the first row."""
+    with path.open("r+b") as file:
+        file.seek(SEGMENT_HEADER_SIZE)
+        file.write(b"\xff")
+
+
+def flip_later(path: Path) -> None:
+    """The same, at a time that the file system tells from that of the last change."""
+    before = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before:
+        flip(path)
+
+
+def test_a_footer_with_a_flipped_bit_is_not_intact(path: Path) -> None:
+    assert opened(path).is_intact()
+    flip(path)
+    assert not opened(path).is_intact()
+
+
+@pytest.mark.usefixtures("_remembers_at_once")
+def test_a_footer_is_read_once_by_a_process(path: Path, reads: list[int]) -> None:
+    assert opened(path).is_intact()
+    blocks = opened(path)
+    reads.clear()
+    assert blocks.is_intact()
+    assert reads == []
+
+
+@pytest.mark.usefixtures("_remembers_at_once")
+def test_a_file_that_has_changed_is_read_again(path: Path) -> None:
+    blocks = opened(path)
+    assert blocks.is_intact()
+    flip_later(path)
+    assert not blocks.is_intact()
+    assert not opened(path).is_intact()
+
+
+@pytest.mark.usefixtures("_remembers_at_once")
+def test_no_more_is_remembered_than_the_limit(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_blocks, "_MOST_REMEMBERED", 2)
+    for count, at_most in ((1, 1), (2, 2), (3, 1)):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        copy = folder / path.name
+        copy.write_bytes(path.read_bytes())
+        assert opened(copy).is_intact()
+        assert len(sealed_blocks._intact) == at_most
