@@ -45,6 +45,7 @@ class SealedBlocks:
         self._trailer = trailer
         self._at = file.end_offset - trailer.footer_size
         self._queues: dict[int, dict[int, tuple[int, int]]] = {}
+        self._stretches: dict[tuple[int, int], tuple[int, int]] = {}
 
     @classmethod
     def of(cls, file: SegmentFile) -> "SealedBlocks | None":
@@ -97,16 +98,20 @@ class SealedBlocks:
             row = self._find(topic_id, 0, _FIRST)
             while row < self._count and (first := self._row(row))[0] == topic_id:
                 queue, base = int(first[1]), int(first[2])
-                row = self._find(topic_id, queue, _BEHIND)
+                row = self._stretch(topic_id, queue, row)[1]
                 found[queue] = base, end_offset(self._read(row - 1, row)[0])
         return found
 
     def rows(self, topic_id: int, queue: int, start: int, end: int) -> Iterator[Blocks]:
         """Yield the rows of a queue's blocks with offsets in [start, end), in order."""
-        first = self._find(topic_id, queue, start)
-        behind = self._find(topic_id, queue, end - 1)
-        if first > self._find(topic_id, queue, _FIRST):
-            first -= 1  # the block that holds `start` begins before it, or at it
+        first, behind = self._stretch(topic_id, queue)
+        if first == behind:
+            return
+        # Most often all of it is asked for: then nothing is searched.
+        if start > self._row(first)[2]:  # the block that holds `start` begins before it, or at it
+            first = max(first, self._find(topic_id, queue, start, first, behind) - 1)
+        if end <= self._row(behind - 1)[2]:
+            behind = self._find(topic_id, queue, end - 1, first, behind)
         for at in range(first, behind, ROWS_AT_ONCE):
             rows = self._read(at, min(at + ROWS_AT_ONCE, behind))
             rows = rows[end_offsets(rows) > start]
@@ -117,10 +122,23 @@ class SealedBlocks:
         """Return where one of its blocks is, None if it has none."""
         return int(self._read(0, 1)["physical_offset"][0]) if self._count else None
 
-    def _find(self, topic_id: int, queue: int, base_offset: int) -> int:
-        """Return the first row behind all that are up to this place."""
+    def _stretch(self, topic_id: int, queue: int, begin: int | None = None) -> tuple[int, int]:
+        """Return a queue's first row, which is `begin` if that is known, and the one behind its
+        last."""
+        found = self._stretches.get((topic_id, queue))
+        if found is None:
+            if begin is None:
+                begin = self._find(topic_id, queue, _FIRST)
+            found = begin, self._find(topic_id, queue, _BEHIND, begin)
+            self._stretches[topic_id, queue] = found
+        return found
+
+    def _find(
+        self, topic_id: int, queue: int, base_offset: int, first: int = 0, behind: int | None = None
+    ) -> int:
+        """Return the first row behind all that are up to this place, if it is among these rows."""
         place = (topic_id, queue, base_offset)
-        return bisect.bisect_right(range(self._count), place, key=self._row)
+        return bisect.bisect_right(range(self._count), place, first, behind, key=self._row)
 
     def _row(self, row: int) -> tuple[int, int, int]:
         found = self._read(row, row + 1)[0]

@@ -107,3 +107,21 @@ def test_no_more_is_remembered_than_the_limit(
         copy.write_bytes(path.read_bytes())
         assert opened(copy).is_intact()
         assert len(sealed_blocks._intact) == at_most
+
+
+def test_any_range_has_the_blocks_that_reach_into_it(path: Path) -> None:
+    blocks = opened(path)
+    for start in range(31):
+        for end in range(start + 1, 32):
+            found = [base for rows in blocks.rows(0, 0, start, end) for base in rows["base_offset"]]
+            assert found == [base for base in (0, 10, 20) if base < end and base + 10 > start]
+    assert list(blocks.rows(0, 1, 0, 30)) == list(blocks.rows(1, 0, 0, 30)) == []
+
+
+def test_all_of_a_queue_is_found_without_a_search(path: Path, reads: list[int]) -> None:
+    blocks = opened(path)
+    assert blocks.queues(0) == {0: (0, 30)}
+    reads.clear()
+    (rows,) = blocks.rows(0, 0, 0, 30)
+    assert len(rows) == 3
+    assert len(reads) == 3  # the first row, the last, and all of them
