@@ -103,7 +103,8 @@ class SealedBlocks:
         return found
 
     def rows(self, topic_id: int, queue: int, start: int, end: int) -> Iterator[Blocks]:
-        """Yield the rows of a queue's blocks with offsets in [start, end), in order."""
+        """Yield the rows of a queue's blocks with offsets in [start, end), in order. Of a damaged
+        table perhaps not all of them, but never another queue's."""
         first, behind = self._stretch(topic_id, queue)
         if first == behind:
             return
@@ -114,7 +115,8 @@ class SealedBlocks:
             behind = self._find(topic_id, queue, end - 1, first, behind)
         for at in range(first, behind, ROWS_AT_ONCE):
             rows = self._read(at, min(at + ROWS_AT_ONCE, behind))
-            rows = rows[end_offsets(rows) > start]
+            own = (rows["topic_id"] == topic_id) & (rows["queue_id"] == queue)
+            rows = rows[own & (end_offsets(rows) > start)]
             if len(rows):
                 yield rows
 

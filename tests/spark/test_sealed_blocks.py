@@ -18,17 +18,22 @@ from holdfast.spark.files.segment_file import SegmentFile
 START = 2**20
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A segment file of nothing but a header page and a footer of three blocks."""
-    rows = np.zeros(3, BLOCK_DTYPE)
-    rows["base_offset"] = [0, 10, 20]
-    rows["message_count"] = 10
+def segment(folder: Path, queues: list[int], base_offsets: list[int]) -> Path:
+    """Make a segment file of nothing but a header page and a footer: a block of ten messages for
+    each queue and base offset, in topic 0."""
+    rows = np.zeros(len(queues), BLOCK_DTYPE)
+    rows["queue_id"], rows["base_offset"], rows["message_count"] = queues, base_offsets, 10
     footer = encode_footer(START, rows, np.zeros(5, KEY_DTYPE))
     size = SEGMENT_HEADER_SIZE + len(footer)
-    path = tmp_path / segment_name(START)
+    path = folder / segment_name(START)
     path.write_bytes(SegmentHeader(START, size, 1).encode() + footer)
     return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A segment with three blocks of queue 0."""
+    return segment(tmp_path, [0, 0, 0], [0, 10, 20])
 
 
 @pytest.fixture
@@ -125,3 +130,10 @@ def test_all_of_a_queue_is_found_without_a_search(path: Path, reads: list[int]) 
     (rows,) = blocks.rows(0, 0, 0, 30)
     assert len(rows) == 3
     assert len(reads) == 3  # the first row, the last, and all of them
+
+
+def test_a_search_that_damage_leads_astray_gives_no_other_queues_rows(tmp_path: Path) -> None:
+    # The row in the middle says queue 3: what follows it seems to be of queue 2 or above.
+    blocks = opened(segment(tmp_path, [1, 1, 1, 3, 1, 1, 2], [0, 10, 20, 30, 40, 50, 0]))
+    found = [rows for start in (0, 5) for rows in blocks.rows(0, 2, start, 10)]
+    assert [rows["queue_id"].tolist() for rows in found] == [[2], [2]]
