@@ -196,3 +196,11 @@ def end_offsets(rows: Blocks) -> npt.NDArray[np.int64]:
 def end_offset(row: np.void) -> int:
     """Return of one row of a block table the queue offset after its block's last message."""
     return int(row["base_offset"]) + int(row["message_count"])
+
+
+def rows_from(rows: Blocks, topic_id: int, queue_id: int, offset: int) -> Blocks:
+    """Return those rows of a block table that are of one queue's blocks with offsets from `offset`
+    on."""
+    is_own = (rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id)
+    found: Blocks = rows[is_own & (end_offsets(rows) > offset)]
+    return found

@@ -15,7 +15,13 @@ import pyarrow as pa
 from holdfast.commitlog.batch import tag_summary, tags_code
 from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.segment_format import BLOCK_DTYPE, Blocks, end_offset, end_offsets
+from holdfast.commitlog.segment_format import (
+    BLOCK_DTYPE,
+    Blocks,
+    end_offset,
+    end_offsets,
+    rows_from,
+)
 from holdfast.spark.decode import cut, decode, portion
 from holdfast.spark.files.block_reading import groups, read_blocks
 from holdfast.spark.files.sealed_blocks import SealedBlocks
@@ -113,8 +119,7 @@ def _told(
     """Yield what the plan, or else the footer, tells of the blocks of a part from `offset` on."""
     if segment.blocks:
         rows = np.frombuffer(segment.blocks, BLOCK_DTYPE)
-        is_own = (rows["topic_id"] == part.topic_id) & (rows["queue_id"] == part.queue)
-        yield rows[is_own & (rows["base_offset"] + rows["message_count"] > offset)]
+        yield rows_from(rows, part.topic_id, part.queue, offset)
     elif (sealed := SealedBlocks.of(file)) is not None:
         yield from sealed.rows(part.topic_id, part.queue, offset, part.end)
 

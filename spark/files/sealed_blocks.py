@@ -15,7 +15,7 @@ from holdfast.commitlog.segment_format import (
     Blocks,
     FooterTrailer,
     end_offset,
-    end_offsets,
+    rows_from,
 )
 from holdfast.spark.files.segment_file import FileChange, SegmentFile
 
@@ -114,9 +114,8 @@ class SealedBlocks:
         if end <= self._row(behind - 1)[2]:
             behind = self._find(topic_id, queue, end - 1, first, behind)
         for at in range(first, behind, ROWS_AT_ONCE):
-            rows = self._read(at, min(at + ROWS_AT_ONCE, behind))
-            own = (rows["topic_id"] == topic_id) & (rows["queue_id"] == queue)
-            rows = rows[own & (end_offsets(rows) > start)]
+            found = self._read(at, min(at + ROWS_AT_ONCE, behind))
+            rows = rows_from(found, topic_id, queue, start)
             if len(rows):
                 yield rows
 
