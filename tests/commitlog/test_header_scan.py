@@ -75,14 +75,14 @@ def _harm(small: SmallLog, harm: tuple[str, int, int, bytes]) -> None:
         overwrite(path, aligned, block)
 
 
-@pytest.mark.parametrize("window", [4096, 8 * 37, None])
+@pytest.mark.parametrize("window", [4096, 8 * 137, None])
 @given(
     sizes=st.lists(st.integers(0, 900), min_size=1, max_size=14),
     rolls=st.sets(st.integers(0, 13), max_size=2),
     harms=st.lists(_harms(), max_size=4),
     start=st.one_of(st.just(0), st.integers(0, 14)),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 def test_both_walks_find_the_same(
     window: int | None,
     sizes: list[int],
