@@ -75,7 +75,9 @@ def stream_sink(
 ) -> "HoldfastStreamWriter":
     """Return the writer of a stream. Raises as batch_sink does."""
     if overwrite:
-        raise InvalidOption("outputMode", "complete: a log is only appended to; use append, or foreachBatch")
+        raise InvalidOption(
+            "outputMode", "complete: a log is only appended to; use append, or foreachBatch"
+        )
     return HoldfastStreamWriter(_checked(given, schema, streaming=True))
 
 

@@ -1,0 +1,124 @@
+"""docs/spark.md is true: its options are those of the code, and its Python runs as it stands."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.running_broker import RunningBroker
+from holdfast.spark.options import (
+    DEFAULT_FETCH_BYTES,
+    DEFAULT_LEASE_MS,
+    DEFAULT_PARTITION_BYTES,
+    MAX_FETCH_BYTES,
+    OPTIONS,
+)
+from holdfast.spark.stream_options import (
+    DEFAULT_IDLE_WAIT_MS,
+    DEFAULT_MAX_TRIGGER_DELAY_MS,
+    STREAM_OPTIONS,
+)
+from holdfast.spark.write_options import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_BATCH_ROWS,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ROWS,
+    WRITE_OPTIONS,
+)
+from holdfast.testing import TEST_ARGUMENTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+READING, _, BEHIND = PAGE.partition("\n## Streaming\n")
+STREAMING, _, WRITING = BEHIND.partition("\n## Writing\n")
+#: Tables whose first column is options' names, by the heads that they have.
+_TABLE = re.compile(r"^\| option \|[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", re.MULTILINE)
+_BROKER, _CLUSTER = "http://broker:8711", "spark://master"
+
+
+def rows(text: str) -> dict[str, str]:
+    """Return what the tables of options in a part of the page say: name -> the rest of its row."""
+    said = {}
+    for table in _TABLE.findall(text):
+        for row in table.splitlines():
+            names, _, rest = row.removeprefix("| ").partition(" | ")
+            said |= dict.fromkeys(re.findall(r"`([^`]+)`", names), rest)
+    return said
+
+
+def mib(size: int) -> str:
+    return f"`{size >> 20}m`"
+
+
+def test_the_tables_have_every_option_and_no_other() -> None:
+    on_files = rows(WRITING.partition("\n## Files beside HTTP\n")[2])
+    assert rows(READING).keys() | on_files.keys() == OPTIONS.keys()
+    own = STREAM_OPTIONS.keys() - OPTIONS.keys()
+    assert own <= rows(STREAMING).keys() <= STREAM_OPTIONS.keys()
+    assert rows(WRITING.partition("\n## Files beside HTTP\n")[0]).keys() == WRITE_OPTIONS.keys()
+
+
+def test_the_tables_have_the_codes_defaults_and_bounds() -> None:
+    reading, streaming, writing = rows(READING), rows(STREAMING), rows(WRITING)
+    assert reading["maxBytesPerPartition"].startswith(mib(DEFAULT_PARTITION_BYTES))
+    assert reading["fetchMaxBytes"].startswith(mib(DEFAULT_FETCH_BYTES))
+    assert f"at most {mib(MAX_FETCH_BYTES)}" in reading["fetchMaxBytes"]
+    assert reading["leaseMs"].startswith(f"`{DEFAULT_LEASE_MS}`")
+    assert streaming["idleWaitMs"].startswith(f"`{DEFAULT_IDLE_WAIT_MS}`")
+    assert streaming["maxTriggerDelay"].startswith(f"`{DEFAULT_MAX_TRIGGER_DELAY_MS // 60_000}m`")
+    assert writing["maxBatchBytes"].startswith(mib(DEFAULT_BATCH_BYTES))
+    assert f"at most {mib(MAX_BATCH_BYTES)}" in writing["maxBatchBytes"]
+    assert writing["maxBatchRows"].startswith(f"`{DEFAULT_BATCH_ROWS}`")
+    assert f"at most {MAX_BATCH_ROWS}" in writing["maxBatchRows"]
+    for option in ("includeBody", "failOnDataLoss"):
+        assert reading[option].startswith("`true`")
+    for option in ("pushdown", "includeHeaders"):
+        assert reading[option].startswith("`false`")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    with RunningBroker(tmp_path_factory.mktemp("docs") / "data", TEST_ARGUMENTS) as broker:
+        yield broker
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_every_example_runs(spark: "SparkSession", running: RunningBroker, tmp_path: Path) -> None:
+    with running.client() as client:
+        client.create_topic("orders", queues=2)
+        for n in range(40):
+            client.publish("orders", b"%d" % n, tag=f"t{n % 3}", queue=n % 2)
+    examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(examples) >= 7
+    names: dict[str, Any] = {"spark": spark}
+    try:
+        for example in examples:
+            if _CLUSTER in example:
+                continue  # tests/cluster ships to clusters
+            code = (
+                example.replace(_BROKER, running.url)
+                .replace("broker:8711", running.url.removeprefix("http://"))
+                .replace('"/data/', f'"{tmp_path}/')
+                .replace("/var/lib/holdfast", str(running.data_dir))
+                .replace("spark = local_session()", "")
+            )
+            exec(compile(code, "docs/spark.md", "exec"), names)
+            for query in spark.streams.active:
+                query.processAllAvailable()
+                query.stop()
+        assert spark.read.parquet(f"{tmp_path}/nightly").count() == 40
+        with running.client() as client:
+            written = list(client.pull("orders", start="earliest", follow=False))
+            loud = list(client.pull("loud", start="earliest", follow=False))
+            counted = list(client.pull("counts", start="earliest", follow=False))
+        assert {each.key for each in written} == {None, "7", "8"}
+        assert {each.key for each in loud} == {None, "7", "8"}
+        assert {each.key for each in counted} == {None, "t0", "t1", "t2"}
+    finally:
+        for query in spark.streams.active:
+            query.stop()
