@@ -42,7 +42,7 @@ _BROKER, _CLUSTER = "http://broker:8711", "spark://master"
 
 def rows(text: str) -> dict[str, str]:
     """Return what the tables of options in a part of the page say: name -> the rest of its row."""
-    said = {}
+    said: dict[str, str] = {}
     for table in _TABLE.findall(text):
         for row in table.splitlines():
             names, _, rest = row.removeprefix("| ").partition(" | ")
