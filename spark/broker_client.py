@@ -7,6 +7,7 @@ may raise, it says. For one thread at a time.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
@@ -19,10 +20,11 @@ from holdfast.spark.errors import (
     BrokerUnavailable,
     OffsetsMoved,
     ReplyMismatch,
+    SparkError,
     TopicRecreated,
 )
 from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
-from holdfast.spark.transport import NO_LEASES_LEFT, RETRY_FOR_S, Reply, Transport
+from holdfast.spark.transport import NO_LEASES_LEFT, RETRY_FOR_S, TIMEOUT_S, Reply, Transport
 
 _log = logging.getLogger("holdfast.spark")
 
@@ -60,10 +62,18 @@ class BrokerClient:
         self._transport = transport
 
     @classmethod
-    def open(cls, address: Address, *, retry_for_s: float = RETRY_FOR_S) -> Self:
+    def open(
+        cls, address: Address, *, retry_for_s: float = RETRY_FOR_S, timeout_s: float = TIMEOUT_S
+    ) -> Self:
         """Return a client that connects when it is first used."""
         return cls(
-            Transport(address.url, token=address.token, tls=address.tls, retry_for_s=retry_for_s)
+            Transport(
+                address.url,
+                token=address.token,
+                tls=address.tls,
+                retry_for_s=retry_for_s,
+                timeout_s=timeout_s,
+            )
         )
 
     def __enter__(self) -> Self:
@@ -184,35 +194,41 @@ class BrokerClient:
     ) -> list[Split]:
         """Return the ranges cut into parts of about `max_bytes`, by queue and offset.
 
-        With `lease_ms` they are leased for so long, if the broker can do it now. Raises
-        TopicRecreated when the topic is another one by now.
+        With `lease_ms` they are leased for so long, if the broker can do it now; when this raises,
+        nothing is. Raises TopicRecreated when the topic is another one by now.
         """
         named = sorted(ranges.items())
         found = []
-        for at in range(0, len(named), _QUEUES_PER_PLAN):
-            asked = dict(named[at : at + _QUEUES_PER_PLAN])
-            query: dict[str, object] = {
-                "start": ",".join(f"{queue}:{part.start}" for queue, part in asked.items()),
-                "end": ",".join(f"{queue}:{part.end}" for queue, part in asked.items()),
-                "max_bytes": max_bytes,
-                "min_splits": min_splits,
-            }
-            reply = self._plan(topic, query, lease_ms)
-            _check_topic_id(topic, topic_id, reply["topic_id"])
-            lease_id = reply.get("lease", {}).get("id")
-            segments = reply.get("segments", ())
-            found += [
-                Split(
-                    split["queue"],
-                    split["start_offset"],
-                    split["end_offset"],
-                    split["bytes"],
-                    _segments_of(split, segments),
-                    lease_id,
-                )
-                for split in reply["splits"]
-                if split["queue"] in asked  # queues not named are planned whole by the broker
-            ]
+        leases: list[tuple[str, str]] = []
+        with ExitStack() as undoing:
+            undoing.callback(self.release_leases, leases)
+            for at in range(0, len(named), _QUEUES_PER_PLAN):
+                asked = dict(named[at : at + _QUEUES_PER_PLAN])
+                query: dict[str, object] = {
+                    "start": ",".join(f"{queue}:{part.start}" for queue, part in asked.items()),
+                    "end": ",".join(f"{queue}:{part.end}" for queue, part in asked.items()),
+                    "max_bytes": max_bytes,
+                    "min_splits": min_splits,
+                }
+                reply = self._plan(topic, query, lease_ms)
+                lease_id = reply.get("lease", {}).get("id")
+                if lease_id is not None:
+                    leases.append((topic, lease_id))
+                _check_topic_id(topic, topic_id, reply["topic_id"])
+                segments = reply.get("segments", ())
+                found += [
+                    Split(
+                        split["queue"],
+                        split["start_offset"],
+                        split["end_offset"],
+                        split["bytes"],
+                        _segments_of(split, segments),
+                        lease_id,
+                    )
+                    for split in reply["splits"]
+                    if split["queue"] in asked  # queues not named are planned whole by the broker
+                ]
+            undoing.pop_all()
         return sorted(found, key=lambda split: (split.queue, split.start))
 
     def _plan(self, topic: str, query: Mapping[str, object], lease_ms: int) -> dict[str, Any]:
@@ -228,12 +244,20 @@ class BrokerClient:
                 _log.warning("%r is read without a lease against retention: %s", topic, refused)
         return dict(self._transport.get(path, query).json())
 
-    def release_lease(self, topic: str, lease_id: str) -> None:
-        """Let go of a lease, if it is still there; one that cannot be let go of ends by itself."""
-        try:
-            self._transport.delete(_lease_path(topic, lease_id))
-        except (BrokerRefused, BrokerUnavailable) as error:
-            _log.info("a lease on %r is left to end by itself: %s", topic, error)
+    def release_leases(self, leases: Iterable[tuple[str, str]]) -> None:
+        """Let go of leases, each a topic and an id, as far as they are still there.
+
+        Raises nothing: what cannot be let go of ends by itself. Once the broker does not answer,
+        the others are not tried.
+        """
+        for topic, lease_id in leases:
+            try:
+                self._transport.delete(_lease_path(topic, lease_id))
+            except BrokerRefused as refused:
+                _log.info("a lease on %r is left to end by itself: %s", topic, refused)
+            except SparkError as error:
+                _log.info("leases are left to end by themselves: %s", error)
+                return
 
     def extend_lease(self, topic: str, lease_id: str, lease_ms: int) -> bool:
         """Let a lease live for so long from now; return False when there is no such lease."""

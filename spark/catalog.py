@@ -1,7 +1,7 @@
 """What there is to read, whoever tells it: topics, where their queues begin and end, and how a
 range may be cut into parts. No I/O here."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -98,5 +98,6 @@ class LiveCatalog(Catalog, Protocol):
         May return at once, for any reason.
         """
 
-    def release_lease(self, topic: str, lease_id: str) -> None:
-        """Let go of a lease, if it is still there."""
+    def release_leases(self, leases: Iterable[tuple[str, str]]) -> None:
+        """Let go of leases, each a topic and an id, as far as they are still there. Raises
+        nothing."""

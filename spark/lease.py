@@ -18,6 +18,9 @@ from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import SparkError
 from holdfast.spark.offsets import PlanLease, QueueRange
 
+#: A task's end waits for what is under way: a broker that is silent for longer is asked later.
+_TIMEOUT_S = 5.0
+
 _log = logging.getLogger("holdfast.spark")
 
 
@@ -65,13 +68,12 @@ class LeaseKeeper:
         wait_s = due_in_s(lease, time.time())
         while alive and not self._stopped.wait(wait_s):
             wait_s = half_s
-            # Not retried within a request: the task's end waits for it.
-            with BrokerClient.open(address, retry_for_s=0) as client:
+            with BrokerClient.open(address, retry_for_s=0, timeout_s=_TIMEOUT_S) as client:
                 try:
                     alive = tuple(
-                        (topic, lease_id)
-                        for topic, lease_id in alive
-                        if client.extend_lease(topic, lease_id, lease.lease_ms)
+                        each
+                        for each in alive
+                        if self._stopped.is_set() or client.extend_lease(*each, lease.lease_ms)
                     )
                 except SparkError as error:
                     wait_s = half_s / 4

@@ -9,9 +9,10 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from holdfast.spark.catalog import Catalog, OutOfRange, Split, TopicState
+from holdfast.spark.catalog import Catalog, LiveCatalog, OutOfRange, Split, TopicState
 from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicRecreated
 from holdfast.spark.offsets import (
     AtTime,
@@ -64,7 +65,7 @@ def topic_names(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
     """Return the topics that the options name or, now, match. Raises InvalidOption for none."""
     names = matching_topics(catalog, options)
     if not names:
-        raise InvalidOption("subscribePattern", f"no topic matches {options.pattern!r}")
+        raise InvalidOption("subscribePattern", f"no topic matches {options.pattern!r} as a whole")
     return names
 
 
@@ -130,10 +131,10 @@ def _look_up(
     for queue, offset in found.items() if must_match else ():
         if offset >= topic.queues[queue].max_offset:
             raise InvalidOption(
-                option,
+                "startingTimestamp" if isinstance(spec, AtTime) else f"{option}ByTimestamp",
                 f"queue {queue} of {topic.name!r} has no message stored at or after "
-                f"{times[queue]}; with startingOffsetsByTimestampStrategy=latest nothing of it "
-                "is read",
+                f"{times[queue]}; name an earlier time, or set "
+                "startingOffsetsByTimestampStrategy=latest to read nothing of it",
             )
     return found
 
@@ -145,25 +146,28 @@ def plan_partitions(
 
     Raises DataLost when part of a range is gone by now (or leaves it out and says so, without
     failOnDataLoss), TopicRecreated when a topic is another one by now. Every part carries the
-    leases of all of them.
+    leases of all of them; when this raises, there are none.
     """
     parts = []
     lease_ids: dict[tuple[str, str], None] = {}
     taken_at_s = time.time()
-    for topic in topics:
-        for split in _splits(catalog, options, topic):
-            if split.lease_id is not None:
-                lease_ids[topic.name, split.lease_id] = None
-            part = QueueRange(
-                topic.name,
-                topic.topic_id,
-                split.queue,
-                split.start,
-                split.end,
-                topic.priority_levels,
-                split.segments,
-            )
-            parts.append((part, split.size_bytes))
+    with ExitStack() as undoing:
+        undoing.callback(release_leases, catalog, lease_ids)
+        for topic in topics:
+            for split in _splits(catalog, options, topic):
+                if split.lease_id is not None:
+                    lease_ids[topic.name, split.lease_id] = None
+                part = QueueRange(
+                    topic.name,
+                    topic.topic_id,
+                    split.queue,
+                    split.start,
+                    split.end,
+                    topic.priority_levels,
+                    split.segments,
+                )
+                parts.append((part, split.size_bytes))
+        undoing.pop_all()
     if lease_ids:
         lease = PlanLease(tuple(lease_ids), options.lease_ms, taken_at_s)
         parts = [(replace(part, lease=lease), size_bytes) for part, size_bytes in parts]
@@ -172,6 +176,12 @@ def plan_partitions(
         at_least=options.min_partitions or 1,
         small_bytes=min(_SMALL_TASK_BYTES, options.max_bytes_per_partition),
     )
+
+
+def release_leases(catalog: Catalog, leases: Iterable[tuple[str, str]]) -> None:
+    """Let go of what a plan was leased, each a topic and an id. Raises nothing."""
+    if isinstance(catalog, LiveCatalog):
+        catalog.release_leases(leases)
 
 
 def _splits(catalog: Catalog, options: ReadOptions, topic: BoundTopic) -> list[Split]:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.spark.address import Address
 from holdfast.spark.broker_client import BrokerClient
-from holdfast.spark.errors import InvalidOption
+from holdfast.spark.errors import BrokerRefused, InvalidOption, TopicRecreated
 from holdfast.spark.lease import LeaseKeeper, due_in_s
 from holdfast.spark.offsets import PlanLease, QueueRange
 from holdfast.spark.options import DEFAULT_LEASE_MS, parse_options
@@ -94,6 +94,45 @@ def test_a_lease_longer_than_the_broker_gives_is_an_error(filled: FakeBroker) ->
     refuse(filled, 400, b'{"type": "/problems/limit-exceeded", "detail": "use 3600000 at most"}')
     with pytest.raises(Exception, match="3600000 at most"):
         plan(filled, leaseMs="9999999999")
+
+
+@pytest.mark.parametrize("fails_at", ["/v1/topics/refunds/splits", "start=100%3A0"])
+def test_a_plan_that_fails_midway_leaves_no_lease(broker: FakeBroker, fails_at: str) -> None:
+    """Planned are two topics, each by two requests, since each names 100 queues at most."""
+    for name in ("orders", "refunds"):
+        topic = broker.topic(name, queues=103)
+        for queue in range(103):
+            topic.publish(queue, [b"a"])
+    broker.fail_once(400, match=fails_at)
+    with pytest.raises(BrokerRefused, match="400"):
+        plan(broker, "orders,refunds")
+    assert broker.leases_given > 0
+    assert broker.leases == {}
+    plan(broker, "orders,refunds")
+    assert len(broker.leases) == 4
+
+
+def test_a_plan_of_a_topic_made_again_leaves_no_lease(filled: FakeBroker) -> None:
+    options = parse_options({"url": filled.url, "topic": "orders"})
+    with BrokerClient.open(options.address) as client:
+        topics = bind_topics(client, options)
+        filled.topic("orders", queues=3).publish(0, [b"a", b"b"])
+        filled.topics["orders"].publish(2, [b"a", b"b"])
+        with pytest.raises(TopicRecreated):
+            plan_partitions(client, options, topics)
+    assert filled.leases_given == 1
+    assert filled.leases == {}
+
+
+def test_leases_are_let_go_of_as_long_as_the_broker_answers(filled: FakeBroker) -> None:
+    plan(filled, "orders,refunds")
+    leases = [("orders", "lease-0"), ("orders", "unknown"), ("refunds", "lease-1")]
+    with BrokerClient.open(Address(filled.url), retry_for_s=0) as client:
+        filled.fail_once(503, match="lease-0")
+        client.release_leases(leases)
+        assert filled.leases.keys() == {"lease-0", "lease-1"}
+        client.release_leases(leases)
+    assert filled.leases == {}
 
 
 @pytest.mark.parametrize(
