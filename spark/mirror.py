@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.catalog import NEVER_STORED, StoredOffsets
-from holdfast.spark.errors import InvalidOption, OffsetsMoved, SparkError
+from holdfast.spark.errors import BrokerUnavailable, InvalidOption, OffsetsMoved, SparkError
 
 _log = logging.getLogger("holdfast.spark")
 
@@ -45,6 +45,8 @@ class GroupMirror:
             except SparkError as error:
                 self._stored.pop(topic, None)
                 _log.warning("progress not stored in group %r: %s", self._group, error)
+                if isinstance(error, BrokerUnavailable):
+                    return  # nor is there anybody for the other topics: the next time tells theirs
 
     def _store(self, topic: str, offsets: Mapping[int, int]) -> None:
         for attempt in range(1, _ATTEMPTS + 1):

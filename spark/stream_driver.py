@@ -22,7 +22,13 @@ from holdfast.spark.errors import (
 )
 from holdfast.spark.mirror import GroupMirror
 from holdfast.spark.offsets import OffsetRange, QueueRange
-from holdfast.spark.plan import BoundTopic, bind_topics, matching_topics, plan_partitions
+from holdfast.spark.plan import (
+    BoundTopic,
+    bind_topics,
+    matching_topics,
+    plan_partitions,
+    release_leases,
+)
 from holdfast.spark.stream_offsets import (
     BEGINNING,
     QueueKey,
@@ -88,12 +94,17 @@ class StreamDriver:
 
     def pin(self) -> None:
         """Take what there is now as the end: `latest` never goes beyond it, and does not wait."""
-        self._seen = self._survey({})
+        self._seen = self._survey()
         self._target = _ends_of(self._seen)
 
     def close(self) -> None:
         """Let go of what the broker keeps for the stream. May be called twice."""
         self._release_leases()
+
+    @property
+    def leases(self) -> list[tuple[str, str]]:
+        """What the broker keeps for the micro-batch that was planned last: topics and ids."""
+        return list(self._leases)
 
     def newest(self) -> StreamOffsets | None:
         """Return the ends of all queues as they were last seen."""
@@ -156,22 +167,22 @@ class StreamDriver:
     def _release_leases(self) -> None:
         """Let go of what tasks that are done were to read: at two micro-batches a second, leases
         that end by themselves would be many."""
-        if isinstance(self._catalog, LiveCatalog):
-            for topic, lease_id in self._leases:
-                self._catalog.release_lease(topic, lease_id)
+        release_leases(self._catalog, self._leases)
         self._leases.clear()
 
     # -- what there is -----------------------------------------------------------------------
 
-    def _survey(self, start: StreamOffsets) -> dict[str, TopicState]:
+    def _survey(self, start: StreamOffsets | None = None) -> dict[str, TopicState]:
         """Return all that is asked for and there: topics that are gone are left out.
 
-        One that the options name, but that never was there, is what the catalog raises.
+        One that the options name, but that the stream has not read, is what the catalog raises;
+        without `start` it is not known which these are.
         """
         read = self._options.read
         found = {}
         for name in matching_topics(self._catalog, read):
-            must_be = read.pattern is None and name not in start and read.fail_on_data_loss
+            is_new = start is not None and name not in start
+            must_be = read.pattern is None and is_new and read.fail_on_data_loss
             state = self._describe(name, must_be=must_be)
             if state is not None:
                 found[name] = state

@@ -7,11 +7,12 @@
     executor   read()            for each task, on another copy of the reader, never seen by the
                                  driver: all that it knows are the options and its partition
 
-One process of the driver lives as long as the query and has one reader for all of its calls.
+One process of the driver lives as long as the query and has one reader for all of its calls. When
+the query stops or fails, Spark ends it at once, whatever it is doing, without a call of stop().
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pyarrow as pa
@@ -32,10 +33,13 @@ from holdfast.spark.stream_driver import StreamDriver
 from holdfast.spark.stream_offsets import decode_offsets, encode_offsets
 from holdfast.spark.stream_options import NO_LIMITS, StreamOptions
 from holdfast.spark.task import RangesPartition, read_partition
+from holdfast.spark.termination import before_termination
 from holdfast.spark.travelling import Travelling
 
 #: A copy of the progress is not worth a longer wait: the stream itself goes on meanwhile.
 _MIRROR_RETRY_FOR_S = 5.0
+#: What the process still waits for when Spark has told it to end.
+_LAST_WORDS_TIMEOUT_S = 1.0
 
 
 class HoldfastStreamReader(
@@ -52,17 +56,36 @@ class HoldfastStreamReader(
     def _driver(self) -> StreamDriver:
         """The driver's side of the stream, opened when it is first asked for."""
         if self._opened is None:
-            catalog = self._open.enter_context(open_catalog(self._options.read))
-            self._opened = StreamDriver(catalog, self._options, self._open_mirror())
+            with ExitStack() as opening:
+                catalog = opening.enter_context(open_catalog(self._options.read))
+                mirror = self._open_mirror(opening)
+                driver = StreamDriver(catalog, self._options, mirror)
+                self._opened = opening.enter_context(closing(driver))
+                self._open = opening.pop_all()
+            before_termination(self._let_go)
         return self._opened
 
-    def _open_mirror(self) -> GroupMirror | None:
+    def _open_mirror(self, opening: ExitStack) -> GroupMirror | None:
         if self._options.group is None:
             return None
-        client = BrokerClient.open(self._options.read.address, retry_for_s=_MIRROR_RETRY_FOR_S)
-        mirror = GroupMirror(self._open.enter_context(client), self._options.group)
+        client = BrokerClient.open(
+            self._options.read.address,
+            retry_for_s=_MIRROR_RETRY_FOR_S,
+            timeout_s=_MIRROR_RETRY_FOR_S,
+        )
+        mirror = GroupMirror(opening.enter_context(client), self._options.group)
         mirror.check()
         return mirror
+
+    def _let_go(self) -> None:
+        """End the leases of a micro-batch that Spark breaks off. In the midst of anything, perhaps
+        of a request of the driver's: so by a connection of its own."""
+        leases = [] if self._opened is None else self._opened.leases
+        if leases:
+            with BrokerClient.open(
+                self._options.read.address, retry_for_s=0, timeout_s=_LAST_WORDS_TIMEOUT_S
+            ) as client:
+                client.release_leases(leases)
 
     def __reduce__(self) -> tuple[type["HoldfastStreamReader"], tuple[StreamOptions]]:
         return type(self), (self._options,)
@@ -117,7 +140,5 @@ class HoldfastStreamReader(
 
     def stop(self) -> None:
         """Close what is open."""
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        self._opened = None
         self._open.close()

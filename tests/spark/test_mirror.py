@@ -62,6 +62,18 @@ def test_a_failure_is_said_and_made_good_later(
     assert stored(broker) == {0: 5}
 
 
+def test_a_broker_that_is_away_is_asked_once_for_all_topics(
+    broker: FakeBroker, mirror: GroupMirror
+) -> None:
+    broker.faults.append(lambda _: Answer(503, {}, b""))
+    mirror.store({"orders": {0: 5}, "refunds": {0: 5}})
+    assert [request for request in broker.requests if "refunds" in request] == []
+    broker.faults.clear()
+    mirror.store({"orders": {0: 5}, "refunds": {0: 6}})
+    assert stored(broker) == {0: 5}
+    assert broker.groups["billing"]["refunds"][0] == {0: 6}
+
+
 def test_a_group_with_leases_is_refused(broker: FakeBroker, mirror: GroupMirror) -> None:
     mirror.check()  # there is none yet
     broker.groups["billing"] = {}

@@ -306,6 +306,17 @@ def test_a_pinned_stream_ends_also_when_its_topic_is_gone(
     assert orders.ask() is orders.offsets
 
 
+def test_a_pinned_stream_says_what_is_gone(
+    broker: FakeBroker, topic: FakeTopic, stream: Stream
+) -> None:
+    checkpoint = stream().offsets
+    del broker.topics["orders"]
+    orders = stream(checkpoint)
+    orders.driver.pin()
+    with pytest.raises(GoneFromStream, match="topic 'orders' is in the stream's checkpoint"):
+        orders.batch()
+
+
 # -- loss --------------------------------------------------------------------------------------
 
 

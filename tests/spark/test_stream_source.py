@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import (
     BrokerRefused,
     CheckpointUnreadable,
@@ -179,6 +180,38 @@ def test_a_group_with_leases_is_refused_at_the_start(
     readers.append(loaded(broker, groupId="billing").streamReader(StructType()))
     with pytest.raises(InvalidOption, match="leases messages"):
         readers[0].initialOffset()
+
+
+def test_a_reader_that_could_not_open_leaves_nothing_open(
+    broker: FakeBroker,
+    topic: FakeTopic,
+    readers: list[HoldfastStreamReader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[BrokerClient] = []
+    open_client, close_client = BrokerClient.open, BrokerClient.close
+
+    def counted(*arguments: Any, **named: Any) -> BrokerClient:
+        opened.append(open_client(*arguments, **named))
+        return opened[-1]
+
+    def closed(client: BrokerClient) -> None:
+        opened.remove(client)
+        close_client(client)
+
+    monkeypatch.setattr(BrokerClient, "open", counted)
+    monkeypatch.setattr(BrokerClient, "close", closed)
+    broker.leased_groups.add("billing")
+    readers.append(loaded(broker, groupId="billing").streamReader(StructType()))
+    for _ in range(2):
+        with pytest.raises(InvalidOption, match="leases messages"):
+            readers[0].initialOffset()
+        assert opened == []
+    broker.leased_groups.clear()
+    readers[0].initialOffset()
+    assert len(opened) == 2
+    readers[0].stop()
+    assert opened == []
 
 
 def test_a_stopped_reader_leaves_nothing_open(reader: HoldfastStreamReader) -> None:
