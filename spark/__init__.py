@@ -22,6 +22,7 @@ from holdfast.spark.errors import (
     UnwritableRow,
     WriteRefused,
 )
+from holdfast.spark.reason import reason
 from holdfast.spark.session import local_session, register, require_java, ship
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "local_session",
     "require_java",
     "ship",
+    "reason",
     "SparkError",
     "InvalidOption",
     "JavaMissing",

@@ -194,7 +194,10 @@ class UnknownTopic(SparkError):
         self.path = path
 
     def __str__(self) -> str:
-        return f"there is no topic {self.topic!r} in the log of {self.path}"
+        return (
+            f"there is no topic {self.topic!r} in the log of {self.path}; check the option topic "
+            "and which data directory path names, or publish to the topic first"
+        )
 
 
 def means_no_topic(error: SparkError) -> bool:

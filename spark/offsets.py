@@ -171,7 +171,7 @@ def _parse_json(option: str, text: str) -> dict[str | None, dict[int, int]]:
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise InvalidOption(option, f"not JSON: {error}") from error
+        raise InvalidOption(option, f'not JSON such as {{"0": 12}}: {error}') from error
     assert isinstance(given, dict)  # it begins with a brace
     nested = [isinstance(value, dict) for value in given.values()]
     if given and all(nested):
@@ -203,7 +203,7 @@ def _checked(option: str, spec: Everywhere | Given, useless: int | None) -> Offs
     )
     if useless in queues:
         verb = "ends at earliest" if useless == EARLIEST else "starts at latest"
-        raise InvalidOption(option, f"a batch that {verb} reads nothing")
+        raise InvalidOption(option, f"a batch that {verb} reads nothing; leave it out to read all")
     return spec
 
 
@@ -227,7 +227,10 @@ def resolve(
     for option, spec in (("startingOffsets", start), ("endingOffsets", end)):
         for queue in spec.of(topic) if isinstance(spec, Given | AtTimes) else ():
             if queue not in queues:
-                raise InvalidOption(option, f"topic {topic!r} has no queue {queue} to read")
+                there = ", ".join(map(str, sorted(queues)))
+                raise InvalidOption(
+                    option, f"topic {topic!r} has no queue {queue} to read; name some of {there}"
+                )
     ranges = {}
     for queue, state in queues.items():
         first = _resolve_one(start, topic, queue, state, start_lookup, otherwise=state.min_offset)
@@ -239,7 +242,8 @@ def resolve(
             if first > last:
                 raise InvalidOption(
                     "startingOffsets",
-                    f"queue {queue} of {topic!r} would start at {first}, after its end at {last}",
+                    f"queue {queue} of {topic!r} would start at {first}, after its end at {last}; "
+                    "start no later than it ends, or leave the queue out of assign",
                 )
             if fail_on_data_loss and first < min(last, state.min_offset):
                 raise DataLost(topic, queue, first, state.min_offset, "trimmed by retention")
@@ -255,8 +259,8 @@ def _check_end(
     if isinstance(spec, Given | OfGroup) and offset > state.max_offset:
         raise InvalidOption(
             option,
-            f"offset {offset} is beyond the end of queue {queue} of {topic!r}, "
-            f"which is {state.max_offset}",
+            f"offset {offset} is beyond the end of queue {queue} of {topic!r}, which is "
+            f"{state.max_offset}; name one up to that, or see whether the topic was made again",
         )
 
 

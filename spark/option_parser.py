@@ -54,8 +54,10 @@ class GivenOptions:
         """Return which one of `names` is given."""
         found = [name for name in names if name in self._given]
         if len(found) != 1:
-            count = "none of them is" if not found else "not " + " and ".join(found)
-            raise InvalidOption(names[0], f"give exactly one of {', '.join(names)}; {count}")
+            given = " and ".join(found) or "none of them"
+            raise InvalidOption(
+                names[0], f"give exactly one of {', '.join(names)}; given is {given}"
+            )
         return found[0]
 
     def at_most_one(self, *names: str) -> None:

@@ -43,7 +43,13 @@ def parse_place(options: GivenOptions) -> Place:
     """Return where rows come from. Raises InvalidOption."""
     path = options.text("path")
     has_url = any(options.text(name) is not None for name in ("url", "kafka.bootstrap.servers"))
-    address = parse_address(options) if has_url or path is None else None
+    if not has_url and path is None:
+        raise InvalidOption(
+            "url",
+            "is missing: give exactly one of url and kafka.bootstrap.servers, a broker's address, "
+            "or path, a data directory to read",
+        )
+    address = parse_address(options) if has_url else None
     if address is None:
         for name in ("token", "caFile", "certFile", "keyFile"):
             if options.text(name) is not None:

@@ -1,0 +1,132 @@
+"""What a user sees of an error through Spark: one sentence that says what to do, and where it is.
+
+Of batches and writes it is the last line but for Spark's SQLSTATE; what a stream failed of stands
+between a traceback and its plan, and `reason` finds it there.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.spark import reason
+from tests.support.fake_broker import Answer, FakeBroker, FakeTopic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+TIMEOUT_S = 60
+
+TRIMMED = Answer(
+    410,
+    {"Content-Type": "application/problem+json"},
+    b'{"type": "/problems/offset-trimmed", "status": 410, "min_offset": 2}',
+)
+
+
+@pytest.fixture(autouse=True)
+def topic(broker: FakeBroker) -> FakeTopic:
+    topic = broker.topic("orders", queues=2)
+    for queue in range(2):
+        topic.publish(queue, [b"a", b"b", b"c"])
+    return topic
+
+
+def told(act: Callable[[], object], *, last: bool = True) -> str:
+    """Return the sentence that an act fails with; it is all that comes at the end if `last`."""
+    with pytest.raises(Exception, match=r"\w") as caught:
+        act()
+    sentence = reason(caught.value)
+    assert sentence is not None, str(caught.value)
+    if last:
+        text = str(caught.value).rstrip().removesuffix("SQLSTATE: 38000").rstrip()
+        assert text.endswith(sentence), text[-2000:]
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "at_load"),
+    [
+        ({"url": ""}, "or path, a data directory to read", True),
+        ({"topic": ""}, "give exactly one of topic, subscribe", True),
+        ({"topic": "nowhere"}, "there is no topic 'nowhere'", True),
+        ({"startingOffsets": '{"0": 2}', "endingOffsets": '{"0": 1}'}, "no later than", True),
+        ({"endingOffsets": '{"0": 9}'}, "beyond the end of queue 0 of 'orders', which is 3;", True),
+        ({"startingOffsets": '{"0": 9}'}, "name one up to that", False),
+        ({"startingOffsets": '{"7": 0}'}, "name some of 0, 1", False),
+        ({"startingOffsets": "group:nobody"}, "holdfast.spark.bind begins one", False),
+        (
+            {
+                "startingTimestamp": "99999999999999",
+                "startingOffsetsByTimestampStrategy": "error",
+            },
+            "option 'startingTimestamp': queue 0 of 'orders' has no message",
+            False,
+        ),
+    ],
+)
+def test_a_batch_that_cannot_be_says_why_and_as_soon_as_can_be(
+    spark: "SparkSession", broker: FakeBroker, options: dict[str, str], says: str, at_load: bool
+) -> None:
+    given = {"url": broker.url, "topic": "orders", **options}
+    reader = spark.read.format("holdfast").options(**{k: v for k, v in given.items() if v})
+    if at_load:
+        assert says in told(reader.load)
+    else:
+        assert says in told(reader.load().count)
+
+
+def test_a_task_that_fails_says_why(spark: "SparkSession", broker: FakeBroker) -> None:
+    frame = spark.read.format("holdfast").options(url=broker.url, topic="orders").load()
+    broker.faults.append(lambda target: TRIMMED if "/messages?" in target else None)
+    assert "failOnDataLoss=false" in told(frame.count)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"endingOffsets": "latest"}, "trigger(availableNow=True) stops at what is there now"),
+        ({"startingOffsets": '{"0": 9}'}, "name one up to that"),
+        ({"startingOffsets": "earliest"}, "failOnDataLoss=false"),  # its tasks fail
+    ],
+)
+def test_a_stream_that_cannot_be_says_why(
+    spark: "SparkSession", broker: FakeBroker, tmp_path: Path, options: dict[str, str], says: str
+) -> None:
+    broker.faults.append(lambda target: TRIMMED if "/messages?" in target else None)
+
+    def run() -> None:
+        frame = spark.readStream.format("holdfast").options(
+            url=broker.url, topic="orders", **options
+        )
+        writer = frame.load().writeStream.format("noop").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(TIMEOUT_S)
+
+    assert says in told(run, last=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "mode", "says"),
+    [
+        ("string(id) as body", {"topic": "nowhere"}, "append", "there is no topic 'nowhere'"),
+        ("string(id) as body", {"durabilty": "fsync"}, "append", "did you mean 'durability'"),
+        ("string(id) as body", {}, "overwrite", "use append"),
+        ("string(id) as bodi", {}, "append", "did you mean 'body'"),
+        ("cast(null as string) as body", {}, "append", "filter the row out"),
+        ("'' as body, 7 as queue", {}, "append", "leave it null for the broker's choice"),
+    ],
+)
+def test_a_write_that_cannot_be_says_why(
+    spark: "SparkSession",
+    broker: FakeBroker,
+    columns: str,
+    options: dict[str, str],
+    mode: str,
+    says: str,
+) -> None:
+    frame: DataFrame = spark.range(1).selectExpr(*columns.split(", "))
+    writer = frame.write.format("holdfast").mode(mode)
+    assert says in told(writer.options(**{"url": broker.url, "topic": "orders", **options}).save)
