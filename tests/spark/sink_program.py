@@ -2,19 +2,20 @@
 
 python -m tests.spark.sink_program stream URL TOPIC FOLDER [dies]
 python -m tests.spark.sink_program tasks URL TOPIC FOLDER
+python -m tests.spark.sink_program speculation URL TOPIC FOLDER MASTER
 """
 
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from holdfast.spark.session import local_session
@@ -133,24 +134,31 @@ def kill_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield batch
 
 
+def meet(folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what holds the first partition in the middle of its rows until Spark has begun a
+    second attempt at it, and that is as far: from there on both write at once."""
+
+    def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        for number, batch in enumerate(batches):
+            if number == 4 and task.partitionId() == 0:
+                (folder / f"attempt-{attempt()}").touch()
+                deadline = time.monotonic() + 100
+                while not all((folder / f"attempt-{each}").exists() for each in (0, 1)):
+                    if time.monotonic() > deadline:
+                        raise RuntimeError("no second attempt was begun")
+                    time.sleep(0.01)
+            yield batch
+
+    return together
+
+
 def tasks(url: str, topic: str) -> None:
     """Write the same rows to TOPIC.before, TOPIC.behind and TOPIC.executor."""
-    settings: Mapping[str, str] = {
-        "spark.executor.memory": "800m",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
-        "spark.task.maxFailures": "5",
-        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
-    }
-    builder = SparkSession.builder.master("local-cluster[2,1,1024]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = builder.getOrCreate()
-    spark.dataSource.register(HoldfastDataSource)
+    spark = session("local-cluster[2,1,1024]", {"spark.task.maxFailures": "5"})
     spark.dataSource.register(FailingSource)
-    rows = spark.range(0, ROWS, 1, PARTITIONS).selectExpr(
-        "string(id) as body", "string(id % 11) as key"
-    )
+    rows = numbered(spark)
     for name, change, kind in (
         ("before", fail_before, "holdfast"),
         ("behind", None, "failing"),
@@ -163,9 +171,48 @@ def tasks(url: str, topic: str) -> None:
         print(name, flush=True)
 
 
+def speculation(url: str, topic: str, folder: Path, master: str) -> None:
+    """Write the rows to TOPIC, two attempts at the first partition at once."""
+    settings = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.1",
+    }
+    rows = numbered(session(master, settings))
+    rows.mapInArrow(meet(folder), rows.schema).write.format("holdfast").mode("append").options(
+        url=url, topic=topic, maxBatchRows="300"
+    ).save()
+
+
+def session(master: str, settings: Mapping[str, str]) -> SparkSession:
+    """Return a session with executor processes of its own."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master)
+    for name, value in {
+        "spark.executor.memory": "800m",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+        **settings,
+    }.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.dataSource.register(HoldfastDataSource)
+    return spark
+
+
+def numbered(spark: SparkSession) -> DataFrame:
+    """Return ROWS rows in PARTITIONS partitions."""
+    return spark.range(0, ROWS, 1, PARTITIONS).selectExpr(
+        "string(id) as body", "string(id % 11) as key"
+    )
+
+
 if __name__ == "__main__":
     kind, url, topic, folder, *rest = sys.argv[1:]
     if kind == "stream":
         stream(url, topic, Path(folder), dies=bool(rest))
+    elif kind == "speculation":
+        speculation(url, topic, Path(folder), *rest)
     else:
         tasks(url, topic)

@@ -1,18 +1,18 @@
-"""Drivers, executors and tasks that die while they write: each row is stored once.
-
-Speculation is not among them: Spark begins a second attempt on another host only. Attempts at once
-are in test_writing.py.
-"""
+"""Drivers, executors and tasks that die while they write, and two attempts at once: each row is
+stored once."""
 
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from tests.cluster.spark_processes import running
 from tests.spark.test_writing import bodies
 
 pytest.importorskip("pyspark")
@@ -21,20 +21,20 @@ pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 ROWS = 20_000
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "PYSPARK_PYTHON": sys.executable,
+    "SPARK_LOCAL_IP": "127.0.0.1",
+}
 
 
 def run(folder: Path, *arguments: str) -> int:
     """Run the program to its end, and return its exit status; its log is in the folder."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
     command = [sys.executable, "-m", "tests.spark.sink_program", *arguments]
     with (folder / "program.log").open("ab") as log:
         return subprocess.run(
-            command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=240, check=False
+            command, cwd=folder, env=ENVIRONMENT, stdout=log, stderr=log, timeout=240, check=False
         ).returncode
 
 
@@ -78,3 +78,46 @@ def test_tasks_and_executors_that_die_store_nothing_twice(tmp_path: Path) -> Non
     log = (tmp_path / "program.log").read_text(errors="replace")
     assert "planned: before the write" in log
     assert "planned: after the write" in log
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[str]:
+    """Yield a master with a worker on each of two addresses of this machine, which Spark takes for
+    two hosts: on the one where an attempt runs it begins no second one."""
+    deploy = "org.apache.spark.deploy"
+    ports = ("--port", "0", "--webui-port", "0")
+    with ExitStack() as stack:
+        master = stack.enter_context(
+            running(
+                [f"{deploy}.master.Master", "--host", "127.0.0.1", *ports],
+                ENVIRONMENT,
+                folder / "master.log",
+                ready=r"Starting Spark master at (spark://\S+)",
+            )
+        )[1]
+        for host in ("127.0.0.1", "127.0.0.2"):
+            worker = [f"{deploy}.worker.Worker", "--host", host, *ports]
+            worker += ["--cores", "1", "--memory", "1g", "--work-dir", str(folder / host), master]
+            stack.enter_context(
+                running(
+                    worker,
+                    ENVIRONMENT,
+                    folder / f"{host}.log",
+                    ready="Successfully registered with master",
+                )
+            )
+        yield master
+
+
+def test_two_attempts_that_speculation_runs_at_once_store_each_row_once(tmp_path: Path) -> None:
+    with (
+        RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker,
+        two_hosts(tmp_path) as master,
+    ):
+        with broker.client() as client:
+            client.create_topic("orders", queues=3)
+        arguments = ("speculation", broker.url, "orders", str(tmp_path), master)
+        assert run(tmp_path, *arguments) == 0, log_of(tmp_path)
+        found = bodies(broker, "orders")
+    assert sorted(int(body) for queue in found.values() for body in queue) == list(range(ROWS))
+    assert (tmp_path / "attempt-1").exists()

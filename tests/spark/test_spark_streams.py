@@ -1,11 +1,13 @@
 """What Spark itself does with a stream: one test a promise."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.broker_calls import wait_until
 from tests.support.fake_broker import FakeBroker, FakeQueue, FakeTopic
 
 if TYPE_CHECKING:
@@ -135,6 +137,42 @@ def test_a_stream_starts_at_latest_and_goes_on(
     assert broker.groups["billing"]["orders"][0] == {0: 100, 1: 102}
 
     query.stop()
+    assert not query.isActive
+
+
+def polls(broker: FakeBroker) -> int:
+    return sum("/messages?offsets" in each for each in broker.requests)
+
+
+def test_an_idle_stream_asks_its_broker_some_times_a_wait(
+    broker: FakeBroker, topic: FakeTopic, start: Start
+) -> None:
+    query = start(idleWaitMs="100")
+    query.processAllAvailable()
+    wait_until(lambda: polls(broker) > 0, "the first question that is held")
+    asked, held = len(broker.requests), polls(broker)
+    wait_until(lambda: polls(broker) >= held + 10, "ten more")
+    assert len(broker.requests) - asked <= 4 * (polls(broker) - held)
+
+
+def test_a_question_that_is_held_does_not_keep_a_stream_from_stopping(
+    broker: FakeBroker, topic: FakeTopic, start: Start
+) -> None:
+    held, stopped = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def hold(target: str) -> None:
+        if "/messages?offsets" in target:
+            held.set()
+            in_time.append(stopped.wait(TIMEOUT_S))
+
+    broker.faults.append(hold)
+    query = start(idleWaitMs="10000")
+    assert held.wait(TIMEOUT_S)
+    query.stop()
+    stopped.set()
+    wait_until(lambda: bool(in_time), "the broker's answer")
+    assert in_time == [True]
     assert not query.isActive
 
 
