@@ -39,7 +39,7 @@ from holdfast.spark.travelling import Travelling
 #: A copy of the progress is not worth a longer wait: the stream itself goes on meanwhile.
 _MIRROR_RETRY_FOR_S = 5.0
 #: What the process still waits for when Spark has told it to end.
-_LAST_WORDS_TIMEOUT_S = 1.0
+_LAST_WORDS_TIMEOUT_S = 5.0
 
 
 class HoldfastStreamReader(
