@@ -7,7 +7,6 @@ refusal, and the tests hold the two against each other.
 """
 
 import struct
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +14,8 @@ import numpy as np
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, BatchFlag, Buffer
 from holdfast.commitlog.batch_layout import aligned
-from holdfast.commitlog.checksum import crc32c, crc32c_extended, crc32c_of_ranges
+from holdfast.commitlog.bodies_apart import BodiesApart
+from holdfast.commitlog.checksum import crc32c_of_ranges
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.header_table import (
     Bools,
@@ -33,57 +33,28 @@ _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 _SMALL_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class BodiesApart:
-    """Where blocks are whose bodies follow one another in a buffer of their own. What is not
-    bodies is in the other: of each block header and body offsets, then what follows its bodies,
-    which begins so that the sections after the gap lie as they should."""
-
-    positions: Int64s
-    rest_starts: Int64s
-    rest_ends: Int64s
-    bodies: Buffer
-    body_starts: Int64s
-    body_ends: Int64s
-    head_ends: Int64s
-
-    def payload_crcs(self, buffer: Buffer) -> UInt32s:
-        """Return the CRC of each block's payload, put together."""
-        data, bodies = memoryview(buffer), memoryview(self.bodies)
-        pieces = zip(
-            (self.positions + HEADER_SIZE).tolist(),
-            self.head_ends.tolist(),
-            self.body_starts.tolist(),
-            self.body_ends.tolist(),
-            self.rest_starts.tolist(),
-            self.rest_ends.tolist(),
-            strict=True,
-        )
-        crcs = [
-            crc32c_extended(
-                crc32c_extended(crc32c(data[head:end]), bodies[first:behind]), data[rest:rest_end]
-            )
-            for head, end, first, behind, rest, rest_end in pieces
-        ]
-        return np.array(crcs, np.uint32)
-
-
 class BatchRun:
-    """The whole, intact blocks that lie one after another in `buffer`. Columns are not copied.
+    """Whole, intact blocks that follow one another. Columns are not copied.
 
     A row of every array is a block, in their order; places are counted from the start of the
     buffer. Raises what Batch.decode raises for the first block that is not intact.
     """
 
-    def __init__(self, buffer: Buffer, apart: BodiesApart | None = None) -> None:
-        """With `apart`, buffer has no bodies: they were read into a buffer of their own."""
-        self.buffer = buffer
-        self.bodies = buffer if apart is None else apart.bodies
+    def __init__(self, blocks: Buffer | BodiesApart) -> None:
+        """The blocks lie in one buffer, or their bodies apart in one of their own."""
+        self.buffer: Buffer
+        self.bodies: Buffer
         """What the starts of section "bodies" count in."""
-        #: Where each block starts.
-        self.positions = _positions(buffer) if apart is None else apart.positions
-        self._apart = apart
-        self._headers = gathered(buffer, self.positions)
+        self._apart: BodiesApart | None = None
+        if isinstance(blocks, BodiesApart):
+            self._apart = blocks
+            self.buffer, self.bodies = blocks.buffer.toreadonly(), blocks.bodies.toreadonly()
+            self.positions = blocks.positions
+            """Where each block starts."""
+        else:
+            self.buffer = self.bodies = blocks
+            self.positions = _positions(blocks)
+        self._headers = gathered(self.buffer, self.positions)
         self._check()
 
     def __len__(self) -> int:
@@ -214,7 +185,7 @@ class BatchRun:
 
     def _payload_crcs(self) -> UInt32s:
         if self._apart is not None:
-            return self._apart.payload_crcs(self.buffer)
+            return self._apart.payload_crcs()
         starts = (self.positions + HEADER_SIZE).tolist()
         ends = (self.positions + self.total_sizes).tolist()
         return np.array(crc32c_of_ranges(self.buffer, starts, ends), np.uint32)

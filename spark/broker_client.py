@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
 from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE
@@ -24,11 +24,20 @@ from holdfast.spark.errors import (
     TopicRecreated,
 )
 from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
-from holdfast.spark.transport import NO_LEASES_LEFT, RETRY_FOR_S, TIMEOUT_S, Reply, Transport
+from holdfast.spark.receiving import Received
+from holdfast.spark.transport import (
+    BATCH_TYPE,
+    NO_LEASES_LEFT,
+    RETRY_FOR_S,
+    TIMEOUT_S,
+    Reply,
+    Transport,
+)
 
 _log = logging.getLogger("holdfast.spark")
 
-BATCH_TYPE = "application/vnd.holdfast.batch"
+_Body = TypeVar("_Body")
+
 MSGPACK_TYPE = "application/msgpack"
 MAX_MESSAGES = 10_000  # the broker's own cap on a pull
 _PAGE = 1000
@@ -36,11 +45,11 @@ _QUEUES_PER_PLAN = 100  # so that a request line stays below the usual limit of 
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(Generic[_Body]):
     """The body of a pull, the offset to go on from, and the offsets that the broker passed over,
     from start to before end, because an operator has let go of them."""
 
-    body: bytes
+    body: _Body
     next_offset: int
     skipped: tuple[tuple[int, int], ...] = ()
 
@@ -281,24 +290,31 @@ class BrokerClient:
         accept: str = BATCH_TYPE,
         tags: frozenset[str] = frozenset(),
         expression: str | None = None,
-    ) -> Pulled:
+    ) -> Pulled[bytes]:
         """Return messages from `offset` on, as whole blocks or in msgpack.
 
         Raises TopicRecreated when the topic is another one by now.
         """
-        query: dict[str, object] = {
-            "offset": offset,
-            "max_messages": MAX_MESSAGES,
-            "max_bytes": max_bytes,
-        }
-        if tags:
-            query["tag"] = ",".join(sorted(tags))
+        query = _pull_query(offset, max_bytes, tags)
         if expression is not None:
             query["filter"] = expression
         reply = self._transport.get(f"{_queue_path(topic, queue)}/messages", query, accept=accept)
-        _check_topic_id(topic, topic_id, _header_number(reply, "Holdfast-Topic-Id"))
-        next_offset = _header_number(reply, "Holdfast-Next-Offset")
-        return Pulled(reply.body, next_offset, _skipped(reply))
+        return _pulled(topic, topic_id, reply, reply.body)
+
+    def pull_blocks(
+        self,
+        topic: str,
+        topic_id: int,
+        queue: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        tags: frozenset[str] = frozenset(),
+    ) -> Pulled[Received]:
+        """Return whole blocks from `offset` on, as BatchRun takes them. Raises TopicRecreated."""
+        query = _pull_query(offset, max_bytes, tags)
+        reply = self._transport.get_blocks(f"{_queue_path(topic, queue)}/messages", query)
+        return _pulled(topic, topic_id, reply, reply.body if reply.blocks is None else reply.blocks)
 
     def create_topic(self, topic: str) -> None:
         """Create the topic as the broker makes them, unless it is there."""
@@ -344,6 +360,16 @@ def _segments_of(
         if first < behind:
             found.append(SegmentRange(start, segment["created_timestamp_us"], first, behind))
     return tuple(found)
+
+
+def _pull_query(offset: int, max_bytes: int, tags: frozenset[str]) -> dict[str, object]:
+    tag = {"tag": ",".join(sorted(tags))} if tags else {}
+    return {"offset": offset, "max_messages": MAX_MESSAGES, "max_bytes": max_bytes, **tag}
+
+
+def _pulled(topic: str, topic_id: int, reply: Reply, body: _Body) -> Pulled[_Body]:
+    _check_topic_id(topic, topic_id, _header_number(reply, "Holdfast-Topic-Id"))
+    return Pulled(body, _header_number(reply, "Holdfast-Next-Offset"), _skipped(reply))
 
 
 def _check_topic_id(topic: str, bound_id: int, found_id: int) -> None:

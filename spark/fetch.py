@@ -5,14 +5,15 @@ each is proved by its checksums. While Spark takes one batch, the next pull is u
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.commitlog.batch_run import BatchRun
-from holdfast.spark.broker_client import BATCH_TYPE, MSGPACK_TYPE, BrokerClient, Pulled
+from holdfast.spark.broker_client import MSGPACK_TYPE, BrokerClient
 from holdfast.spark.decode import cut, decode, portion
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch
 from holdfast.spark.messages import decode_messages, unpack
@@ -30,54 +31,52 @@ def read_range(
     Raises DataLost when some are gone, or (without failOnDataLoss) leaves them out and says
     how many in the log; TopicRecreated; CorruptBatch for a reply whose bytes are damaged.
     """
-    pull = _puller(client, part, options)
-    step = _read_messages if options.filter is not None else _read_blocks
+    fetch = _fetch_messages if options.filter is not None else _fetch_blocks
     offset = part.start
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-pull") as ahead:
-        pending = ahead.submit(pull, offset)
+        pending = ahead.submit(fetch, client, part, offset, options)
         while True:
             try:
-                pulled = pending.result()
+                fetched = pending.result()
             except BrokerRefused as refused:
                 batches: Iterator[pa.RecordBatch] = iter(())
                 following = _after_loss(refused, part, offset, options)
             else:
-                for start, end in pulled.skipped:
+                for start, end in fetched.skipped:
                     if start < part.end:
                         skip(part, start, min(end, part.end), "given up by its operator", options)
-                following, batches = step(pulled, part, offset, options)
+                following, batches = fetched.next_offset, fetched.batches
                 if following <= offset:
                     following = skip(part, offset, part.end, "the queue ends before", options)
             if following < part.end:
-                pending = ahead.submit(pull, following)
+                pending = ahead.submit(fetch, client, part, following, options)
             yield from batches
             if following >= part.end:
                 return
             offset = following
 
 
-def _puller(
-    client: BrokerClient, part: QueueRange, options: ReadOptions
-) -> Callable[[int], Pulled]:
-    def pull(offset: int) -> Pulled:
-        return client.pull(
-            part.topic,
-            part.topic_id,
-            part.queue,
-            offset,
-            max_bytes=options.fetch_max_bytes,
-            accept=BATCH_TYPE if options.filter is None else MSGPACK_TYPE,
-            tags=options.tags,
-            expression=options.filter,
-        )
+class _Fetched(NamedTuple):
+    """What one pull gave: the offset to go on from, the offsets that the broker passed over, and
+    the rows."""
 
-    return pull
+    next_offset: int
+    skipped: tuple[tuple[int, int], ...]
+    batches: Iterator[pa.RecordBatch]
 
 
-def _read_blocks(
-    pulled: Pulled, part: QueueRange, offset: int, options: ReadOptions
-) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """Return the offset to go on from, and the rows of a reply of whole blocks."""
+def _fetch_blocks(
+    client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions
+) -> _Fetched:
+    """Pull whole blocks, and prove them."""
+    pulled = client.pull_blocks(
+        part.topic,
+        part.topic_id,
+        part.queue,
+        offset,
+        max_bytes=options.fetch_max_bytes,
+        tags=options.tags,
+    )
     blocks = BatchRun(pulled.body)
     _check_place(blocks, part, offset, gaps=bool(options.tags or pulled.skipped))
     following = pulled.next_offset
@@ -87,7 +86,26 @@ def _read_blocks(
         decode(blocks, rows, part, options.columns, tags=options.tags)
         for rows in portion(blocks, cut(blocks, offset, part.end))
     )
-    return following, batches
+    return _Fetched(following, pulled.skipped, batches)
+
+
+def _fetch_messages(
+    client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions
+) -> _Fetched:
+    """Pull the messages that the broker's filter lets through."""
+    pulled = client.pull(
+        part.topic,
+        part.topic_id,
+        part.queue,
+        offset,
+        max_bytes=options.fetch_max_bytes,
+        accept=MSGPACK_TYPE,
+        tags=options.tags,
+        expression=options.filter,
+    )
+    messages = [message for message in unpack(pulled.body) if message["offset"] < part.end]
+    batches = (decode_messages(found, part, options.columns) for found in (messages,) if found)
+    return _Fetched(pulled.next_offset, pulled.skipped, batches)
 
 
 def _check_place(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool) -> None:
@@ -103,15 +121,6 @@ def _check_place(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool)
             f"asked for queue {part.queue} of {part.topic!r} from offset {offset} on, the broker "
             "sent blocks that do not belong there"
         )
-
-
-def _read_messages(
-    pulled: Pulled, part: QueueRange, offset: int, options: ReadOptions
-) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """Return the offset to go on from, and the rows of a reply in msgpack."""
-    messages = [message for message in unpack(pulled.body) if message["offset"] < part.end]
-    batches = (decode_messages(found, part, options.columns) for found in (messages,) if found)
-    return pulled.next_offset, batches
 
 
 def _after_loss(refused: BrokerRefused, part: QueueRange, offset: int, options: ReadOptions) -> int:

@@ -44,7 +44,9 @@ class Store(Protocol):
     def publish(self, topic: str, batches: bytes, *, durability: str) -> list[PublishedBatch]:
         """Publish encoded batches; return where each is."""
 
-    def pull(self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int) -> Pulled:
+    def pull(
+        self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int
+    ) -> Pulled[bytes]:
         """Return whole blocks from the one with `offset` in it on."""
 
 

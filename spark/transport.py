@@ -16,6 +16,8 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from http.client import HTTPMessage
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -26,6 +28,7 @@ from holdfast.spark.errors import (
     CertificateNotTrusted,
     ReplyMismatch,
 )
+from holdfast.spark.receiving import Received, receive_blocks
 from holdfast.spark.tls import NO_TLS_FILES, TlsFiles
 
 _log = logging.getLogger("holdfast.spark")
@@ -34,6 +37,7 @@ RETRY_FOR_S = 60.0
 TIMEOUT_S = 30.0  # of connecting, and of each wait for bytes
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+BATCH_TYPE = "application/vnd.holdfast.batch"
 _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 _RETRIED = frozenset({429, 502, 503, 504})
 #: A 429 that is not waited for: whoever asks goes on without.
@@ -43,11 +47,13 @@ _DISK_FULL = 507  # reading goes on beside it; a publish waits for room
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A successful answer."""
+    """An answer; one that is given to anybody is a success."""
 
     status: int
     headers: HTTPMessage
     body: bytes
+    blocks: Received | None = None
+    """The body instead, where it was asked to be received as whole blocks."""
 
     def json(self) -> Any:
         """Return the body decoded. Raises ReplyMismatch when it is not JSON."""
@@ -99,6 +105,12 @@ class Transport:
         target = f"{path}?{urlencode(query)}" if query else path
         return self._request("GET", target, None, {"Accept": accept}, retry_for_s)
 
+    def get_blocks(self, path: str, query: Mapping[str, object]) -> Reply:
+        """GET `path` as whole blocks: they are in `Reply.blocks`, unproven. Raises BrokerRefused,
+        BrokerUnavailable."""
+        target = f"{path}?{urlencode(query)}"
+        return self._request("GET", target, None, {"Accept": BATCH_TYPE}, as_blocks=True)
+
     def put(self, path: str, content: object, *, if_match: str | None = None) -> Reply:
         """PUT a JSON body. Raises BrokerRefused, BrokerUnavailable."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
@@ -128,6 +140,8 @@ class Transport:
         body: bytes | None,
         headers: dict[str, str],
         retry_for_s: float | None = None,
+        *,
+        as_blocks: bool = False,
     ) -> Reply:
         """Make a request, again and again for `retry_for_s`; None is as long as for any."""
         if retry_for_s is None:
@@ -137,7 +151,7 @@ class Transport:
         started = self._clock()
         for attempt in itertools.count():
             try:
-                return self._once(method, target, body, headers)
+                return self._once(method, target, body, headers, as_blocks)
             except _Again as again:
                 pause_s = max(again.not_before_s, _pause_s(attempt))
                 waited_s = self._clock() - started
@@ -148,11 +162,16 @@ class Transport:
         raise AssertionError("unreachable")
 
     def _once(
-        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        as_blocks: bool,
     ) -> Reply:
         kept = self._connection is not None
         try:
-            status, fields, content = self._exchange(method, target, body, headers)
+            reply = self._exchange(method, target, body, headers, as_blocks)
         except ssl.SSLCertVerificationError as error:
             self.close()
             raise CertificateNotTrusted(self.url, error.verify_message) from error
@@ -161,25 +180,37 @@ class Transport:
             if not kept:
                 raise _Again(f"{type(error).__name__}: {error}") from error
             # The broker may close a kept connection at any time: that is no failure yet.
-            return self._once(method, target, body, headers)
-        if status < 300:
-            return Reply(status, fields, content)
-        refused = BrokerRefused(status, _problem(status, fields, content))
+            return self._once(method, target, body, headers, as_blocks)
+        if reply.status < 300:
+            return reply
+        refused = BrokerRefused(reply.status, _problem(reply))
         if _may_pass(method, refused):
-            raise _Again(str(refused), _retry_after_s(fields)) from refused
+            raise _Again(str(refused), _retry_after_s(reply.headers)) from refused
         raise refused
 
     def _exchange(
-        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[int, HTTPMessage, bytes]:
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        as_blocks: bool,
+    ) -> Reply:
+        """Return the answer, whatever its status."""
         if self._connection is None:
             self._connection = self._connect()
         self._connection.request(method, self._parts.path + target, body, dict(headers))
         response = self._connection.getresponse()
+        blocks: Received | None = None
+        if as_blocks and response.status == HTTPStatus.OK:
+            if response.length is None:
+                blocks = response.read()
+            else:
+                blocks = receive_blocks(partial(_fill, response), response.length)
         content = response.read()
         if response.will_close:
             self.close()
-        return response.status, response.headers, content
+        return Reply(response.status, response.headers, content, blocks)
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname, self._parts.port
@@ -207,16 +238,25 @@ def _may_pass(method: str, refused: BrokerRefused) -> bool:
     return refused.status in _RETRIED and refused.type != NO_LEASES_LEFT
 
 
-def _problem(status: int, fields: HTTPMessage, content: bytes) -> dict[str, object]:
+def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> None:
+    """Read what comes next. Raises IncompleteRead where the connection ends before."""
+    while len(buffer):
+        count = response.readinto(buffer)
+        if count == 0:
+            raise http.client.IncompleteRead(b"", len(buffer))
+        buffer = buffer[count:]
+
+
+def _problem(reply: Reply) -> dict[str, object]:
     """Return the problem+json of a refusal, or what stands for one that has none."""
-    if "json" in (fields.get("Content-Type") or ""):
+    if "json" in (reply.headers.get("Content-Type") or ""):
         try:
-            problem = json.loads(content)
+            problem = json.loads(reply.body)
         except ValueError:
             problem = None
         if isinstance(problem, dict):
             return problem
-    return {"title": http.client.responses.get(status, "unknown status")}
+    return {"title": http.client.responses.get(reply.status, "unknown status")}
 
 
 def _retry_after_s(fields: HTTPMessage) -> float:

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from holdfast.commitlog.batch_header import ALIGNMENT, HEADER_SIZE
-from holdfast.commitlog.batch_layout import aligned
-from holdfast.commitlog.batch_run import BatchRun, BodiesApart
+from holdfast.commitlog.batch_header import HEADER_SIZE
+from holdfast.commitlog.batch_run import BatchRun
+from holdfast.commitlog.bodies_apart import BodiesApart, unwritten
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.header_table import Int64s
 from holdfast.commitlog.segment_format import Blocks
@@ -57,7 +57,7 @@ def _as_they_lie(file: SegmentFile, rows: Blocks) -> BatchRun:
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
     if int(sizes.min()) < HEADER_SIZE:
         raise CorruptBatch("bad-size", f"a block of {int(sizes.min())} bytes")
-    buffer = _room(int(sizes.sum()))
+    buffer = unwritten(int(sizes.sum()))
     ends = np.cumsum(sizes)
     gaps = places[1:] - (places + sizes)[:-1]
     aside = memoryview(bytearray(NEAR_BYTES))
@@ -77,46 +77,15 @@ def _with_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
     puts them there, and nobody copies them again."""
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
     bodies = rows["body_bytes"].astype(np.int64)
-    heads = HEADER_SIZE + aligned(4 * (rows["message_count"].astype(np.int64) + 1))
-    rests = sizes - heads - bodies
-    if int(rests.min()) < 0:
-        raise CorruptBatch("bad-size", "a block whose bodies are larger than it")
-    gaps_before_sections = aligned(bodies) - bodies
-    spans = heads + ALIGNMENT + aligned(rests)
-    positions = np.cumsum(spans) - spans
-    rest_starts = positions + heads + (-gaps_before_sections) % ALIGNMENT
-    body_ends = np.cumsum(bodies)
-    body_starts = body_ends - bodies
-    buffer, column = _room(int(spans.sum())), _room(int(body_ends[-1]))
-    views = [
-        (buffer[at : at + head], column[first:behind], buffer[rest : rest + left])
-        for at, head, first, behind, rest, left in zip(
-            *(each.tolist() for each in (positions, heads, body_starts, body_ends)),
-            *(each.tolist() for each in (rest_starts, rests)),
-            strict=True,
-        )
-    ]
+    apart = BodiesApart.room_for(sizes, rows["message_count"].astype(np.int64), bodies)
+    views = list(apart.places())
     for first, end in _extents(places[1:] - (places + sizes)[:-1], near_bytes=0):
         whole = [view for block in views[first:end] for view in block if len(view)]
         file.read_into(int(places[first]), whole)
-    apart = BodiesApart(
-        positions=positions,
-        rest_starts=rest_starts,
-        rest_ends=rest_starts + rests,
-        bodies=column.toreadonly(),
-        body_starts=body_starts,
-        body_ends=body_ends,
-        head_ends=positions + heads,
-    )
-    return BatchRun(buffer.toreadonly(), apart)
+    return BatchRun(apart)
 
 
 def _extents(gaps: Int64s, near_bytes: int = NEAR_BYTES) -> Iterator[tuple[int, int]]:
     """Yield from which block to before which one call reads, given what lies between them."""
     is_apart = (gaps > near_bytes) | (gaps < 0)
     return pairwise([0, *(np.flatnonzero(is_apart) + 1).tolist(), len(gaps) + 1])
-
-
-def _room(size: int) -> memoryview:
-    """Return memory that nobody has written to yet."""
-    return np.empty(size, np.uint8).data

@@ -103,12 +103,14 @@ def test_a_plan_or_pull_of_a_topic_made_again_is_refused(
 
 def test_a_pull_names_its_tags_and_filter(broker: FakeBroker, client: BrokerClient) -> None:
     topic = broker.topic("orders")
+    client.pull_blocks("orders", topic.topic_id, 0, 0, max_bytes=9, tags=frozenset("ba"))
     client.pull(
         "orders", topic.topic_id, 0, 0, max_bytes=9, tags=frozenset("ba"), expression="a > 'x y'"
     )
+    pull = "GET /v1/topics/orders/queues/0/messages?offset=0&max_messages=10000&max_bytes=9"
     assert broker.requests == [
-        "GET /v1/topics/orders/queues/0/messages?offset=0&max_messages=10000&max_bytes=9"
-        "&tag=a%2Cb&filter=a+%3E+%27x+y%27"
+        f"{pull}&tag=a%2Cb",
+        f"{pull}&tag=a%2Cb&filter=a+%3E+%27x+y%27",
     ]
 
 

@@ -185,10 +185,10 @@ def test_what_the_broker_passes_over_is_lost_data(
     blocks = [bytes(block.block) for block in topic.queues[0].blocks]
     body = b"".join([*blocks[:2], *blocks[4:6]])
 
-    def pull(*where: object, **bounds: object) -> Pulled:
+    def pull(*where: object, **bounds: object) -> Pulled[bytes]:
         return Pulled(body, 60, ((20, 40),))
 
-    monkeypatch.setattr(client, "pull", pull)
+    monkeypatch.setattr(client, "pull_blocks", pull)
     with pytest.raises(DataLost, match="from offset 20 to 40"):
         read(client, part_of(topic, 0, 60), **tag)
     rows = read(client, part_of(topic, 0, 60), failOnDataLoss="false", **tag)

@@ -68,7 +68,9 @@ class FakeStore:
         held.append(Batch.decode(bytes(header.encode()) + bytes(batch.block[128:])))
         return PublishedBatch(batch.queue_id, offset, len(batch), False)
 
-    def pull(self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int) -> Pulled:
+    def pull(
+        self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int
+    ) -> Pulled[bytes]:
         if not self.readable:
             raise BrokerRefused(403, {"type": "/problems/forbidden"})
         (block,) = [b.block for b in self.queues[queue] if b.header.base_offset == offset]
