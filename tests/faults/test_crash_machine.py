@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -177,6 +178,7 @@ class CrashMachine(RuleBasedStateMachine):
             await self.broker.abandon()
 
 
+@pytest.mark.hypothesis
 def test_no_sequence_of_operations_breaks_a_promise() -> None:
     run_state_machine_as_test(
         CrashMachine,
@@ -184,7 +186,6 @@ def test_no_sequence_of_operations_breaks_a_promise() -> None:
             max_examples=_EXAMPLES,
             stateful_step_count=_STEPS,
             deadline=None,
-            derandomize=False,  # other operations each time, as the seeded runs
             suppress_health_check=list(HealthCheck),
             database=None,
             print_blob=True,
