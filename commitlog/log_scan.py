@@ -172,11 +172,10 @@ def _header_or_damage(window: "_Window", at: int) -> BatchHeader | Damage | None
     except CorruptBatch as error:
         data_end = segment.start_offset + segment.file.data_end(at - segment.start_offset)
         data_end = min(data_end, segment.end_offset)
-        found = _next_block(window, at + ALIGNMENT, data_end)
+        found, is_unwritten = _next_block(window, at, data_end)
         if found is not None:
             return Damage(at, found, error.reason)
-        unwritten = _is_zero(window, at, data_end)
-        return Damage(at, segment.end_offset, "unwritten" if unwritten else error.reason)
+        return Damage(at, segment.end_offset, "unwritten" if is_unwritten else error.reason)
 
 
 def _decoded(window: "_Window", header: BatchHeader, *, verify_payload: bool) -> Batch | Damage:
@@ -230,16 +229,22 @@ def _header_at(raw: Buffer, at: int) -> BatchHeader:
     return header
 
 
-def _next_block(window: _Window, at: int, end: int) -> int | None:
-    """Return where the next block's intact header or end mark is, from `at` to `end`."""
+def _next_block(window: _Window, start: int, end: int) -> tuple[int | None, bool]:
+    """Return where the next block's intact header or end mark is, behind `start` and before `end`,
+    and whether nothing but zeros lies from `start` on."""
+    is_zero = not any(window.bytes_at(start, ALIGNMENT))
+    at = start + ALIGNMENT
     while at < end:
         chunk = window.bytes_at(at, _WINDOW_BYTES)
-        for place in _claims(chunk, at):
-            if _begins(window.segment, place):
-                return place
+        # The room that a segment has left, up to a gigabyte of it, is passed over by this alone.
+        if np.frombuffer(chunk, np.uint8).any():
+            is_zero = False
+            for place in _claims(chunk, at):
+                if _begins(window.segment, place):
+                    return place, False
         # What lies across the border of two chunks is seen whole in the second.
         at += max(len(chunk) - HEADER_SIZE, ALIGNMENT) & -ALIGNMENT
-    return None
+    return None, is_zero
 
 
 def _claims(chunk: Buffer, at: int) -> list[int]:
@@ -264,13 +269,4 @@ def _begins(segment: Segment, at: int) -> bool:
         _header_at(segment.read(at, HEADER_SIZE), at)
     except CorruptBatch:
         return False
-    return True
-
-
-def _is_zero(window: _Window, at: int, end: int) -> bool:
-    while at < end:
-        chunk = bytes(window.bytes_at(at, min(_WINDOW_BYTES, end - at)))
-        if chunk.count(0) != len(chunk):
-            return False
-        at += max(len(chunk), ALIGNMENT)
     return True
