@@ -6,7 +6,7 @@ With Spark and a real broker, so in the second tier: some seconds a test.
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -200,3 +200,28 @@ def test_from_an_older_checkpoint_the_same_rows_come_again(
     assert sink.batches[3] == first[3]
     before = [row for batch in range(3) for row in first[batch]]
     assert sorted(before + sink.rows) == all_rows(broker)
+
+
+def test_what_is_planned_is_let_go_of_when_a_micro_batch_fails(
+    broker: RunningBroker, start: Start, sink: Sink
+) -> None:
+    leased: list[Any] = []
+
+    def fail(_: int) -> None:
+        leased.append(read_leases(broker))
+        raise RuntimeError("planned")
+
+    with broker.client() as client:
+        client.create_topic("orders", queues=QUEUES)
+    publish(broker, 1)
+    sink.then = fail
+    query = start()
+    with pytest.raises(Exception, match="planned"):
+        query.awaitTermination(TIMEOUT_S)
+    assert leased[0]["count"] == 1
+    wait_until(lambda: not read_leases(broker), "the lease's end")
+
+
+def read_leases(broker: RunningBroker) -> Any:
+    with broker.client() as client:
+        return client.describe_topic("orders").get("read_leases")
