@@ -21,7 +21,7 @@ class Syncer:
 
     Callbacks, in the sync thread: `advanced` with the new mark, before `completed` with the
     requests that it covers, and `all_told` behind them; `failed` once, with the error of the sync
-    that failed, after all waiting requests were given up with LogPoisoned.
+    that failed, before all waiting requests are given up with LogPoisoned.
     """
 
     def __init__(
@@ -88,8 +88,7 @@ class Syncer:
             self._sync_what_comes()
         except Exception as error:  # the thread's last resort
             _logger.exception("the sync thread failed")
-            self._poison(f"{type(error).__name__}: {error}", [])
-            self._failed(error)
+            self._poison(error, f"{type(error).__name__}: {error}", [])
 
     def _sync_what_comes(self) -> None:
         while True:
@@ -114,8 +113,7 @@ class Syncer:
                 self._observe(self._monotonic() - started)
             except OSError as error:
                 _logger.critical("a sync of the log failed, it is read-only now: %s", error)
-                self._poison(str(error), waiting)
-                self._failed(error)
+                self._poison(error, str(error), waiting)
                 return
             self._durable_offset = mark
             self._advanced(mark)
@@ -129,12 +127,15 @@ class Syncer:
             if segment.end_offset > self._durable_offset and segment.start_offset < mark:
                 segment.sync()
 
-    def _poison(self, cause: str, waiting: list[AppendRequest]) -> None:
+    def _poison(self, error: Exception, cause: str, waiting: list[AppendRequest]) -> None:
         with self._changed:
             self._poisoned = cause
             waiting = [*waiting, *self._waiting]
             self._waiting = []
-        self._give_up(waiting)
+        try:
+            self._failed(error)  # first: whoever is told finds that nothing more is taken
+        finally:
+            self._give_up(waiting)
 
     def _give_up(self, requests: list[AppendRequest]) -> None:
         for request in requests:
