@@ -1,0 +1,12 @@
+import holdfast.spark
+from holdfast.spark import errors
+
+
+def test_every_error_is_to_be_had_from_the_package() -> None:
+    raised = {
+        name
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, errors.SparkError)
+    }
+    assert raised <= set(holdfast.spark.__all__)
+    assert all(hasattr(holdfast.spark, name) for name in holdfast.spark.__all__)
