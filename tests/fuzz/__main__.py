@@ -1,4 +1,4 @@
-"""Fuzz one target with atheris: `python -m tests.fuzz TARGET [--seconds N] [FILE...]`.
+"""Fuzz one target with atheris: `python -m tests.fuzz TARGET [--seconds N] [--seed N] [FILE...]`.
 
 The code under test is instrumented, so that the fuzzer finds its way into it by itself. Inputs
 that are new to it are kept in the corpus folder; one that fails is written to the folder
@@ -23,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0, help="the same inputs; 0: always others")
     parser.add_argument("--max-bytes", type=int, default=4096)
     parser.add_argument("--corpus", type=Path, help="kept from run to run; else made anew")
     parser.add_argument("--findings", type=Path, default=Path("findings"))
@@ -56,6 +57,7 @@ def main() -> None:
             str(seeds),
             f"-dict={words}",
             f"-max_total_time={options.seconds}",
+            f"-seed={options.seed}",
             f"-timeout={TIMEOUT_S}",
             f"-rss_limit_mb={MEMORY_MB}",
             f"-max_len={options.max_bytes}",

@@ -208,7 +208,11 @@ def _typed(data: bytes) -> None:
             problems.append(problem)
             continue
         for media in _OFFERS:
-            assert decode(media, encode(media, value), type_) == value
+            try:
+                encoded = encode(media, value)
+            except OverflowError:
+                continue  # msgpack has no such whole number, and a limit refuses it
+            assert decode(media, encoded, type_) == value
         if isinstance(value, GroupSettings):
             try:
                 group_spec(value, _LIMITS)

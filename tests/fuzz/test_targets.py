@@ -19,6 +19,12 @@ FOUND = [
     ("records", "other digits named a segment", "BTAwMDAwMDAwMDAwMDAwMDDfhzA5Ng=="),
     ("requests", "a query of no characters", "BG8AAAAAZmZzZXRzPTDGzCwxOjImYT0lRkY="),
     ("requests", "a quality after a group separator", "B2FwcGxpY2F0aW9uL2pzb247cT0dMC41Cg=="),
+    (
+        "requests",
+        "a whole number beyond 64 bits",
+        "Awp7ImxlYXNlX21zIjo1MDAxODQ0Njc0NDA3MzcwOTU1MTYxNiwiZGVhZF9sZXR0ZXJfdG9waWMiOm51"
+        "bGwsIm1heF9hdHRlbXB0cyI6M30=",
+    ),
 ]
 
 
