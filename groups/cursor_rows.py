@@ -171,7 +171,9 @@ def restore(
         cursor.changes.attempts |= cursor.attempts.keys()
         cursor.done.dirty |= cursor.done.chunks().keys()
     else:
-        grace_end_ms = now_ms + longest_lease_ms if page is None else page.lease_end_ms
+        # No lease can last longer from now on: the clock may have been set back since the page.
+        latest_end_ms = now_ms + longest_lease_ms
+        grace_end_ms = latest_end_ms if page is None else min(page.lease_end_ms, latest_end_ms)
         if grace_end_ms > now_ms:
             cursor.begin_grace(cursor.next, grace_end_ms)
     cursor.trim(log_start)

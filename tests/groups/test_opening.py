@@ -414,6 +414,17 @@ def test_a_page_of_another_epoch_says_nothing(directory: Directory) -> None:
     assert cursor.next == 100
 
 
+@pytest.mark.parametrize("by_ms", [-1, 0, 1, 10**12])
+def test_leases_of_a_clock_that_was_ahead_last_no_longer_than_a_lease_can(
+    directory: Directory, by_ms: int
+) -> None:
+    opened = used(directory)
+    cursor = opened.cursors[KEY]
+    opened.page.note(KEY, Page(cursor.epoch, cursor.next, NOW_MS + LEASE_MS + by_ms))
+    kill(opened)
+    assert directory.cursor().grace_end_ms == NOW_MS + LEASE_MS + min(by_ms, 0)
+
+
 def test_a_page_ahead_of_the_reserve_is_provided_for_on_disk_at_once(directory: Directory) -> None:
     """The broker was killed after it had noted deliveries and before it had written that."""
     opened = used(directory)
