@@ -1,12 +1,11 @@
 """Random histories of a whole group with crashes, against a naive model: I1 to I16.
 
 TEST_OPERATIONS says how many operations each mode gets. The fault tier lets TEST_LONG_OPERATIONS
-(50,000) happen, from TEST_FIRST_SEED on, which is another one each time; `python -m
+(50,000) happen, the same in every run unless TEST_FIRST_SEED names others; `python -m
 tests.groups.campaign` runs for as long as it is told.
 """
 
 import os
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -37,6 +36,4 @@ def test_a_group_does_what_its_model_does(mode: str, engine: str, seed: int) -> 
 @pytest.mark.fault
 @pytest.mark.timeout(3600)
 def test_a_group_does_what_its_model_does_for_long() -> None:
-    run(
-        LONG_OPERATIONS, int(os.environ.get("TEST_FIRST_SEED", str(time.time_ns() // 10**9 * 1000)))
-    )
+    run(LONG_OPERATIONS, int(os.environ.get("TEST_FIRST_SEED", "12000000")))
