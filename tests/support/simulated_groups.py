@@ -91,6 +91,10 @@ class QueueBook:
             offsets -= {each for each in offsets if not begin <= each < end}
         self.leases = {at: ends for at, ends in self.leases.items() if begin <= at < end}
 
+    def end_leases(self, now_ms: int) -> None:
+        """A start found these leases at their end: a clock that is set back later renews none."""
+        self.leases = {at: ends for at, ends in self.leases.items() if ends > now_ms}
+
     def is_open(self, offset: int) -> bool:
         """Say whether a message has to be delivered yet."""
         return offset >= self.start and offset not in self.settled and offset not in self.unsure
@@ -287,6 +291,7 @@ class SimulatedGroups(SimulatedReading):
                 state = self.store.queue_state(topic, queue)
                 book = self.books[number]
                 book.cut(state.min_offset, state.max_offset)
+                book.end_leases(self._now_ms())
                 if power_lost and not plan.is_durable:
                     book.leases.clear()
                 passed = [at for at in range(book.start, floors[queue]) if book.is_open(at)]
