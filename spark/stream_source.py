@@ -140,5 +140,5 @@ class HoldfastStreamReader(
 
     def stop(self) -> None:
         """Close what is open."""
-        self._opened = None
         self._open.close()
+        self._opened = None  # only now: Spark may end the process while leases are let go of

@@ -1,7 +1,7 @@
 """The streaming source as Spark calls it, without Spark: through JSON and pickles as Spark does."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from holdfast.spark import stream_source
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import (
     BrokerRefused,
@@ -212,6 +213,27 @@ def test_a_reader_that_could_not_open_leaves_nothing_open(
     assert len(opened) == 2
     readers[0].stop()
     assert opened == []
+
+
+def test_a_reader_that_is_ended_while_it_stops_lets_go_of_its_leases(
+    broker: FakeBroker, reader: HoldfastStreamReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark closes the connection, upon which the reader stops, and then sends SIGTERM."""
+    acts: list[Callable[[], None]] = []
+    monkeypatch.setattr(stream_source, "before_termination", acts.append)
+    start = reader.initialOffset()
+    reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    assert list(broker.leases) == ["lease-0"]
+    release = BrokerClient.release_leases
+
+    def cut_off(client: BrokerClient, leases: Iterable[tuple[str, str]]) -> None:
+        monkeypatch.setattr(BrokerClient, "release_leases", release)
+        acts[0]()
+        assert broker.leases == {}
+
+    monkeypatch.setattr(BrokerClient, "release_leases", cut_off)
+    reader.stop()
+    assert broker.leases == {}
 
 
 def test_a_stopped_reader_leaves_nothing_open(reader: HoldfastStreamReader) -> None:
