@@ -187,20 +187,26 @@ def _decoded(
         raise Problem(malformed, "it is nested too deeply; send it flat") from error
 
 
+#: How msgspec begins the place of a fault that is an object's key, not its value.
+_A_KEY_IN = "`key` in "
+
+
 def _invalid_member(message: str, where: str) -> Problem:
     """Return the problem for what msgspec says, such as
     "Expected `int`, got `str` - at `$.messages[0].queue`"."""
     what, _, at = message.partition(" - at ")
-    path = at.strip("`").removeprefix("$").removeprefix(".")
+    is_key = at.startswith(_A_KEY_IN)
+    path = at.removeprefix(_A_KEY_IN).strip("`").removeprefix("$").removeprefix(".")
     parameter = ".".join(part for part in (where, path) if part)
     unknown = re.fullmatch(r"Object (?:contains unknown|missing required) field `(.*)`", what)
     if unknown:
         parameter = ".".join(part for part in (parameter, unknown[1][:200]) if part)
     slug = "missing-parameter" if "missing required" in what else "invalid-parameter"
     members = {"parameter": parameter} if parameter else {}
+    place = f"{'a key of ' if is_key else ''}{parameter or 'the body'}"
     return Problem(
         slug,
-        f"{parameter or 'the body'}: {what}; see /openapi.json for what is allowed",
+        f"{place}: {what}; see /openapi.json for what is allowed",
         **members,
     )
 

@@ -56,6 +56,9 @@ _logger = logging.getLogger(__name__)
 
 TYPE_PREFIX = "/problems/"
 
+#: No text of an answer is longer: what a client sent must not come back to it whole.
+MAX_TEXT_CHARACTERS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -178,7 +181,10 @@ class Problem(Exception):
 
 
 def _printable(text: str) -> str:
-    """Return a text that JSON can carry: bytes of a head that are not UTF-8 become escapes."""
+    """Return a text that JSON can carry: bytes of a head that are not UTF-8 become escapes. Of one
+    that is too long its beginning is left."""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        text = f"{text[: MAX_TEXT_CHARACTERS - 3]}..."
     return text.encode(errors="backslashreplace").decode()
 
 

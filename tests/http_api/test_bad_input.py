@@ -324,3 +324,28 @@ async def test_bad_input_is_refused_and_changes_nothing(api: Api, bad: Bad) -> N
     for name, value in bad.members.items():
         assert problem[name] == value
     assert api.store.snapshot() == before
+
+
+LONG = "x" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", TOPIC, {LONG: 1}),
+        ("PUT", TOPIC, {"durability": LONG}),
+        ("POST", MESSAGES, {"messages": [{"body": "x", LONG: 1}]}),
+        ("PUT", "/v1/groups/new", {"topics": {LONG: {}}}),
+        ("PUT", "/v1/groups/new", {"topics": {"orders": {}}, "dead_letter_topic": LONG}),
+        ("GET", f"{PULL}?{LONG}=1", None),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_was_wrong_does_not_come_back_whole(
+    api: Api, method: str, path: str, body: object
+) -> None:
+    """Or else whoever sends 16 MiB of it makes the broker hold several times as much."""
+    sent = None if body is None else json.dumps(body).encode()
+    answer = await api.ask(method, path, sent, **JSON)
+    assert answer.status == 400
+    assert len(answer.body) < 4096

@@ -93,6 +93,17 @@ def test_a_wrong_member_is_named(body: bytes, parameter: str, slug: str) -> None
     assert (caught.value.slug, caught.value.members["parameter"]) == (slug, parameter)
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [({b"offsets": {}}, "a key of the body"), ({"offsets": {5: 1}}, "a key of offsets")],
+)
+def test_a_wrong_key_is_said_to_be_one(body: object, place: str) -> None:
+    with pytest.raises(Problem) as caught:
+        decode(MSGPACK, msgpack.packb(body), OffsetsRequest)
+    assert caught.value.detail.startswith(f"{place}: Expected `str`, got ")
+    assert caught.value.members.get("parameter", "the body") == place.removeprefix("a key of ")
+
+
 def test_every_truncation_of_msgpack_is_malformed() -> None:
     whole = msgpack.packb({"offsets": {"0": 5, "1": 70_000}})
     for length in range(1, len(whole)):

@@ -47,7 +47,13 @@ from holdfast.groups.service_types import (
     TooManyMembers,
 )
 from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
-from holdfast.http_api.problems import _RULES, KINDS, Problem, problem_for
+from holdfast.http_api.problems import (
+    _RULES,
+    KINDS,
+    MAX_TEXT_CHARACTERS,
+    Problem,
+    problem_for,
+)
 from holdfast.http_api.reply import problem_reply
 
 ERRORS = [
@@ -154,3 +160,16 @@ def test_a_disk_that_fails_a_read_may_be_asked_again() -> None:
     assert (problem.slug, problem.kind.status) == ("storage-unavailable", 503)
     assert "secret" not in problem.encode().decode()
     assert problem_for(OSError(errno.EBADF, "Bad file descriptor")).kind.status == 500
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (MAX_TEXT_CHARACTERS - 1, "x" * (MAX_TEXT_CHARACTERS - 1)),
+        (MAX_TEXT_CHARACTERS, "x" * MAX_TEXT_CHARACTERS),
+        (MAX_TEXT_CHARACTERS + 1, "x" * (MAX_TEXT_CHARACTERS - 3) + "..."),
+    ],
+)
+def test_of_a_long_text_an_answer_has_the_beginning(size: int, shown: str) -> None:
+    body = Problem("invalid-parameter", "x" * size, found="x" * size).body()
+    assert (body["detail"], body["found"]) == (shown, shown)
