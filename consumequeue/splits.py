@@ -1,7 +1,8 @@
 """Plan a parallel read: cut ranges of queues into pieces of about equal stored bytes.
 
 Borders are found by binary search over the running byte count that every index entry carries,
-so planning costs pieces, not messages. For any thread; may wait for the disk."""
+so planning costs pieces, not messages, and never more than the batches that there are. For any
+thread; may wait for the disk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,11 +80,17 @@ def _cut(
     size = end.bytes - start.bytes
     pieces = max(1, -(-size // target))
     borders = [start]
-    for piece in range(1, pieces):
+    piece = 1
+    while piece < pieces:
         wanted = start.bytes + size * piece // pieces
         unit = first_unit_reaching(index, (topic_id, queue), cq, QUEUE_BYTES, wanted)
-        if unit is not None and borders[-1].offset < unit.base_offset < end.offset:
+        if unit is None or unit.base_offset >= end.offset:
+            break
+        if borders[-1].offset < unit.base_offset:
             borders.append(_Border(unit.base_offset, unit.queue_bytes, unit.physical_offset))
+        # Millions of pieces may begin in one large batch: on to the first that begins behind it.
+        behind = unit.queue_bytes + 1 - start.bytes
+        piece = max(piece + 1, -(-behind * pieces // size))
     borders.append(end)
     return [
         Split(

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast.consumequeue import index as index_module
 from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index import Index, ReputPosition
+from holdfast.consumequeue.queue_lookup import first_unit_reaching
 from holdfast.consumequeue.splits import Split, plan_splits
 
 _topics = itertools.count(1)
@@ -92,6 +94,23 @@ def test_the_work_is_that_of_the_pieces_not_of_the_batches(
     plan = plan_splits(index, topic, [(0, ConsumeQueue(units[-1], 0, 0), 0, 20_000)], None, 4)
     assert [split.bytes for split in plan] == [5000] * 4
     assert looked < 300
+
+
+def test_the_work_is_that_of_the_batches_where_they_are_fewer_than_the_pieces(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else one request for pieces of a byte keeps a reader busy for hours."""
+    looked = 0
+
+    def counted(*args: Any) -> CqUnit | None:
+        nonlocal looked
+        looked += 1
+        return first_unit_reaching(*args)
+
+    monkeypatch.setattr("holdfast.consumequeue.splits.first_unit_reaching", counted)
+    plan = plan_splits(index, 1, [(0, queue(*[(10, 10_000)] * 3), 0, 30)], 1, 1)
+    assert plan == [Split(0, 0, 10, 10_000), Split(0, 10, 20, 10_000), Split(0, 20, 30, 10_000)]
+    assert looked <= 3
 
 
 @settings(deadline=None)  # it waits for the disk
