@@ -14,6 +14,7 @@ from holdfast.http_api.codecs import JSON, negotiate
 from holdfast.http_api.connections import Connections
 from holdfast.http_api.context import ApiContext, BrokerStatus
 from holdfast.http_api.framing import check_framing
+from holdfast.http_api.headers import listed
 from holdfast.http_api.metrics import StateCollector
 from holdfast.http_api.openapi import openapi_document
 from holdfast.http_api.operations import not_ready
@@ -78,7 +79,7 @@ class App:
                 raise not_ready(phase)
             params: Any = self._queries.read(route.params, request.url.raw_query_string)
             media = (
-                negotiate(request.headers.get(hdrs.ACCEPT, ""), route.offers)
+                negotiate(listed(request.headers, hdrs.ACCEPT), route.offers)
                 if route.offers
                 else JSON
             )

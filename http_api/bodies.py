@@ -14,6 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.headers import listed
 from holdfast.http_api.pace import Pace
 from holdfast.http_api.problems import Problem
 from holdfast.http_api.request import Request
@@ -226,10 +227,9 @@ def _invite(request: Request) -> None:
 
 
 def _is_gzip(request: Request) -> bool:
-    given = request.headers.get(hdrs.CONTENT_ENCODING)
-    if given is None:
+    if hdrs.CONTENT_ENCODING not in request.headers:
         return False
-    encoding = given.strip().lower()
+    encoding = listed(request.headers, hdrs.CONTENT_ENCODING).strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise Problem(
             "unsupported-encoding",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from aiohttp import hdrs
+from multidict import MultiMapping
 
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.topics import Topic, check_name
@@ -41,7 +42,7 @@ class Call(Generic[P]):
     """Who asks; what else they may do. That they may call this endpoint has been seen to."""
 
     @property
-    def headers(self) -> Mapping[str, str]:
+    def headers(self) -> MultiMapping[str]:
         """The request's headers; names in any case."""
         return self.request.headers
 

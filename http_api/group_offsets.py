@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from zlib import crc32
 
 from aiohttp import hdrs
+from multidict import MultiMapping
 
 from holdfast.consumequeue.errors import OffsetsChanged, UnknownGroup, UnknownQueue
 from holdfast.consumequeue.message_store import StoredOffsets
@@ -15,6 +16,7 @@ from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.call import Call, NoParams
 from holdfast.http_api.context import ApiContext
 from holdfast.http_api.group_types import OffsetsReply, OffsetsRequest, ResetReply, ResetRequest
+from holdfast.http_api.headers import lone
 from holdfast.http_api.params import invalid, whole_number
 from holdfast.http_api.reply import Reply
 
@@ -138,9 +140,9 @@ def _queue(name: str, topic: Topic, parameter: str) -> int:
     return queue
 
 
-def _if_version(headers: Mapping[str, str]) -> int | None:
+def _if_version(headers: MultiMapping[str]) -> int | None:
     """Return the version that the request insists on, None for any or none."""
-    match, none_match = headers.get(hdrs.IF_MATCH), headers.get(hdrs.IF_NONE_MATCH)
+    match, none_match = lone(headers, hdrs.IF_MATCH), lone(headers, hdrs.IF_NONE_MATCH)
     if none_match is not None:
         if none_match.strip() != "*" or match is not None:
             raise invalid(hdrs.IF_NONE_MATCH, none_match, "* alone, or If-Match in its place")

@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from multidict import istr
+from multidict import MultiMapping, istr
 
+from holdfast.http_api.headers import lone
 from holdfast.http_api.params import MAX_OFFSET, invalid, whole_number
 from holdfast.http_api.problems import Problem
 
@@ -28,16 +28,16 @@ class Producer:
     sequence: int
 
 
-def request_producer(headers: Mapping[str, str]) -> Producer | None:
+def request_producer(headers: MultiMapping[str]) -> Producer | None:
     """Return the producer that the headers name, None without any of them.
 
     Raises Problem: missing-parameter when only some are there, invalid-parameter.
     """
-    producer_id, epoch, sequence = headers.get(ID), headers.get(EPOCH), headers.get(SEQUENCE)
-    if producer_id is None and epoch is None and sequence is None:
+    if ID not in headers and EPOCH not in headers and SEQUENCE not in headers:
         return None
+    producer_id, epoch, sequence = (lone(headers, name) for name in _HEADERS)
     if producer_id is None or epoch is None or sequence is None:
-        missing = next(name for name in _HEADERS if headers.get(name) is None)
+        missing = next(name for name in _HEADERS if name not in headers)
         raise Problem(
             "missing-parameter",
             f"the header {missing} is missing; send {', '.join(_HEADERS)} together, or none",
@@ -50,7 +50,7 @@ def request_producer(headers: Mapping[str, str]) -> Producer | None:
     )
 
 
-def refuse_producer(headers: Mapping[str, str]) -> None:
+def refuse_producer(headers: MultiMapping[str]) -> None:
     """Refuse the headers beside binary batches, which carry the same. Raises Problem."""
     for name in _HEADERS:
         if name in headers:

@@ -4,7 +4,7 @@ Whatever comes is refused as a Problem that can be sent, or is understood; and w
 can be stored, and reads back as it was sent. The first byte of the input says what the rest is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgpack
 import msgspec
@@ -242,7 +242,7 @@ def _query(data: bytes) -> None:
 def _producer(data: bytes) -> None:
     names = ("Holdfast-Producer-Id", "Holdfast-Producer-Epoch", "Holdfast-Producer-Sequence")
     parts = [_header(part) for part in data.split(b"\n")]
-    headers: Mapping[str, str] = MultiDict(zip(names, parts, strict=False))
+    headers = MultiDict(zip(names, parts, strict=False))
     producer = request_producer(headers)
     if producer is not None:
         assert 1 <= producer.producer_id < 2**63
