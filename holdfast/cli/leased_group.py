@@ -156,7 +156,7 @@ def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form:
     rows = [{"topic": topic, "redriven": number} for topic, number in done.topics.items()]
     write_rows(rows, ["topic", "redriven"], title=f"{name}: from {done.dead_letter_topic}")
     if done.stuck:
-        click.echo(f"{done.stuck} stay where they are: their topic is gone", err=True)
+        click.echo(f"{done.stuck} stay where they are: their topic is gone, or not named", err=True)
 
 
 def _letters(client: "Client", name: str) -> "Iterator[Message]":

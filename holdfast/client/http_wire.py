@@ -30,8 +30,10 @@ def request_head(
 ) -> bytes:
     """Return a request's head, empty line included. `fixed` is header lines that end in CRLF.
 
-    Raises ValueError for a header's value that would end its line, or is not ASCII.
+    Raises ValueError for a target or a header's value that would end its line, or is not ASCII.
     """
+    if " " in target or not target.isascii() or not target.isprintable():
+        raise ValueError(f"no request can go to {target!r}")
     lines = ""
     if headers is not None:
         for name, value in headers.items():

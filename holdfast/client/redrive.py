@@ -22,7 +22,7 @@ from holdfast.client.errors import HoldfastError, UnknownTopic
 from holdfast.client.message import Message
 from holdfast.client.new_message import NewMessage
 from holdfast.client.publishing import PublishRequest
-from holdfast.client.requests import Requests
+from holdfast.client.requests import Requests, checked_name
 from holdfast.client.sender import ProducerIdentity
 
 #: The properties with which a dead letter says what it was.
@@ -31,7 +31,7 @@ PREFIX = "holdfast-dead-"
 MEMBER = "redrive"
 #: Letters that are put back at once; the broker syncs them together.
 AT_ONCE = 64
-#: A letter whose topic is gone is kept back for so long, until it is tried again.
+#: A letter that cannot go back is kept back for so long, until it is tried again.
 STUCK_MS = 60_000
 
 
@@ -49,8 +49,20 @@ class NoDeadLetters(HoldfastError):
         )
 
 
+class NoLetter(HoldfastError):
+    """A message that does not say of which topic and queue it was."""
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(message_id)
+        self.message_id = message_id
+
+    def __str__(self) -> str:
+        return f"message {self.message_id} does not say which topic and queue it came from"
+
+
 class Redriven(NamedTuple):
-    """How many letters were put back, by topic; `stuck` are those whose topic is gone."""
+    """How many letters were put back, by topic; `stuck` are those whose topic is gone, and what
+    does not say where it came from."""
 
     dead_letter_topic: str
     topics: dict[str, int]
@@ -73,12 +85,20 @@ class Letter:
 
     @classmethod
     def of(cls, message: Message) -> "Letter":
-        """Read a dead letter. Raises KeyError or ValueError for what is none."""
+        """Read a dead letter. Raises NoLetter for what is none: anybody who may publish to the
+        topic can have put it there."""
         properties = message.properties
+        try:
+            topic = checked_name("topic", properties[f"{PREFIX}topic"])
+            queue = int(properties[f"{PREFIX}queue"])
+        except (KeyError, ValueError) as error:
+            raise NoLetter(message.message_id) from error
+        if queue < 0:
+            raise NoLetter(message.message_id)
         return cls(
             message,
-            properties[f"{PREFIX}topic"],
-            int(properties[f"{PREFIX}queue"]),
+            topic,
+            queue,
             {name: text for name, text in properties.items() if not name.startswith(PREFIX)},
         )
 
@@ -205,12 +225,12 @@ class _Redriving:
                 delivery = await self._consumer.next()
                 if delivery is None:
                     break
-                letter = Letter.of(delivery)
-                topic = await self._topic(letter.topic)
-                if topic is None:
+                found = await self._opened(delivery)
+                if found is None:
                     delivery.nack(STUCK_MS)
                     stuck += 1
                     continue
+                letter, topic = found
                 begun += 1
                 before = self._last.get(letter.unit)
                 task = asyncio.create_task(self._put_back(delivery, letter, topic, before))
@@ -221,6 +241,15 @@ class _Redriving:
         if self._failure is not None:
             raise self._failure
         return Redriven(dead, dict(self._done), stuck)
+
+    async def _opened(self, delivery: Delivery) -> tuple[Letter, _Topic] | None:
+        """Return a delivery's letter and the topic that it came from; None where either is none."""
+        try:
+            letter = Letter.of(delivery)
+        except NoLetter:
+            return None
+        topic = await self._topic(letter.topic)
+        return None if topic is None else (letter, topic)
 
     async def _put_back(
         self,

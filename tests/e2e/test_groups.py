@@ -18,7 +18,7 @@ from holdfast.client import Client, Delivery
 from holdfast.client.errors import ExclusiveHeld, MessageTooLarge
 from holdfast.client.new_message import NewMessage
 from holdfast.client.publishing import PublishRequest
-from holdfast.client.redrive import Letter
+from holdfast.client.redrive import PREFIX, Letter
 from holdfast.client.retry import RetryPolicy
 from holdfast.client.transport import Transport
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
@@ -140,6 +140,23 @@ def test_letters_go_back_as_they_were(client: Client) -> None:
                 message.queue, message.key, message.tag, {"a": "b"},
             )  # fmt: skip
     assert not before
+
+
+def test_what_is_no_letter_stays_where_it_is_and_asks_for_nothing(client: Client) -> None:
+    """Anybody who may publish to the dead-letter topic can write there what looks like one."""
+    dead_letters(client, "forged", "k")
+    client.create_topic("victim")
+    another_request = "x HTTP/1.1\r\nHost: h\r\n\r\nDELETE /v1/topics/victim?confirm=victim"
+    for topic, queue in (
+        (another_request, "0"), ("../groups/forged", "0"), (None, "0"), ("forged", None),
+        ("forged", "-1"), ("forged", "two"),
+    ):  # fmt: skip
+        said = {"group": "forged", "topic": topic, "queue": queue}
+        properties = {f"{PREFIX}{name}": text for name, text in said.items() if text is not None}
+        client.publish("forged.dead", "not a letter", properties=properties)
+    done = client.redrive("forged")
+    assert (done.topics, done.stuck) == ({"forged": 1}, 6)
+    assert client.describe_topic("victim")["topic"] == "victim"
 
 
 def test_a_letter_that_was_put_back_before_a_crash_is_not_stored_twice(client: Client) -> None:

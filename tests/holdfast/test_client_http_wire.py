@@ -125,6 +125,12 @@ def test_a_value_that_would_be_another_header_is_refused(value: str) -> None:
         request_head("PUT", "/", "", {"If-Match": value}, None)
 
 
+@pytest.mark.parametrize("target", ["/a HTTP/1.1\r\nHost: other", "/a b", "/a\nb", "/é", "/\x00"])
+def test_a_target_that_would_be_another_request_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match="no request"):
+        request_head("GET", target, "", None, None)
+
+
 def test_parameters_are_quoted() -> None:
     assert query_string({}) == ""
     assert query_string({"n": 5, "offsets": "0:1,2:3"}) == "?n=5&offsets=0:1,2:3"
