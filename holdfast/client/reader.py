@@ -32,6 +32,8 @@ class AsyncReader(Generic[T]):
         self.items = items
         self.source = source
         self._under_way: asyncio.Task[Range | None] | None = None
+        #: A range that came and was not given out yet, should the asking be cancelled in between.
+        self._held: Range | None = None
         self._current: Iterator[T] = iter(())
         self._is_closed = False
         self._failure: Exception | None = None
@@ -69,20 +71,22 @@ class AsyncReader(Generic[T]):
             raise self._failure
         if self._is_closed:
             return None
-        if self._under_way is None:
-            self._under_way = self._fetch_ahead()
-        await asyncio.wait([self._under_way])
-        if self._under_way.cancelled():
-            return None
-        try:
-            fetched = self._under_way.result()
-        except Exception as error:
-            self._failure = error
-            raise
-        if fetched is not None and not self._is_closed:
-            self._under_way = self._fetch_ahead()
-            # The next request is written before the reader goes to work on this range.
-            await asyncio.sleep(0)
+        if self._held is None:
+            if self._under_way is None:
+                self._under_way = self._fetch_ahead()
+            await asyncio.wait([self._under_way])
+            if self._under_way.cancelled():
+                return None
+            try:
+                self._held = self._under_way.result()
+            except Exception as error:
+                self._failure = error
+                raise
+            if self._held is not None and not self._is_closed:
+                self._under_way = self._fetch_ahead()
+                # The next request is written before the reader goes to work on this range.
+                await asyncio.sleep(0)
+        fetched, self._held = self._held, None
         return fetched
 
     def _fetch_ahead(self) -> "asyncio.Task[Range | None]":
@@ -226,10 +230,20 @@ class CrossingReader(Reader[T]):
         super().__init__(reader.items)
         self._reader = reader
         self._loop_thread = loop_thread
+        #: A range that came and was not given out yet, should an interrupt come in between.
+        self._held: Range | None = None
 
     def _next_range(self) -> Range | None:
-        return self._loop_thread.run(self._reader.next_range())
+        if self._held is None:
+            self._loop_thread.run(self._hold_next())
+        fetched, self._held = self._held, None
+        return fetched
+
+    async def _hold_next(self) -> None:
+        if self._held is None:  # else it came to one who was interrupted
+            self._held = await self._reader.next_range()
 
     def _end(self) -> None:
         with suppress(ClientClosed):  # which has ended the reading as well
             self._loop_thread.run(self._reader.close())
+        self._held = None

@@ -2,13 +2,17 @@
 
 import asyncio
 import gc
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
 from holdfast.client.errors import ConnectionFailed
-from holdfast.client.reader import AsyncReader
+from holdfast.client.loop_thread import LoopThread
+from holdfast.client.reader import AsyncReader, CrossingReader
 from holdfast.client.sources import Range
+
+T = TypeVar("T")
 
 
 class OneRange:
@@ -49,3 +53,69 @@ async def test_a_failure_of_reading_ahead_that_nobody_asks_for_is_not_logged(
     del reader
     gc.collect()
     assert complaints == []
+
+
+class Numbered:
+    """A source of three ranges, numbered by where they go on. `meanwhile` is called with the number
+    of each fetch."""
+
+    def __init__(self, meanwhile: Callable[[int], object] = lambda number: None) -> None:
+        self._meanwhile = meanwhile
+        self._fetches = 0
+
+    async def fetch(self) -> Range | None:
+        self._fetches += 1
+        self._meanwhile(self._fetches)
+        return Range([], {0: self._fetches}) if self._fetches <= 3 else None
+
+
+def number_of(fetched: Range) -> list[int]:
+    return [fetched.next_offsets[0]]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_an_anext_cancelled_when_its_range_has_come_loses_nothing(is_closed: bool) -> None:
+    asking: asyncio.Task[int]
+
+    def cancel(number: int) -> None:
+        if number == 2:  # asked for ahead, before the first range is given out
+            asking.cancel()
+
+    reader = AsyncReader(Numbered(cancel), number_of)
+    asking = asyncio.create_task(reader.__anext__())
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    if is_closed:
+        await reader.close()
+    assert [number async for number in reader] == ([] if is_closed else [1, 2, 3])
+
+
+class InterruptedLoopThread(LoopThread):
+    """One whose first caller is interrupted when the result is there."""
+
+    is_interrupted = False
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        result = super().run(coroutine)
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+        return result
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_an_interrupt_between_loop_and_thread_loses_nothing(is_closed: bool) -> None:
+    thread = InterruptedLoopThread()
+    reader = CrossingReader(AsyncReader(Numbered(), number_of), thread)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(reader)
+        if is_closed:
+            reader.close()
+        assert list(reader) == ([] if is_closed else [1, 2, 3])
+    finally:
+        thread.stop(_nothing)
+
+
+async def _nothing() -> None:
+    pass
