@@ -21,7 +21,9 @@ class LoopThread:
     """Runs coroutines for other threads. May be used by any number of them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        #: Held while the loop is given something: nothing comes behind its end, where nobody would
+        #: ever answer. A signal's handler may take it again.
+        self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopped = False
         self._finalizer: weakref.finalize[..., LoopThread] | None = None
@@ -33,7 +35,8 @@ class LoopThread:
         thread is stopped before its end.
         """
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+            with self._lock:
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
         except BaseException:
             coroutine.close()
             raise
@@ -48,7 +51,8 @@ class LoopThread:
     def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call back on the loop, in a while. Raises ClientClosed when it is stopped."""
         try:
-            self._running_loop().call_soon_threadsafe(callback, *arguments)
+            with self._lock:
+                self._running_loop().call_soon_threadsafe(callback, *arguments)
         except RuntimeError as error:
             raise ClientClosed from error
 
@@ -59,30 +63,28 @@ class LoopThread:
         """
         with self._lock:
             finalizer, self._finalizer = self._finalizer, None
-        if finalizer is not None:
-            try:
+        try:
+            if finalizer is not None:
                 self.run(last())
-            finally:
+        finally:
+            with self._lock:
                 self._is_stopped = True
+            if finalizer is not None:
                 finalizer()
-        self._is_stopped = True
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop
-        if loop is not None and not self._is_stopped:
-            return loop
-        with self._lock:
-            if self._is_stopped:
-                raise ClientClosed
-            if self._loop is None:
-                self._loop = uvloop.new_event_loop()
-                thread = threading.Thread(
-                    target=_run_loop, args=(self._loop,), name="holdfast-client", daemon=True
-                )
-                thread.start()
-                # Also at the interpreter's exit, before daemon threads are frozen.
-                self._finalizer = weakref.finalize(self, _stop_loop, self._loop, thread)
-            return self._loop
+        """Return the loop, started if need be. With the lock held."""
+        if self._is_stopped:
+            raise ClientClosed
+        if self._loop is None:
+            self._loop = uvloop.new_event_loop()
+            thread = threading.Thread(
+                target=_run_loop, args=(self._loop,), name="holdfast-client", daemon=True
+            )
+            thread.start()
+            # Also at the interpreter's exit, before daemon threads are frozen.
+            self._finalizer = weakref.finalize(self, _stop_loop, self._loop, thread)
+        return self._loop
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
