@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.client.errors import ConnectionFailed, OffsetsChanged, UnknownGroup
+from holdfast.client.errors import HoldfastError, OffsetsChanged, UnknownGroup
 from holdfast.client.message import StoredOffsets
 from holdfast.client.reply import Reply
 from holdfast.client.requests import JSON, Requests
@@ -46,7 +46,7 @@ class GroupOffsets:
     async def store(self, offsets: Mapping[int, int]) -> None:
         """Store offsets, as far as they differ from what is stored.
 
-        Raises OffsetsChanged when another one stored offsets since. ConnectionFailed leaves it
+        Raises OffsetsChanged when another one stored offsets since. Any other error leaves it
         open whether these are stored; the next store settles that.
         """
         changed = {
@@ -74,7 +74,9 @@ class GroupOffsets:
             self._known = await write_offsets(
                 self._transport, self._group, self._topic, changed, if_match=self._known.etag
             )
-        except ConnectionFailed:
+        except OffsetsChanged:
+            raise
+        except HoldfastError:  # no answer, or a gateway's: they may be stored
             if changed not in self._maybe_stored:
                 self._maybe_stored.append(changed)
             raise

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.client.errors import ApiError, ConnectionFailed
+from holdfast.client.errors import ApiError, ClientClosed, HoldfastError
 from holdfast.client.group_offsets import GroupOffsets
 from holdfast.client.loop_thread import LoopThread
 from holdfast.client.message import Message, MessageList
@@ -159,7 +159,9 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
             await asyncio.sleep(self._commit_interval_s)
             try:
                 await self._commit()
-            except (ConnectionFailed, ApiError) as error:
+            except ClientClosed:
+                return
+            except HoldfastError as error:
                 _log.warning("storing offsets failed: %s", error)
 
     async def _commit(self) -> None:
@@ -197,6 +199,7 @@ class OffsetConsumer(CrossingReader[Message]):
         """
         self._current = iter(())
         self._loop_thread.run(self._consumer.close())
+        self._held = None
 
 
 def _singles(fetched: Range) -> Iterator[Range]:

@@ -1,11 +1,17 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 from aiohttp import web
 
 from holdfast.client.async_client import AsyncClient
-from holdfast.client.errors import ConnectionFailed, OffsetsChanged, OffsetTrimmed
+from holdfast.client.errors import (
+    BadReply,
+    ConnectionFailed,
+    HoldfastError,
+    OffsetsChanged,
+    OffsetTrimmed,
+)
 from holdfast.client.group_offsets import GroupOffsets
 from holdfast.client.message import LoneMessage, Message, MessageList
 from holdfast.client.offset_consumer import Progress
@@ -75,6 +81,29 @@ async def test_offsets_are_stored_while_messages_are_worked_on(
         await anext(consumer)
         while (await offsets_or_none(client, topic)) != {0: 1}:
             await asyncio.sleep(0.001)
+
+
+async def test_offsets_are_stored_again_after_an_answer_that_was_none(
+    client: AsyncClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(client, topic, 3)
+    store, failures = GroupOffsets.store, [BadReply(client.url, "a gateway's page")]
+
+    async def fail_once(offsets: GroupOffsets, wanted: Mapping[int, int]) -> None:
+        if failures:
+            raise failures.pop()
+        await store(offsets, wanted)
+
+    monkeypatch.setattr(GroupOffsets, "store", fail_once)
+    async with (
+        asyncio.timeout(20),
+        client.consume_by_offsets(topic, GROUP, commit_interval_ms=1) as consumer,
+    ):
+        await anext(consumer)
+        await anext(consumer)
+        while (await offsets_or_none(client, topic)) != {0: 1}:
+            await asyncio.sleep(0.001)
+    assert not failures
 
 
 async def offsets_or_none(client: AsyncClient, topic: str) -> dict[int, int] | None:
@@ -232,6 +261,8 @@ class OffsetsServer:
         self.version = 0
         self.lose_replies = 0
         self.lose_requests = 0
+        self.gateway_says: list[web.Response] = []
+        """In place of the reply to a PUT, which is done all the same."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "PUT":
@@ -245,6 +276,8 @@ class OffsetsServer:
                 return problem(412, "offsets-changed")
             self.offsets.update((await request.json())["offsets"])
             self.version += 1
+            if self.gateway_says:
+                return self.gateway_says.pop()
             if self.lose_replies:
                 self.lose_replies -= 1
                 return drop(request)
@@ -301,6 +334,20 @@ async def test_a_store_that_was_given_up_may_have_happened_or_not() -> None:
             await offsets.store({0: 7})
         await offsets.store({0: 8})
         assert stored.offsets == {"0": 8}
+        await offsets._transport.close()
+
+
+@pytest.mark.parametrize("status", [200, 404, 502])
+async def test_a_store_that_a_gateway_answered_is_not_taken_for_a_rival(status: int) -> None:
+    stored = OffsetsServer()
+    async with scripted_server(stored.answer) as server:
+        offsets = group_offsets(server.url, 0)
+        await offsets.load()
+        stored.gateway_says = [web.Response(status=status, text="<p>I am a gateway</p>")]
+        with pytest.raises(HoldfastError):
+            await offsets.store({0: 5})
+        await offsets.store({0: 6})
+        assert stored.offsets == {"0": 6}
         await offsets._transport.close()
 
 
