@@ -75,6 +75,8 @@ def publish(
 
     if queue is not None and priority is not None:
         raise click.UsageError("A queue has its level: give --queue or --priority, not both.")
+    if batch_bytes == 0:
+        raise click.UsageError("A batch of no bytes takes no message: give --batch-bytes more.")
     key_of, tag_of = _extractor("key", key_regex), _extractor("tag", tag_regex)
     sizes = {"batch_bytes": batch_bytes} if batch_bytes is not None else {}
     name = getattr(file, "name", "<stdin>")

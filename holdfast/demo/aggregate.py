@@ -1,8 +1,11 @@
 """The demonstration's Spark job: count and average over an offset range of a topic."""
 
 import json
+from collections.abc import Iterable
+from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 
 def missing_for_spark() -> str | None:
@@ -59,19 +62,25 @@ def aggregate_with_spark(
         total = messages.count()
     finally:
         spark.stop()
+    title = f"{total:,} messages from offsets {json.dumps(starting_offsets)} on"
+    return shown(rows, title, is_reading=is_reading)
+
+
+def shown(rows: Iterable[Any], title: str, *, is_reading: bool) -> Table:
+    """Return rows of Spark's as a table. Keys are shown as they are, whatever is in them."""
     table = Table(
         "key",
         "messages",
         "first offset",
         "last offset",
         "average value" if is_reading else "average bytes",
-        title=f"{total:,} messages from offsets {json.dumps(starting_offsets)} on",
+        title=title,
         title_justify="left",
         box=None,
     )
     for row in rows:
         table.add_row(
-            row["key"] or "",
+            Text(row["key"] or ""),
             f"{row['messages']:,}",
             f"{row['first']:,}",
             f"{row['last']:,}",

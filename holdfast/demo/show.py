@@ -12,8 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.client import BlockingSendHandle, Client
 from holdfast.client.errors import ClientClosed
@@ -89,8 +91,11 @@ class _Demo:
         self._acknowledged: dict[tuple[int, int], bytes] = {}
 
     def run(self, first: list[Reading], rest: Iterator[Reading]) -> bool:
-        source = f"the lines of {self._file}" if self._file else "this machine's own readings"
-        self._step(1, "A broker", f"one process, one fresh data directory ({self._folder}).")
+        source = "this machine's own readings"
+        if self._file is not None:
+            source = f"the lines of {escape(str(self._file))}"
+        folder = escape(str(self._folder))
+        self._step(1, "A broker", f"one process, one fresh data directory ({folder}).")
         with RunningBroker(self._folder / "data") as broker:
             self._say(f"It serves on [bold]{broker.url}[/]. Its input will be {source}.")
             with Client(broker.url) as client:
@@ -125,7 +130,7 @@ class _Demo:
             table.add_row(
                 str(result.queue),
                 str(result.offset),
-                reading.key or "",
+                Text(reading.key or ""),
                 f"after {(acknowledged - started) * 1000:.1f} ms",
                 f"after {(follower.last_arrival - started) * 1000:.1f} ms",
             )
@@ -206,7 +211,7 @@ class _Demo:
         self._step(5, "Spark", "an aggregation over an offset range, read in parallel.")
         missing = missing_for_spark()
         if missing is not None:
-            self._say(f"[yellow]Left out:[/] {missing}")
+            self._say(f"[yellow]Left out:[/] {escape(missing)}")
             return
         middle = {
             queue: max((offset for q, offset in self._acknowledged if q == queue), default=0) // 2
@@ -216,7 +221,7 @@ class _Demo:
         table = aggregate_with_spark(url, TOPIC, middle, is_reading=self._file is None)
         self._console.print(table)
 
-    # -- how it is said --------------------------------------------------------------------
+    # -- how it is said: in Rich's markup, so what is not the demo's own is escaped -----------
 
     def _step(self, number: int, title: str, text: str) -> None:
         self._console.print(f"\n[bold cyan]{number}/6  {title}[/]: {text}")

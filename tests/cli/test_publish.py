@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Run
 
 
@@ -76,6 +78,12 @@ def test_priority_and_time_to_live(holdfast: Run) -> None:
     assert lines_of(holdfast, "t", "--queue", "0") == [b"not so"]
     for refused in (("--priority", "10"), ("--ttl", "soon"), ("--priority", "9", "--queue", "0")):
         assert holdfast("publish", "t", *refused, input=b"x\n").exit_code == 2
+
+
+@pytest.mark.parametrize(("size", "exit_code"), [("0", 2), ("1", 0), ("-1", 2)])
+def test_a_batch_has_at_least_a_byte(holdfast: Run, size: str, exit_code: int) -> None:
+    done = holdfast("publish", "t", "--batch-bytes", size, input=b"x\n")
+    assert done.exit_code == exit_code, done.stderr
 
 
 def test_a_queue_that_is_not_there_is_refused(holdfast: Run) -> None:
