@@ -59,9 +59,9 @@ class Bound:
 
         Call it when the rows are safely processed: it does not ask whether they were. Raises
         OffsetsMoved, and saves nothing of that topic, when somebody else moved the group since
-        it was bound; with several topics each is saved on its own, in order. Raises ValueError
-        when there is no group, and InvalidOption when there is no broker: give `bind` its url
-        beside the path.
+        it was bound, and TopicRecreated when the topic is another one by now; with several topics
+        each is saved on its own, in order. Raises ValueError when there is no group, and
+        InvalidOption when there is no broker: give `bind` its url beside the path.
         """
         if self.group is None:
             raise ValueError("bind(..., group=...) names the group to save; this read has none")
@@ -69,6 +69,7 @@ class Bound:
         address = place.broker("files alone are never written, so nothing can be saved")
         with BrokerClient.open(address) as client:
             for topic in self.topics:
+                client.check_topic(topic.name, topic.topic_id)
                 ends = {queue: part.end for queue, part in topic.ranges.items()}
                 client.store_offsets(
                     self.group, topic.name, ends, etag=self.stored[topic.name].etag
@@ -102,9 +103,23 @@ def bind(
                 for name in topic_names(catalog, parsed)
             }
             if not any(name.lower().startswith("starting") for name in given):
-                parsed = replace(parsed, start=Given({n: s.offsets for n, s in stored.items()}))
+                parsed = replace(parsed, start=Given(_starts(stored, parsed.assigned)))
         topics = bind_topics(catalog, parsed)
     return Bound(_replayable(given, parsed, topics), group, topics, stored)
+
+
+def _starts(
+    stored: Mapping[str, StoredOffsets], assigned: Mapping[str, frozenset[int]] | None
+) -> dict[str | None, Mapping[int, int]]:
+    """Return where a group is, in the queues that are read: it may be in others, too."""
+    return {
+        name: {
+            queue: offset
+            for queue, offset in found.offsets.items()
+            if assigned is None or queue in assigned[name]
+        }
+        for name, found in stored.items()
+    }
 
 
 def _replayable(

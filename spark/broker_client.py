@@ -122,6 +122,10 @@ class BrokerClient:
             priority_levels=found.get("config", {}).get("priority_levels"),
         )
 
+    def check_topic(self, topic: str, topic_id: int) -> None:
+        """Raise TopicRecreated when the topic is another one by now."""
+        _check_topic_id(topic, topic_id, self.describe(topic).topic_id)
+
     def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
         """Return the first offset stored at or after a time, the queue's end when there is none."""
         reply = self._transport.get(

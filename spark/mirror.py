@@ -5,11 +5,11 @@ moves a group back, and a failure to store it is said in the log and harms nothi
 """
 
 import logging
-from collections.abc import Mapping
 
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.catalog import NEVER_STORED, StoredOffsets
 from holdfast.spark.errors import BrokerUnavailable, InvalidOption, OffsetsMoved, SparkError
+from holdfast.spark.stream_offsets import StreamOffsets, TopicOffsets
 
 _log = logging.getLogger("holdfast.spark")
 
@@ -22,7 +22,8 @@ class GroupMirror:
     def __init__(self, client: BrokerClient, group: str) -> None:
         self._client = client
         self._group = group
-        self._stored: dict[str, StoredOffsets] = {}
+        #: By a topic's name and id: what is known of one says nothing of another of its name.
+        self._stored: dict[tuple[str, int], StoredOffsets] = {}
 
     def check(self) -> None:
         """Raise InvalidOption for a group that leases messages: to store its offsets is to make it
@@ -37,36 +38,39 @@ class GroupMirror:
                 "groupId", f"group {self._group!r} leases messages to its members; name another"
             )
 
-    def store(self, progress: Mapping[str, Mapping[int, int]]) -> None:
-        """Store how far each queue of each topic is, unless the group is as far already."""
-        for topic, offsets in progress.items():
+    def store(self, progress: StreamOffsets) -> None:
+        """Store how far each queue of each topic is, unless the group is as far already. A topic
+        that is another one by now is left alone."""
+        for name, topic in progress.items():
             try:
-                self._store(topic, offsets)
+                self._store(name, topic)
             except SparkError as error:
-                self._stored.pop(topic, None)
+                self._stored.pop((name, topic.topic_id), None)
                 _log.warning("progress not stored in group %r: %s", self._group, error)
                 if isinstance(error, BrokerUnavailable):
                     return  # nor is there anybody for the other topics: the next time tells theirs
 
-    def _store(self, topic: str, offsets: Mapping[int, int]) -> None:
+    def _store(self, name: str, topic: TopicOffsets) -> None:
+        key = name, topic.topic_id
         for attempt in range(1, _ATTEMPTS + 1):
-            stored = self._stored.get(topic)
+            stored = self._stored.get(key)
             if stored is None:
-                stored = self._client.stored_offsets(self._group, topic) or NEVER_STORED
+                self._client.check_topic(*key)
+                stored = self._client.stored_offsets(self._group, name) or NEVER_STORED
             ahead = {
                 queue: offset
-                for queue, offset in offsets.items()
+                for queue, offset in topic.queues.items()
                 if offset > stored.offsets.get(queue, -1)
             }
-            self._stored[topic] = stored
+            self._stored[key] = stored
             if not ahead:
                 return
             try:
-                self._stored[topic] = self._client.store_offsets(
-                    self._group, topic, ahead, etag=stored.etag
+                self._stored[key] = self._client.store_offsets(
+                    self._group, name, ahead, etag=stored.etag
                 )
                 return
             except OffsetsMoved:
-                del self._stored[topic]  # by somebody else: look where they are now
+                del self._stored[key]  # by somebody else: look where they are now
                 if attempt == _ATTEMPTS:
                     raise

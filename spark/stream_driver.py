@@ -162,7 +162,7 @@ class StreamDriver:
             for name, topic in end.items()
             if name in self._seen and self._seen[name].topic_id != topic.topic_id
         }
-        self._mirror.store({n: topic.queues for n, topic in end.items() if n not in made_again})
+        self._mirror.store({n: topic for n, topic in end.items() if n not in made_again})
 
     def _release_leases(self) -> None:
         """Let go of what tasks that are done were to read: at two micro-batches a second, leases
@@ -199,7 +199,9 @@ class StreamDriver:
         assigned = self._options.read.assigned
         if assigned is None:
             return state
-        queues = {q: each for q, each in state.queues.items() if q in assigned[name]}
+        # A micro-batch that is repeated may be of a topic that the options do not name any more.
+        wanted = assigned.get(name, frozenset())
+        queues = {q: each for q, each in state.queues.items() if q in wanted}
         return TopicState(state.name, state.topic_id, queues, state.priority_levels)
 
     def _lose(self, lost: list[SparkError]) -> None:

@@ -125,6 +125,26 @@ def test_a_topic_made_again_is_not_read_in_its_stead(broker: FakeBroker, topic: 
         again(bound)
 
 
+def test_a_topic_made_again_since_it_was_read_is_not_saved(
+    broker: FakeBroker, topic: FakeTopic
+) -> None:
+    bound = bind(broker.url, "orders", group="billing")
+    broker.topic("orders", queues=2)
+    with pytest.raises(TopicRecreated):
+        bound.save()
+    assert broker.groups == {}
+
+
+def test_a_group_may_be_in_more_queues_than_are_assigned(
+    broker: FakeBroker, topic: FakeTopic
+) -> None:
+    bind(broker.url, "orders", group="billing", endingOffsets='{"0": 4, "1": 6}').save()
+    bound = bind(broker.url, assign='{"orders": [1]}', group="billing")
+    assert bound.offsets == {"orders": {1: (6, 10)}}
+    bound.save()
+    assert broker.groups["billing"]["orders"][0] == {0: 4, 1: 10}
+
+
 def test_options_are_checked(broker: FakeBroker) -> None:
     with pytest.raises(InvalidOption, match="is unknown"):
         bind(broker.url, "orders", sine=1)

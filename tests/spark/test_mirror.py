@@ -1,5 +1,5 @@
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -7,6 +7,7 @@ from holdfast.spark.address import Address
 from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.mirror import GroupMirror
+from holdfast.spark.stream_offsets import StreamOffsets, TopicOffsets
 from tests.support.fake_broker import HANG_UP, Answer, FakeBroker
 
 
@@ -17,35 +18,61 @@ def mirror(broker: FakeBroker) -> Iterator[GroupMirror]:
         yield GroupMirror(client, "billing")
 
 
+def progress(broker: FakeBroker, **offsets: Mapping[int, int]) -> StreamOffsets:
+    """Return how far a stream is in topics as they are now."""
+    return {n: TopicOffsets(broker.topics[n].topic_id, queues) for n, queues in offsets.items()}
+
+
 def stored(broker: FakeBroker) -> dict[int, int]:
     return broker.groups["billing"]["orders"][0]
 
 
 def test_progress_is_stored_in_the_group(broker: FakeBroker, mirror: GroupMirror) -> None:
-    mirror.store({"orders": {0: 5, 1: 0}})
-    mirror.store({"orders": {0: 7, 1: 0}})
+    mirror.store(progress(broker, orders={0: 5, 1: 0}))
+    mirror.store(progress(broker, orders={0: 7, 1: 0}))
     assert stored(broker) == {0: 7, 1: 0}
 
 
 def test_what_is_stored_already_asks_nothing(broker: FakeBroker, mirror: GroupMirror) -> None:
-    mirror.store({"orders": {0: 5}})
+    mirror.store(progress(broker, orders={0: 5}))
     asked = len(broker.requests)
-    mirror.store({"orders": {0: 5}})
+    mirror.store(progress(broker, orders={0: 5}))
     assert len(broker.requests) == asked
 
 
 def test_a_group_never_moves_back(broker: FakeBroker, mirror: GroupMirror) -> None:
     broker.groups["billing"] = {"orders": ({0: 9, 1: 1}, 4)}
-    mirror.store({"orders": {0: 5, 1: 3}})
+    mirror.store(progress(broker, orders={0: 5, 1: 3}))
     assert stored(broker) == {0: 9, 1: 3}
+
+
+def test_a_topic_made_again_begins_again_in_the_group(
+    broker: FakeBroker, mirror: GroupMirror
+) -> None:
+    mirror.store(progress(broker, orders={0: 500}))
+    broker.topic("orders", queues=2)
+    broker.groups["billing"] = {"orders": ({}, 0)}
+    mirror.store(progress(broker, orders={0: 5}))
+    assert stored(broker) == {0: 5}
+
+
+def test_progress_in_a_topic_that_was_made_again_since_is_not_stored(
+    broker: FakeBroker, mirror: GroupMirror, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a stream that begins again tells it first: what its last run left to be told."""
+    last_run = progress(broker, orders={0: 500})
+    broker.topic("orders", queues=2)
+    mirror.store(last_run)
+    assert broker.groups == {}
+    assert "deleted and created again" in caplog.text
 
 
 def test_a_group_that_somebody_else_moved_is_looked_at_again(
     broker: FakeBroker, mirror: GroupMirror
 ) -> None:
-    mirror.store({"orders": {0: 5}})
+    mirror.store(progress(broker, orders={0: 5}))
     broker.groups["billing"] = {"orders": ({0: 8, 1: 2}, 7)}
-    mirror.store({"orders": {0: 6, 1: 4}})
+    mirror.store(progress(broker, orders={0: 6, 1: 4}))
     assert stored(broker) == {0: 8, 1: 4}
 
 
@@ -55,21 +82,22 @@ def test_a_failure_is_said_and_made_good_later(
 ) -> None:
     broker.faults.append(lambda _: answer)
     with caplog.at_level(logging.WARNING, "holdfast.spark"):
-        mirror.store({"orders": {0: 5}})
+        mirror.store(progress(broker, orders={0: 5}))
     assert "progress not stored in group 'billing'" in caplog.text
     broker.faults.clear()
-    mirror.store({"orders": {0: 5}})
+    mirror.store(progress(broker, orders={0: 5}))
     assert stored(broker) == {0: 5}
 
 
 def test_a_broker_that_is_away_is_asked_once_for_all_topics(
     broker: FakeBroker, mirror: GroupMirror
 ) -> None:
+    broker.topic("refunds")
     broker.faults.append(lambda _: Answer(503, {}, b""))
-    mirror.store({"orders": {0: 5}, "refunds": {0: 5}})
+    mirror.store(progress(broker, orders={0: 5}, refunds={0: 5}))
     assert [request for request in broker.requests if "refunds" in request] == []
     broker.faults.clear()
-    mirror.store({"orders": {0: 5}, "refunds": {0: 6}})
+    mirror.store(progress(broker, orders={0: 5}, refunds={0: 6}))
     assert stored(broker) == {0: 5}
     assert broker.groups["billing"]["refunds"][0] == {0: 6}
 

@@ -11,6 +11,7 @@ from holdfast.spark.errors import InvalidOption, TopicRecreated
 from holdfast.spark.mirror import GroupMirror
 from holdfast.spark.reading import open_catalog, read_rows
 from holdfast.spark.stream_driver import StreamDriver
+from holdfast.spark.stream_offsets import TopicOffsets
 from holdfast.spark.stream_options import StreamOptions, parse_stream_options
 
 QUEUES = 3
@@ -137,9 +138,10 @@ def test_a_mirror_knows_a_group_with_leases(
         GroupMirror(client, "kitchen").check()
     mirror = GroupMirror(client, "stream")
     mirror.check()
-    mirror.store({"orders": {0: 5}})
+    topic_id = client.describe("orders").topic_id
+    mirror.store({"orders": TopicOffsets(topic_id, {0: 5})})
     mirror.check()
-    mirror.store({"orders": {0: 4, 1: 7}})
+    mirror.store({"orders": TopicOffsets(topic_id, {0: 4, 1: 7})})
     stored = client.stored_offsets("stream", "orders")
     assert stored is not None
     assert stored.offsets == {0: 5, 1: 7}

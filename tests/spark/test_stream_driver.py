@@ -400,6 +400,18 @@ def test_a_batch_of_a_topic_that_is_gone_is_not_replayed(
     assert stream(failOnDataLoss="false").reads(start, end) == {}
 
 
+def test_a_micro_batch_is_repeated_also_of_a_topic_that_is_not_assigned_any_more(
+    topic: FakeTopic, broker: FakeBroker, stream: Stream
+) -> None:
+    broker.topic("refunds").publish(0, [b"r"] * 5)
+    before = stream(assign='{"orders": [0], "refunds": [0]}')
+    start, end = before.offsets, before.ask()
+    after = stream(end, assign='{"orders": [0]}')
+    assert after.reads(start, end) == before.reads(start, end)
+    with pytest.raises(GoneFromStream, match="'refunds'"):
+        after.ask()
+
+
 def test_what_is_lost_while_it_is_shared_out_is_looked_at_again(
     broker: FakeBroker, topic: FakeTopic, stream: Stream
 ) -> None:
