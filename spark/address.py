@@ -1,5 +1,6 @@
 """Where the broker is, and how it is spoken to: the options that every kind of job has. Pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -16,6 +17,9 @@ ADDRESS_OPTIONS: Mapping[str, str] = {
     "certFile": "certificate to show to a broker that asks for one (PEM, likewise)",
     "keyFile": "its key (PEM, likewise); without it certFile holds it",
 }
+
+#: Something before the host, in one address or in several.
+_USER = re.compile(r"(?:^|//|,)[^/,]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ def _parse_token(options: GivenOptions) -> str | None:
 def _parse_url(options: GivenOptions) -> str:
     name = options.exactly_one("url", "kafka.bootstrap.servers")
     text = options.text(name) or ""
+    if _USER.search(text):  # before a message quotes it
+        raise InvalidOption(name, "takes no user and no password; access is by the option token")
     if "," in text:
         raise InvalidOption(name, f"{text!r} are several addresses; Holdfast is one broker")
     url = text if "://" in text else f"http://{text}"
@@ -54,15 +60,15 @@ def _parse_url(options: GivenOptions) -> str:
         raise InvalidOption(name, f"{text!r} is no address: {error}") from error
     if parts.scheme not in {"http", "https"} or not parts.hostname or not port_fits:
         raise InvalidOption(name, f"{text!r} is no address such as http://broker:8711")
-    if parts.username or parts.query or parts.fragment:
-        raise InvalidOption(name, "takes no user, query or fragment; access is by token")
+    if parts.query or parts.fragment:
+        raise InvalidOption(name, "takes no query and no fragment; access is by the option token")
     return url.rstrip("/")
 
 
 def _parse_tls(options: GivenOptions, url: str) -> TlsFiles:
     files = TlsFiles(options.text("caFile"), options.text("certFile"), options.text("keyFile"))
     for name, value in (("caFile", files.ca_file), ("certFile", files.cert_file)):
-        if value is not None and not url.startswith("https://"):
+        if value is not None and urlsplit(url).scheme != "https":
             raise InvalidOption(name, f"goes with an address that begins https://, not {url}")
     if files.key_file is not None and files.cert_file is None:
         raise InvalidOption("keyFile", "is the key of certFile; give both")

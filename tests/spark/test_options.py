@@ -169,6 +169,21 @@ def test_what_is_read_must_be_clear(given: dict[str, str], says: str) -> None:
         parse_options(given)
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://:hidden@b", "ftp://me:hidden@b", "http://a,http://me:hidden@b", "a,me:hidden@b"],
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidOption, match="access is by the option token") as caught:
+        parse_options(BASIC | {"url": url})
+    assert "hidden" not in str(caught.value)
+
+
+def test_an_address_may_have_its_scheme_in_capitals() -> None:
+    place = parse_options(BASIC | {"url": "HTTPS://Broker:1", "caFile": "/ca.pem"}).place
+    assert place.broker("").url == "HTTPS://Broker:1"
+
+
 def test_every_option_has_its_line() -> None:
     assert all(OPTIONS.values())
 
