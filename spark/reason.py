@@ -5,7 +5,8 @@ Spark passes an error on as text: between a traceback of Python's and, from a st
 
 import re
 
-_SENTENCE = re.compile(r"^holdfast\.spark\.errors\.\w+: (.+)$", re.MULTILINE)
+#: An error as Python ends a traceback with it: of a module of Holdfast's, whichever.
+_SENTENCE = re.compile(r"^holdfast(?:\.\w+)*\.[A-Z]\w*: (.+)$", re.MULTILINE)
 
 
 def reason(error: BaseException) -> str | None:

@@ -21,6 +21,10 @@ Logical Plan:
     [
         (TRACEBACK, 'queue 1: set it to "false"'),
         ("holdfast.spark.errors.DataLost: at the end", "at the end"),
+        ("holdfast.commitlog.errors.UnknownFormatVersion: newer", "newer"),
+        ("holdfast.spark.catalog.OutOfRange: not there", "not there"),
+        ("theirs.holdfast.errors.DataLost: not ours", None),
+        ("holdfast.spark.reading: no error", None),
         ("java.lang.NullPointerException", None),
         ("", None),
     ],
