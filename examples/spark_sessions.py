@@ -50,6 +50,8 @@ def publish_sessions(
         .option("url", url)
         .option("topic", to)
         .option("createTopic", True)
+        # A groupBy leaves the order to chance, and what is repeated has to come in the same.
+        .option("sortBy", "key,body")
         .option("checkpointLocation", str(checkpoint))
         .outputMode("append")
     )

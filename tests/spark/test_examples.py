@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,14 @@ def test_a_backfill_copies_its_range_and_the_same_rows_again(
     assert nothing == 0
 
 
+def in_order_of_tasks(broker: RunningBroker, topic: str) -> bool:
+    """Return whether the keys in a queue ascend, but where one of the two tasks follows the
+    other."""
+    with broker.client() as client:
+        keys = [str(message.key) for message in client.pull(topic, 0, 0, follow=False)]
+    return sum(after < before for before, after in pairwise(keys)) <= 1
+
+
 def test_sessions_are_published_once_over_a_restart(
     spark: "SparkSession", running: RunningBroker, tmp_path: Path
 ) -> None:
@@ -147,8 +156,11 @@ def test_sessions_are_published_once_over_a_restart(
             ]
         return sorted((str(key), told["start"][11:13], told["lines"]) for key, told in found)
 
+    with running.client() as client:
+        client.create_topic("sessions", queues=1)
     publish(running, "visits", few_lines(8, 50) + few_lines(9, 20))
     first = run()
+    assert in_order_of_tasks(running, "sessions"), "a repeated batch would be taken for another"
     assert first == [(f"10.0.0.{n}", "08", 5) for n in range(10)], "those of nine o'clock go on"
     assert run() == first
     publish(running, "visits", few_lines(9, 10) + few_lines(12, 1))
