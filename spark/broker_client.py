@@ -8,10 +8,11 @@ may raise, it says. For one thread at a time.
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
+from holdfast.commitlog.batch_header import Buffer
 from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE
 from holdfast.spark.address import Address
 from holdfast.spark.catalog import Split, StoredOffsets, TopicState
@@ -24,7 +25,7 @@ from holdfast.spark.errors import (
     TopicRecreated,
 )
 from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
-from holdfast.spark.receiving import Received
+from holdfast.spark.receiving import Gathering
 from holdfast.spark.transport import (
     BATCH_TYPE,
     NO_LEASES_LEFT,
@@ -299,7 +300,7 @@ class BrokerClient:
 
         Raises TopicRecreated when the topic is another one by now.
         """
-        query = _pull_query(offset, max_bytes, tags)
+        query = _pull_query(offset, MAX_MESSAGES, max_bytes, tags)
         if expression is not None:
             query["filter"] = expression
         reply = self._transport.get(f"{_queue_path(topic, queue)}/messages", query, accept=accept)
@@ -311,14 +312,25 @@ class BrokerClient:
         topic_id: int,
         queue: int,
         offset: int,
+        gathering: Gathering,
         *,
+        max_messages: int,
         max_bytes: int,
         tags: frozenset[str] = frozenset(),
-    ) -> Pulled[Received]:
-        """Return whole blocks from `offset` on, as BatchRun takes them. Raises TopicRecreated."""
-        query = _pull_query(offset, max_bytes, tags)
-        reply = self._transport.get_blocks(f"{_queue_path(topic, queue)}/messages", query)
-        return _pulled(topic, topic_id, reply, reply.body if reply.blocks is None else reply.blocks)
+    ) -> Pulled[Buffer | None]:
+        """Return whole blocks from `offset` on, as BatchRun takes them; None: they are gathered.
+        They are fewer than asked for where the broker gives fewer at once.
+
+        Raises TopicRecreated when the topic is another one by now.
+        """
+        query = _pull_query(offset, min(max_messages, MAX_MESSAGES), max_bytes, tags)
+        path = f"{_queue_path(topic, queue)}/messages"
+        reply = self._transport.get_blocks(path, query, gathering)
+        pulled = _pulled(topic, topic_id, reply, reply.blocks)
+        if pulled.body is None:
+            # Whole blocks may reach further than what was asked for.
+            pulled = replace(pulled, next_offset=max(pulled.next_offset, gathering.end_offset))
+        return pulled
 
     def create_topic(self, topic: str) -> None:
         """Create the topic as the broker makes them, unless it is there."""
@@ -366,9 +378,11 @@ def _segments_of(
     return tuple(found)
 
 
-def _pull_query(offset: int, max_bytes: int, tags: frozenset[str]) -> dict[str, object]:
+def _pull_query(
+    offset: int, max_messages: int, max_bytes: int, tags: frozenset[str]
+) -> dict[str, object]:
     tag = {"tag": ",".join(sorted(tags))} if tags else {}
-    return {"offset": offset, "max_messages": MAX_MESSAGES, "max_bytes": max_bytes, **tag}
+    return {"offset": offset, "max_messages": max_messages, "max_bytes": max_bytes, **tag}
 
 
 def _pulled(topic: str, topic_id: int, reply: Reply, body: _Body) -> Pulled[_Body]:

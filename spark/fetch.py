@@ -12,13 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from holdfast.commitlog.batch_header import Buffer
 from holdfast.commitlog.batch_run import BatchRun
-from holdfast.spark.broker_client import MSGPACK_TYPE, BrokerClient
-from holdfast.spark.decode import cut, decode, portion
+from holdfast.spark.broker_client import MSGPACK_TYPE, BrokerClient, Pulled
+from holdfast.spark.decode import MAX_ROWS, TARGET_BYTES, cut, decode, portion
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch
 from holdfast.spark.messages import decode_messages, unpack
 from holdfast.spark.offsets import QueueRange
 from holdfast.spark.options import ReadOptions
+from holdfast.spark.receiving import Gathering
 
 _log = logging.getLogger("holdfast.spark")
 
@@ -69,24 +71,54 @@ def _fetch_blocks(
     client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions
 ) -> _Fetched:
     """Pull whole blocks, and prove them."""
-    pulled = client.pull_blocks(
-        part.topic,
-        part.topic_id,
-        part.queue,
-        offset,
-        max_bytes=options.fetch_max_bytes,
-        tags=options.tags,
-    )
-    blocks = BatchRun(pulled.body)
-    _check_place(blocks, part, offset, gaps=bool(options.tags or pulled.skipped))
-    following = pulled.next_offset
-    if len(blocks):  # whole blocks may reach further than what was asked for
-        following = max(following, int(blocks.end_offsets[-1]))
+    gathering = Gathering(min(options.fetch_max_bytes, TARGET_BYTES), MAX_ROWS)
+    last = _gather(client, part, offset, options, gathering)
+    runs = [] if gathering.is_empty else [BatchRun(gathering.blocks())]
+    if last.body is not None:
+        runs.append(BatchRun(last.body))
+    reached = offset
+    for run in runs:
+        _check_place(run, part, reached, gaps=bool(options.tags or last.skipped))
+        if len(run):  # whole blocks may reach further than what was asked for
+            reached = int(run.end_offsets[-1])
     batches = (
-        decode(blocks, rows, part, options.columns, tags=options.tags)
-        for rows in portion(blocks, cut(blocks, offset, part.end))
+        decode(run, rows, part, options.columns, tags=options.tags)
+        for run in runs
+        for rows in portion(run, cut(run, offset, part.end))
     )
-    return _Fetched(following, pulled.skipped, batches)
+    return _Fetched(max(last.next_offset, reached), last.skipped, batches)
+
+
+def _gather(
+    client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions, gathering: Gathering
+) -> Pulled[Buffer | None]:
+    """Pull until what is gathered makes a good record batch, or the next reply would be no part of
+    it. Return the last pull."""
+
+    def pull(start: int) -> Pulled[Buffer | None]:
+        return client.pull_blocks(
+            part.topic,
+            part.topic_id,
+            part.queue,
+            start,
+            gathering,
+            max_messages=part.end - start,
+            max_bytes=options.fetch_max_bytes,
+            tags=options.tags,
+        )
+
+    pulled = pull(offset)
+    while (
+        pulled.body is None
+        and not pulled.skipped
+        and not gathering.is_full
+        and pulled.next_offset < part.end
+    ):
+        try:
+            pulled = pull(pulled.next_offset)
+        except BrokerRefused:
+            break  # it is refused again to whoever goes on from there
+    return pulled
 
 
 def _fetch_messages(

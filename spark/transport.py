@@ -15,20 +15,20 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from http import HTTPStatus
 from http.client import HTTPMessage
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from holdfast.commitlog.batch_header import Buffer
 from holdfast.spark.errors import (
     BrokerRefused,
     BrokerUnavailable,
     CertificateNotTrusted,
     ReplyMismatch,
 )
-from holdfast.spark.receiving import Received, receive_blocks
+from holdfast.spark.receiving import Gathering
 from holdfast.spark.tls import NO_TLS_FILES, TlsFiles
 
 _log = logging.getLogger("holdfast.spark")
@@ -37,6 +37,7 @@ RETRY_FOR_S = 60.0
 TIMEOUT_S = 30.0  # of connecting, and of each wait for bytes
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+_JSON = "application/json"
 BATCH_TYPE = "application/vnd.holdfast.batch"
 _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 _RETRIED = frozenset({429, 502, 503, 504})
@@ -52,8 +53,8 @@ class Reply:
     status: int
     headers: HTTPMessage
     body: bytes
-    blocks: Received | None = None
-    """The body instead, where it was asked to be received as whole blocks."""
+    blocks: Buffer | None = None
+    """The body instead, where whole blocks were asked for and are not gathered."""
 
     def json(self) -> Any:
         """Return the body decoded. Raises ReplyMismatch when it is not JSON."""
@@ -61,6 +62,17 @@ class Reply:
             return json.loads(self.body)
         except ValueError as error:
             raise ReplyMismatch(f"the broker's reply is not JSON: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is asked, and where the blocks of the answer are gathered, if they are."""
+
+    method: str
+    target: str
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Accept": _JSON})
+    gathering: Gathering | None = None
 
 
 class Transport:
@@ -98,25 +110,25 @@ class Transport:
         path: str,
         query: Mapping[str, object] | None = None,
         *,
-        accept: str = "application/json",
+        accept: str = _JSON,
         retry_for_s: float | None = None,
     ) -> Reply:
         """GET `path`. Raises BrokerRefused, BrokerUnavailable."""
-        target = f"{path}?{urlencode(query)}" if query else path
-        return self._request("GET", target, None, {"Accept": accept}, retry_for_s)
+        request = _Request("GET", _target(path, query), headers={"Accept": accept})
+        return self._answer(request, retry_for_s)
 
-    def get_blocks(self, path: str, query: Mapping[str, object]) -> Reply:
-        """GET `path` as whole blocks: they are in `Reply.blocks`, unproven. Raises BrokerRefused,
-        BrokerUnavailable."""
-        target = f"{path}?{urlencode(query)}"
-        return self._request("GET", target, None, {"Accept": BATCH_TYPE}, as_blocks=True)
+    def get_blocks(self, path: str, query: Mapping[str, object], gathering: Gathering) -> Reply:
+        """GET `path` as whole blocks, unproven: they are gathered, or else in `Reply.blocks`.
+        Raises BrokerRefused, BrokerUnavailable."""
+        headers = {"Accept": BATCH_TYPE}
+        return self._answer(_Request("GET", _target(path, query), None, headers, gathering))
 
     def put(self, path: str, content: object, *, if_match: str | None = None) -> Reply:
         """PUT a JSON body. Raises BrokerRefused, BrokerUnavailable."""
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        headers = {"Accept": _JSON, "Content-Type": _JSON}
         if if_match is not None:
             headers["If-Match"] = if_match
-        return self._request("PUT", path, json.dumps(content).encode(), headers)
+        return self._answer(_Request("PUT", path, json.dumps(content).encode(), headers))
 
     def post(
         self, path: str, body: bytes, kind: str, query: Mapping[str, object] | None = None
@@ -125,53 +137,40 @@ class Transport:
 
         Raises BrokerRefused, BrokerUnavailable.
         """
-        target = f"{path}?{urlencode(query)}" if query else path
-        headers = {"Accept": "application/json", "Content-Type": kind}
-        return self._request("POST", target, body, headers)
+        headers = {"Accept": _JSON, "Content-Type": kind}
+        return self._answer(_Request("POST", _target(path, query), body, headers))
 
     def delete(self, path: str) -> Reply:
         """DELETE `path`, once. Raises BrokerRefused, BrokerUnavailable."""
-        return self._request("DELETE", path, None, {"Accept": "application/json"}, 0)
+        return self._answer(_Request("DELETE", path), 0)
 
-    def _request(
-        self,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: dict[str, str],
-        retry_for_s: float | None = None,
-        *,
-        as_blocks: bool = False,
-    ) -> Reply:
+    def _answer(self, request: _Request, retry_for_s: float | None = None) -> Reply:
         """Make a request, again and again for `retry_for_s`; None is as long as for any."""
         if retry_for_s is None:
             retry_for_s = self._retry_for_s
         if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
+            named = {**request.headers, "Authorization": f"Bearer {self._token}"}
+            request = replace(request, headers=named)
         started = self._clock()
         for attempt in itertools.count():
             try:
-                return self._once(method, target, body, headers, as_blocks)
+                return self._once(request)
             except _Again as again:
                 pause_s = max(again.not_before_s, _pause_s(attempt))
                 waited_s = self._clock() - started
                 if waited_s + pause_s > retry_for_s:
                     raise BrokerUnavailable(self.url, waited_s, again.cause) from again
-                _log.info("%s %s failed (%s), again in %.1f s", method, target, again, pause_s)
+                _log.info(
+                    "%s %s failed (%s), again in %.1f s",
+                    request.method, request.target, again, pause_s,
+                )  # fmt: skip
                 self._sleep(pause_s)
         raise AssertionError("unreachable")
 
-    def _once(
-        self,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        as_blocks: bool,
-    ) -> Reply:
+    def _once(self, request: _Request) -> Reply:
         kept = self._connection is not None
         try:
-            reply = self._exchange(method, target, body, headers, as_blocks)
+            reply = self._exchange(request)
         except ssl.SSLCertVerificationError as error:
             self.close()
             raise CertificateNotTrusted(self.url, error.verify_message) from error
@@ -180,33 +179,27 @@ class Transport:
             if not kept:
                 raise _Again(f"{type(error).__name__}: {error}") from error
             # The broker may close a kept connection at any time: that is no failure yet.
-            return self._once(method, target, body, headers, as_blocks)
+            return self._once(request)
         if reply.status < 300:
             return reply
         refused = BrokerRefused(reply.status, _problem(reply))
-        if _may_pass(method, refused):
+        if _may_pass(request.method, refused):
             raise _Again(str(refused), _retry_after_s(reply.headers)) from refused
         raise refused
 
-    def _exchange(
-        self,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        as_blocks: bool,
-    ) -> Reply:
+    def _exchange(self, request: _Request) -> Reply:
         """Return the answer, whatever its status."""
         if self._connection is None:
             self._connection = self._connect()
-        self._connection.request(method, self._parts.path + target, body, dict(headers))
+        target = self._parts.path + request.target
+        self._connection.request(request.method, target, request.body, dict(request.headers))
         response = self._connection.getresponse()
-        blocks: Received | None = None
-        if as_blocks and response.status == HTTPStatus.OK:
+        blocks: Buffer | None = None
+        if request.gathering is not None and response.status < 300:
             if response.length is None:
                 blocks = response.read()
             else:
-                blocks = receive_blocks(partial(_fill, response), response.length)
+                blocks = request.gathering.receive(partial(_fill, response), response.length)
         content = response.read()
         if response.will_close:
             self.close()
@@ -229,6 +222,10 @@ class _Again(Exception):
         super().__init__(cause)
         self.cause = cause
         self.not_before_s = not_before_s
+
+
+def _target(path: str, query: Mapping[str, object] | None) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _may_pass(method: str, refused: BrokerRefused) -> bool:

@@ -7,6 +7,7 @@ from holdfast.spark.broker_client import BrokerClient
 from holdfast.spark.catalog import Split
 from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
 from holdfast.spark.offsets import OffsetRange, QueueState
+from holdfast.spark.receiving import Gathering
 from tests.support.fake_broker import FakeBroker
 
 
@@ -101,16 +102,23 @@ def test_a_plan_or_pull_of_a_topic_made_again_is_refused(
         client.pull("orders", old, 0, 0, max_bytes=1)
 
 
-def test_a_pull_names_its_tags_and_filter(broker: FakeBroker, client: BrokerClient) -> None:
+def test_a_pull_names_its_bounds_tags_and_filter(broker: FakeBroker, client: BrokerClient) -> None:
     topic = broker.topic("orders")
-    client.pull_blocks("orders", topic.topic_id, 0, 0, max_bytes=9, tags=frozenset("ba"))
+    ids, tags = (topic.topic_id, 0, 0), frozenset("ba")
+    for count in (1, 9_999, 10_000, 10_001):
+        client.pull_blocks(
+            "orders", *ids, Gathering(9, 9), max_messages=count, max_bytes=9, tags=tags
+        )
     client.pull(
         "orders", topic.topic_id, 0, 0, max_bytes=9, tags=frozenset("ba"), expression="a > 'x y'"
     )
-    pull = "GET /v1/topics/orders/queues/0/messages?offset=0&max_messages=10000&max_bytes=9"
+    pull = "GET /v1/topics/orders/queues/0/messages?offset=0&max_messages="
     assert broker.requests == [
-        f"{pull}&tag=a%2Cb",
-        f"{pull}&tag=a%2Cb&filter=a+%3E+%27x+y%27",
+        f"{pull}1&max_bytes=9&tag=a%2Cb",
+        f"{pull}9999&max_bytes=9&tag=a%2Cb",
+        f"{pull}10000&max_bytes=9&tag=a%2Cb",
+        f"{pull}10000&max_bytes=9&tag=a%2Cb",
+        f"{pull}10000&max_bytes=9&tag=a%2Cb&filter=a+%3E+%27x+y%27",
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.errors import CorruptBatch
+from holdfast.spark import receiving
 from holdfast.spark.address import Address
 from holdfast.spark.broker_client import BrokerClient, Pulled
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch, TopicRecreated
@@ -18,6 +19,14 @@ from tests.spark.stored import Sent, joined, store
 from tests.support.fake_broker import Answer, FakeBroker, FakeTopic
 
 TAGS = ["200", "404", None]
+
+
+@pytest.fixture(autouse=True, params=["large", "small"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether blocks count as large, so that the replies that bring them are gathered."""
+    if request.param == "large":
+        monkeypatch.setattr(receiving, "LARGE_BLOCK_BYTES", 0)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -84,6 +93,49 @@ def test_whole_blocks_are_used_to_their_end(
     assert offsets(read(client, part_of(topic, 0, 60))) == list(range(60))
     pulls = [request for request in broker.requests if "/messages" in request]
     assert [pull.split("offset=")[1].split("&")[0] for pull in pulls] == ["0", "20", "40"]
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "expected"), [(59, [40, 40, 20]), (60, [60, 40]), (61, [60, 40])]
+)
+def test_replies_of_large_blocks_become_one_record_batch(
+    topic: FakeTopic,
+    client: BrokerClient,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    max_rows: int,
+    expected: list[int],
+) -> None:
+    monkeypatch.setattr("holdfast.spark.broker_client.MAX_MESSAGES", 20)
+    monkeypatch.setattr("holdfast.spark.fetch.MAX_ROWS", max_rows)
+    batches = list(read_range(client, part_of(topic, 0, 100), options()))
+    assert [len(batch) for batch in batches] == (expected if kind == "large" else [20] * 5)
+    assert offsets([row for batch in batches for row in batch.to_pylist()]) == [*range(100)]
+
+
+def test_no_more_is_asked_for_than_the_range_has(
+    broker: FakeBroker, topic: FakeTopic, client: BrokerClient
+) -> None:
+    read(client, part_of(topic, 5, 8))
+    assert "offset=5&max_messages=3&" in broker.requests[-1]
+
+
+def test_a_reply_that_breaks_off_is_asked_for_again(
+    broker: FakeBroker, topic: FakeTopic, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.spark.broker_client.MAX_MESSAGES", 20)
+
+    def break_off(target: str) -> Answer | None:
+        if "offset=40&" not in target:
+            return None
+        broker.faults.remove(break_off)
+        answer = broker.answer("GET", target, {"Accept": "application/vnd.holdfast.batch"}, b"")
+        fields = {**answer.headers, "Content-Length": str(len(answer.body))}
+        return Answer(200, fields, answer.body[:-30])
+
+    broker.faults.append(break_off)
+    assert offsets(read(client, part_of(topic, 0, 100))) == [*range(100)]
+    assert broker.faults == []
 
 
 @pytest.mark.parametrize("given", [{"tag": "404"}, {"tag": "200,404"}, {"tag": "none"}])
@@ -168,12 +220,13 @@ def damaged(broker: FakeBroker, start: int, following: int) -> None:
 
 
 def test_a_damaged_range_is_lost_data(
-    broker: FakeBroker, topic: FakeTopic, client: BrokerClient
+    broker: FakeBroker, topic: FakeTopic, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("holdfast.spark.broker_client.MAX_MESSAGES", 10)
     damaged(broker, 20, 40)
     with pytest.raises(DataLost, match=r"from offset 20 to 40 \(damaged"):
-        read(client, part_of(topic, 0, 100), fetchMaxBytes="1")
-    rows = read(client, part_of(topic, 0, 100), fetchMaxBytes="1", failOnDataLoss="false")
+        read(client, part_of(topic, 0, 100))
+    rows = read(client, part_of(topic, 0, 100), failOnDataLoss="false")
     assert offsets(rows) == [*range(20), *range(40, 100)]
 
 
@@ -222,7 +275,7 @@ def test_any_other_refusal_is_raised(
 
 
 def test_damaged_bytes_are_refused(
-    broker: FakeBroker, topic: FakeTopic, client: BrokerClient
+    broker: FakeBroker, topic: FakeTopic, client: BrokerClient, kind: str
 ) -> None:
     def flip(target: str) -> Answer:
         broker.faults.remove(flip)
@@ -232,7 +285,7 @@ def test_damaged_bytes_are_refused(
         return Answer(answer.status, answer.headers, bytes(body))
 
     broker.faults.append(flip)
-    with pytest.raises(CorruptBatch, match="payload-crc"):
+    with pytest.raises(CorruptBatch, match="payload-crc" if kind == "small" else "unreadable"):
         read(client, part_of(topic, 0, 10))
 
 
