@@ -184,7 +184,7 @@ async def test_a_failure_that_nobody_looked_at_is_raised_on_leaving() -> None:
     topic.refuse = lambda number, request: problem(507, "disk-full", retry_after_s=60)
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
         with pytest.raises(PublishFailed) as caught:
-            async with client.producer("orders", delivery_timeout_ms=1000) as producer:
+            async with client.producer("orders", delivery_timeout_ms=30_000) as producer:
                 producer.send(b"1")
                 producer.send(b"2")
         assert caught.value.message_count == 2
