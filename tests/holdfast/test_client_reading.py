@@ -13,7 +13,10 @@ from holdfast.testing import RunningBroker
 
 @pytest.fixture
 async def client(shared_broker: RunningBroker) -> AsyncIterator[AsyncClient]:
+    """A client of a broker that holds no pull: it may hear late of those who went away before."""
     async with shared_broker.async_client() as client:
+        while await parked(client):
+            await asyncio.sleep(0.005)
         yield client
 
 
