@@ -21,9 +21,10 @@ async def test_threads_do_not_run_ahead_of_the_loop() -> None:
         reading = reading_with(executor)
         reads = [asyncio.create_task(reading.in_thread(lambda: begun.append(1))) for _ in range(50)]
         await asyncio.sleep(0)
-        # The loop takes nothing as long as this goes on; the threads have all the time they want.
-        executor.submit(threading.Event().wait, 0.05).result()
-        executor.submit(lambda: None).result()
+        # The loop takes nothing as long as this goes on; the threads end all that they have begun.
+        together = threading.Barrier(4, timeout=20)
+        for each in [executor.submit(together.wait) for _ in range(4)]:
+            each.result()
         assert len(begun) == READS_AT_ONCE
         await asyncio.gather(*reads)
     assert len(begun) == 50
