@@ -36,7 +36,7 @@ def holdfast(broker: RunningBroker, *arguments: str) -> bytes:
 def curl(url: str, *arguments: str) -> bytes:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed (package curl)")
-    command = ["curl", "--silent", "--show-error", "--fail", *arguments, url]
+    command = ["curl", "--noproxy", "*", "--silent", "--show-error", "--fail", *arguments, url]
     return subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60).stdout
 
 

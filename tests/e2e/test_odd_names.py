@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from holdfast.running_broker import RunningBroker
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 
 #: Percent-encoded as they are sent; what each is, beside it.
 NAMES = {
@@ -53,7 +53,7 @@ def files(directory: Path) -> set[str]:
 async def test_odd_names_reach_no_storage(tmp_path: Path) -> None:
     # The broker's log is beside its data directory, in a place that is looked at as well.
     home = tmp_path / "home"
-    with RunningBroker(home / "data") as broker:
+    with RunningBroker(home / "data", TEST_ARGUMENTS) as broker:
         async with aiohttp.ClientSession() as session:
 
             async def ask(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:

@@ -14,11 +14,11 @@ from holdfast.cli.exits import ExitCode
 from holdfast.cli.main import main
 from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
 from holdfast.client.tls import TlsFilesUnusable
-from holdfast.running_broker import RunningBroker
 from holdfast.spark import errors as spark_errors
 from holdfast.spark.options import parse_options
 from holdfast.spark.tls import TlsFiles
 from holdfast.spark.transport import Transport
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.certificates import Certificates
 
 
@@ -49,6 +49,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         *("--http-api-tls-certificate", str(certificate)),
         *("--http-api-tls-key", str(key)),
         *("--http-api-tls-client-ca", str(ca.ca_file)),
+        *TEST_ARGUMENTS,
     )
     with RunningBroker(folder / "data", arguments) as broker:
         yield Served(broker, ca, strangers, ca.issue("client", "orders-service"))
