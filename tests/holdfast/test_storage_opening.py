@@ -41,7 +41,7 @@ async def fill(data_dir: Path) -> None:
     async with open_storage(small_config(data_dir)) as storage:
         topic, _ = await storage.store.create_topic("t", queues=1)
         for offset, _ in WANTED:
-            await storage.store.publish(topic, [batch(str(offset), key=f"k{offset}")])
+            await storage.store.publish(topic, [batch(str(offset), key=f"key {offset}")])
         await storage.store.store_offsets("g", topic, {0: 7})
         await settled(storage)
 
@@ -472,7 +472,7 @@ async def test_a_damaged_log_degrades_and_serves_the_rest(tmp_path: Path) -> Non
     await fill(tmp_path)
     segment = tmp_path / "commitlog" / ("0" * 20)
     image = bytearray(segment.read_bytes())
-    image[image.index(b"k4")] ^= 1
+    image[image.index(b"key 4")] ^= 1
     segment.write_bytes(image)
     shutil.rmtree(tmp_path / "consumequeue")
     async with open_storage(small_config(tmp_path)) as storage:
