@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -281,13 +282,14 @@ def _raw(url: str, data: bytes) -> str:
     parts = urlsplit(url)
     said = b""
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        try:
+        # The broker may have refused it, and closed, before all of it has come.
+        with suppress(ConnectionError):
+            connection.sendall(data)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
             while piece := connection.recv(65536):
                 said += piece
-        except ConnectionResetError:
-            pass
     return said.decode("latin-1")
 
 
