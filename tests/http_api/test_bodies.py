@@ -239,7 +239,7 @@ async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
 
 
 async def test_a_body_that_is_slow_but_keeps_the_pace_is_taken() -> None:
-    settings: dict[str, Any] = {"transfer_grace_ms": 300, "min_transfer_bytes_per_s": 100}
+    settings: dict[str, Any] = {"transfer_grace_ms": 300, "min_transfer_bytes_per_s": 10}
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 2000\r\n\r\n")
         for _ in range(20):

@@ -11,6 +11,8 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
+from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
@@ -82,6 +84,14 @@ class Api:
         """Publish messages as JSON."""
         path = f"/v1/topics/{topic}/messages{query}"
         return await self.send_json("POST", path, {"messages": list(messages)})
+
+    async def fill(self, size: int, count: int = 1) -> None:
+        """Put so many messages of `size` bytes into queue 0 of "orders", past the server: where a
+        test gives it deadlines of a moment, a publish on a slow machine would miss them."""
+        topic, _ = await self.store.create_topic("orders")
+        block = encode_batch([b"x" * size], queue_id=0)
+        for _ in range(count):
+            await self.store.publish(topic, [Batch.decode(block)])
 
     async def held(self, count: int) -> None:
         """Wait until so many pulls are held."""
