@@ -275,7 +275,7 @@ async def test_a_message_that_does_not_match_does_not_wake(api: Api) -> None:  #
 
 
 async def test_a_pull_that_ends_tells_how_far_it_was_scanned(api: Api) -> None:  # L14
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=500&tag=blue"))
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=2000&tag=blue"))
     await api.held(1)
     await publish(api, "0", "1", tag="red")
     answer = await waiting

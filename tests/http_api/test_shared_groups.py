@@ -255,7 +255,7 @@ async def test_everything_that_is_said_is_asked(group: Api) -> None:
     )
     (ask,) = group.groups.asks
     assert (ask.member, ask.max_messages, ask.max_bytes) == ("host:42/a", 5, 1000)
-    assert 19.0 < ask.wait_s <= 20.0
+    assert 10.0 < ask.wait_s <= 20.0  # less what it took to come here
     assert (ask.lease_ms, ask.topics, ask.filter) == (60_000, ["refunds"], "tag")
     assert (ask.settled, ask.browse, ask.attempt_id) == (True, False, "try-1")
 
