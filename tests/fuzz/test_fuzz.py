@@ -28,6 +28,8 @@ def _fuzz(name: str, findings: Path) -> subprocess.CompletedProcess[bytes]:
             *("--seed", os.environ.get("TEST_SEED", "1")),
         ],
         cwd=ROOT,
+        # The fuzzer ends its process without leaving what it is in the midst of.
+        env={**os.environ, "TMPDIR": str(findings)},
         capture_output=True,
         timeout=seconds + 180,
         check=False,
