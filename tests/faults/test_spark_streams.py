@@ -30,12 +30,12 @@ Totals = dict[str, tuple[int, int]]
 class Job:
     """A driver with a stream; it and its JVM are a process group of their own."""
 
-    def __init__(self, broker: RunningBroker, directory: Path, trigger: str) -> None:
+    def __init__(self, broker: RunningBroker, directory: Path, *how: str) -> None:
         self._log = directory / "job.log"
         self.said: list[str] = []
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, JOB, broker.url, "events", "totals", directory / "ck", trigger],
+                [sys.executable, JOB, broker.url, "events", "totals", directory / "ck", *how],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -79,15 +79,15 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
 
 
 @pytest.fixture
-def start(broker: RunningBroker, tmp_path: Path) -> Iterator[Callable[[str], Job]]:
+def start(broker: RunningBroker, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     try:
         require_java()
     except JavaMissing as missing:
         pytest.skip(str(missing))
     jobs: list[Job] = []
 
-    def make(trigger: str) -> Job:
-        jobs.append(Job(broker, tmp_path, trigger))
+    def make(*how: str) -> Job:
+        jobs.append(Job(broker, tmp_path, *how))
         return jobs[-1]
 
     yield make
@@ -124,15 +124,15 @@ def written(broker: RunningBroker) -> Totals:
 
 
 def test_a_million_messages_are_counted_exactly_though_the_driver_is_killed_twice(
-    broker: RunningBroker, start: Callable[[str], Job]
+    broker: RunningBroker, start: Callable[..., Job]
 ) -> None:
     count = 1_000_000
     publish(broker, 0, count)
-    first = start("now")
-    first.until("written 2")  # stored, but not in the checkpoint yet
+    first = start("now", "2")
+    first.until("written 2")  # stored, but not in the checkpoint
     first.kill()
-    second = start("now")
-    second.until("writing 4")
+    second = start("now", "4")
+    second.until("writing 4")  # the middle of it, or its end
     second.kill()
     assert second.said[:2] == ["writing 2", "written 2"]
     third = start("now")
@@ -143,7 +143,7 @@ def test_a_million_messages_are_counted_exactly_though_the_driver_is_killed_twic
 
 
 def test_a_stream_goes_on_over_a_killed_broker_and_finds_a_new_queue(
-    broker: RunningBroker, start: Callable[[str], Job]
+    broker: RunningBroker, start: Callable[..., Job]
 ) -> None:
     publish(broker, 0, 200_000)
     job = start("on")

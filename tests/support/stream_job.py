@@ -1,14 +1,16 @@
 """A streaming job in a driver process of its own, which tests end at chosen moments.
 
-    stream_job.py URL SOURCE SINK CHECKPOINT now|on
+    stream_job.py URL SOURCE SINK CHECKPOINT now|on [STAYS]
 
 It counts the messages of a topic by key, adds up the numbers in their bodies, and writes what
 changed into another topic. On standard output it says what it is at ("writing 3", "written 3",
 "done"). With "now" it ends with what there is at its start (availableNow), with "on" it goes on
-until it is given a line on standard input, and then finishes what there is.
+until it is given a line on standard input, and then finishes what there is. The batch STAYS never
+ends: when all of it is written the job waits to be killed, so that its checkpoint never has it.
 """
 
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from holdfast.spark.session import local_session
@@ -20,7 +22,7 @@ MAX_OFFSETS = 150_000
 
 
 def main() -> None:
-    url, source, sink, checkpoint, trigger = sys.argv[1:]
+    url, source, sink, checkpoint, trigger, *stays = sys.argv[1:]
     spark = local_session(
         2,
         settings={
@@ -37,6 +39,8 @@ def main() -> None:
             "append"
         ).options(url=url, topic=sink, txnAppId="counts", txnVersion=str(batch)).save()
         print("written", batch, flush=True)
+        if str(batch) in stays:
+            threading.Event().wait()
 
     counts = (
         spark.readStream.format("holdfast")
