@@ -15,6 +15,8 @@ from tests.support.broker_calls import Answer, Calls, wait_until
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
 _HOUR_S = 3600
+#: Long enough to be seen to be held on a busy machine, and next to nothing beside an hour.
+_WAIT_S = 4
 _ARGUMENTS = (
     *("--commitlog-segment-bytes", "1MiB"),
     *("--commitlog-retention-interval-ms", "50"),
@@ -124,15 +126,13 @@ def test_a_wait_takes_as_long_as_it_was_to_whatever_the_clock_says(tmp_path: Pat
 
             def pull(waited: list[float] = waited) -> None:
                 started = time.monotonic()
-                path = "/v1/topics/t/queues/0/messages?offset=0&wait_ms=1500"
+                path = f"/v1/topics/t/queues/0/messages?offset=0&wait_ms={_WAIT_S * 1000}"
                 assert Calls(broker.url)("GET", path).json["messages"] == []
                 waited.append(time.monotonic() - started)
 
             puller = threading.Thread(target=pull)
             puller.start()
-            wait_until(
-                lambda: calls.metric("holdfast_long_poll_parked") == 1, "the pull is held", 5
-            )
+            wait_until(lambda: calls.metric("holdfast_long_poll_parked") == 1, "the pull is held")
             clock.set(ahead_s)
             puller.join()
-            assert 1.4 < waited[0] < 5
+            assert _WAIT_S - 0.1 < waited[0] < 2 * _WAIT_S + 20
