@@ -41,7 +41,8 @@ def publish(broker: RunningBroker, blocks: int) -> None:
     with broker.client() as client:
         for queue in range(QUEUES):
             for _ in range(blocks):
-                with client.producer("orders", queue=queue) as producer:
+                # A block, however long that takes: what lingers does not leave before.
+                with client.producer("orders", queue=queue, linger_ms=60_000) as producer:
                     for _ in range(ROWS):
                         producer.send(BODY)
 
