@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
-SHARED_MEMORY = Path("/dev/shm")
+from tests.support.memory_folder import folder_in_memory
+
+#: More than any of these tests has in files at once.
+NEEDED_BYTES = 256 * 1024 * 1024
 
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """Return an empty directory in memory where there is such a place, so that LMDB's syncs
+    """Return an empty directory in memory where there is room for it, so that LMDB's syncs
     cost nothing; they are tested elsewhere."""
-    if not SHARED_MEMORY.is_dir():
+    in_memory = folder_in_memory(NEEDED_BYTES)
+    if in_memory is None:
         yield tmp_path
         return
-    made = Path(tempfile.mkdtemp(prefix="holdfast-", dir=SHARED_MEMORY))
+    made = Path(tempfile.mkdtemp(prefix="holdfast-", dir=in_memory))
     yield made
     shutil.rmtree(made)
 

@@ -20,8 +20,9 @@ from hypothesis.stateful import (
 )
 
 from holdfast.groups.service_types import Verb
-from tests.faults.conftest import SHARED_MEMORY
+from tests.faults.conftest import NEEDED_BYTES
 from tests.support.crash_run import SIZES
+from tests.support.memory_folder import folder_in_memory
 from tests.support.simulated_broker import SimulatedBroker
 from tests.support.simulated_clients import Plan, Producer
 from tests.support.simulated_groups import MEMBERS
@@ -40,7 +41,7 @@ class CrashMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        base = folder_in_memory(NEEDED_BYTES)
         self._directory = Path(tempfile.mkdtemp(prefix="holdfast-", dir=base))
         self._runner = asyncio.Runner()
         self._failed = False

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crash_run import run_seed
+from tests.support.memory_folder import folder_in_memory
 from tests.support.seed_runs import SeedRuns, run_seeds
 
 _FIRST = int(os.environ.get("TEST_FIRST_SEED", "0"))
@@ -20,6 +21,8 @@ _COUNT = int(os.environ.get("TEST_SEEDS", "25"))
 _SECONDS = float(os.environ.get("TEST_SEED_SECONDS", "240"))
 #: A run of which written mode lost nothing at all would prove nothing of what it may lose.
 _ENOUGH_RUNS = 20
+#: More than all runs at once have in files.
+_NEEDED_BYTES = 512 * 1024 * 1024
 
 
 @pytest.mark.parametrize("seed", range(_FIRST, _FIRST + min(_COUNT, 25)))
@@ -32,8 +35,7 @@ async def test_nothing_acknowledged_is_lost_whenever_the_disk_dies(
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> SeedRuns:
     """Seeded runs, all of which the tests below judge."""
-    shared_memory = Path("/dev/shm")
-    base = shared_memory if shared_memory.is_dir() else tmp_path_factory.mktemp("seeds")
+    base = folder_in_memory(_NEEDED_BYTES) or tmp_path_factory.mktemp("seeds")
     first = int(os.environ.get("TEST_FIRST_SEED", "1"))
     count = int(os.environ.get("TEST_SEEDS", "1000000"))
     return run_seeds(first, count, _SECONDS, base)

@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.support.memory_folder import folder_in_memory
+
 FILE_SYSTEMS = ("ext4", "xfs")
 
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
@@ -45,8 +47,7 @@ class LoopVolume:
 
     def __init__(self, file_system: str, options: str = "") -> None:
         """Make and mount it, with mount `options` if given. Raises CannotMount."""
-        shared_memory = Path("/dev/shm")
-        parent = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
+        parent = folder_in_memory(_IMAGE_MIB << 20) or Path(tempfile.gettempdir())
         _remove_abandoned(parent)
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         self._image = self._folder / "image"
@@ -55,7 +56,7 @@ class LoopVolume:
         self.path.mkdir()
         try:
             with self._image.open("wb") as image:
-                image.truncate(_IMAGE_MIB * 1024 * 1024)
+                image.truncate(_IMAGE_MIB << 20)
             _run(f"mkfs.{file_system}", "-q", self._image)
             self._mount()
         except BaseException:
