@@ -115,7 +115,7 @@ PLACES = {
 }
 
 
-def wait_until_stopped(pid: int, timeout_s: float = 60.0) -> None:
+def wait_until_stopped(pid: int, timeout_s: float = 200.0) -> None:
     """Return once the process has come to its place."""
     deadline = time.monotonic() + timeout_s
     while True:
