@@ -49,6 +49,7 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
         "http-api-send-buffer-bytes": "64KiB",  # what the system takes is no memory of ours
         "http-api-transfer-grace-ms": "600000",  # the slow are to stay, so that they add up
         "http-api-write-timeout-ms": "600000",
+        "http-api-max-wait-ms": "600000",  # none is to be answered before the last is held
     }
     arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
     with RunningBroker(tmp_path / "data", arguments) as running:
@@ -126,7 +127,7 @@ def test_held_pulls_that_vanish_all_at_once_leave_nothing(broker: RunningBroker)
     idle = rss(broker)
 
     def request(number: int) -> bytes:
-        path = f"/v1/topics/orders/queues/{number % 4}/messages?offset=0&wait_ms=60000"
+        path = f"/v1/topics/orders/queues/{number % 4}/messages?offset=0&wait_ms=600000"
         return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
     peaks, afters = [], []
@@ -134,7 +135,7 @@ def test_held_pulls_that_vanish_all_at_once_leave_nothing(broker: RunningBroker)
         for _ in range(2):
             with Crowd(port_of(broker)) as crowd:
                 crowd.join(CLIENTS, request)
-                await_metric(broker.url, "holdfast_long_poll_parked", lambda n: n == CLIENTS)
+                await_metric(broker.url, "holdfast_long_poll_parked", lambda n: n == CLIENTS, 300)
                 peaks.append(rss(broker))
                 started = time.monotonic()
                 crowd.vanish()
