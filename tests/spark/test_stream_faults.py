@@ -124,7 +124,9 @@ def test_a_stream_keeps_ahead_of_retention_through_many_micro_batches(
     assert sink.rows == all_rows(broker)
     assert len(sink.batches) > 25
     assert max(len(rows) for rows in sink.batches.values()) <= ROWS * limit // BLOCK_BYTES
-    wait_until(lambda: all(first > 0 for first, _ in bounds(broker).values()), "retention")
+    wait_until(
+        lambda: all(first > 0 for first, _ in bounds(broker).values()), "retention", TIMEOUT_S
+    )
 
 
 def test_a_topic_made_again_fails_the_stream_and_is_then_read_from_its_beginning(
@@ -220,7 +222,7 @@ def test_what_is_planned_is_let_go_of_when_a_micro_batch_fails(
     with pytest.raises(Exception, match="planned"):
         query.awaitTermination(TIMEOUT_S)
     assert leased[0]["count"] == 1
-    wait_until(lambda: not read_leases(broker), "the lease's end")
+    wait_until(lambda: not read_leases(broker), "the lease's end", TIMEOUT_S)  # not of itself
 
 
 def read_leases(broker: RunningBroker) -> Any:
