@@ -32,7 +32,9 @@ def backfill(
             startingTimestamp=int(since.timestamp() * 1000),
             endingTimestamp=int(until.timestamp() * 1000),
         )
-        kept.write_text(json.dumps(dict(bound.options), indent=1))
+        whole = Path(f"{kept}.new")  # a run that is cut off here leaves no half of it
+        whole.write_text(json.dumps(dict(bound.options), indent=1))
+        whole.replace(kept)
     options = json.loads(kept.read_text())
     rows = spark.read.format("holdfast").options(**options).load()
     copied = Observation()

@@ -111,13 +111,26 @@ def test_the_whole_access_log_by_hour(
 
 
 def test_a_backfill_copies_its_range_and_the_same_rows_again(
-    spark: "SparkSession", running: RunningBroker, tmp_path: Path
+    spark: "SparkSession",
+    running: RunningBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = example("spark_backfill")
     publish(running, "copied", few_lines(8, 50))
     out = tmp_path / "copied"
     given: tuple[Any, ...] = (spark, running.url, "copied", module.utc("2020-01-01"))
     until = module.utc("2100-01-01T12:00")
+    write = Path.write_text
+
+    def cut_off(path: Path, text: str) -> None:
+        write(path, text[:10])
+        raise RuntimeError("the machine went down while it wrote")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", cut_off)
+        with pytest.raises(RuntimeError, match="while it wrote"):
+            module.backfill(*given, until, out)
     assert module.backfill(*given, until, out) == 50
     publish(running, "copied", few_lines(8, 10))
     assert module.backfill(*given, until, out) == 50
