@@ -23,12 +23,15 @@ TIME = r"to_timestamp(regexp_extract(string(body), '\\[([^]]+)]', 1), 'dd/MMM/yy
 def count_new_lines(spark: SparkSession, url: str, topic: str, group: str, out: Path) -> int:
     """Add the counts of what the group has not seen to `out`; return how many lines that was."""
     bound = bind(url, topic, group=group, columns="tag,body")
-    ranges = bound.offsets[topic]
+    (bound_topic,) = bound.topics
+    ranges = bound_topic.ranges
     new = sum(end - start for start, end in ranges.values())
     if new:
         # Named by where the run begins: if it fails below and is repeated, it writes here again.
+        # The topic's id tells it from one that is made under the name later, and begins at 0, too.
         starts = {queue: start for queue, (start, _) in sorted(ranges.items())}
-        run = hashlib.sha256(f"{group} {starts}".encode()).hexdigest()[:16]
+        begins = f"{group} {bound_topic.topic_id} {starts}"
+        run = hashlib.sha256(begins.encode()).hexdigest()[:16]
         counts = by_hour_and_status(bound.load(spark))
         counts.coalesce(1).write.mode("overwrite").parquet(str(out / f"run={run}"))
         bound.save()  # after the work is done, never before

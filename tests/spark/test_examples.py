@@ -71,6 +71,12 @@ def test_the_second_hourly_run_sees_only_what_is_new(
     assert hourly(module.totals(spark, out)) == expected
     assert module.count_new_lines(*given) == 0
     assert hourly(module.totals(spark, out)) == expected
+    with running.client() as client:
+        client.delete_topic("hourly")
+    publish(running, "hourly", few_lines(9, 5))
+    assert module.count_new_lines(*given) == 5
+    expected |= {("17 09", "200"): 12, ("17 09", "404"): 3}
+    assert hourly(module.totals(spark, out)) == expected, "nothing of the old topic is replaced"
 
 
 def test_an_hourly_run_that_failed_before_it_saved_counts_nothing_twice(
