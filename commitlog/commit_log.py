@@ -288,9 +288,9 @@ class CommitLog:
 
     def _refuse_low_disk(self) -> None:
         """Raise DiskLow when a segment more would leave too little."""
-        least = self._config.min_free_bytes
-        if least and self._free_bytes() - self._config.segment_bytes < least:
-            raise DiskLow(str(self.directory), self._free_bytes(), least)
+        least, segment_bytes = self._config.min_free_bytes, self._config.segment_bytes
+        if least and (free := self._free_bytes()) - segment_bytes < least:
+            raise DiskLow(str(self.directory), free, least, segment_bytes)
 
     # -- beside the appender (the segment thread) ------------------------------------------
 

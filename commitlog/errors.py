@@ -119,19 +119,27 @@ class DiskFull(LogError):
 
 
 class DiskLow(LogError):
-    """Less room is left than `min_free_bytes`, or would be: that is kept for other things."""
+    """Less room is left than `min_free_bytes`, or would be behind the next segment of
+    `segment_bytes`: that is kept for other things."""
 
-    def __init__(self, directory: str, free_bytes: int, min_free_bytes: int) -> None:
-        super().__init__(directory, free_bytes, min_free_bytes)
+    def __init__(
+        self, directory: str, free_bytes: int, min_free_bytes: int, segment_bytes: int = 0
+    ) -> None:
+        super().__init__(directory, free_bytes, min_free_bytes, segment_bytes)
         self.directory = directory
         self.free_bytes = free_bytes
         self.min_free_bytes = min_free_bytes
+        self.segment_bytes = segment_bytes
 
     def __str__(self) -> str:
+        segment, mend = "", "free space or lower the retention"
+        if self.segment_bytes:
+            segment = f", and the next segment takes segment_bytes ({self.segment_bytes})"
+            mend = "free space, lower the retention or make segments smaller"
         return (
             f"the disk of {self.directory} has {self.free_bytes} bytes left, of which "
-            f"min_free_bytes ({self.min_free_bytes}) are not for messages; free space or lower "
-            "the retention, publishing then resumes by itself"
+            f"min_free_bytes ({self.min_free_bytes}) are not for messages{segment}; {mend}, "
+            "publishing then resumes by itself"
         )
 
 

@@ -130,7 +130,10 @@ class LimitReached(StoreError):
         self.limit = limit
 
     def __str__(self) -> str:
-        return f"{self.limit_name} is {self.limit}; delete some, or raise it in the configuration"
+        return (
+            f"{self.limit_name} is {self.limit}; ask for fewer, delete some, or raise it in the "
+            "configuration"
+        )
 
 
 class OffsetTrimmed(StoreError):

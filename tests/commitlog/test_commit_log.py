@@ -280,7 +280,7 @@ def test_no_segment_is_made_of_the_last_room(
         free_bytes=lambda: SEGMENT_BYTES + least + spare,
     )
     if is_refused:
-        with pytest.raises(DiskLow):
+        with pytest.raises(DiskLow, match=f"next segment takes segment_bytes .{SEGMENT_BYTES}"):
             log.roll()
     else:
         log.roll()

@@ -17,6 +17,7 @@ EXAMPLES: list[tuple[LogError, str]] = [
     (errors.LogOverloaded(11, 10), "11 bytes already wait"),
     (errors.DiskFull(1024), "free space or lower the retention"),
     (errors.DiskLow("/d", 1, 2), "has 1 bytes left, of which min_free_bytes (2) are not for"),
+    (errors.DiskLow("/d", 9, 2, 8), "(2) are not for messages, and the next segment takes "),
     (errors.MemoryLow(3, 2), "uses 3 bytes of memory (max_memory_bytes 2)"),
     (errors.IndexBehind(3, 2, "no room"), "3 entries wait to be committed to the index"),
     (errors.NoSegment("EMFILE"), "cannot be made now (EMFILE)"),
