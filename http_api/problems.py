@@ -100,7 +100,7 @@ KINDS: Mapping[str, Kind] = {
     "unknown-message": Kind(404, "There is no such message"),
     # Who asks is not known, or may not do it.
     "unauthenticated": Kind(401, "A token is needed"),
-    "forbidden": Kind(403, "The token does not grant this"),
+    "forbidden": Kind(403, "Who asks may not do this"),
     # It exists, but not as was thought.
     "producer-fenced": Kind(403, "A newer producer took over"),
     "topic-conflict": Kind(409, "The topic exists with other settings"),
