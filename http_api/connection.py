@@ -16,8 +16,9 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.first_step import Begun, begun
 from holdfast.http_api.framing import ends_connection
+from holdfast.http_api.headers import MAX_FIELD_BYTES
 from holdfast.http_api.problems import Problem
-from holdfast.http_api.receiving import MAX_FIELD_BYTES, MAX_LINE_BYTES, Receiving
+from holdfast.http_api.receiving import MAX_LINE_BYTES, Receiving
 from holdfast.http_api.reply import Bytes, Reply, nothing, problem_reply
 from holdfast.http_api.request import Request
 

@@ -3,12 +3,22 @@
 from multidict import MultiMapping
 
 from holdfast.http_api.params import invalid
+from holdfast.http_api.problems import Problem
+
+#: Of a line, and of all lines of a list together: more lines must not make the work more.
+MAX_FIELD_BYTES = 8190
 
 
 def listed(headers: MultiMapping[str], name: str) -> str:
     """Return a header that is a list, all its lines as one (RFC 9110 section 5.3); empty without
-    it."""
-    return ", ".join(headers.getall(name, ()))
+    it. Raises Problem (header-too-large)."""
+    given = ", ".join(headers.getall(name, ()))
+    if len(given) > MAX_FIELD_BYTES:
+        raise Problem(
+            "header-too-large",
+            f"the lines of {name} are together longer than {MAX_FIELD_BYTES} bytes; send less",
+        )
+    return given
 
 
 def lone(headers: MultiMapping[str], name: str) -> str | None:

@@ -22,6 +22,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 
 from holdfast.http_api.arriving_body import ArrivingBody
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.headers import MAX_FIELD_BYTES
 from holdfast.http_api.request import Content, Request
 from holdfast.http_api.sending import Sending
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 #: A poll over 1,024 queues, or a filter of 4 KiB percent-encoded, must fit the request line.
 MAX_LINE_BYTES = 64 * 1024
-MAX_FIELD_BYTES = 8190
 MAX_HEADERS = 128
 #: Requests that may wait for the one before them; then nothing more is read.
 MAX_WAITING = 32

@@ -1,7 +1,7 @@
 import pytest
 from multidict import CIMultiDict
 
-from holdfast.http_api.headers import listed, lone
+from holdfast.http_api.headers import MAX_FIELD_BYTES, listed, lone
 from holdfast.http_api.problems import Problem
 from tests.support.api_server import Api
 from tests.support.raw_http import raw_connection
@@ -15,6 +15,20 @@ def test_a_list_is_all_its_lines() -> None:
     headers = CIMultiDict([("Accept", "a/b"), ("Other", "x"), ("accept", "c/d, e/f")])
     assert listed(headers, "Accept") == "a/b, c/d, e/f"
     assert listed(headers, "Via") == ""
+
+
+@pytest.mark.parametrize(("more", "is_refused"), [(-1, False), (0, False), (1, True)])
+def test_lines_of_a_list_are_together_no_longer_than_one_may_be(
+    more: int, is_refused: bool
+) -> None:
+    """Or else 128 of them are a megabyte to take apart."""
+    second = "b" * (MAX_FIELD_BYTES - len("a, ") + more)
+    headers = CIMultiDict([("Accept", "a"), ("Accept", second)])
+    if is_refused:
+        with pytest.raises(Problem, match="header-too-large"):
+            listed(headers, "Accept")
+    else:
+        assert listed(headers, "Accept") == f"a, {second}"
 
 
 def test_what_says_one_thing_is_given_once() -> None:
