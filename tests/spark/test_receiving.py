@@ -5,7 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.batch import Batch
@@ -82,7 +82,7 @@ def rows(blocks: Received) -> list[dict[str, object]]:
     return list(decode(run, cut(run, 0, 1 << 40), PART, COLUMNS).to_pylist())
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(sent(), min_size=1, max_size=9))
 def test_bodies_apart_are_the_same_rows(batches: list[Sent]) -> None:
     data = stretch(batches)
@@ -93,7 +93,7 @@ def test_bodies_apart_are_the_same_rows(batches: list[Sent]) -> None:
     assert rows(apart) == rows(data)
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(sent(), min_size=1, max_size=9), st.sets(st.integers(1, 8)))
 def test_replies_gathered_are_the_same_rows_as_one(batches: list[Sent], cuts: set[int]) -> None:
     blocks = blocks_of(batches)
