@@ -120,7 +120,8 @@ def create_segment(
         disk.rename(unfinished, path)
     except OSError:
         file.close()
-        disk.remove(unfinished)
+        # It has its name where only the sync of that failed: nobody is to find it there.
+        disk.remove(unfinished if unfinished.name in disk.names(directory) else path)
         raise
     return Segment(file, path, start_offset, size, start_offset + SEGMENT_HEADER_SIZE)
 

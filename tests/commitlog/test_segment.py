@@ -60,10 +60,20 @@ def test_a_file_that_has_the_name_is_kept_under_another(tmp_path: Path, left: by
     assert kept.read_bytes() == left
 
 
-@pytest.mark.parametrize("step", ["create", "write", "sync", "rename"])
-def test_a_segment_that_cannot_be_made_leaves_nothing(step: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "after"),
+    [
+        ("create", 0),
+        ("write", 0),
+        ("sync", 0),
+        ("rename", 0),
+        ("sync_directory", 0),
+        ("sync_directory", 1),  # it has its name, and nobody knows for how long
+    ],
+)
+def test_a_segment_that_cannot_be_made_leaves_nothing(step: str, after: int) -> None:
     disk = SimulatedDisk()
-    disk.fail(step, errno.EIO)  # type: ignore[arg-type]
+    disk.fail(step, errno.EIO, after=after)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="error"):
         create_segment(disk, Path("/log"), 0, SEGMENT_BYTES, NOW_US)
     assert disk.names(Path("/log")) == []
