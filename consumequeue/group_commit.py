@@ -80,11 +80,18 @@ def write_with_room(
 
 
 def _write(env: lmdb.Environment, put: Callable[[], None], disk_full: Callable[[], None]) -> None:
+    try:
+        put_growing(env, put)
+    except lmdb.DiskError:
+        disk_full()
+        put_growing(env, put)
+
+
+def put_growing(env: lmdb.Environment, put: Callable[[], None]) -> None:
+    """Call `put`, which makes a transaction, and again in a larger map as often as that is full:
+    no other transaction may be open. lmdb.Error passes through; then nothing is stored."""
     while True:
         try:
-            return put()
-        except lmdb.DiskError:
-            disk_full()
             return put()
         except lmdb.MapFullError:
             if not grow_map(env):

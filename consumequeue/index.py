@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 import msgpack
@@ -43,6 +43,7 @@ _VALUE = struct.Struct("<QQqQII")
 _REPUT = struct.Struct("<QQQQ")
 _PRODUCER = struct.Struct(">QI")
 
+_T = TypeVar("_T")
 
 __all__ = ["Index", "IndexCorrupt", "ReputPosition"]
 
@@ -133,7 +134,7 @@ class Index:
         all or nothing. A full map grows. lmdb.Error passes through (a full disk): nothing has
         changed. Raises IndexCorrupt."""
         items = sorted(_encode_unit(key, unit) for key, unit in units)
-        self._commit_growing(items, position, producers)
+        self._growing(lambda: self._commit(items, position, producers))
 
     def commit_table(
         self,
@@ -142,23 +143,8 @@ class Index:
         producers: Sequence[tuple[ProducerKey, ProducerState | None]] = (),
     ) -> None:
         """As `commit`, of a table of entries."""
-        self._commit_growing(encode_units(units), position, producers)
-
-    def _commit_growing(
-        self,
-        items: Sequence[tuple[bytes, bytes]],
-        position: ReputPosition,
-        producers: Sequence[tuple[ProducerKey, ProducerState | None]],
-    ) -> None:
-        while True:
-            try:
-                return self._commit(items, position, producers)
-            except lmdb.MapFullError:
-                if not self._guard.grow():
-                    raise
-            except CORRUPT as error:
-                self.condemn()
-                raise IndexCorrupt(str(error)) from error
+        items = encode_units(units)
+        self._growing(lambda: self._commit(items, position, producers))
 
     def _commit(
         self,
@@ -166,9 +152,9 @@ class Index:
         position: ReputPosition,
         producers: Sequence[tuple[ProducerKey, ProducerState | None]],
     ) -> None:
-        with self._guard.transaction(), self._env.begin(write=True) as txn:
+        with self._transaction(self._entries, write=True) as txn:
             if items:
-                with txn.cursor(self._entries) as cursor:
+                with txn.cursor() as cursor:
                     cursor.putmulti(items)
             for producer_key, state in producers:
                 raw = _PRODUCER.pack(*producer_key)
@@ -180,7 +166,10 @@ class Index:
 
     def delete_before(self, key: QueueKey, offset: int, most: int = 10_000) -> int:
         """Delete up to `most` of a queue's entries that end at or before `offset`; return how
-        many there were."""
+        many there were. As `commit`, a full map grows: a deletion needs pages, too."""
+        return self._growing(lambda: self._delete_before(key, offset, most))
+
+    def _delete_before(self, key: QueueKey, offset: int, most: int) -> int:
         deleted = 0
         with self._transaction(self._entries, write=True) as txn, txn.cursor() as cursor:
             found = cursor.set_range(_KEY.pack(*key, 0))
@@ -196,10 +185,22 @@ class Index:
 
     def clear(self) -> None:
         """Forget everything, so that the log is indexed again from its start."""
-        with self._guard.transaction(), self._env.begin(write=True) as txn:
+        self._growing(self._clear)
+
+    def _clear(self) -> None:
+        with self._transaction(self._meta, write=True) as txn:
             for db in (self._entries, self._producers):
                 txn.drop(db, delete=False)
-            txn.delete(b"reput", db=self._meta)
+            txn.delete(b"reput")
+
+    def _growing(self, change: Callable[[], _T]) -> _T:
+        """Make a change in one transaction; again in a larger map as often as that is full."""
+        while True:
+            try:
+                return change()
+            except lmdb.MapFullError:
+                if not self._guard.grow():
+                    raise
 
     # -- reading ---------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import lmdb
 from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.disk import make_directory, sync_directory
 from holdfast.consumequeue.errors import StateUnavailable
-from holdfast.consumequeue.group_commit import Done, GroupCommit, write_with_room
+from holdfast.consumequeue.group_commit import Done, GroupCommit, put_growing, write_with_room
 from holdfast.consumequeue.lmdb_env import CORRUPT, open_env
 
 FORMAT = b"holdfast-state-1"
@@ -102,11 +102,15 @@ class StateStore:
 
     def restore(self, records: Mapping[bytes, bytes]) -> None:
         """Put back records read from the log (or none), before `start`; the store is no longer
-        new. All or nothing; lmdb.Error passes through."""
-        with self._env.begin(write=True) as txn:
-            txn.put(_FORMAT_KEY, FORMAT)
-            for key, value in records.items():
-                txn.put(key, value + _crc(key, value))
+        new. All or nothing; a full map grows; lmdb.Error passes through."""
+
+        def put() -> None:
+            with self._env.begin(write=True) as txn:
+                txn.put(_FORMAT_KEY, FORMAT)
+                for key, value in records.items():
+                    txn.put(key, value + _crc(key, value))
+
+        put_growing(self._env, put)
         self.is_new = False
         self.damaged = [key for key in self.damaged if key not in records]
         self.records.update(records)

@@ -240,6 +240,25 @@ def test_a_map_is_filled_to_its_last_page_and_beyond(tmp_path: Path, pages: int)
     index.close()
 
 
+@pytest.mark.parametrize("change", ["delete_before", "clear"])
+def test_a_map_that_is_full_from_the_start_grows_for_what_takes_away(
+    tmp_path: Path, change: str
+) -> None:
+    """The map has grown in use; a start maps as much as the file has, and no page more."""
+    index = Index(tmp_path, 64 * 1024)
+    units = row(*((offset, 1) for offset in range(5000)))
+    put(index, KEY, units)
+    index.close()
+    index = Index(tmp_path, 64 * 1024)
+    if change == "clear":
+        index.clear()
+        assert index.queues() == []
+    else:
+        assert index.delete_before(KEY, 4000) == 4000
+        assert list(index.units(KEY, 0)) == units[4000:]
+    index.close()
+
+
 def test_entries_may_be_committed_again(index: Index) -> None:
     units = row((0, 3), (3, 2))
     put(index, KEY, units)

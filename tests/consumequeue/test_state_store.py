@@ -170,6 +170,15 @@ def test_a_full_map_grows(tmp_path: Path, pages: int) -> None:
     assert on_disk(tmp_path) == {b"a": b"1", **records}
 
 
+def test_records_that_the_map_has_no_room_for_can_be_restored(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, 16 * 4096)
+    records = {b"%d" % number: b"x" * 3000 for number in range(60)}
+    store.restore(records)
+    assert store.records == records
+    store.stop()
+    assert on_disk(tmp_path) == records
+
+
 def test_a_change_that_cannot_be_written_leaves_everything_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
