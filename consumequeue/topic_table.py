@@ -110,12 +110,12 @@ class TopicTable:
         return self._offsets.get(group, {}).get(topic_id, StoredOffsets())
 
     def remove_offsets(self, group: str, topic_ids: Iterable[int]) -> None:
-        """Forget a group's offsets on topics; without any left the group is none."""
-        by_topic = self._offsets[group]
+        """Forget a group's offsets on topics, if it has any; without any left the group is none."""
+        by_topic = self._offsets.get(group, {})
         for topic_id in topic_ids:
             by_topic.pop(topic_id, None)
         if not by_topic:
-            del self._offsets[group]
+            self._offsets.pop(group, None)
 
     def put_offsets(self, group: str, topic_id: int, stored: StoredOffsets) -> None:
         """Replace a group's offsets on a topic."""

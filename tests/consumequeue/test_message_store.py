@@ -848,6 +848,23 @@ async def test_closing_waits_for_changes_that_were_begun(
         assert [topic.name for topic in storage.store.topics()] == ["t"]
 
 
+@pytest.mark.parametrize("meanwhile", ["group", "topic"])
+async def test_offsets_that_others_forget_meanwhile_are_forgotten(
+    store: MessageStore, topic: Topic, slow_state: SlowState, meanwhile: str
+) -> None:
+    await store.store_offsets("g", topic, {0: 0})
+    slow_state.hold()
+    other = store.delete_topic("t") if meanwhile == "topic" else store.forget_offsets("g")
+    first = asyncio.create_task(other)
+    await until(lambda: slow_state.waiting)
+    second = asyncio.create_task(store.forget_offsets("g"))
+    for _ in range(5):
+        await asyncio.sleep(0)  # it has begun, and waits for the other
+    slow_state.release()
+    await asyncio.gather(first, second)
+    assert store.groups() == []
+
+
 @pytest.mark.parametrize("deleted_first", [False, True])
 async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_gone_with_it(
     tmp_path: Path, slow_state: SlowState, deleted_first: bool
