@@ -7,11 +7,19 @@ deleted, also where a crash kept that from being noted.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.gap_block import GAP_TOPIC_ID
 from holdfast.commitlog.log_scan import Damage, scan_log
+from holdfast.consumequeue.state_records import (
+    NEXT_TOPIC_ID,
+    MalformedRecord,
+    decode_number,
+    encode_number,
+)
 from holdfast.consumequeue.state_replay import ALL, DELETED, StateReplay
 from holdfast.consumequeue.state_store import Changes
 from holdfast.consumequeue.topics import STATE_TOPIC_ID
@@ -54,14 +62,25 @@ def _parts(records: Iterable[tuple[bytes, bytes]]) -> Iterable[dict[bytes, bytes
 
 def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
     """Return the records as the opened log has them, and whether nothing before the log's
-    durable mark is damaged, so that they are all that there were."""
+    durable mark is damaged, so that they are all that there were. Where they are not, the id of a
+    topic that still has messages is not given to another all the same."""
     replay = StateReplay()
-    durable, damaged = 0, None
+    durable, damaged, highest_id = 0, None, STATE_TOPIC_ID
     for _, found in scan_log(log.segments, 0):
+        if found.header is not None and found.header.topic_id != GAP_TOPIC_ID:
+            highest_id = max(highest_id, found.header.topic_id)
         if isinstance(found, Damage):
             damaged = found.start if damaged is None else damaged
             continue
         durable = max(durable, found.header.durable_offset)
         if found.header.topic_id == STATE_TOPIC_ID:
             replay.apply(found)
+    _leave_out_ids(replay.records, highest_id)
     return replay.records, damaged is None or damaged >= durable
+
+
+def _leave_out_ids(records: dict[bytes, bytes], highest_id: int) -> None:
+    """Let the next topic have an id above this one."""
+    with suppress(MalformedRecord):  # whoever reads the records is told
+        if decode_number(records.get(NEXT_TOPIC_ID, b"\x01")) <= highest_id:
+            records[NEXT_TOPIC_ID] = encode_number(highest_id + 1)

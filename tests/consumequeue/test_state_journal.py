@@ -10,12 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.commitlog.batch_check import MessageLimits, check_batch
+from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.disk import LinuxDisk
+from holdfast.commitlog.gap_block import GAP_TOPIC_ID
 from holdfast.consumequeue import state_journal
 from holdfast.consumequeue.state_journal import encode_changes, encode_snapshot, state_in_log
-from holdfast.consumequeue.state_records import NEXT_TOPIC_ID, offsets_key, topic_key
+from holdfast.consumequeue.state_records import (
+    NEXT_TOPIC_ID,
+    decode_number,
+    offsets_key,
+    topic_key,
+)
 from holdfast.consumequeue.state_replay import StateReplay
+from tests.support.small_log import SmallLog
 from tests.support.stored import batch, fill_segment, open_storage, settled, small_config
 
 _KEYS = st.text("abc/", min_size=1, max_size=5).map(str.encode)
@@ -104,6 +112,23 @@ async def test_damage_above_the_durable_mark_hides_no_record(
     log.open()
     assert state_in_log(log)[1] == is_whole
     log.close()
+
+
+@pytest.mark.parametrize(
+    ("topic_ids", "expected"), [((), None), ((0,), None), ((3, 7, 0), 8), ((2, GAP_TOPIC_ID), 3)]
+)
+def test_the_id_of_a_topic_that_still_has_messages_is_left_out(
+    tmp_path: Path, topic_ids: tuple[int, ...], expected: int | None
+) -> None:
+    """Though the log has lost that topic's record, and that of the next id."""
+    small = SmallLog(tmp_path)
+    small.open()
+    for topic_id in topic_ids:
+        small.append(encode_batch([b"x"], keys=["damage"]), topic_id=topic_id)
+    records, _ = state_in_log(small.log)
+    small.close()
+    next_id = records.get(NEXT_TOPIC_ID)
+    assert (None if next_id is None else decode_number(next_id)) == expected
 
 
 async def test_a_deletion_that_was_never_noted_shows_in_the_next_snapshot(tmp_path: Path) -> None:

@@ -256,6 +256,22 @@ async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_pa
 
 
 # -- missing segments ----------------------------------------------------------------------
+async def test_a_new_topic_does_not_get_the_id_of_one_that_was_lost(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    for record in (b"topic/t", b"next_topic_id"):
+        at = -1
+        while (at := image.find(record, at + 1)) >= 0:
+            image[at] ^= 1
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "state")
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert storage.store.topics() == []
+        topic, _ = await storage.store.create_topic("new", queues=1)
+        assert topic.topic_id == 2, "the log has messages of a topic 1"
+
+
 
 
 async def fill_segments(data_dir: Path, *, count: int) -> list[Path]:
