@@ -9,15 +9,16 @@ VERSION         the version of this layout
 reserve         room for stored offsets and retention when the disk is full
 """
 
-import contextlib
 import errno
 import fcntl
 import logging
 import os
 from pathlib import Path
+from time import monotonic
 
 from holdfast.commitlog.disk import make_directory, sync_directory
 from holdfast.commitlog.errors import LogError, UnknownFormatVersion
+from holdfast.commitlog.log_limit import LogLimit
 
 _logger = logging.getLogger(__name__)
 
@@ -95,12 +96,13 @@ class DataDir:
         self.path = path
         self._reserve_bytes = reserve_bytes
         self._is_given_up = False
+        self._log_limit = LogLimit(most=1)
         make_directory(path)
         refuse_foreign(path)
         self._lock = _lock(path)
         try:
             _check_version(path)
-            self.restore_reserve()
+            self._is_given_up = not self.restore_reserve()
         except (LogError, OSError):
             self.close()
             raise
@@ -125,14 +127,22 @@ class DataDir:
         return self.path / "reserve"
 
     def release_reserve(self) -> None:
-        """Give the reserve's room back to the disk. Any thread; may be called often."""
-        with contextlib.suppress(FileNotFoundError):
+        """Give the reserve's room back to the disk; where that cannot be done it is said. Any
+        thread; may be called often."""
+        try:
             self._reserve.unlink()
-            self._is_given_up = True
-            _logger.warning("the disk is full: the reserve of %s was given up", self.path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if self._log_limit.admit(monotonic()) is not None:
+                _logger.error("the reserve of %s cannot be given up: %s", self.path, error)
+            return
+        self._is_given_up = True
+        _logger.warning("the disk is full: the reserve of %s was given up", self.path)
 
     def has_reserve(self) -> bool:
-        """Return False only while a reserve that was given up cannot be taken again."""
+        """Return False only while a reserve that was given up, also before this start, cannot be
+        taken again."""
         if self._is_given_up:
             self._is_given_up = not self.restore_reserve()
         return not self._is_given_up

@@ -217,6 +217,38 @@ def test_a_reserve_that_does_not_fit_leaves_nothing(
     opened.close()
 
 
+def test_a_reserve_that_cannot_be_given_up_is_said_once_and_harms_nothing(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (path / "reserve" / "something").mkdir(parents=True)
+    (path / "VERSION").write_text("1\n")
+    opened = DataDir(path, RESERVE)
+    for _ in range(3):
+        opened.release_reserve()
+    assert len([line for line in caplog.messages if "cannot be given up" in line]) == 1
+    assert opened.has_reserve()
+    opened.close()
+
+
+def test_a_reserve_that_was_given_up_before_the_start_is_taken_when_there_is_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = DataDir(path, RESERVE)
+    before.release_reserve()
+    before.close()
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        opened = DataDir(path, RESERVE)
+        assert not opened.has_reserve()
+    assert opened.has_reserve()
+    assert (path / "reserve").stat().st_size == RESERVE
+    opened.close()
+
+
 def test_a_reserve_that_cannot_be_made_frees_the_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
