@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import lmdb
 
@@ -19,7 +20,7 @@ from holdfast.commitlog.ageing_clock import AgeingClock
 from holdfast.commitlog.appender import AppendRequest
 from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.data_dir import DataDir
-from holdfast.commitlog.disk import Disk, free_bytes
+from holdfast.commitlog.disk import Disk, free_bytes, sync_directory
 from holdfast.commitlog.errors import MISSING_SEGMENT
 from holdfast.commitlog.producer_sequences import ProducerSequences
 from holdfast.commitlog.recovery import Recovered, recover
@@ -159,7 +160,7 @@ class StorageOpening:
             return self._open()
         except IndexCorrupt as error:
             _logger.warning("the index is damaged (%s): it is rebuilt from the log", error)
-            shutil.rmtree(self._data_dir.consumequeue)
+            _delete_index(self._data_dir.consumequeue)
             return self._open()
 
     def _open(self) -> Opened:
@@ -339,6 +340,16 @@ class StorageOpening:
             raise OpeningUnwanted
         self._progress.done_bytes = done
         self._progress.total_bytes = total
+
+
+def _delete_index(directory: Path) -> None:
+    """Delete an index, its file before the note that may condemn it: one whose deletion is cut
+    short is not believed again."""
+    data = directory / "data.mdb"
+    if data.is_file():
+        data.unlink()
+        sync_directory(directory)
+    shutil.rmtree(directory)
 
 
 def _complete(state: StateStore, log: CommitLog) -> list[str]:

@@ -1,5 +1,6 @@
 """Opening a data directory: what is missing or damaged is mended from the log, or said."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -255,7 +256,6 @@ async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_pa
             assert storage.retention._keep_unknown_topics
 
 
-# -- missing segments ----------------------------------------------------------------------
 async def test_a_new_topic_does_not_get_the_id_of_one_that_was_lost(tmp_path: Path) -> None:
     await fill(tmp_path)
     segment = tmp_path / "commitlog" / ("0" * 20)
@@ -272,6 +272,7 @@ async def test_a_new_topic_does_not_get_the_id_of_one_that_was_lost(tmp_path: Pa
         assert topic.topic_id == 2, "the log has messages of a topic 1"
 
 
+# -- missing segments ----------------------------------------------------------------------
 
 
 async def fill_segments(data_dir: Path, *, count: int) -> list[Path]:
@@ -479,6 +480,30 @@ async def test_an_index_that_shows_damage_in_use_is_rebuilt_at_the_next_start(
         assert not storage.degraded
         found = await read_queue(storage.store, storage.store.topic("t"))
         assert found == [*WANTED, (10, b"goes on")]
+
+
+async def test_a_condemned_index_whose_deletion_was_cut_short_is_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    directory = tmp_path / "consumequeue"
+    (directory / "seal").unlink()
+    env = lmdb.open(str(directory), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"entries")) as txn:
+        assert txn.delete(bytes.fromhex("00000001000000000000000000000005"))
+    env.close()
+    (directory / "condemned").touch()
+
+    def cut_short(directory: Path) -> None:
+        (directory / "condemned").unlink()
+        raise OSError(errno.EIO, "the power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", cut_short)
+        with pytest.raises(OSError, match="the power is gone"):
+            async with open_storage(small_config(tmp_path)):
+                pass
+    await check_filled(tmp_path)
 
 
 # -- the log -------------------------------------------------------------------------------
