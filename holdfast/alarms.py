@@ -73,9 +73,16 @@ class Alarms:
         return {name: error for name, error in found.items() if error is not None}
 
     async def _run(self) -> None:
+        is_blind = False
         while True:
             await asyncio.sleep(INTERVAL_S)
-            await self._look()
+            try:
+                await self._look()
+                is_blind = False
+            except (OSError, RuntimeError) as error:  # for want of a descriptor, or of a thread
+                if not is_blind:
+                    _logger.warning("disks and memory cannot be looked at now: %s", error)
+                is_blind = True
 
     async def _look(self) -> None:
         found = await asyncio.to_thread(self._measure)

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +66,32 @@ async def test_an_alarm_is_noticed_and_passes_by_itself(monkeypatch: pytest.Monk
     free = 100
     await _until(lambda: not watch.raised())
     await watch.stop()
+    await watch.stop()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "files"), RuntimeError("no thread")])
+async def test_a_look_that_fails_is_said_once_and_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    monkeypatch.setattr(alarms, "INTERVAL_S", 0.001)
+    failed = 0
+
+    def fails(limit: int) -> tuple[int, int]:
+        nonlocal failed
+        failed += 1
+        raise error
+
+    watch = _alarms(min_free_bytes=2**62)
+    await watch.start()
+    assert "disk" in watch.raised()
+    with monkeypatch.context() as patched:
+        patched.setattr(alarms, "free_bytes", lambda directory: 2**63)
+        patched.setattr(alarms, "memory_use", fails)
+        await _until(lambda: failed > 3)
+        assert "disk" in watch.raised()
+        assert len([each for each in caplog.messages if "cannot be looked at" in each]) == 1
+        patched.setattr(alarms, "memory_use", lambda limit: (0, 1))
+        await _until(lambda: not watch.raised())
     await watch.stop()
 
 
