@@ -363,7 +363,8 @@ class CommitLog:
         return None if block is None else _checked(block, physical_offset)
 
     def footer(self, segment: Segment) -> tuple[Blocks, Keys] | None:
-        """Return a sealed segment's tables, None when it has no intact footer."""
+        """Return a sealed segment's tables, None when it has no intact footer, or one on a part of
+        the disk that fails to read: blocks can be found without it."""
         try:
             trailer = read_trailer(segment)
             if trailer is None or trailer.start_offset != segment.start_offset:
@@ -372,7 +373,7 @@ class CommitLog:
             if start < segment.first_offset:
                 return None
             return decode_footer(trailer, segment.read(start, trailer.footer_size - TRAILER_SIZE))
-        except CorruptBatch as error:
+        except (CorruptBatch, OSError) as error:
             _logger.warning("segment %s: %s", segment.path.name, error)
             return None
 

@@ -19,6 +19,7 @@ from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.queue_lookup import (
     STORE_TIMESTAMP,
+    PHYSICAL_OFFSET,
     first_unit_reaching,
     queue_bytes_at,
     units_from,
@@ -106,7 +107,8 @@ class SegmentQueues:
 
 
 def queues_in(log: CommitLog, segment: Segment) -> SegmentQueues:
-    """Return what a sealed segment holds, from its footer or by walking it."""
+    """Return what a sealed segment holds, from its footer or by walking it. OSError passes
+    through."""
     tables = log.footer(segment)
     blocks = tables[0] if tables is not None else block_tables(segment)[0]
     ends: Begins = {}
@@ -125,6 +127,19 @@ def unneeded(
     queues: Mapping[QueueKey, ConsumeQueue],
     is_gone: Callable[[int], bool],
 ) -> bool:
+def queues_by_index(
+    index: Index, queues: Mapping[QueueKey, ConsumeQueue], segment: Segment
+) -> SegmentQueues:
+    """Return what a segment holds by what queues have behind it: as good as `queues_in` for one
+    that is indexed to its end, once no queue needs those before it."""
+    ends: Begins = {}
+    for key, cq in list(queues.items()):
+        end = cq.max_offset
+        unit = first_unit_reaching(index, key, cq, PHYSICAL_OFFSET, segment.end_offset)
+        ends[key] = end if unit is None else unit.base_offset
+    return SegmentQueues(segment, ends)
+
+
     """Return whether every queue in a segment begins after what it has there.
 
     Only for a segment that is indexed to its end: what its queues do not have of it is damaged.

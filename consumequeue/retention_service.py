@@ -19,6 +19,7 @@ from holdfast.consumequeue.retention import (
     apply_begins,
     expired,
     held_back,
+    queues_by_index,
     queues_in,
     unneeded,
 )
@@ -227,9 +228,17 @@ class RetentionService:
     async def _content(self, segment: Segment) -> SegmentQueues:
         held = self._contents.get(segment.start_offset)
         if held is None:
-            held = await self._in_thread(partial(queues_in, self._log, segment))
+            held = await self._in_thread(partial(self._queues_of, segment))
             self._contents[segment.start_offset] = held
         return held
+
+    def _queues_of(self, segment: Segment) -> SegmentQueues:
+        """One file that cannot be read must not keep all that come after it."""
+        try:
+            return queues_in(self._log, segment)
+        except OSError as error:
+            _logger.error("%s cannot be read: %s", segment.path.name, error)
+            return queues_by_index(self._index, self._queues, segment)
 
     async def _delete_before(self, end: int) -> int:
         gone = await self._in_thread(partial(self._log.delete_before, end))

@@ -304,6 +304,21 @@ def test_a_block_on_a_part_of_the_disk_that_fails_is_unreadable(
     assert simulated.log.read_batch_nowait(place, 100) is None
 
 
+def test_a_footer_on_a_part_of_the_disk_that_fails_is_none(
+    small: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill_segments(small, 2)
+    ended = small.log.segments[0]
+    small.log.seal(ended)
+    assert small.log.footer(ended) is not None
+
+    def fails(*args: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(type(ended.file), "read", fails)
+    assert small.log.footer(ended) is None
+
+
 def test_segments_of_another_size_go_on_where_the_last_ends(tmp_path: Path) -> None:
     small = SmallLog(tmp_path)
     small.open()

@@ -1,13 +1,16 @@
 """Retention over a real log: files go when nobody needs them, and only then."""
 
 import asyncio
+import errno
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import lmdb
 import pytest
 
 from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.disk import File
 from holdfast.consumequeue.errors import OffsetTrimmed
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.topics import Topic
@@ -204,6 +207,44 @@ async def test_a_segment_that_the_index_does_not_have_yet_stays(
             assert live(storage) == [0, 1, 2, 3, 4]
         await settled(storage)
         assert await storage.retention.run_once() == 3
+
+
+class Unreadable:
+    """A segment's file on a part of the disk that fails."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def read(self, size: int, position: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("limit", ["topic", "log"])
+async def test_a_segment_that_cannot_be_read_goes_when_nobody_needs_it(
+    tmp_path: Path, limit: str
+) -> None:
+    config = small_config(tmp_path, max_total_bytes=2 * MIB if limit == "log" else 0)
+    async with open_storage(config) as storage:
+        store = storage.store
+        keeper, _ = await store.create_topic("keeper", queues=1)
+        topic = await filled_topic(storage, queues=2, segments=3)
+        await store.publish(keeper, [batch("precious")])
+        await fill_segment(storage, topic)
+        await settled(storage)
+        before = await read_queue(store, topic)
+        segment = storage.log.segments[1]
+        segment.file = cast(File, Unreadable(segment.file))
+        if limit == "topic":
+            await store.change_topic("t", fields={"retention_bytes": 1})
+        assert await storage.retention.run_once() == 3
+        assert live(storage) == [3, 4]
+        assert await read_queue(store, keeper) == [(0, b"precious")]
+        begin = store.queue_state(topic, 0).min_offset
+        assert begin > 0
+        assert await read_queue(store, topic) == before[begin:]
 
 
 async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path) -> None:
