@@ -150,17 +150,26 @@ class RetentionService:
             if (cq := self._queues.get(key)) is not None and begin > cq.min_offset
         }
         changes: dict[bytes, bytes | None] = {}
+        stored = []
         for topic_id in {key[0] for key in begins}:
             kept = dict(self._table.kept.get(topic_id, {}))
             kept.update({key[1]: begin for key, begin in begins.items() if key[0] == topic_id})
             if self._table.by_id(topic_id) is not None:
                 self._table.kept[topic_id] = kept
                 changes[kept_key(topic_id)] = encode_kept(kept)
+                stored.append(topic_id)
         if changes:
             await self._commit_state(changes)
+            await self._forget_deleted(stored)
         if begins:
             await self._in_thread(partial(self._apply, begins))
             self._trimmed(begins)
+
+    async def _forget_deleted(self, topic_ids: list[int]) -> None:
+        """Forget what was stored just now of topics that were deleted meanwhile."""
+        deleted = {kept_key(each): None for each in topic_ids if self._table.by_id(each) is None}
+        if deleted:
+            await self._commit_state(deleted)
 
     def _apply(self, begins: Begins) -> None:
         try:

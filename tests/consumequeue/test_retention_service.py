@@ -13,6 +13,8 @@ from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.disk import File
 from holdfast.consumequeue.errors import OffsetTrimmed
 from holdfast.consumequeue.index import Index
+from holdfast.consumequeue.state_records import kept_key
+from holdfast.consumequeue.state_store import Changes
 from holdfast.consumequeue.topics import Topic
 from holdfast.storage import Storage
 from tests.support.stored import (
@@ -245,6 +247,25 @@ async def test_a_segment_that_cannot_be_read_goes_when_nobody_needs_it(
         begin = store.queue_state(topic, 0).min_offset
         assert begin > 0
         assert await read_queue(store, topic) == before[begin:]
+
+
+async def test_a_begin_that_moves_while_its_topic_is_deleted_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_storage(small_config(tmp_path)) as storage:
+        topic = await filled_topic(storage)
+        await storage.store.change_topic("t", fields={"retention_bytes": 1})
+        commit_state = storage.retention._commit_state
+
+        async def deleted_meanwhile(changes: Changes) -> None:
+            if storage.store.topic_by_id(topic.topic_id) is not None:
+                await storage.store.delete_topic("t")
+            await commit_state(changes)
+
+        monkeypatch.setattr(storage.retention, "_commit_state", deleted_meanwhile)
+        await storage.retention.run_once()
+        assert storage._opened is not None
+        assert kept_key(topic.topic_id) not in storage._opened.state.records
 
 
 async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path) -> None:
