@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.commitlog.commit_log import CommitLog, block_tables
+from holdfast.commitlog.gap_block import GAP_TOPIC_ID
 from holdfast.commitlog.segment import Segment
 from holdfast.commitlog.segment_format import end_offset
 from holdfast.consumequeue.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index import Index
 from holdfast.consumequeue.queue_lookup import (
-    STORE_TIMESTAMP,
     PHYSICAL_OFFSET,
+    STORE_TIMESTAMP,
     first_unit_reaching,
     queue_bytes_at,
     units_from,
@@ -28,6 +29,10 @@ from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey, Topic
 
 Begins = dict[QueueKey, int]
 """New min offsets."""
+
+#: Topics whose blocks keep no segment: each begins with a snapshot of the broker's own topic, and
+#: what a repair has put in the place of damage is nobody's.
+_KEPT_FOR_NOBODY = (STATE_TOPIC_ID, GAP_TOPIC_ID)
 
 
 def expired(index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_us: int) -> Begins:
@@ -122,11 +127,6 @@ def queues_in(log: CommitLog, segment: Segment) -> SegmentQueues:
     return SegmentQueues(segment, ends)
 
 
-def unneeded(
-    held: SegmentQueues,
-    queues: Mapping[QueueKey, ConsumeQueue],
-    is_gone: Callable[[int], bool],
-) -> bool:
 def queues_by_index(
     index: Index, queues: Mapping[QueueKey, ConsumeQueue], segment: Segment
 ) -> SegmentQueues:
@@ -140,14 +140,18 @@ def queues_by_index(
     return SegmentQueues(segment, ends)
 
 
+def unneeded(
+    held: SegmentQueues,
+    queues: Mapping[QueueKey, ConsumeQueue],
+    is_gone: Callable[[int], bool],
+) -> bool:
     """Return whether every queue in a segment begins after what it has there.
 
     Only for a segment that is indexed to its end: what its queues do not have of it is damaged.
-    `is_gone` tells of a topic id whether that topic was deleted. The broker's own topic never
-    needs an old segment: each segment begins with a snapshot of the state.
+    `is_gone` tells of a topic id whether that topic was deleted.
     """
     for key, end in held.ends.items():
-        if key[0] == STATE_TOPIC_ID or is_gone(key[0]):
+        if key[0] in _KEPT_FOR_NOBODY or is_gone(key[0]):
             continue
         cq = queues.get(key)
         if cq is None or cq.min_offset < min(end, cq.max_offset):

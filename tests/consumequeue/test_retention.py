@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.commitlog.gap_block import GAP_TOPIC_ID
 from holdfast.commitlog.segment import Segment
 from holdfast.consumequeue import retention
 from holdfast.consumequeue.consume_queue import ConsumeQueue, CqUnit
@@ -218,6 +219,11 @@ def test_a_segment_is_needed_while_a_queue_begins_in_it(
     holds: SegmentQueues, begin: int, expected: bool
 ) -> None:
     assert unneeded(holds, {(1, 0): ten(begin)}, lambda topic_id: False) is expected
+
+
+def test_what_a_repair_has_put_in_the_place_of_damage_is_needed_by_nobody() -> None:
+    gap = SegmentQueues(cast(Segment, None), {(GAP_TOPIC_ID, 0): 1})
+    assert unneeded(gap, {}, lambda topic_id: False)
 
 
 def test_a_deleted_topic_needs_nothing() -> None:
