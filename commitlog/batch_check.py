@@ -119,7 +119,7 @@ def _check_offsets(name: str, offsets: Int32s, data_bytes: int) -> Int32s:
         raise CorruptBatch(
             f"{name}-offsets", f"from {offsets[0]} to {offsets[-1]} over {data_bytes} bytes"
         )
-    # Unsigned, so that a huge step cannot wrap round to a small one.
+    # In 64 bits, so that a huge step cannot wrap round to a small one.
     sizes = np.diff(offsets.astype(np.int64))
     if bool(np.any(sizes < 0)):
         raise CorruptBatch(f"{name}-offsets", "they decrease")
