@@ -27,7 +27,7 @@ class Members:
         is_new = member not in self._until
         until = max(now_ms, busy_until_ms) + self.ttl_ms
         self._until[member] = max(self._until.get(member, 0), until)
-        if self._earliest is None:
+        if self._earliest is None or until < self._earliest:
             self._earliest = until
         return is_new
 
