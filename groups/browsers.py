@@ -11,6 +11,7 @@ from holdfast.groups.asking import Pick
 from holdfast.groups.browsing import browse
 from holdfast.groups.delivering import Delivering
 from holdfast.groups.group import Group
+from holdfast.groups.group_topic import GroupTopic
 from holdfast.groups.head_source import StoreHeads
 from holdfast.groups.service_types import Delivery
 
@@ -41,14 +42,9 @@ class Browsers:
     ) -> Sequence[Delivery]:
         """Return what comes next for a member."""
         place = self._places.pop(member, {})
-        asked = [
-            topic
-            for topic_id, topic in self._core.topics.items()
-            if topics is None or topic_id in topics
-        ]
         for _ in range(MAX_FETCHES):
             shown = browse(
-                asked,
+                self._topics(topics),
                 self._source,
                 place,
                 credit=max_messages,
@@ -75,6 +71,11 @@ class Browsers:
     def forget(self, member: str) -> None:
         """A member has gone."""
         self._places.pop(member, None)
+
+    def _topics(self, asked: frozenset[int] | None) -> list[GroupTopic]:
+        """Return the topics that are asked for, as far as the group has them now."""
+        topics = self._core.topics.items()
+        return [topic for topic_id, topic in topics if asked is None or topic_id in asked]
 
     def _attempt(self, queue: QueueKey, offset: int) -> int:
         return self._core.topics[queue[0]].lanes[queue[1]].cursor.attempt(offset)

@@ -9,8 +9,9 @@ made of what it is a letter of: the log knows it then, and answers with the one 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
+from itertools import islice
 
 from holdfast.commitlog.batch import Batch, queue_for_key
 from holdfast.commitlog.errors import LogError
@@ -27,8 +28,10 @@ from holdfast.groups.rows import NOT_KEPT
 
 _logger = logging.getLogger(__name__)
 
-#: Letters that are appended together.
+#: Letters that are appended together, and their bytes but for those of the last: far fewer than may
+#: be in flight, so that they find room beside others' publishes.
 AT_ONCE = 64
+AT_ONCE_BYTES = 4 * 1024 * 1024
 #: How long to wait when the log takes none.
 RETRY_S = 1.0
 #: How long a change that would forget letters on their way waits for them.
@@ -86,33 +89,40 @@ class DeadLetters:
 
     async def _run(self) -> None:
         while self._waiting:
-            letters = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
             try:
-                await self._append(letters)
+                count = await self._append(list(islice(self._waiting, AT_ONCE)))
             except (StoreError, LogError, OSError) as error:
                 _logger.warning(
                     "%d dead letters of %r are appended later: %s",
-                    len(letters),
+                    len(self._waiting),
                     self._group_name,
                     error,
                 )
-                self._waiting.extendleft(reversed(letters))
                 await asyncio.sleep(RETRY_S)
+            else:
+                for _ in range(count):
+                    self._waiting.popleft()
         self._task = None
 
-    async def _append(self, letters: list[DeadLetter]) -> None:
+    async def _append(self, letters: Sequence[DeadLetter]) -> int:
+        """Append the first of these, as many as go together; return how many are done with."""
         topic = await self._topic()
         rows: list[Rows] = []
         kept: list[DeadLetter] = []
+        count = size_bytes = 0
         for letter in letters:
+            if size_bytes >= AT_ONCE_BYTES:
+                break
+            count += 1
             batch = None
             if topic is not None and self._is_dying(letter):
                 batch = await self._delivering.batch(letter.queue, letter.offset)
-            if topic is None or batch is None:
-                self._bury(letter, NOT_KEPT)
+            if topic is None or batch is None or not self._is_dying(letter):
+                self._bury(letter, NOT_KEPT)  # one that goes nowhere any more is left alone
             else:
                 kept.append(letter)
                 rows.append(self._rows(letter, batch, topic))
+                size_bytes += rows[-1].total_size
         if topic is not None and rows:
             published = await self._store.publish(topic, rows, durability="fsync")
             for letter, place in zip(kept, published, strict=True):
@@ -120,6 +130,7 @@ class DeadLetters:
         self._marked()
         self._next_marks.set()
         self._next_marks = asyncio.Event()
+        return count
 
     def _bury(self, letter: DeadLetter, position: int) -> None:
         if self._group.dead_lettered(letter.queue, letter.offset, position):

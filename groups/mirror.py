@@ -50,14 +50,16 @@ class Mirror:
         """Store a group's floors where they differ. What fails is tried the next time."""
         name = group.record.name
         for topic in group.topics():
-            lanes = group.core.topics[topic.topic_id].lanes
+            subscribed = group.core.topics.get(topic.topic_id)
+            if subscribed is None:
+                continue  # the group has let go of it meanwhile
             try:
                 stored = self._store.stored_offsets(name, topic).offsets
             except StoreError:  # nothing was stored for the group yet
                 stored = {}
             floors = {
                 queue: lane.cursor.floor
-                for queue, lane in lanes.items()
+                for queue, lane in subscribed.lanes.items()
                 if stored.get(queue) != lane.cursor.floor
             }
             if floors:

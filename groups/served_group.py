@@ -257,12 +257,14 @@ class ServedGroup:
         await self._letters.have_gone(targets)
         reached = {}
         for key, offset in targets.items():
-            self.core.seek(key, offset)
-            self.source.forget(key)
-            reached[key] = self._lane(key).cursor.floor
+            lane = self._lane(key)
+            if lane is not None:  # the group may have let go of its topic meanwhile
+                self.core.seek(key, offset)
+                self.source.forget(key)
+                reached[key] = lane.cursor.floor
         self.pump()
         await self.commits.wait()
-        for key in targets:
+        for key in reached:
             self._note_page(key)
         return reached
 
@@ -367,14 +369,14 @@ class ServedGroup:
                 decoded.append(None)
         return decoded
 
-    def _lane(self, key: QueueKey) -> Lane:
-        return self.core.topics[key[0]].lanes[key[1]]
+    def _lane(self, key: QueueKey) -> Lane | None:
+        topic = self.core.topics.get(key[0])
+        return None if topic is None else topic.lanes.get(key[1])
 
     def _note_page(self, key: QueueKey) -> None:
-        topic = self.core.topics.get(key[0])
-        if topic is not None and key[1] in topic.lanes:
-            page = page_of(topic.lanes[key[1]].cursor)
-            self._pages.note((self.core.group_id, *key), page)
+        lane = self._lane(key)
+        if lane is not None:
+            self._pages.note((self.core.group_id, *key), page_of(lane.cursor))
 
     def topics(self) -> list[Topic]:
         """Return the group's topics, as they are now."""

@@ -10,7 +10,7 @@ from holdfast.commitlog.errors import LogError
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.groups import dead_letters
 from holdfast.groups.rows import NOT_KEPT
-from holdfast.groups.service_types import Status, Verb
+from holdfast.groups.service_types import Status, TopicSpec, Verb
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
 from tests.support.stored import bodies, copy_running, until
 
@@ -176,3 +176,83 @@ async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Pat
         found = await _dead(broker, 1)
         assert [each["holdfast-dead-offset"] for each in found] == ["1"]
         assert NOT_KEPT not in {each.queue for each in broker.groups.describe("g").topics[0].queues}
+
+
+async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_letter(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as broker:
+        for name in ("t", "u", "dead"):
+            await broker.topic(name)
+        both = {"t": TopicSpec(), "u": TopicSpec()}
+        await broker.group(topics=both, dead_letter_topic="dead")
+        await broker.publish("x", "t")
+        await broker.publish("y", "u")
+        of_t = await broker.receive(topics=["t"])
+        of_u = await broker.receive(topics=["u"])
+        delivering = broker.groups._served.by_name["g"]._delivering
+        batch, is_asked, goes_on = delivering.batch, asyncio.Event(), asyncio.Event()
+
+        async def hesitate(*args: Any) -> Any:
+            is_asked.set()
+            await goes_on.wait()
+            return await batch(*args)
+
+        delivering.batch = hesitate  # type: ignore[method-assign]
+        await broker.settle(of_t, Verb.REJECT)
+        await is_asked.wait()
+        await broker.group(topics={"u": TopicSpec()}, dead_letter_topic="dead")
+        goes_on.set()
+        await broker.settle(of_u, Verb.REJECT)
+        await until(lambda: broker.groups.stats().dead_letters_total == 1)
+        fetched = await broker.store.read(
+            broker.store.topic("dead"), 0, 0, max_messages=10, max_bytes=1 << 20
+        )
+        assert bodies(fetched) == [b"y"]
+
+
+@pytest.mark.parametrize(
+    ("most", "together"), [(1, [1, 1, 1]), (10_000, [1, 1, 1]), (11_000, [2, 1]), (40_000, [3])]
+)
+async def test_large_letters_go_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, together: list[int]
+) -> None:
+    monkeypatch.setattr(dead_letters, "AT_ONCE_BYTES", most)
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.topic("dead")
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish([letter * 10_000 for letter in "xyz"])
+        publish, sizes = broker.store.publish, []
+
+        async def counted(topic: Any, rows: Any, **how: Any) -> Any:
+            sizes.append(len(rows))
+            return await publish(topic, rows, **how)
+
+        broker.store.publish = counted  # type: ignore[method-assign]
+        await broker.settle(await broker.receive(), Verb.REJECT)
+        found = await _dead(broker, 3)
+        assert [each["holdfast-dead-offset"] for each in found] == ["0", "1", "2"]
+        assert sizes == together
+
+
+async def test_a_group_that_lets_a_topic_go_moves_nowhere_in_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        for name in ("t", "u", "dead"):
+            await broker.topic(name)
+        both = {"t": TopicSpec(), "u": TopicSpec()}
+        await broker.group(topics=both, dead_letter_topic="dead")
+        await broker.publish("x", "t")
+        publish, goes_on = broker.store.publish, asyncio.Event()
+
+        async def hesitate(*args: Any, **kwargs: Any) -> Any:
+            await goes_on.wait()
+            return await publish(*args, **kwargs)
+
+        broker.store.publish = hesitate  # type: ignore[method-assign]
+        await broker.settle(await broker.receive(), Verb.REJECT)
+        seek = asyncio.create_task(broker.groups.seek("g", {"t": {0: 1}, "u": {0: 0}}))
+        await asyncio.sleep(0)
+        await broker.group(topics={"u": TopicSpec()}, dead_letter_topic="dead")
+        goes_on.set()
+        assert await seek == {"u": {0: 0}}

@@ -2,9 +2,11 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.groups.service_types import TopicSpec
 from tests.support.group_broker import bodies_of, receipts_of, running
 from tests.support.stored import settled, until
 
@@ -107,3 +109,26 @@ async def test_browsing_changes_nothing_of_what_a_group_tells(tmp_path: Path) ->
         assert bodies_of(await broker.receive(member="looker", browse=True)) == ["3", "4", "5"]
         assert broker.groups.describe("g").topics == before.topics
         assert broker.groups.describe("g").in_flight == before.in_flight
+
+
+async def test_a_topic_that_is_let_go_while_it_is_browsed_has_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        for name in ("t", "u"):
+            await broker.topic(name)
+            await broker.publish(f"of {name}", name)
+        await settled(broker.storage)
+        await broker.group(topics={"t": TopicSpec(), "u": TopicSpec()})
+    async with running(tmp_path) as broker:
+        read, is_asked, goes_on = broker.store.read, asyncio.Event(), asyncio.Event()
+
+        async def hesitate(*args: Any, **how: Any) -> Any:
+            is_asked.set()
+            await goes_on.wait()
+            return await read(*args, **how)
+
+        broker.store.read = hesitate  # type: ignore[method-assign]
+        browsing = asyncio.create_task(broker.receive(browse=True))
+        await is_asked.wait()
+        await broker.group(topics={"u": TopicSpec()})
+        goes_on.set()
+        assert bodies_of(await browsing) == ["of u"]

@@ -1,0 +1,32 @@
+"""The floors of groups as stored offsets, while groups change."""
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.groups.service_types import TopicSpec
+from tests.support.group_broker import running
+
+
+async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        for name in ("t", "u"):
+            await broker.topic(name)
+        await broker.group(topics={"t": TopicSpec(), "u": TopicSpec()})
+        await broker.group("h", "t")
+        await broker.publish("x", "t")
+        for name in ("g", "h"):
+            await broker.settle(await broker.receive(group=name), group=name)
+        store_offsets = broker.store.store_offsets
+
+        async def slowly(*args: Any, **how: Any) -> Any:
+            broker.store.store_offsets = store_offsets  # type: ignore[method-assign]
+            await broker.store.delete_topic("u")
+            return await store_offsets(*args, **how)
+
+        broker.store.store_offsets = slowly  # type: ignore[method-assign]
+        await broker.groups._mirror.mirror_all()
+        topic = broker.store.topic("t")
+        assert [broker.store.stored_offsets(name, topic).offsets for name in ("g", "h")] == [
+            {0: 1},
+            {0: 1},
+        ]
