@@ -66,8 +66,7 @@ class Delivering:
         """Return the batch that holds an offset, from the disk if it must be; None: there is
         none any more. OSError passes through."""
         for _ in range(MAX_READS):
-            batch = self._source.batch(queue, offset)
+            batch = self._source.batch(queue, offset) or await self._source.fetch(queue, offset)
             if batch is not None:
                 return batch
-            await self._source.fetch(queue, offset)
         return self._source.batch(queue, offset)

@@ -98,7 +98,7 @@ class StoreHeads:
         self._pieces: dict[tuple[QueueKey, object | None], _Piece] = {}
         #: What a None was answered for, by what the core says that it needs.
         self._needed: dict[tuple[QueueKey, int], MessageFilter | None] = {}
-        self._fetching: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
+        self._fetching: dict[tuple[QueueKey, int], asyncio.Task[Batch | None]] = {}
 
     # -- for the core ------------------------------------------------------------------------
 
@@ -137,17 +137,20 @@ class StoreHeads:
             batch = self._recent.find(queue, offset)
         return batch
 
-    async def fetch(self, queue: QueueKey, offset: int, max_bytes: int = FETCH_BYTES) -> None:
-        """Read what was asked for at an offset, so that asking again gives an answer. Those who
-        want the same share one read, as large as the first of them wants it. Errors of the store
-        pass through, but for a queue that begins later by now, of which `trimmed` is told, and a
-        topic that is gone."""
+    async def fetch(
+        self, queue: QueueKey, offset: int, max_bytes: int = FETCH_BYTES
+    ) -> Batch | None:
+        """Read what was asked for at an offset, so that asking again gives an answer; return the
+        batch that holds it, if it was read: others' reads may push it out before it is looked for.
+        Those who want the same share one read, as large as the first of them wants it. Errors of
+        the store pass through, but for a queue that begins later by now, of which `trimmed` is
+        told, and a topic that is gone."""
         task = self._fetching.get((queue, offset))
         if task is None:
             task = asyncio.create_task(self._fetch(queue, offset, max_bytes), name="group-fetch")
             self._fetching[queue, offset] = task
             task.add_done_callback(lambda done: self._fetched(queue, offset, done))
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     def forget(self, queue: QueueKey | None = None) -> None:
         """Forget what was read of a queue, or of all."""
@@ -231,11 +234,11 @@ class StoreHeads:
             self._keep(queue, fetched.slices)
         return fetched
 
-    async def _fetch(self, queue: QueueKey, offset: int, max_bytes: int) -> None:
+    async def _fetch(self, queue: QueueKey, offset: int, max_bytes: int) -> Batch | None:
         filter = self._needed.pop((queue, offset), None)
         topic = self._store.topic_by_id(queue[0])
         if topic is None:
-            return
+            return None
         try:
             fetched = await self._store.read(
                 topic,
@@ -248,14 +251,15 @@ class StoreHeads:
             )
         except OffsetTrimmed as error:
             self._trimmed(queue, error.min_offset)
+            return None
         except (OffsetBeyondEnd, UnknownTopic):
-            return  # the group hears of a topic's end by itself
-        else:
-            self._keep(queue, fetched.slices)
-            if fetched.next_offset > offset:
-                self._pieces[queue, filter] = self._piece(offset, fetched)
+            return None  # the group hears of a topic's end by itself
+        self._keep(queue, fetched.slices)
+        if fetched.next_offset > offset:
+            self._pieces[queue, filter] = self._piece(offset, fetched)
+        return next((each.batch for each in fetched.slices if _holds(each.batch, offset)), None)
 
-    def _fetched(self, queue: QueueKey, offset: int, task: "asyncio.Task[None]") -> None:
+    def _fetched(self, queue: QueueKey, offset: int, task: "asyncio.Task[Batch | None]") -> None:
         self._fetching.pop((queue, offset), None)
         if not task.cancelled():
             task.exception()  # whoever waits for it gets it
@@ -310,6 +314,10 @@ class StoreHeads:
         expires_us = batch.expires_timestamp_us(row)
         expires_at_ms = -(-expires_us // 1000) + self._lead_ms() if expires_us else 0
         return Head(batch.header.base_offset + row, size, key, expires_at_ms)
+
+
+def _holds(batch: Batch, offset: int) -> bool:
+    return 0 <= offset - batch.header.base_offset < len(batch)
 
 
 def _matching(filter: object, batch: Batch, row: int) -> Sequence[int]:

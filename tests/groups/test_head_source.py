@@ -10,8 +10,11 @@ from holdfast.commitlog.batch import Batch
 from holdfast.consumequeue.errors import OffsetTrimmed
 from holdfast.consumequeue.fetched import BatchSlice, Fetched, message_sizes
 from holdfast.consumequeue.topics import QueueKey, Topic, TopicConfig
+from holdfast.groups.asking import Pick
+from holdfast.groups.delivering import Delivering
 from holdfast.groups.filter_text import filter_of
 from holdfast.groups.head_source import StoreHeads
+from holdfast.groups.receipts import ReceiptCodec
 from holdfast.groups.recent_batches import RecentBatches
 from tests.support.stored import batch
 
@@ -174,3 +177,23 @@ async def test_heads_tell_sizes_keys_and_ends(most: int) -> None:
     plain = _Source(_Store(*made)).heads.read(KEY, 0, 7, 64, None)
     assert plain is not None
     assert {each.key for each in plain.heads} == {0}
+
+
+async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_out() -> None:
+    store = _Store(batch(["a", "b", "c"]), is_cold=True)
+    recent = RecentBatches(1)  # the newest alone
+    heads = StoreHeads(
+        store, recent, has_keys=lambda: False, lead_ms=lambda: 0, trimmed=lambda key, begin: None
+    )
+    read, others = store.read, batch(["of another queue"])
+
+    async def read_beside_others(*args: Any, **how: Any) -> Fetched:
+        fetched = await read(*args, **how)
+        asyncio.get_running_loop().call_soon(recent.put, (1, 1), others)
+        return fetched
+
+    store.read = read_beside_others  # type: ignore[method-assign]
+    delivering = Delivering(heads, ReceiptCodec(bytes(32)), store.topic_by_id)
+    found, unreadable = await delivering.deliveries([Pick(KEY, 1, 1, False, None)])
+    assert [each.batch.body(each.row) for each in found] == [b"b"]
+    assert unreadable == []
