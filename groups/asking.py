@@ -6,8 +6,10 @@ from typing import NamedTuple
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.standing import Receipt
 
-#: Requests whose answers are kept, a group: beyond it the oldest is forgotten.
+#: Requests whose answers are kept, a group, and messages in them (as many as may be leased at
+#: once): beyond either the oldest is forgotten.
 MAX_REPEATS = 4096
+MAX_REPEATED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +65,30 @@ class Repeats:
 
     def __init__(self, kept_ms: int) -> None:
         self._kept_ms = kept_ms
-        self._picks: dict[tuple[str, str], tuple[int, list[Pick]]] = {}
+        #: The oldest first.
+        self._answers: dict[tuple[str, str], tuple[int, list[Pick]]] = {}
+        self._message_count = 0
 
     def note(self, member: str, attempt_id: str, picks: list[Pick], now_ms: int) -> None:
-        """Keep an answer."""
+        """Keep an answer as it is now, in place of one that was noted before."""
+        self._drop((member, attempt_id))
+        self._answers[member, attempt_id] = now_ms + self._kept_ms, list(picks)
+        self._message_count += len(picks)
         self._forget(now_ms)
-        self._picks[member, attempt_id] = now_ms + self._kept_ms, picks
 
     def find(self, member: str, attempt_id: str, now_ms: int) -> list[Pick]:
         """Return what was answered before; nothing for a request that is new."""
         self._forget(now_ms)
-        return self._picks.get((member, attempt_id), (0, []))[1]
+        return self._answers.get((member, attempt_id), (0, []))[1]
 
     def _forget(self, now_ms: int) -> None:
-        while self._picks:
-            first = next(iter(self._picks))
-            if self._picks[first][0] > now_ms and len(self._picks) < MAX_REPEATS:
+        while self._answers:
+            first = next(iter(self._answers))
+            is_full = len(self._answers) > MAX_REPEATS or self._message_count > MAX_REPEATED
+            if self._answers[first][0] > now_ms and not is_full:
                 return
-            del self._picks[first]
+            self._drop(first)
+
+    def _drop(self, request: tuple[str, str]) -> None:
+        _, picks = self._answers.pop(request, (0, []))
+        self._message_count -= len(picks)

@@ -157,7 +157,7 @@ def merged(first: WriteBatch, second: WriteBatch) -> WriteBatch:
     """Return what writes both, of each row no more than its last value where nothing is deleted
     in between: however often writing fails, it does not grow with that."""
     batch = WriteBatch()
-    batch.reserves = first.reserves + second.reserves
+    batch.reserves = first.reserves | second.reserves
     batch.fencing_epoch = second.fencing_epoch
     last: dict[tuple[str, bytes], int] = {}
     for each in (*first.writes, *second.writes):

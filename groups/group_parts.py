@@ -25,13 +25,17 @@ from holdfast.groups.members import Members
 from holdfast.groups.rows import DeleteRange, Write, key_prefix
 from holdfast.groups.waiters import Waiters
 
+#: Timers that are kept before those that are out of date are looked for.
+MIN_TIMERS = 64
+
 
 class WriteBatch:
     """Rows of one transaction, and the reserves that they make durable."""
 
     def __init__(self) -> None:
         self.writes: list[Write | DeleteRange] = []
-        self.reserves: list[tuple[Cursor, int, int]] = []
+        #: Of each cursor the epoch, and how far deliveries may go in it.
+        self.reserves: dict[Cursor, tuple[int, int]] = {}
         self.fencing_epoch = 0
 
 
@@ -58,7 +62,10 @@ class GroupParts:
         self._stirred: set[int] = set()
         #: What the predecessor of this active member lost is written down.
         self._fencing_durable = 0
+        #: A heap; what is not its lane's timer any more is thrown away when it is met, or once
+        #: there are more than `_most_timers`.
         self._timers: list[tuple[int, QueueKey]] = []
+        self._most_timers = MIN_TIMERS
 
     @property
     def lease_count(self) -> int:
@@ -79,14 +86,14 @@ class GroupParts:
         for lane in self._changed:
             prefix = key_prefix(self.group_id, *lane.key)
             batch.writes += take_writes(lane.cursor, prefix)
-            batch.reserves.append((lane.cursor, lane.cursor.epoch, lane.cursor.reserved_next))
+            batch.reserves[lane.cursor] = lane.cursor.epoch, lane.cursor.reserved_next
         self._changed.clear()
         return batch
 
     def committed(self, batch: WriteBatch) -> None:
         """A batch is durable."""
         self._fencing_durable = batch.fencing_epoch
-        for cursor, epoch, reserved_next in batch.reserves:
+        for cursor, (epoch, reserved_next) in batch.reserves.items():
             if cursor.epoch == epoch:
                 cursor.reserved_durable = max(cursor.reserved_durable, reserved_next)
 
@@ -119,10 +126,17 @@ class GroupParts:
             lane.timer = deadline_ms
             if deadline_ms is not None:
                 heappush(self._timers, (deadline_ms, lane.key))
+                if len(self._timers) > self._most_timers:
+                    self._make_timers()
         if lane.dead_letters:
             self._mourning[lane] = None
         if has_changes(lane.cursor):
             self._changed[lane] = None
+
+    def _make_timers(self) -> None:
+        lanes = [lane for topic in self.topics.values() for lane in topic.lanes.values()]
+        self._timers = sorted((each.timer, each.key) for each in lanes if each.timer is not None)
+        self._most_timers = 2 * len(self._timers) + MIN_TIMERS
 
     def _run_out(self, lane: Lane, now_ms: int) -> None:
         """End in a lane what has run out by now."""

@@ -32,8 +32,6 @@ class GroupReceiving(GroupSettling):
         reply = Reply()
         self._fill(reply, ask, now_ms)
         reply.available = self.available(ask.topics)
-        if ask.attempt_id is not None and reply.picks:
-            self._repeats.note(ask.member, ask.attempt_id, reply.picks, now_ms)
         return reply
 
     def go_on(self, reply: Reply, ask: Ask, now_ms: int) -> None:
@@ -87,6 +85,8 @@ class GroupReceiving(GroupSettling):
             self._touch(lane)
         if reply.picks and not ask.settled:
             self.members.seen(ask.member, now_ms, order.deadline_ms)
+        if reply.picks and ask.attempt_id is not None:
+            self._repeats.note(ask.member, ask.attempt_id, reply.picks, now_ms)
 
     def _has_all(self, reply: Reply, member: str) -> bool:
         """Say whether a member is served, and every lease of a reply is still its."""

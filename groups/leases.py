@@ -1,8 +1,9 @@
 """Who holds which message until when, and what comes back later. Pure: the caller says the time.
 
 A lease ends when its member settles it or its deadline has come. Both tables keep a heap with
-lazy deletion: an entry that no longer says what the table says is thrown away when it is met,
-and a heap that is mostly such entries is made anew, so that extending for ever costs no memory.
+lazy deletion: an entry that no longer says what the table says is thrown away when it is met. A
+heap of deadlines that is mostly such entries is made anew, so that neither extending for ever nor
+what passes by one long lease costs memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,7 @@ class Leases:
             by_offset[offset] = lease
             of_member[offset] = None
             heappush(deadlines, (deadline_ms, offset))
+        self._let_go_of_ended()
 
     def remove(self, offset: int) -> Lease | None:
         """Forget and return the lease of an offset, if it has one."""
@@ -83,9 +85,7 @@ class Leases:
         lease.deadline_ms = deadline_ms
         self._latest_ms = max(self._latest_ms, deadline_ms)
         heappush(self._deadlines, (deadline_ms, lease.head.offset))
-        if len(self._deadlines) > 2 * len(self._by_offset) + 64:
-            self._deadlines = [(each.deadline_ms, at) for at, each in self._by_offset.items()]
-            heapify(self._deadlines)
+        self._let_go_of_ended()
 
     def of_member(self, member: str) -> list[Lease]:
         """Return a member's leases by offset."""
@@ -112,6 +112,11 @@ class Leases:
             offset = heappop(self._deadlines)[1]
             found[offset] = self._by_offset[offset]
         return [found[offset] for offset in sorted(found)]
+
+    def _let_go_of_ended(self) -> None:
+        if len(self._deadlines) > 2 * len(self._by_offset) + 64:
+            self._deadlines = [(each.deadline_ms, at) for at, each in self._by_offset.items()]
+            heapify(self._deadlines)
 
 
 class Delays:

@@ -23,6 +23,8 @@ from holdfast.groups.heads import Head, Heads, HeadSource, NeedsRead
 READ_AHEAD = 64
 #: Filters at once on one queue; the one asked for least lately is forgotten and begins again.
 MAX_FILTERS = 64
+#: Messages that came back behind a filter before those that have gone since are looked for.
+MIN_BEHIND = 64
 
 
 class Selection(Protocol):
@@ -125,7 +127,18 @@ class _Pointer:
 
     scanned: int
     ahead: deque[Head] = field(default_factory=deque)
+    #: A heap. What is not available any more is let go of when somebody looks, or once there is
+    #: more than `most_behind`: nobody may ask with this filter again.
     behind: list[int] = field(default_factory=list)
+    most_behind: int = MIN_BEHIND
+
+    def come_back(self, offset: int, cursor: Cursor) -> None:
+        """Put an offset behind it, if it has passed that."""
+        if offset < self.scanned:
+            heappush(self.behind, offset)
+            if len(self.behind) > self.most_behind:
+                self.behind = sorted(filter(cursor.is_available, set(self.behind)))
+                self.most_behind = 2 * len(self.behind) + MIN_BEHIND
 
 
 class InOrder:
@@ -189,8 +202,7 @@ class InOrder:
     def returned(self, offset: int) -> list[int]:
         """Put an offset behind every pointer that has passed it."""
         for pointer in self._pointers.values():
-            if offset < pointer.scanned:
-                heappush(pointer.behind, offset)
+            pointer.come_back(offset, self._view.cursor)
         return []
 
     def settled(self, offset: int) -> None:

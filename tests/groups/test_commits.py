@@ -10,7 +10,8 @@ from holdfast.groups.commits import Commits, Writes, merged
 from holdfast.groups.counters import Counters
 from holdfast.groups.group_parts import WriteBatch
 from holdfast.groups.rows import DeleteRange, Write
-from tests.groups.queues import Disk, Stage
+from holdfast.groups.settling import Verb
+from tests.groups.queues import Disk, Stage, settle
 from tests.support.group_broker import turns
 
 
@@ -114,3 +115,17 @@ def test_merged_writes_keep_their_order_and_do_not_grow() -> None:
     assert merged(of(one, other), of(two)).writes == [two, other]
     assert merged(of(one, gone), of(two)).writes == [one, gone, two]
     assert merged(of(one, two), of(gone, three)).writes == [two, gone, three]
+
+
+def test_of_each_cursor_one_reserve_is_kept_however_often_writing_fails() -> None:
+    stage = Stage()
+    stage.publish(20_000)
+    batch = WriteBatch()
+    for _ in range(10):
+        settle(stage, Verb.ACK, stage.take())
+        stage.take(credit=1_000, settled=True)
+        batch = merged(batch, stage.group.take_writes())
+    cursor = stage.cursor()
+    assert batch.reserves == {cursor: (cursor.epoch, cursor.reserved_next)}
+    stage.group.committed(batch)
+    assert cursor.reserved_durable == cursor.reserved_next > 10_000

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.groups import asking
 from holdfast.groups.asking import Ask, Pick
 from holdfast.groups.browsing import browse
 from holdfast.groups.config import FAIR_ENGINES
@@ -256,3 +257,50 @@ def test_however_three_actors_meet_a_message_has_one_holder_and_one_end() -> Non
         assert ends == (stage.cursor().state(0) is State.DONE) <= 1
         outcomes.add(ends)
     assert outcomes == {0, 1}
+
+
+# -- answers that may be asked for again ---------------------------------------------------------
+
+
+def _asked_again(stage: Stage, attempt_id: str) -> list[int]:
+    repeats = stage.group._repeats
+    return [pick.offset for pick in repeats.find("a", attempt_id, stage.now)]
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(29, "cd"), (30, "bcd"), (31, "bcd")])
+def test_of_the_messages_of_kept_answers_there_is_a_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
+) -> None:
+    monkeypatch.setattr(asking, "MAX_REPEATED", limit)
+    stage = Stage()
+    stage.publish(100)
+    for attempt_id in "abcd":
+        stage.take(credit=10, attempt_id=attempt_id)
+    assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(2, "cd"), (3, "bcd"), (4, "abcd")])
+def test_of_the_requests_whose_answers_are_kept_there_is_a_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
+) -> None:
+    monkeypatch.setattr(asking, "MAX_REPEATS", limit)
+    stage = Stage()
+    stage.publish(4)
+    for attempt_id in "abcd":
+        stage.take(credit=1, attempt_id=attempt_id)
+    assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
+
+
+def test_an_answer_that_is_filled_further_counts_once_and_as_a_whole() -> None:
+    stage = Stage()
+    stage.publish(20)
+    stage.queues.cold_from[1, 0] = 5
+    ask = Ask("a", 20, attempt_id="x")
+    reply = stage.group.receive(ask, stage.now)
+    del stage.queues.cold_from[1, 0]
+    stage.group.go_on(reply, ask, stage.now)
+    assert _asked_again(stage, "x") == [*range(20)]
+    assert stage.group._repeats._message_count == 20
+    stage.now += 300_000
+    assert _asked_again(stage, "x") == []
+    assert stage.group._repeats._message_count == 0
