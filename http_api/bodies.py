@@ -92,15 +92,15 @@ class BodyReader:
     def _take(self, request: Request, size: int) -> None:
         """Count so many bytes for a request, in place of what it had. Raises Problem."""
         limit = self._config.max_arriving_bytes
-        others = self._arriving_bytes - self._sizes.get(id(request), 0)
-        while others and others + size > limit:
+        own = self._sizes.get(id(request), 0)
+        while self._arriving_bytes > own and self._arriving_bytes - own + size > limit:
             slowest = self._one_to_give_way(request.connection.client, size)
             if slowest is None:
                 raise self._overloaded()
             slowest.give_way(self._overloaded())
-            others -= self._sizes.pop(id(slowest.request), 0)
+            self.done(slowest.request)
         self._sizes[id(request)] = size
-        self._arriving_bytes = others + size
+        self._arriving_bytes += size - own
 
     def _one_to_give_way(self, client: str, size: int) -> "_Arrival | None":
         """Return the oldest body of the client whose arriving bodies take the most; None when

@@ -222,6 +222,37 @@ async def test_who_would_take_the_most_is_refused_and_pushes_nobody_out() -> Non
         assert (await first.answer())[0] == 200
 
 
+async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
+    async with running_api(max_arriving_bytes=1000) as api:
+        api.store.publish_gate = asyncio.Event()
+        async with (
+            raw_connection(api.server.port, address="127.0.0.3") as at_work,
+            raw_connection(api.server.port, address="127.0.0.2") as small,
+            raw_connection(api.server.port, address="127.0.0.2") as large,
+            raw_connection(api.server.port) as newcomer,
+        ):
+            for one, size, begun, all_of_them in (
+                (at_work, 700, 700, 700),
+                (small, 100, 1, 800),
+                (large, 200, 1, 1000),
+            ):
+                await one.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * begun)
+                async with asyncio.timeout(10):
+                    while api.context.bodies._arriving_bytes != all_of_them:
+                        await asyncio.sleep(0)
+            # Without the oldest of those that hold the most there is room for 100 bytes alone.
+            await newcomer.send(HEAD + b"Content-Length: 250\r\n\r\n")
+            for one in (newcomer, small):
+                status, _, body = await one.answer()
+                assert (status, slug(body)) == (503, "overloaded")
+            assert api.context.bodies._arriving_bytes == 900
+            api.store.publish_gate.set()
+            await large.send(b"x" * 199)
+            for one in (at_work, large):
+                assert (await one.answer())[0] == 200
+        assert api.context.bodies._arriving_bytes == 0
+
+
 async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
     settings: dict[str, Any] = {"transfer_grace_ms": 100, "min_transfer_bytes_per_s": 1000}
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
