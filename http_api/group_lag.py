@@ -65,10 +65,10 @@ async def described(context: ApiContext, principal: Principal, group: str) -> Gr
     UnknownGroup."""
     if context.groups.has_leases(group):
         return await _described_with_leases(context, principal, group)
-    topics = [
-        await _topic_lag(context, context.store.topic(name), stored.offsets)
-        for name, stored in sorted(_visible_topics(context, principal, group).items())
-    ]
+    topics = []
+    for name, stored in sorted(_visible_topics(context, principal, group).items()):
+        with suppress(UnknownTopic):  # deleted meanwhile
+            topics.append(await _topic_lag(context, context.store.topic(name), stored.offsets))
     return _group_reply(group, topics)
 
 

@@ -47,10 +47,7 @@ async def put_offsets(call: Call[NoParams]) -> Reply:
     wanted = await call.body(OffsetsRequest)
     offsets = queue_offsets(topic, wanted.offsets)
     if has_leases_on(context, group, topic):
-        before = _floors(context, group, topic)
-        if if_version not in (None, _ANY_VERSION, before.version):
-            raise OffsetsChanged(group, topic.name, before.version)
-        await context.to_the_end(context.groups.seek(group, {topic.name: offsets}))
+        await context.to_the_end(_start_again(context, group, topic, offsets, if_version))
         return _offsets_reply(call, group, topic, _floors(context, group, topic))
     if if_version == _ANY_VERSION:
         if_version = _stored(context, group, topic).version
@@ -110,6 +107,21 @@ def _stored(context: ApiContext, group: str, topic: Topic) -> StoredOffsets:
         return context.store.stored_offsets(group, topic)
     except UnknownGroup:
         return StoredOffsets()
+
+
+async def _start_again(
+    context: ApiContext,
+    group: str,
+    topic: Topic,
+    offsets: Mapping[int, int],
+    if_version: int | None,
+) -> None:
+    """Seek, if the floors have the version that is insisted on in the turn in which it begins: of
+    two requests that come together, one alone finds it."""
+    before = _floors(context, group, topic)
+    if if_version not in (None, _ANY_VERSION, before.version):
+        raise OffsetsChanged(group, topic.name, before.version)
+    await context.groups.seek(group, {topic.name: offsets})
 
 
 def _floors(context: ApiContext, group: str, topic: Topic) -> StoredOffsets:

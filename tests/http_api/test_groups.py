@@ -1,9 +1,11 @@
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
 from holdfast.consumequeue.errors import StateFull
+from holdfast.consumequeue.topics import Topic
 from tests.support.api_server import Answer, Api
 
 OFFSETS = "/v1/groups/billing/topics/orders/offsets"
@@ -150,3 +152,20 @@ async def test_damage_where_a_group_stands_hides_no_lag(
     reply = (await api.get("/v1/groups/billing")).json()
     assert reply["lag_messages"] == 2
     assert reply["lag_seconds"] >= 99
+
+
+async def test_a_group_is_described_though_one_of_its_topics_goes_meanwhile(filled: Api) -> None:
+    await filled.store.create_topic("other")
+    await store(filled, {"0": 1})
+    await filled.send_json("PUT", "/v1/groups/billing/topics/other/offsets", {"offsets": {"0": 0}})
+    splits = filled.store.splits
+
+    async def while_a_topic_goes(topic: Topic, *args: Any, **how: Any) -> Any:
+        if topic.name == "orders":
+            await filled.store.delete_topic("other")
+        return await splits(topic, *args, **how)
+
+    filled.store.splits = while_a_topic_goes  # type: ignore[method-assign]
+    answer = await filled.get("/v1/groups/billing")
+    assert answer.status == 200
+    assert [each["topic"] for each in answer.json()["topics"]] == ["orders"]

@@ -452,6 +452,24 @@ async def test_its_offsets_are_compared_before_they_are_swapped(group: Api) -> N
     assert (await group.send_json("PUT", OFFSETS, body, If_Match=etag)).status == 200
 
 
+async def test_of_two_that_swap_at_once_one_alone_finds_what_it_has_read(group: Api) -> None:
+    etag = (await group.get(OFFSETS)).headers["ETag"]
+    request = (
+        f"PUT {OFFSETS} HTTP/1.1\r\nHost: x\r\nIf-Match: {etag}\r\nContent-Length: 22\r\n\r\n"
+    ).encode()
+    async with (
+        raw_connection(group.server.port) as one,
+        raw_connection(group.server.port) as other,
+    ):
+        await asyncio.gather(
+            one.send(request + b'{"offsets": {"0": 5}} '),
+            other.send(request + b'{"offsets": {"0": 6}} '),
+        )
+        statuses = [(await each.answer())[0] for each in (one, other)]
+    assert sorted(statuses) == [200, 412]
+    assert group.groups.floors("g", "orders")[0] == 5 + statuses.index(200)
+
+
 async def test_a_reset_moves_it(group: Api) -> None:
     await stored(group, "orders", 0, "a", "b")
     dry = await group.send_json("POST", f"{OFFSETS}/reset", {"to": "latest", "dry_run": True})
