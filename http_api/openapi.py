@@ -53,6 +53,8 @@ _OF_EVERY_ROUTE = (
     "internal-error",
 )
 _NOT_OPEN = ("recovering", "draining")
+#: Of every route that is not open: it touches the store, and its clients have their rates.
+_OF_CLOSED_ROUTES = ("rate-limited", "storage-unavailable", "damaged-index")
 
 _NEEDS_TOKEN = ("unauthenticated", "forbidden")
 _TOKEN: _Json = {
@@ -209,6 +211,8 @@ def _problems(route: Route) -> _Json:
     slugs = [*_OF_EVERY_ROUTE, *route.problems]
     if not route.is_open or route.path == "/readyz":
         slugs += _NOT_OPEN
+    if not route.is_open:
+        slugs += _OF_CLOSED_ROUTES
     if route.access.door is not Door.OPEN:
         slugs += _NEEDS_TOKEN
     if route.offers:
@@ -226,7 +230,8 @@ def _problem_response(slugs: Sequence[str]) -> _Json:
         "description": "; ".join(f"{slug}: {KINDS[slug].title}" for slug in slugs),
         "content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
-    if any(KINDS[slug].retry_after_s is not None for slug in slugs):
+    # How long a client over its rate has to wait, the limit says, not its kind.
+    if any(slug == "rate-limited" or KINDS[slug].retry_after_s is not None for slug in slugs):
         response["headers"] = {
             "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
         }

@@ -58,8 +58,6 @@ _TEXT_FORMATS: Mapping[str, Callable[[bytes, int], list[Incoming]]] = {
     MSGPACK: from_msgpack,
 }
 
-_DURABILITY = "Acknowledge after the sync (fsync) or once written; the topic's own if not given."
-
 
 @dataclass(frozen=True, slots=True)
 class PublishParams:

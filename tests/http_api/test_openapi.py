@@ -115,6 +115,25 @@ def test_every_kind_of_problem_is_known_to_the_document() -> None:
     assert kinds == [f"/problems/{slug}" for slug in KINDS]
 
 
+def test_every_kind_of_problem_is_told_where_it_is_met() -> None:
+    told = {
+        each.partition(":")[0]
+        for _, _, operation in OPERATIONS
+        for response in operation["responses"].values()
+        for each in response["description"].split("; ")
+    }
+    # These are met where no route was found, or before a request was read.
+    nowhere = {
+        "not-found",
+        "method-not-allowed",
+        "too-many-connections",
+        "too-many-client-connections",
+    }
+    assert KINDS.keys() - told == nowhere
+    rated = DOCUMENT["paths"]["/v1/info"]["get"]["responses"]["429"]
+    assert "Retry-After" in rated["headers"]
+
+
 def test_names_that_are_refused_do_not_match_their_pattern() -> None:
     parameters = DOCUMENT["paths"]["/v1/topics/{topic}"]["get"]["parameters"]
     pattern = parameters[0]["schema"]["pattern"]
