@@ -12,16 +12,14 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from holdfast.client import group_requests
 from holdfast.client.came_back import CameBack
 from holdfast.client.consume_options import ConsumeOptions
 from holdfast.client.credit import Credit
 from holdfast.client.delivery import Delivered, Delivery, Lease, Settling, Status, Verb
 from holdfast.client.dispatch import Dispatcher
-from holdfast.client.errors import ClientClosed, HoldfastError, UnknownGroup
-from holdfast.client.group_requests import topic_terms
+from holdfast.client.errors import ClientClosed, HoldfastError
+from holdfast.client.joining import GroupFacts, join
 from holdfast.client.lease_keeper import LeaseKeeper
 from holdfast.client.requests import Requests
 from holdfast.client.retry import UntilToldRetryPolicy
@@ -32,18 +30,6 @@ _log = logging.getLogger("holdfast.client")
 
 #: While a member leaves, what it still has to say is tried for so long.
 LEAVING_S = 10.0
-
-
-class _Fairness(msgspec.Struct):
-    cost: str
-
-
-class _Config(msgspec.Struct):
-    """What a member needs to know of its group."""
-
-    mode: str
-    lease_ms: int
-    fairness: _Fairness
 
 
 class Membership:
@@ -75,7 +61,7 @@ class Membership:
             confirmed=self._confirmed,
             failed=self._fail,
         )
-        self._config = _Config("competing", options.lease_ms or 30_000, _Fairness("count"))
+        self._facts = GroupFacts()
         self._leave_by_s: float | None = None
         #: Who follows waits for a broker that is away; else the client's own policy holds.
         self._policy = UntilToldRetryPolicy(None, left_s=self._left_s) if options.follow else None
@@ -183,8 +169,8 @@ class Membership:
     # -- receiving ---------------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        await self._join()
-        self._leases.lease_s = (self.options.lease_ms or self._config.lease_ms) / 1000
+        self._facts = await join(self._transport, self.options, self._policy)
+        self._leases.lease_s = (self.options.lease_ms or self._facts.lease_ms) / 1000
         self._keeper = asyncio.create_task(self._guarded(self._leases.keep))
         ask = self._ask()
         wait_ms = self.options.wait_ms if self.options.follow else 0
@@ -219,30 +205,6 @@ class Membership:
                 self.is_at_end = True
                 self.note_change()
                 return
-
-    async def _join(self) -> None:
-        """Learn what kind of group it is; make it where there is none with leases."""
-        described = await self._described()
-        if described is None:
-            settings: dict[str, Any] = {"topics": topic_terms(self.options.topics)}
-            if self.options.start is not None:
-                settings["start"] = self.options.start
-            await group_requests.put_group(
-                self._transport, self.options.group, settings, self._policy
-            )
-            described = await self._described()
-        if described is not None:
-            self._config = described
-
-    async def _described(self) -> _Config | None:
-        try:
-            described = await group_requests.describe_group(
-                self._transport, self.options.group, self._policy
-            )
-        except UnknownGroup:
-            return None
-        config = described.get("config")
-        return None if config is None else msgspec.convert(config, _Config)
 
     def _ask(self) -> dict[str, Any]:
         options = self.options
@@ -296,7 +258,7 @@ class Membership:
 
     def _unit(self, delivery: Delivery) -> Hashable:
         """Return what a delivery has to stay in order with."""
-        by = self.options.serial_by or ("key" if self._config.mode == "keyed" else "queue")
+        by = self.options.serial_by or ("key" if self._facts.is_keyed else "queue")
         if by == "queue":
             return delivery.topic, delivery.queue
         if by == "key" and delivery.key is not None:
@@ -361,10 +323,10 @@ class Membership:
             topic = ""
             if lease.taken_at_s is not None and verb != "release":
                 used_ms = (self.loop.time() - lease.taken_at_s) * 1000
-                topic = delivery.topic if self._config.fairness.cost == "time" else ""
+                topic = delivery.topic if self._facts.shares_time else ""
             said = Said(delivery.receipt, lease.settling, used_ms)
             self._settler.add(Terms(verb, delay_ms, topic=topic), said)
-            if self._config.mode == "keyed" and verb in ("nack", "release"):
+            if self._facts.is_keyed and verb in ("nack", "release"):
                 # What follows in the key comes back with it: the broker has taken it back.
                 for follower in self._leases.following(delivery):
                     self._leases.let_go(follower)
