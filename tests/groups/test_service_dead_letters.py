@@ -109,7 +109,10 @@ async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_pat
         assert len(await _dead(broker, 2)) == 2
 
 
-async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(tmp_path: Path) -> None:
+async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "GONE_S", 60.0)
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.group(dead_letter_topic="dead")
@@ -236,7 +239,10 @@ async def test_large_letters_go_few_at_a_time(
         assert sizes == together
 
 
-async def test_a_group_that_lets_a_topic_go_moves_nowhere_in_it(tmp_path: Path) -> None:
+async def test_a_group_that_lets_a_topic_go_moves_nowhere_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "GONE_S", 60.0)
     async with running(tmp_path) as broker:
         for name in ("t", "u", "dead"):
             await broker.topic(name)
