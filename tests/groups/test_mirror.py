@@ -19,11 +19,11 @@ async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_p
         store_offsets = broker.store.store_offsets
 
         async def slowly(*args: Any, **how: Any) -> Any:
-            broker.store.store_offsets = store_offsets  # type: ignore[method-assign]
+            broker.store.store_offsets = store_offsets
             await broker.store.delete_topic("u")
             return await store_offsets(*args, **how)
 
-        broker.store.store_offsets = slowly  # type: ignore[method-assign]
+        broker.store.store_offsets = slowly
         await broker.groups._mirror.mirror_all()
         topic = broker.store.topic("t")
         assert [broker.store.stored_offsets(name, topic).offsets for name in ("g", "h")] == [

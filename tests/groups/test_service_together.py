@@ -124,8 +124,8 @@ async def test_a_topic_that_is_let_go_while_it_is_browsed_has_nothing(tmp_path: 
             await goes_on.wait()
             return await read(*args, **how)
 
-        broker.store.read = hesitate  # type: ignore[method-assign]
-        broker.store.read_hot = lambda *args, **how: None  # type: ignore[method-assign]
+        broker.store.read = hesitate
+        broker.store.read_hot = lambda *args, **how: None
         browsing = asyncio.create_task(broker.receive(browse=True))
         await is_asked.wait()
         await broker.group(topics={"u": TopicSpec()})
