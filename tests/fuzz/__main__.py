@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--runs", type=int, default=-1, help="so many inputs at most; -1: no bound")
     parser.add_argument("--seed", type=int, default=0, help="the same inputs; 0: always others")
     parser.add_argument("--max-bytes", type=int, default=4096)
     parser.add_argument("--corpus", type=Path, help="kept from run to run; else made anew")
@@ -60,6 +61,7 @@ def main() -> None:
             str(seeds),
             f"-dict={words}",
             f"-max_total_time={options.seconds}",
+            f"-runs={options.runs}",
             f"-seed={options.seed}",
             f"-timeout={TIMEOUT_S}",
             "-rss_limit_mb=0",
