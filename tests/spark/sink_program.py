@@ -72,7 +72,8 @@ def stream(url: str, topic: str, folder: Path, dies: bool) -> None:
     if dies:
         machine: Any = spark._jvm
         java = machine.java.lang.ProcessHandle.current().pid()
-        writer = writer.option("driver", f"{java} {os.getpid()}")
+        # Python first: it would see Java end, and end by itself with another status.
+        writer = writer.option("driver", f"{os.getpid()} {java}")
     writer = writer.options(url=url, topic=topic, checkpointLocation=str(folder / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
 
