@@ -301,4 +301,6 @@ async def run_seed(
     except BaseException as error:
         error.add_note(f"seed {seed}: {' '.join(run.trace)}")
         raise
+    finally:
+        broker.disk.discard()
     return run.broker

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -254,6 +255,14 @@ class SimulatedDisk:
                 for change in self._entry_changes
             ]
             return after
+
+    def discard(self) -> None:
+        """Give back what its files take, since nobody reads them any more. A storage that has ended
+        is a circle of references, which is found late: dozens would add up to a gigabyte."""
+        with self._changed:
+            changed = (change.content for change in self._entry_changes)
+            for content in chain(self._entries.values(), self._durable_entries.values(), changed):
+                content.cache, content.durable = bytearray(), bytearray()
 
     def freeze(self) -> None:
         """Let every change fail from now on, and every sync that is held."""

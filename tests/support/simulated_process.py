@@ -102,7 +102,7 @@ class SimulatedProcess:
         elif ending != "close":
             self._put_lmdb_back()
         if ending == "kill":
-            self.disk = self.disk.kill()
+            self._go_on_with(self.disk.kill())
         elif ending == "crash":
             self._lose_power()
         return ending
@@ -124,7 +124,11 @@ class SimulatedProcess:
     def _lose_power(self) -> None:
         """Find the disk as the machine does when it starts again."""
         self.boot += 1
-        self.disk = self.disk.crash(self.fork())
+        self._go_on_with(self.disk.crash(self.fork()))
+
+    def _go_on_with(self, disk: SimulatedDisk) -> None:
+        self.disk.discard()
+        self.disk = disk
 
     def _keep_lmdb(self) -> None:
         """Copy LMDB as it is committed now: the threads that are about to end may go on."""
