@@ -6,8 +6,10 @@ that are new to it are kept in the corpus folder; one that fails is written to t
 """
 
 import argparse
+import ctypes
 import importlib
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -20,6 +22,17 @@ TIMEOUT_S = 10
 #: Bound by the kernel. libFuzzer's own bound looks at the process's peak, which on Linux begins as
 #: that of the process which started this one.
 MAX_DATA_BYTES = 2 << 30
+#: Of Linux's <sys/personality.h>: a program's memory is at the same addresses each time.
+_ADDR_NO_RANDOMIZE = 0x0040000
+
+
+def _start_again_without_randomness() -> None:
+    """Start this program anew with the hashes and addresses of every run: the fuzzer goes by both.
+
+    Addresses stay random where the system does not let a program choose.
+    """
+    ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": "0"})
 
 
 def main() -> None:
@@ -38,6 +51,9 @@ def main() -> None:
         for file in options.files:
             target.check(file.read_bytes())
         return
+
+    if options.seed and os.environ.get("PYTHONHASHSEED") != "0":
+        _start_again_without_randomness()
 
     import atheris
 
