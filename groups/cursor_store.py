@@ -2,7 +2,7 @@
 
     key                                        value
     \0format                                   holdfast-groups-1 (without a CRC)
-    \0boot                                     how often a broker has opened it, u32
+    \0boot                                     how often a broker has opened it, u64
     \0clock                                    the greatest broker time of any change, ms, u64
     \0copied                                   there in a copy until it is first opened: u64 0
     table 1 to 4 | key of rows.py              value of rows.py: cur, ack, att, dead
