@@ -23,7 +23,6 @@ from pathlib import Path
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.config import LONGEST_LEASE_MS
 from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import (
     Delivery,
@@ -91,9 +90,11 @@ class QueueBook:
             offsets -= {each for each in offsets if not begin <= each < end}
         self.leases = {at: ends for at, ends in self.leases.items() if begin <= at < end}
 
-    def end_leases(self, now_ms: int) -> None:
-        """A start found these leases at their end: a clock that is set back later renews none."""
-        self.leases = {at: ends for at, ends in self.leases.items() if ends > now_ms}
+    def bound_leases(self, now_ms: int) -> None:
+        """The broker starts at this time, perhaps by a clock that was set. What it finds over stays
+        over, and nothing lasts longer from now on than a lease can."""
+        most_ms = now_ms + LEASE_MS
+        self.leases = {at: min(ends, most_ms) for at, ends in self.leases.items() if ends > now_ms}
 
     def is_open(self, offset: int) -> bool:
         """Say whether a message has to be delivered yet."""
@@ -154,6 +155,10 @@ class SimulatedGroups(SimulatedReading):
                 book.unsure |= book.settled
                 book.settled.clear()
                 book.leases.clear()
+
+    def _storage_opened(self) -> None:
+        for book in self.books.values():
+            book.bound_leases(self.storage.groups.opened_ms)
 
     def _lose_power(self) -> None:
         super()._lose_power()
@@ -291,7 +296,6 @@ class SimulatedGroups(SimulatedReading):
                 state = self.store.queue_state(topic, queue)
                 book = self.books[number]
                 book.cut(state.min_offset, state.max_offset)
-                book.end_leases(self._now_ms())
                 if power_lost and not plan.is_durable:
                     book.leases.clear()
                 passed = [at for at in range(book.start, floors[queue]) if book.is_open(at)]
@@ -305,11 +309,9 @@ class SimulatedGroups(SimulatedReading):
         if not self._plans_by_topic:
             return
         await self.quiesce()
-        # Where the wall clock was set back, leases of before the restart last as much longer.
-        for wait_ms in (10 * LEASE_MS, LONGEST_LEASE_MS):
-            self.let_time_pass(wait_ms / 1000)
-            while await self.receive("drain", 1000):
-                await self.settle(self.held.pop(), Verb.ACK)
+        self.let_time_pass(10 * LEASE_MS / 1000)
+        while await self.receive("drain", 1000):
+            await self.settle(self.held.pop(), Verb.ACK)
         self.verify_group()
         for plan in self._plans_by_topic.values():
             for queue, number in enumerate(plan.queues):

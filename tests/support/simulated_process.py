@@ -79,6 +79,7 @@ class SimulatedProcess:
                 power_lost = True
                 self._lose_power()
                 continue
+            self._storage_opened()
             if self.storage.degraded and self.disk.failed_reads > failed_reads:
                 await self.storage.close()
                 continue
@@ -120,6 +121,9 @@ class SimulatedProcess:
         report = check_data_dir(self._data_dir, disk=self.disk)
         if not report.is_sound:
             raise BrokerViolation(f"check found {report.findings}")
+
+    def _storage_opened(self) -> None:
+        """The storage was opened once more, if only to be closed again."""
 
     def _lose_power(self) -> None:
         """Find the disk as the machine does when it starts again."""
