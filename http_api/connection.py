@@ -2,7 +2,8 @@
 
 What comes in is received and cut into requests by one half of it (`receiving`), what goes out
 leaves by another (`sending`); here is what lies between: a request's answer, and the connection's
-end. Guarded here: an idle connection, and what still comes of a body that was refused.
+end. Guarded here: an idle connection, and what still comes of a body or behind a head that was
+refused.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 
+from holdfast.commitlog.setting import MIB
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.first_step import Begun, begun
 from holdfast.http_api.framing import ends_connection
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-#: How long the rest of a refused body is read, so that the client gets to see why.
+#: How long the rest of a refused body is read, and what comes behind a refused head, so that the
+#: client gets to see why.
 LINGERING_S = 2.0
+#: How much is read behind a refused head: as much as a body may have, unless that is configured.
+LINGERING_BYTES = 16 * MIB
 
 Answer = Callable[[Request], Awaitable[Reply]]
 """Returns the reply to a request, whatever happens."""
@@ -38,7 +43,16 @@ class Connection(Receiving):
     """One client's connection. It adds itself to `connections`, if it is let in, and removes
     itself. A request that is being answered when its client goes away is cancelled."""
 
-    __slots__ = ("_answer", "_is_ending", "_lingering", "_untaken", "remote", "task")
+    __slots__ = (
+        "_answer",
+        "_is_ending",
+        "_is_refused",
+        "_lingering",
+        "_thrown_away_bytes",
+        "_untaken",
+        "remote",
+        "task",
+    )
 
     def __init__(
         self,
@@ -51,7 +65,11 @@ class Connection(Receiving):
         self._answer = answer
         self._is_ending = False
         """Whether the request that is being answered is the last one."""
+        self._is_refused = False
+        """Whether what came could not be parsed as a request."""
         self._lingering: asyncio.TimerHandle | None = None
+        self._thrown_away_bytes = 0
+        """What came since the client was told so."""
         self._untaken: Callable[[], object] = nothing
         """`unsent` of the last reply, which the system took, until another request comes."""
         self.task: Begun | None = None
@@ -164,7 +182,7 @@ class Connection(Receiving):
         """Return the answer to what could not be parsed as a request; the connection ends."""
         problem = _problem_of(error)
         _logger.debug("refused %s: %s", self.client, problem)
-        self._is_ending = True
+        self._is_ending = self._is_refused = True
         return problem_reply(problem).encoded(None, keeps_alive=False)
 
     def _served(self) -> None:
@@ -175,7 +193,10 @@ class Connection(Receiving):
         if self.transport is None:
             return
         if self._is_ending:
-            if content.is_eof() or self._is_deaf:
+            if self._is_refused:
+                self._send_no_more()
+                self._linger()
+            elif content.is_eof() or self._is_deaf:
                 self.close()
             else:
                 self._linger()
@@ -185,11 +206,23 @@ class Connection(Receiving):
         else:
             self._connections.idle.put(self)
 
+    def _send_no_more(self) -> None:
+        """Half-close, which TLS cannot: who waits for the end need not wait until it is closed."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing() and transport.can_write_eof():
+            transport.write_eof()
+
     def _linger(self) -> None:
         """Read on for a while without looking: closed at once, with something unread, the client
         would see a reset in place of its answer."""
         self._listen_no_more()
         self._lingering = self._loop.call_later(LINGERING_S, self.close)
+
+    def _threw_away(self, count: int) -> None:
+        if self._is_refused:
+            self._thrown_away_bytes += count
+            if self._thrown_away_bytes > LINGERING_BYTES:
+                self.close()
 
     def _body_ended(self) -> None:
         if self._lingering is not None:

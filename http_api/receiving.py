@@ -94,6 +94,10 @@ class Receiving(Sending):
         """A body that was received past the parser is whole, or has been read to its end."""
         raise NotImplementedError
 
+    def _threw_away(self, count: int) -> None:
+        """So many bytes came that are not looked at."""
+        raise NotImplementedError
+
     # -- what comes ------------------------------------------------------------------------------
 
     @property
@@ -129,7 +133,9 @@ class Receiving(Sending):
             self._hold_back()
         elif self._waiting is not None:
             self._serve_next()
-        elif data and not self._is_deaf:
+        elif self._is_deaf:
+            self._threw_away(len(data))
+        elif data:
             self._connections.heads.put(self)
 
     def _hold_back(self) -> None:

@@ -327,6 +327,44 @@ async def test_a_head_that_is_too_large_is_refused(api: Api, sent: bytes) -> Non
     assert b"/problems/header-too-large" in answer
 
 
+async def test_a_client_that_still_sends_behind_a_refused_head_sees_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closed at once, with something of it unread, it would see a reset instead."""
+    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_S", 60)
+    loop = asyncio.get_running_loop()
+    async with running_api() as api, asyncio.timeout(20):
+        with socket.create_connection(("127.0.0.1", api.server.port)) as one:
+            one.setblocking(False)
+            await loop.sock_sendall(one, b"GET /" + b"x" * 70_000)
+            answer = await loop.sock_recv(one, 1)
+            for _ in range(20):
+                await loop.sock_sendall(one, b"x" * 10_000)
+            # The end comes at once, not when the server has read for long enough.
+            while piece := await loop.sock_recv(one, 10_000):
+                answer += piece
+            assert answer.startswith(b"HTTP/1.1 431 ")
+            assert api.server.connection_count == 1
+        while api.server.connection_count:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("more", "is_closed"), [(999, False), (1000, False), (1001, True)])
+async def test_only_so_much_is_read_behind_a_refused_head(
+    monkeypatch: pytest.MonkeyPatch, more: int, is_closed: bool
+) -> None:
+    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_S", 60)
+    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_BYTES", 1000)
+    async with running_api() as api, raw_connection(api.server.port) as one:
+        await one.send(b"nonsense\r\n\r\n")
+        assert (await one.answer())[0] == 400
+        (connection,) = api.context.connections.open
+        connection.data_received(b"x" * (more - 500))
+        connection.data_received(b"x" * 500)
+        assert connection.transport is not None
+        assert connection.transport.is_closing() == is_closed
+
+
 # -- stopping ------------------------------------------------------------------------------
 
 
@@ -469,13 +507,20 @@ async def test_a_body_that_is_refused_early_is_not_asked_for_and_ends_the_connec
         assert api.context.bodies._arriving_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n\r\n", 404),
+        (b"nonsense\r\n\r\n", 400),
+    ],
+)
 async def test_lingering_ends_though_the_client_never_does(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int
 ) -> None:
     monkeypatch.setattr("holdfast.http_api.connection.LINGERING_S", 0.2)
     async with running_api() as api, raw_connection(api.server.port) as one:
-        await one.send(b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n\r\n")
-        assert (await one.answer())[0] == 404
+        await one.send(sent)
+        assert (await one.answer())[0] == status
         async with asyncio.timeout(10):
             while api.server.connection_count:
                 with contextlib.suppress(ConnectionError):

@@ -54,6 +54,20 @@ async def test_requests_are_answered_over_tls(ca: Certificates) -> None:
             assert api.context.connections.open.pop().client == "127.0.0.1"
 
 
+async def test_what_comes_behind_a_refused_head_is_read_for_a_while(
+    ca: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_S", 60)
+    async with running_api(**served_with(ca.issue("server"))) as api:
+        async with asyncio.timeout(20), raw_connection(api.server.port, ca.trusting()) as one:
+            await one.send(b"GET /" + b"x" * 70_000)
+            assert (await one.answer())[0] == 431
+            for _ in range(20):
+                await one.send(b"x" * 10_000)
+            assert api.server.connection_count == 1
+        await nobody_left(api)
+
+
 @pytest.mark.parametrize("size", [1, 70_000, 300_000, 3_900_000])
 async def test_bodies_of_any_size_pass_both_ways_unharmed(ca: Certificates, size: int) -> None:
     body = bytes(range(251)) * (size // 251) + b"x" * (size % 251)
