@@ -205,6 +205,8 @@ class Connection(Receiving):
             self._loop.call_soon(self._serve_next)
         else:
             self._connections.idle.put(self)
+            if self._head_begins:
+                self._connections.heads.put(self)
 
     def _send_no_more(self) -> None:
         """Half-close, which TLS cannot: who waits for the end need not wait until it is closed."""

@@ -23,6 +23,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from holdfast.http_api.arriving_body import ArrivingBody
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.headers import MAX_FIELD_BYTES
+from holdfast.http_api.next_head import head_begins
 from holdfast.http_api.request import Content, Request
 from holdfast.http_api.sending import Sending
 
@@ -46,6 +47,7 @@ class Receiving(Sending):
     __slots__ = (
         "_arriving",
         "_content",
+        "_head_begins",
         "_is_busy",
         "_is_crowded",
         "_is_deaf",
@@ -64,6 +66,8 @@ class Receiving(Sending):
         self._parser: HttpRequestParser | None = None
         self._waiting: deque[tuple[RawRequestMessage | HttpProcessingError, Content]] | None = None
         """Requests, and at the end perhaps why there are no more; None: there are none."""
+        self._head_begins = False
+        """Whether behind whole requests a head has begun, as far as can be told."""
         self._content: Content = EMPTY_PAYLOAD
         """The body of the request that is being answered."""
         self._arriving: ArrivingBody | None = None
@@ -170,7 +174,10 @@ class Receiving(Sending):
         except HttpProcessingError as error:
             self._no_more_requests(error)
             return
-        if not messages:
+        if not messages:  # it is of a head, or of a body and what lies behind it
+            content = self._waiting[-1][1] if self._waiting else self._content
+            if content.is_eof() and not self._is_held_back and head_begins(data):
+                self._head_begins = True
             return
         self._connections.heads.take(self)
         if is_upgraded:
@@ -178,12 +185,20 @@ class Receiving(Sending):
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.extend(messages)
-        if len(messages) == 1 and is_new:
+        message, content = messages[-1]
+        if (
+            len(messages) == 1
+            and is_new
+            and content.is_eof()
+            and data.find(b"\r\n\r\n") + 4 + content.total_bytes == len(data)
+        ):
             # All of it was one whole request: what follows begins with a head. (The first empty
             # line is the end of its head, or lies before that; so it can only seem too long.)
-            content = messages[0][1]
-            if content.is_eof() and data.find(b"\r\n\r\n") + 4 + content.total_bytes == len(data):
-                self._parser = None
+            self._parser = None
+            self._head_begins = False
+        else:
+            known_bytes = 0 if message.chunked else content.total_bytes
+            self._head_begins = content.is_eof() and head_begins(data, known_bytes)
         if len(self._waiting) >= MAX_WAITING:
             self._is_crowded = True
             self._set_reading()

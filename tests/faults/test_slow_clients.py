@@ -66,6 +66,7 @@ KINDS = {
     "says nothing": Slow(b"", b"", 2, "slow-head"),
     "half a head": Slow(HALF_A_HEAD, b"", 2, "slow-head"),
     "a head byte by byte": Slow(HALF_A_HEAD, b"x", 2, "slow-head"),
+    "half a second head": Slow(HEALTH + HALF_A_HEAD, b"", 2, "slow-head"),
     "a second head byte by byte": Slow(HEALTH + HALF_A_HEAD, b"x", 2 + 3, keepalive_ms=3000),
     "idle after a request": Slow(HEALTH, b"", 3, keepalive_ms=3000),
     "no body": Slow(POST + b"Content-Length: 100\r\n\r\n", b"", 1 + 2),

@@ -54,6 +54,7 @@ async def test_requests_of_every_kind_in_pieces_of_any_size(api: Api, size: int)
                 connection.buffer_updated(count)
                 left = left[count:]
         assert await statuses(one, 7) == [200] * 7
+        assert len(api.context.connections.heads) == 0  # nothing seems to be the next one's head
     assert stored(api) == [b"one", b"two", b"", b"three"]
 
 

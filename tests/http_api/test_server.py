@@ -17,6 +17,7 @@ from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
 PULL = b"GET /v1/topics/orders/queues/0/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -72,6 +73,43 @@ async def test_a_second_head_has_the_same_deadline() -> None:
         await one.send(b"GET /heal")
         async with asyncio.timeout(10):
             assert await one.closed() == b""
+
+
+@pytest.mark.parametrize(
+    ("first", "answers"),
+    [
+        (HEALTH, 1),
+        (HEALTH + HEALTH, 2),
+        (POST + b"Content-Length: 2\r\n\r\n{}", 1),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 1),
+    ],
+)
+async def test_a_head_that_begins_behind_a_request_has_its_deadline(
+    api: Api, first: bytes, answers: int
+) -> None:
+    heads = api.context.connections.heads
+    async with raw_connection(api.server.port) as one:
+        for _ in range(2):
+            await one.send(first + HEALTH[:9])
+            for _ in range(answers):
+                await one.answer()
+            assert len(heads) == 1
+            await one.send(HEALTH[9:])
+            assert (await one.answer())[0] == 200
+            assert len(heads) == 0
+
+
+async def test_a_head_that_begins_behind_a_held_pull_has_its_deadline_from_the_answer_on(
+    api: Api,
+) -> None:
+    heads = api.context.connections.heads
+    async with raw_connection(api.server.port) as one:
+        await one.send(PULL + HEALTH[:9])
+        await api.held(1)
+        assert len(heads) == 0
+        await api.publish("orders", {"body": "x", "queue": 0})
+        assert (await one.answer())[0] == 200
+        assert len(heads) == 1
 
 
 async def test_a_head_in_pieces_is_served_and_stops_its_deadline() -> None:
