@@ -29,10 +29,17 @@ class _Wire(asyncio.Transport):
         super().__init__({"peername": ("192.0.2.1", 5)})
         self.sent = b""
         self.reads_on = True
-        self.is_closed = self.is_aborted = False
+        self.is_closed = self.is_aborted = self.is_ended = False
 
     def write(self, data: Any) -> None:
+        assert not self.is_ended, "something is sent behind the end"
         self.sent += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.is_ended = True
 
     def is_closing(self) -> bool:
         return self.is_closed
