@@ -5,6 +5,7 @@ test-inputs` looks for new ones. How long an input takes fails nothing: a machin
 """
 
 import os
+import signal
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -25,3 +26,7 @@ _TERMINALS = {"FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "C
 for name in list(os.environ):
     if name in _TERMINALS or name.startswith("HOLDFAST_"):  # a broker's or a client's settings
         del os.environ[name]
+
+# What runs in the background of a script starts deaf to Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
