@@ -180,6 +180,11 @@ class World:
         assert cursor.next > book.max_sent or book.max_sent >= book.end, "delivered, not noted"
         if cursor.epoch != book.epoch:
             assert is_cut
+            self.sent_settled |= {  # what the log still has is the same as before
+                (key, cursor.epoch, offset)
+                for sent, epoch, offset in self.sent_settled
+                if (sent, epoch) == (key, book.epoch) and offset < book.end
+            }
             book.epoch = cursor.epoch
         book.seen_below = cursor.next
         book.settled = {}
