@@ -8,7 +8,7 @@
                                  driver: all that it knows are the options and its partition
 
 One process of the driver lives as long as the query and has one reader for all of its calls. When
-the query stops or fails, Spark ends it at once, whatever it is doing, without a call of stop().
+the query stops or fails, Spark ends it at once, whatever it is doing, be that stop() itself.
 """
 
 from collections.abc import Iterator

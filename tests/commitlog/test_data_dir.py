@@ -200,17 +200,18 @@ def test_the_reserve_leaves_as_much_room_again(
     opened.close()
 
 
+def _full(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "full")
+
+
 def test_a_reserve_that_does_not_fit_leaves_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = DataDir(path, RESERVE)
     opened.release_reserve()
 
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
+        patch.setattr(os, "posix_fallocate", _full)
         assert not opened.has_reserve()
         assert sorted(_contents(path)) == ["VERSION", "lock"]
     assert opened.has_reserve()
@@ -237,11 +238,8 @@ def test_a_reserve_that_was_given_up_before_the_start_is_taken_when_there_is_roo
     before.release_reserve()
     before.close()
 
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
+        patch.setattr(os, "posix_fallocate", _full)
         opened = DataDir(path, RESERVE)
         assert not opened.has_reserve()
     assert opened.has_reserve()

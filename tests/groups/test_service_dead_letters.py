@@ -23,6 +23,14 @@ async def _dead(broker: GroupBroker, count: int) -> list[dict[str, str]]:
     return [each.batch.properties(row) for each in fetched.slices for row in each.rows]
 
 
+async def _group_of_two_topics(broker: GroupBroker) -> None:
+    """Make "t", "u", and a group of both whose dead letters go to "dead"."""
+    for name in ("t", "u", "dead"):
+        await broker.topic(name)
+    both = {"t": TopicSpec(), "u": TopicSpec()}
+    await broker.group(topics=both, dead_letter_topic="dead")
+
+
 async def test_what_is_rejected_or_fails_too_often_is_a_dead_letter(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.topic()
@@ -185,10 +193,7 @@ async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_le
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker:
-        for name in ("t", "u", "dead"):
-            await broker.topic(name)
-        both = {"t": TopicSpec(), "u": TopicSpec()}
-        await broker.group(topics=both, dead_letter_topic="dead")
+        await _group_of_two_topics(broker)
         await broker.publish("x", "t")
         await broker.publish("y", "u")
         of_t = await broker.receive(topics=["t"])
@@ -244,10 +249,7 @@ async def test_a_group_that_lets_a_topic_go_moves_nowhere_in_it(
 ) -> None:
     monkeypatch.setattr(dead_letters, "GONE_S", 60.0)
     async with running(tmp_path) as broker:
-        for name in ("t", "u", "dead"):
-            await broker.topic(name)
-        both = {"t": TopicSpec(), "u": TopicSpec()}
-        await broker.group(topics=both, dead_letter_topic="dead")
+        await _group_of_two_topics(broker)
         await broker.publish("x", "t")
         publish, goes_on = broker.store.publish, asyncio.Event()
 
