@@ -1,9 +1,10 @@
-"""The time by which things grow old: messages for retention, producers for their expiry.
+"""The clock that measures ages: of messages for retention, of producers for their expiry.
 
-What is deleted too early is gone, what goes too late only takes room. So this time follows the
-wall clock back, but never runs ahead of what has really passed since it last agreed with it: a
-jump ahead counts only once it has stood for long. A clock that is wrong at the start of a machine
-is set right within minutes, so that what is ahead of all that the log knows stands for less then.
+A deletion that is too early loses data; a deletion that is too late only wastes room. So this clock
+follows the wall clock when the wall clock goes back. When the wall clock jumps ahead, this clock
+continues at the normal rate, and accepts the jump only after it has lasted for a long time. At a
+start of the broker the required time is shorter: a wrong clock of a machine that has just booted
+is corrected within minutes.
 """
 
 import logging
@@ -12,17 +13,17 @@ from collections.abc import Callable
 
 _logger = logging.getLogger(__name__)
 
-#: How long a jump must have stood to be believed: one while the broker runs, and the time since
-#: the newest message when it starts.
+#: A jump of the wall clock while the broker runs is accepted after this time.
 JUMP_STANDS_S = 86_400.0
+#: At a start, a wall clock that is ahead of the newest message is accepted after this time.
 START_STANDS_S = 600.0
-#: Adjusting a clock moves it by less than this at a time.
+#: A difference of at most this size is a normal clock adjustment, not a jump.
 _TOLERANCE_US = 1_000_000
 
 
 class AgeingClock:
-    """`now_us` may be called by any thread. `wall_us` is the wall clock, `passed_s` counts the
-    seconds that have passed, also while the machine slept."""
+    """The clock that measures ages. Any thread may call `now_us`. `wall_us` returns the wall
+    clock; `passed_s` returns elapsed seconds, also while the machine was suspended."""
 
     def __init__(self, wall_us: Callable[[], int], passed_s: Callable[[], float]) -> None:
         self._wall_us = wall_us
@@ -35,7 +36,9 @@ class AgeingClock:
         self._ahead_us = 0
 
     def start(self, newest_us: int) -> None:
-        """Take the newest timestamp in the log, 0 if there is none, for all that is certain."""
+        """Start from `newest_us`, the newest timestamp in the log. If `newest_us` is 0, or later
+        than the wall clock, start from the wall clock. A wall clock ahead of `newest_us` is
+        accepted after START_STANDS_S."""
         wall_us = self._wall_us()
         with self._lock:
             self._anchor_us = min(wall_us, newest_us or wall_us)
@@ -65,7 +68,7 @@ class AgeingClock:
             if self._stands_s == JUMP_STANDS_S:
                 _logger.warning(
                     "the clock jumped %.0f s ahead; for %.0f hours, or until a restart, nothing "
-                    "grows old by that",
+                    "expires because of this jump",
                     ahead_us / 1e6,
                     self._stands_s / 3600,
                 )

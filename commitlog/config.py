@@ -11,54 +11,110 @@ class CommitLogConfig:
 
     segment_bytes: int = setting(
         1024 * MIB,
-        "Size of a segment file. The next one is prepared ahead, so a broker holds at least two.",
+        "Size of a segment file. The broker creates the next segment in advance, so it always has "
+        "at least two.",
         minimum=MIB,
     )
+    first_segment_bytes: int = setting(
+        8 * MIB,
+        "Size of a new log's first segment. Each following segment is twice as large, up to "
+        "segment_bytes, so a broker with few messages uses little disk space.",
+        minimum=MIB,
+    )
+    max_open_segments: int = setting(
+        256,
+        "Sealed segment files that stay open. Other segment files are opened when they are read. "
+        "The limit is never more than a quarter of the files that the process may open (ulimit "
+        "-n).",
+        minimum=1,
+    )
     flush_interval_ms: int = setting(
-        100, "What was written with nobody waiting for a sync is synced within this.", minimum=1
+        100, "Longest time until written data is synced if no publish waits for a sync.", minimum=1
+    )
+    sync_timeout_ms: int = setting(
+        5000,
+        "If the disk does not confirm a publish within this time, the publish fails with 503 "
+        "sync-timeout. It is then unknown whether the messages are stored. A producer may send "
+        "the publish again with the same sequence.",
+        minimum=1,
     )
     max_waiting_bytes: int = setting(
         64 * MIB,
-        "Bytes that may wait for the appender; beyond it publishing answers 503.",
+        "Bytes that may wait for the appender. Above this limit, a publish fails with 503.",
         minimum=MIB,
+        memory_divisor=16,
     )
     max_in_flight_bytes: int = setting(
         128 * MIB,
-        "Bytes of publishes that may be accepted and not answered yet, synced or not; beyond it "
-        "publishing answers 503.",
+        "Bytes of publishes that were accepted and are not answered yet, synced or not. Above "
+        "this limit, a publish fails with 503.",
         minimum=MIB,
+        memory_divisor=8,
     )
     reserve_bytes: int = setting(
         16 * MIB,
-        "Size of the file that is given up when the disk is full, so that stored offsets and "
-        "retention still work then. 0 keeps none.",
+        "Size of a reserve file. The broker deletes it when the disk is full, so that stored "
+        "offsets and retention still work. 0: no reserve file.",
         minimum=0,
     )
     min_free_bytes: int = setting(
         64 * MIB,
-        "Publishing is refused (507) while a disk of the broker has less room than this, and no "
-        "segment is made that would leave less: index, stored offsets and logs need it. 0: none.",
+        "A publish is refused (507) while a disk of the broker has less free space than this. A "
+        "new segment is not created if it would leave less. The index, stored offsets and logs "
+        "need this space. 0: no limit.",
         minimum=0,
     )
     max_total_bytes: int = setting(
         0,
-        "Size of the whole log beyond which its oldest segments go, whoever needs them. "
-        "0: no such limit.",
+        "Largest size of the whole log. Above it, the oldest segments are deleted, even if a "
+        "consumer or a lease still needs them. 0: no limit.",
         minimum=0,
     )
     retention_interval_ms: int = setting(
-        30_000, "How often retention looks for what may go.", minimum=10
+        30_000, "How often retention looks for messages to delete.", minimum=10
     )
     scrub_bytes_per_s: int = setting(
         0,
-        "How fast sealed segments are read again to find rot before a reader does. 0: not at all.",
+        "Rate at which sealed segments are read again, to find damage before a consumer does. 0: "
+        "they are not read again.",
         minimum=0,
     )
     producer_expiry_ms: int = setting(
-        86_400_000, "An idempotent producer unheard of for this long is forgotten.", minimum=1000
+        86_400_000,
+        "An idempotent producer that has not published for this long is forgotten.",
+        minimum=1000,
     )
     max_producers: int = setting(
         100_000,
-        "Idempotent producers (per queue) remembered; beyond it the one idle longest is forgotten.",
+        "Idempotent producers that the broker remembers. A producer counts once for each queue "
+        "that it publishes to. No producer is forgotten before producer_expiry_ms, so a new "
+        "producer above this limit is refused (409).",
         minimum=1,
+        memory_divisor=8,
+        bytes_each=2048,
+    )
+    max_producers_per_topic: int = setting(
+        50_000,
+        "Remembered producers (see max_producers) of one topic. A new producer above this limit "
+        "is refused (409).",
+        minimum=1,
+        memory_divisor=16,
+        bytes_each=2048,
+    )
+    max_producers_per_client: int = setting(
+        50_000,
+        "Remembered producers (see max_producers) that one client has created since the broker "
+        "started. A client is identified by its token, or by its address if it has no token. A "
+        "new producer above this limit is refused (409).",
+        minimum=1,
+        memory_divisor=16,
+        bytes_each=2048,
+    )
+    max_broker_producers: int = setting(
+        100_000,
+        "Dead letters that the broker remembers, so that it does not append them twice after a "
+        "crash. Above this limit, the oldest one is forgotten.",
+        minimum=1000,
+        memory_divisor=16,
+        bytes_each=2048,
     )

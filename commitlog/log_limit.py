@@ -1,8 +1,8 @@
-"""How many lines of a kind go to the log: a broken disk must not fill the next one. Pure."""
+"""Limit repeated log lines, so that a broken disk does not fill the disk of the logs. Pure."""
 
 
 class LogLimit:
-    """Lets `most` lines through in any `per_s` seconds, and counts the rest."""
+    """Allows `most` log lines per interval of `per_s` seconds, and counts the suppressed lines."""
 
     def __init__(self, most: int = 20, per_s: float = 60.0) -> None:
         self._most = most
@@ -12,8 +12,9 @@ class LogLimit:
         self._left_out = 0
 
     def admit(self, now: float) -> int | None:
-        """Return None for a line that is to be left out; else how many were left out before
-        it. `now` is any clock that never goes back."""
+        """Return None if the caller must not log its line; otherwise return how many lines were
+        suppressed since the last logged line. `now` is in seconds, from a clock that never goes
+        back."""
         if now - self._began >= self._per_s:
             self._began, self._passed = now, 0
         if self._passed >= self._most:

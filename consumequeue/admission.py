@@ -1,20 +1,21 @@
-"""Which publishes are let in: none during an alarm, and only so many bytes at once. Pure.
+"""Admit publishes: none while an alarm is raised, and only a limited number of bytes at once. Pure.
 
-Belongs to the event loop. What was let in counts until it was answered, synced or not, also
-when its client has gone: until then it is in memory. Only publishing asks here; reading, stored
-offsets, retention and the broker's own notes go on.
+Belongs to the event loop. A publish counts until the appender has completed it, even if its client
+has timed out or disconnected, because it is in memory until then. Only publishes are limited:
+reading, storing offsets, retention and the broker's own records continue.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 
 from holdfast.commitlog.errors import LogError, LogOverloaded
 
 Alarm = Callable[[], LogError | None]
-"""Returns why nothing may be published now, None when nothing speaks against it."""
+"""Returns the error that refuses all publishes now, or None."""
 
 
 class Admission:
-    """Lets publishes in. What was let in must `leave` once."""
+    """Admits publishes. Call `leave` once for every admitted publish."""
 
     def __init__(self, max_in_flight_bytes: int, alarms: Mapping[str, Alarm]) -> None:
         self._limit = max_in_flight_bytes
@@ -22,9 +23,9 @@ class Admission:
         self.in_flight_bytes = 0
 
     def enter(self, size: int) -> None:
-        """Let in a publish of so many bytes; one that is alone always is, whatever its size.
+        """Admit a publish of `size` bytes. If no other publish is in flight, admit any size.
 
-        Raises the LogError of an alarm that is raised, LogOverloaded above the limit.
+        Raises the LogError of a raised alarm, or LogOverloaded above the limit.
         """
         self.check()
         if self.in_flight_bytes and self.in_flight_bytes + size > self._limit:
@@ -32,12 +33,12 @@ class Admission:
         self.in_flight_bytes += size
 
     def check(self) -> None:
-        """Raise the LogError of an alarm that is raised: nothing may be published now."""
+        """Raise the LogError of an alarm that is raised, if any."""
         for alarm in self._alarms.values():
             error = alarm()
             if error is not None:
-                raise error
+                raise copy(error)  # `error` itself would keep the frames of every caller
 
     def leave(self, size: int) -> None:
-        """A publish that was let in has been answered, or has failed."""
+        """Subtract an admitted publish of `size` bytes, which has completed or failed."""
         self.in_flight_bytes -= size

@@ -1,13 +1,16 @@
-"""What the store answers when it cannot do what was asked. Each error carries its values.
+"""The errors of the message store. Each error carries its values.
 
 StoreError
   InvalidName, UnknownTopic, UnknownQueue, UnknownGroup, UnknownMessage
-  TopicConflict, InvalidTopicChange, LimitReached, OffsetsChanged
+  TopicConflict, InvalidTopicChange, KeyedBacklog, LimitReached, OffsetsChanged
+  TopicFull              the topic's own max_bytes is reached: reading and retention continue
   OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt
   TooManyReadLeases, UnknownReadLease
-  StateUnavailable       topics or stored offsets could not be written: the disk's fault
-    StateFull            ... it is full
+  StateUnavailable       topics or stored offsets could not be written
+    StateFull            the same, because the disk is full
 """
+
+from collections.abc import Sequence
 
 
 class IndexCorrupt(Exception):
@@ -22,11 +25,11 @@ class IndexCorrupt(Exception):
 
 
 class StoreError(Exception):
-    """Any refusal of the message store."""
+    """The message store cannot fulfil a request."""
 
 
 class InvalidName(StoreError):
-    """A topic or group name outside the one pattern that is allowed."""
+    """The name of a topic or group is not allowed."""
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(kind, name)
@@ -35,8 +38,8 @@ class InvalidName(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"{self.name[:140]!r} is no {self.kind} name: use 1 to 127 of A-Z a-z 0-9 . _ - , "
-            "not '.' or '..'; names that begin with '__' are the broker's own"
+            f"{self.name[:140]!r} is not a {self.kind} name: use 1 to 127 of A-Z a-z 0-9 . _ - , "
+            "not '.' or '..'; names that begin with '__' are reserved for the broker"
         )
 
 
@@ -76,8 +79,8 @@ class UnknownGroup(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"there is no group {self.group!r}; PUT /v1/groups/{self.group} with its topics makes "
-            "one that leases messages, storing offsets for it one that keeps them"
+            f"there is no group {self.group!r}; PUT /v1/groups/{self.group} with topics creates a "
+            "group that leases messages, storing offsets creates a group that only has offsets"
         )
 
 
@@ -109,8 +112,27 @@ class TopicConflict(StoreError):
         )
 
 
+class KeyedBacklog(StoreError):
+    """Queues cannot be added while keyed groups have unacknowledged messages of the topic: the next
+    messages of a key could go to a new queue and overtake them. `groups` names some of these
+    groups."""
+
+    def __init__(self, topic: str, groups: Sequence[str]) -> None:
+        super().__init__(topic, groups)
+        self.topic = topic
+        self.groups = list(groups)
+
+    def __str__(self) -> str:
+        named = f" ({', '.join(self.groups)})" if self.groups else ""
+        return (
+            f"keyed groups{named} have unsettled messages of topic {self.topic!r}, and with more "
+            "queues later messages of a key could overtake them; stop publishing messages with "
+            "keys, wait until these groups have settled all messages, then add the queues"
+        )
+
+
 class InvalidTopicChange(StoreError):
-    """A change that no topic can take."""
+    """A change that is not possible for this topic. `detail` is the reason."""
 
     def __init__(self, topic: str, detail: str) -> None:
         super().__init__(topic, detail)
@@ -122,7 +144,7 @@ class InvalidTopicChange(StoreError):
 
 
 class LimitReached(StoreError):
-    """As many topics, queues or groups exist as the configuration allows."""
+    """The configured limit of topics, queues or groups is reached."""
 
     def __init__(self, limit_name: str, limit: int) -> None:
         super().__init__(limit_name, limit)
@@ -131,8 +153,25 @@ class LimitReached(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"{self.limit_name} is {self.limit}; ask for fewer, delete some, or raise it in the "
-            "configuration"
+            f"{self.limit_name} is {self.limit}; request fewer, delete some, or raise the limit "
+            "in the configuration"
+        )
+
+
+class TopicFull(StoreError):
+    """A publish would exceed the topic's `max_bytes`. `stored_bytes` is its current size."""
+
+    def __init__(self, topic: str, stored_bytes: int, limit: int) -> None:
+        super().__init__(topic, stored_bytes, limit)
+        self.topic = topic
+        self.stored_bytes = stored_bytes
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"the topic {self.topic!r} has {self.stored_bytes} bytes, and this publish would "
+            f"exceed its max_bytes ({self.limit}). Wait until its retention deletes old messages, "
+            "or raise max_bytes with PATCH"
         )
 
 
@@ -157,7 +196,7 @@ class OffsetTrimmed(StoreError):
 
 
 class OffsetBeyondEnd(StoreError):
-    """The offset is beyond the next one to be written."""
+    """The offset is after the next offset to be written."""
 
     def __init__(
         self, topic: str, queue: int, offset: int, min_offset: int, max_offset: int
@@ -177,7 +216,7 @@ class OffsetBeyondEnd(StoreError):
 
 
 class QueueCorrupt(StoreError):
-    """The message at `offset` is damaged on disk; `next_offset` is the first one after it."""
+    """The message at `offset` is damaged on disk. Readers can continue at `next_offset`."""
 
     def __init__(
         self,
@@ -201,12 +240,12 @@ class QueueCorrupt(StoreError):
     def __str__(self) -> str:
         return (
             f"queue {self.queue} of {self.topic!r} is damaged at offset {self.offset} "
-            f"({self.reason}); go on from {self.next_offset} and run 'holdfast check'"
+            f"({self.reason}); continue from {self.next_offset} and run 'holdfast check'"
         )
 
 
 class OffsetsChanged(StoreError):
-    """A compare-and-swap of stored offsets found another version than expected."""
+    """The expected version of the stored offsets is not the current `version`."""
 
     def __init__(self, group: str, topic: str, version: int) -> None:
         super().__init__(group, topic, version)
@@ -222,7 +261,7 @@ class OffsetsChanged(StoreError):
 
 
 class TooManyReadLeases(StoreError):
-    """As many leases, or queues that they pin, are out as the configuration allows."""
+    """The configured limit of read leases, or of queues that they pin, is reached."""
 
     def __init__(self, limit_name: str, limit: int) -> None:
         super().__init__(limit_name, limit)
@@ -231,13 +270,13 @@ class TooManyReadLeases(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"{self.limit_name} is {self.limit}, and so many are leased to readers; plan without "
-            "lease_ms, wait until some have ended, or raise it in the configuration"
+            f"the limit of read leases is reached: {self.limit_name} ({self.limit}); plan without "
+            "lease_ms, wait until some leases have ended, or raise the limit in the configuration"
         )
 
 
 class UnknownReadLease(StoreError):
-    """No lease of this id lives on this topic."""
+    """No active lease on this topic has this id."""
 
     def __init__(self, lease_id: str) -> None:
         super().__init__(lease_id)
@@ -245,8 +284,8 @@ class UnknownReadLease(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"there is no lease {self.lease_id[:64]!r} on this topic, or not any more, and what it "
-            "pinned may be trimmed; plan again with lease_ms to take another"
+            f"there is no lease {self.lease_id[:64]!r} on this topic, or it has ended; the "
+            "messages that it pinned may be deleted; plan again with lease_ms to get a new lease"
         )
 
 
@@ -262,4 +301,4 @@ class StateUnavailable(StoreError):
 
 
 class StateFull(StateUnavailable):
-    """Topics or stored offsets could not be written for want of room."""
+    """Topics or stored offsets could not be written because the disk or the map is full."""

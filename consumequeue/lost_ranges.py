@@ -1,9 +1,9 @@
 """Ranges of a queue's offsets whose messages are damaged or gone. Pure.
 
-A queue's ranges are a tuple in order of their offsets; no two of them overlap. An offset that is
-lost stays lost: it is never given to another message. `accepted` ranges are those that an
-operator has let go of (`holdfast repair --accept-loss`): readers pass over them, and nobody is
-told of them any more but in the reply that passes.
+A queue's ranges are a tuple ordered by offset, without overlaps. A lost offset is never given to
+another message. A range is `accepted` if an operator has accepted its loss (`holdfast repair
+--accept-loss`). Readers skip accepted ranges. Such a range is reported only to a reader that skips
+it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets from `start_offset` to before `end_offset`. `reason` is a stable word."""
+    """The offsets from `start_offset` up to, but not including, `end_offset`. `reason` is a stable
+    identifier."""
 
     start_offset: int
     end_offset: int
@@ -21,7 +22,7 @@ class LostRange:
 
     @property
     def count(self) -> int:
-        """How many offsets it has."""
+        """The number of offsets in the range."""
         return self.end_offset - self.start_offset
 
 
@@ -29,8 +30,9 @@ LostRanges = tuple[LostRange, ...]
 
 
 def with_lost(ranges: LostRanges, found: LostRange) -> LostRanges:
-    """Return the ranges with one more; where they overlap, what was known before stands. What
-    follows at once is one range, and its reason is that of the first part."""
+    """Return `ranges` with `found` added. Where `found` overlaps a known range, keep the known
+    range. Join two adjacent ranges if their `accepted` is equal, and keep the reason of the first.
+    """
     pieces = []
     at = found.start_offset
     for known in ranges:
@@ -58,7 +60,7 @@ def with_lost(ranges: LostRanges, found: LostRange) -> LostRanges:
 
 
 def without(ranges: LostRanges, start_offset: int, end_offset: int) -> LostRanges:
-    """Return the ranges but for these offsets: they can be read, or are no longer kept."""
+    """Return `ranges` without the offsets from `start_offset` to before `end_offset`."""
     left = []
     for each in ranges:
         if each.end_offset <= start_offset or each.start_offset >= end_offset:

@@ -1,35 +1,38 @@
-"""The store as the layers above see it: publish, read by offset, look up, topics, offsets.
+"""The store, as the layers above use it: publish, read by offset, look up, topics, offsets.
 
-Lives on the event loop: every method is called there, and none of those that are not `async`
-ever waits. Disk reads run in a small pool of threads; writes belong to the appender and state
-threads, which hand their results back to the loop, a call a commit. What each method promises
-stands where it is made: this puts the parts together and does nothing itself.
+The store belongs to the event loop: call every method there. Methods that are not `async` never
+wait. A small thread pool reads the disk. The appender thread and the state thread write, and pass
+the results to the loop with one call per commit. MessageStore only connects its parts, and the
+docstrings of its methods are in these parts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
-from holdfast.commitlog.appender import Appender
-from holdfast.commitlog.commit_log import CommitLog
+from holdfast.commitlog.append.appender import Appender
+from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.consumequeue.admission import Admission
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
-from holdfast.consumequeue.consume_queue import ConsumeQueue
-from holdfast.consumequeue.damage_book import DamageBook
-from holdfast.consumequeue.fetched import Fetched
-from holdfast.consumequeue.group_offsets import GroupOffsets
-from holdfast.consumequeue.index import Index
-from holdfast.consumequeue.look_ups import LookUps
+from holdfast.consumequeue.damage.damage_book import DamageBook
+from holdfast.consumequeue.index.consume_queue import ConsumeQueue
+from holdfast.consumequeue.index.index import Index
+from holdfast.consumequeue.maintenance.read_lease_service import ReadLease, ReadLeasing
+from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
 from holdfast.consumequeue.publishing import Published, Publishing
-from holdfast.consumequeue.queue_reading import QueueReading, QueueState
-from holdfast.consumequeue.read_leasing import ReadLease, ReadLeasing
-from holdfast.consumequeue.reader import MessageFilter
-from holdfast.consumequeue.splits import Split
-from holdfast.consumequeue.state_changes import StateChanges
-from holdfast.consumequeue.state_records import StoredOffsets
-from holdfast.consumequeue.state_store import StateStore
-from holdfast.consumequeue.topic_changes import TopicChanges
-from holdfast.consumequeue.topic_table import TopicTable
-from holdfast.consumequeue.topics import QueueKey
+from holdfast.consumequeue.reading.fetched import Fetched
+from holdfast.consumequeue.reading.lookups import LookUps
+from holdfast.consumequeue.reading.queue_reading import QueueReading, QueueState
+from holdfast.consumequeue.reading.reader import MessageFilter
+from holdfast.consumequeue.reading.splits import Split
+from holdfast.consumequeue.state.changes import StateChanges
+from holdfast.consumequeue.state.group_offsets import GroupOffsets
+from holdfast.consumequeue.state.records import StoredOffsets
+from holdfast.consumequeue.state.store import StateStore
+from holdfast.consumequeue.state.topic_changes import TopicChanges
+from holdfast.consumequeue.state.topic_room import TopicRoom
+from holdfast.consumequeue.state.topic_table import TopicTable
+from holdfast.consumequeue.topics import QueueKey, Topic
 
 __all__ = [
     "Fetched",
@@ -45,7 +48,13 @@ __all__ = [
 
 
 class MessageStore:
-    """Publish, read and look up. The composition sets `topic_deleted`."""
+    """Publish, read and look up.
+
+    The code that creates the store may set three callbacks. `check_new_queues` is awaited before
+    queues are added to a topic, and raises an error to prevent that. `topic_created` is awaited
+    before the creator of a topic gets its reply. `topic_deleted` is called with the id of a deleted
+    topic.
+    """
 
     def __init__(
         self,
@@ -60,9 +69,12 @@ class MessageStore:
         admission: Admission,
         executor: ThreadPoolExecutor,
         queue_config: ConsumeQueueConfig,
+        sync_timeout_ms: int,
         damage: DamageBook,
         now_ms: Callable[[], int],
     ) -> None:
+        self.check_new_queues: Callable[[Topic], Awaitable[None]] = _nothing
+        self.topic_created: Callable[[Topic], Awaitable[None]] = _nothing
         self.topic_deleted: Callable[[int], None] = lambda topic_id: None
 
         changes = StateChanges(state, appender)
@@ -75,9 +87,12 @@ class MessageStore:
             config,
             changes,
             now_ms=now_ms,
+            check_new_queues=self._check_new_queues,
+            created=self._topic_created,
             deleted=self._topic_deleted,
         )
         self.topic = table.get
+        self.find_topic = table.find
         self.topic_by_id = table.by_id
         self.topics = table.all
         self.limits = topics.limits
@@ -85,10 +100,18 @@ class MessageStore:
         self.change_topic = topics.change
         self.delete_topic = topics.delete
 
-        publishing = Publishing(table, appender, admission)
+        publishing = Publishing(table, appender, admission, timeout_ms=sync_timeout_ms)
         self.publish = publishing.publish
         self.finish = publishing.finish
         self.check_publishing = admission.check
+        self.topic_room = TopicRoom(
+            lambda topic: sum(
+                cq.bytes
+                for queue in range(topic.queue_count)
+                if (cq := queues.get((topic.topic_id, queue))) is not None
+            ),
+            monotonic,
+        )
 
         reading = QueueReading(
             log=log,
@@ -109,6 +132,7 @@ class MessageStore:
 
         look_ups = LookUps(log=log, index=index, queues=queues, table=table, reading=reading)
         self.offset_by_time = look_ups.offset_by_time
+        self.stored_at = look_ups.stored_at
         self.message = look_ups.message
         self.search_key = look_ups.search_key
         self.splits = look_ups.splits
@@ -116,18 +140,34 @@ class MessageStore:
 
         self.read_leases = ReadLeasing(
             readable=reading.readable,
-            max_leases=queue_config.max_read_leases,
-            max_queues=queue_config.max_leased_queues,
+            limits=LeaseLimits(
+                queue_config.max_read_leases,
+                queue_config.max_leased_queues,
+                queue_config.max_read_leases_per_client,
+                queue_config.max_leased_queues_per_client,
+            ),
             now_ms=now_ms,
         )
 
-        groups = GroupOffsets(table, config, changes)
+        groups = GroupOffsets(table, config, changes, reading.queue_state)
         self.groups = table.groups
         self.group_topics = groups.group_topics
         self.stored_offsets = groups.stored_offsets
         self.store_offsets = groups.store_offsets
+        self.check_offsets = groups.check_offsets
         self.forget_offsets = groups.forget_offsets
+
+    async def _check_new_queues(self, topic: Topic) -> None:
+        await self.check_new_queues(topic)
+
+    async def _topic_created(self, topic: Topic) -> None:
+        await self.topic_created(topic)
 
     def _topic_deleted(self, topic_id: int) -> None:
         self.read_leases.leases.end_topic(topic_id)
+        self.topic_room.forget(topic_id)
         self.topic_deleted(topic_id)
+
+
+async def _nothing(topic: Topic) -> None:
+    """Do nothing: the default of the callbacks about topics."""

@@ -1,27 +1,28 @@
-"""Publishing: hand batches to the appender, and answer once they are stored as asked.
+"""Publishing: hand batches to the appender, and reply once the requested durability is reached.
 
-All that one pass of the loop brings goes to the appender together: what came at the same time can
-share a batch and a write, and whoever is alone waits for nobody.
+All publishes of one event loop iteration go to the appender together, so that they can share a
+batch and a write. A publish that is alone does not wait for others.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.commitlog.appender import Appender, AppendRequest
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.errors import LogError
-from holdfast.commitlog.rows import Rows
+from holdfast.commitlog.append.appender import Appender, AppendRequest
+from holdfast.commitlog.errors import LogError, SyncTimeout
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.message_rows import Rows
 from holdfast.consumequeue.admission import Admission
 from holdfast.consumequeue.errors import UnknownTopic
-from holdfast.consumequeue.state_changes import settle
-from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.state.changes import settle
+from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import Topic, check_queue
 
 
 @dataclass(slots=True)
 class Published:
-    """Where one batch of a publish is. `durable`: it was acknowledged after a sync."""
+    """The place of one batch of a publish. `durable` is True if the batch was synced before the
+    publish was acknowledged."""
 
     queue: int
     base_offset: int
@@ -32,25 +33,51 @@ class Published:
 
 
 class Publishing:
-    """The way into the log. Every method is the event loop's."""
+    """Publishes to the log. Call every method on the event loop."""
 
-    def __init__(self, table: TopicTable, appender: Appender, admission: Admission) -> None:
+    def __init__(
+        self,
+        table: TopicTable,
+        appender: Appender,
+        admission: Admission,
+        *,
+        timeout_ms: int,
+    ) -> None:
+        """`timeout_ms` is how long a publish waits for the disk."""
+        self._timeout_ms = timeout_ms
         self._table = table
         self._appender = appender
         self._admission = admission
         self._loop = asyncio.get_running_loop()
         self._is_waking = False
+        #: The publishes that wait, oldest first, each with its deadline. While any publish waits,
+        #: one timer is set.
+        self._waiting: dict[asyncio.Future[None], float] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def publish(
-        self, topic: Topic, batches: Sequence[Batch | Rows], *, durability: str | None = None
+        self,
+        topic: Topic,
+        batches: Sequence[Batch | Rows],
+        *,
+        durability: str | None = None,
+        client: str = "",
+        refusal: Exception | None = None,
     ) -> list[Published]:
-        """Append checked messages, whose queue ids are set; return where each one is, in order,
-        once it can be read from there (unless it asks for less than its topic's durability).
+        """Append messages that are checked and have a queue id. Return the place of each batch, in
+        the order of `batches`.
 
-        Acknowledged as `durability` says ("fsync" or "written"), else as the topic does. Raises
-        UnknownTopic when it was deleted meanwhile, UnknownQueue, and the log's errors: those of
-        an alarm too.
-        Cancelling is safe: the batches may still be stored.
+        Return when `durability` ("fsync" or "written"; by default that of the topic) is reached
+        and the messages can be read. Exception: if `durability` is "written" on a topic with
+        "fsync", the messages can be read only later. Each new producer counts against the limit
+        of `client`.
+
+        If `refusal` is not None, raise it and store nothing. Exception: if an earlier try has
+        stored all batches, the publish succeeds as a duplicate.
+
+        Raises UnknownTopic (the topic has been deleted), UnknownQueue, or LogError. An alarm's
+        error and SyncTimeout are LogErrors. Cancelling is safe. After SyncTimeout or after
+        cancelling, the batches may still be stored.
         """
         if self._table.by_id(topic.topic_id) is None:
             raise UnknownTopic(topic.name)
@@ -58,7 +85,9 @@ class Publishing:
             check_queue(topic, batch.queue_id)
         durable = (durability or topic.config.durability) == "fsync"
         future: asyncio.Future[None] = self._loop.create_future()
-        request = AppendRequest(topic.topic_id, batches, durable, context=future)
+        request = AppendRequest(
+            topic.topic_id, batches, durable, context=future, client=client, refusal=refusal
+        )
         self._admission.enter(request.size)
         try:
             self._appender.submit(request, wake=False)
@@ -68,7 +97,11 @@ class Publishing:
         if not self._is_waking:
             self._is_waking = True
             self._loop.call_soon(self._wake)
-        await future
+        self._wait_for(future)
+        try:
+            await future
+        finally:
+            self._waiting.pop(future, None)
         return [
             Published(
                 result.queue_id,
@@ -85,8 +118,24 @@ class Publishing:
         self._is_waking = False
         self._appender.wake()
 
+    def _wait_for(self, future: asyncio.Future[None]) -> None:
+        self._waiting[future] = self._loop.time() + self._timeout_ms / 1000
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_ms / 1000, self._expire)
+
+    def _expire(self) -> None:
+        """Fail the publishes that waited too long. They still count as in flight."""
+        self._timer = None
+        now_s = self._loop.time()
+        for future, until_s in list(self._waiting.items()):
+            if until_s > now_s:
+                self._timer = self._loop.call_at(until_s, self._expire)
+                return
+            del self._waiting[future]
+            settle(future, SyncTimeout(self._timeout_ms))
+
     def finish(self, requests: list[AppendRequest]) -> None:
-        """Answer those who published these requests: they are stored, or have failed."""
+        """Complete the publishes of these requests, which are stored or have failed."""
         for request in requests:
             if isinstance(request.context, asyncio.Future):
                 self._admission.leave(request.size)

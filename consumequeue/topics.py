@@ -1,4 +1,4 @@
-"""Topics and names: what they are and which are allowed. Pure."""
+"""Topics and their settings, and the check of names. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -8,48 +8,53 @@ from holdfast.consumequeue.errors import InvalidName, UnknownQueue
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
 
-#: The broker's own topic, in which topics and stored offsets are kept beside LMDB.
+#: The broker's own topic. It holds a copy of the topics and stored offsets, which are in LMDB.
 STATE_TOPIC_NAME = "__state"
 STATE_TOPIC_ID = 0
 
 QueueKey = tuple[int, int]
-"""(topic id, queue id): one queue, wherever a name would be ambiguous."""
+"""(topic id, queue id). It identifies one queue for ever, because topic ids are never reused."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What may be changed of a topic. None: no such limit."""
+    """The settings of a topic that can be changed. If a limit is None, there is no limit."""
 
     durability: str
     retention_ms: int | None
     retention_bytes: int | None
     max_message_bytes: int
+    max_bytes: int | None = None
+    """A publish is refused if the topic's queues together would become larger than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic. The id is never used again, so a topic made anew under a name is another."""
+    """A topic. Ids are never reused: a topic created again with the same name has a new id."""
 
     name: str
     topic_id: int
     queue_count: int
-    """Queues of the log: those of all levels."""
+    """The number of queues in the log, of all priority levels together."""
     config: TopicConfig
     created_timestamp_ms: int
     priority_levels: int = 1
-    """Levels of priority, for ever: queue q is `index * priority_levels + level`."""
+    """Number of priority levels; never changes. Queue id = index * priority_levels + level."""
+    former_queue_counts: tuple[int, ...] = ()
+    """Earlier values of queue_count, newest first. A repeated publish uses them to find the queues
+    of its first try."""
 
     @property
     def queues_per_level(self) -> int:
-        """How many queues share the messages of one level: what keys are spread over."""
+        """The number of queues of each level: keys are partitioned over them."""
         return self.queue_count // self.priority_levels
 
 
 @lru_cache(1024)
 def check_name(kind: str, name: str, *, own: bool = False) -> str:
-    """Return `name` if it may name a `kind` ("topic" or "group").
+    """Return `name` if it is allowed as the name of a `kind` ("topic" or "group").
 
-    Raises InvalidName; names that begin with "__" pass only with `own`.
+    Otherwise raise InvalidName. Names that begin with "__" are allowed only with `own`.
     """
     if not _NAME.fullmatch(name) or name in {".", ".."} or (name.startswith("__") and not own):
         raise InvalidName(kind, name)

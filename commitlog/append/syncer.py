@@ -1,0 +1,149 @@
+"""The sync thread: makes writes durable and completes the publishes that wait for durability.
+
+An fdatasync of a segment makes every write durable that ended before the fdatasync began, so many
+publishes share one. If no publish waits, the log is still synced within the flush interval. After
+a failed sync the thread never syncs again. It is then unknown which bytes are durable, and another
+sync would falsely report success, because the kernel has dropped the pages.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from holdfast.commitlog.append.appender import AppendRequest
+from holdfast.commitlog.errors import LogPoisoned
+from holdfast.commitlog.segments.commit_log import CommitLog
+
+_logger = logging.getLogger(__name__)
+
+
+class Syncer:
+    """Owns the durable offset. The appender thread calls `written`.
+
+    The sync thread calls the callbacks: `observe` with the seconds that a sync took, `advanced`
+    with the new durable offset, then `completed` with the requests below it, then `all_told`.
+    After a failed sync it calls `failed` once, with the error, and then completes every waiting
+    request with LogPoisoned. From then on, `written` completes the requests that it gets with
+    LogPoisoned, in the thread of its caller.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        *,
+        durable_offset: int,
+        flush_interval_s: float,
+        advanced: Callable[[int], None],
+        completed: Callable[[list[AppendRequest]], None],
+        failed: Callable[[Exception], None],
+        all_told: Callable[[], None] = lambda: None,
+        observe: Callable[[float], None] = lambda seconds: None,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._log = log
+        self._durable_offset = durable_offset
+        self._flush_interval_s = flush_interval_s
+        self._advanced = advanced
+        self._completed = completed
+        self._failed = failed
+        self._all_told = all_told
+        self._observe = observe
+        self._monotonic = monotonic
+        self._changed = threading.Condition()
+        self._waiting: list[AppendRequest] = []
+        self._unsynced = False
+        self._closing = False
+        self._poisoned: str | None = None
+        self._timing = False
+        self._thread = threading.Thread(target=self._run, name="holdfast-sync", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sync all writes, then end the thread; may be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def durable_offset(self) -> int:
+        """Physical offset below which every byte is on the disk. It never decreases."""
+        return self._durable_offset
+
+    def written(self, requests: list[AppendRequest]) -> None:
+        """Notify the sync thread of new writes. After the sync that covers these writes, it
+        completes `requests`."""
+        with self._changed:
+            if self._poisoned is None:
+                self._waiting += requests
+                self._unsynced = True
+                # Without requests, no extra wake-up is needed while the flush interval runs.
+                if requests or not self._timing:
+                    self._changed.notify()
+                return
+        self._give_up(requests)
+
+    def _run(self) -> None:
+        try:
+            self._sync_what_comes()
+        except Exception as error:  # last resort: an unexpected error makes the log read-only
+            _logger.exception("the sync thread failed")
+            self._poison(error, f"{type(error).__name__}: {error}", [])
+
+    def _sync_what_comes(self) -> None:
+        while True:
+            with self._changed:
+                while not self._unsynced and not self._closing:
+                    self._changed.wait()
+                if not self._waiting and not self._closing:
+                    self._timing = True
+                    self._changed.wait_for(
+                        lambda: bool(self._waiting) or self._closing, self._flush_interval_s
+                    )
+                    self._timing = False
+                if not self._unsynced and self._closing:
+                    return
+                waiting, self._waiting = self._waiting, []
+                self._unsynced = False
+            # Requests are handed over after they were written, so the mark covers all of them.
+            mark = self._log.written_offset
+            try:
+                started = self._monotonic()
+                self._sync(mark)
+                self._observe(self._monotonic() - started)
+            except OSError as error:
+                _logger.critical("a sync of the log failed, the log is read-only now: %s", error)
+                self._poison(error, str(error), waiting)
+                return
+            self._durable_offset = mark
+            self._advanced(mark)
+            if waiting:
+                self._completed(waiting)
+            self._all_told()
+
+    def _sync(self, mark: int) -> None:
+        """Sync every segment that overlaps the range from the durable offset to `mark`."""
+        for segment in self._log.segments:
+            if segment.end_offset > self._durable_offset and segment.start_offset < mark:
+                segment.sync()
+
+    def _poison(self, error: Exception, cause: str, waiting: list[AppendRequest]) -> None:
+        with self._changed:
+            self._poisoned = cause
+            waiting = [*waiting, *self._waiting]
+            self._waiting = []
+        try:
+            self._failed(error)  # first: callers that get their result must find a read-only log
+        finally:
+            self._give_up(waiting)
+
+    def _give_up(self, requests: list[AppendRequest]) -> None:
+        for request in requests:
+            request.error = LogPoisoned(self._poisoned or "sync")
+        if requests:
+            self._completed(requests)
+            self._all_told()

@@ -1,0 +1,1 @@
+"""The format of batches, segments and message ids: encode, check, decode. Pure."""

@@ -1,0 +1,290 @@
+"""One batch as a view of its bytes: access to its columns (batch_layout) and its messages. Pure.
+
+Do not trust a batch before its payload CRC was verified; a batch from a client must also pass
+`commitlog.format.batch_check`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Buffer
+from holdfast.commitlog.format.batch_layout import Layout, Section, layout_of
+from holdfast.commitlog.format.checksum import crc32c
+
+Int32s = npt.NDArray[np.int32]
+UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
+Int64s = npt.NDArray[np.int64]
+
+
+def key_hash(key: str) -> int:
+    """Return the crc32c of the key's UTF-8 bytes. This hash also selects the queue of the key."""
+    return crc32c(key.encode())
+
+
+def tags_code(tag: str) -> int:
+    """Return the crc32c of the tag's UTF-8 bytes. Equal codes do not prove equal tags."""
+    return crc32c(tag.encode())
+
+
+def queue_for_key(key: str, queue_count: int) -> int:
+    """Return the queue of messages with this key. The broker and all clients use this rule."""
+    return key_hash(key) % queue_count
+
+
+def tag_summary(codes: Iterable[int]) -> int:
+    """Return the 64-bit summary of tag codes: for each code, bit (code mod 64) is set."""
+    summary = 0
+    for code in codes:
+        summary |= 1 << (code & 63)
+    return summary
+
+
+class RequestColumns(NamedTuple):
+    """The producer id, sequence and epoch of each message's publish, in a batch that several
+    publishes share. Each column has one value per message, as in `batch_encoding.Requests`."""
+
+    producer_ids: UInt64s
+    sequences: Int64s
+    epochs: UInt32s
+
+
+@dataclass(eq=False)
+class Batch:
+    """A view of one batch's bytes; nothing is copied. Treat as immutable. Rows count from 0.
+
+    `block` is the whole batch, with its header. Column attributes are views that keep the bytes
+    alive; a column that the batch does not have is None. In the types below, n is the number of
+    messages and m is the number of properties. A column of offsets has one element more than the
+    column of values: value i lies from offsets[i] to before offsets[i+1].
+    """
+
+    header: BatchHeader
+    block: memoryview
+    layout: Layout = field(repr=False)
+
+    @classmethod
+    def decode(cls, buffer: Buffer, position: int = 0, *, verify_payload: bool = True) -> "Batch":
+        """Return the batch that starts at `position`.
+
+        Raise CorruptBatch if the batch is truncated, if its header is damaged, if its columns do
+        not end at its total size, or (with `verify_payload`) if its payload CRC does not match.
+        Raise UnknownFormatVersion if a newer Holdfast wrote it. `batch_check` checks the columns.
+        """
+        header = BatchHeader.decode(buffer, position)
+        end = position + header.total_size
+        if len(buffer) < end:
+            raise CorruptBatch(
+                "truncated", f"{len(buffer) - position} bytes of {header.total_size}"
+            )
+        layout = layout_of(header)
+        if layout.total_size != header.total_size:
+            raise CorruptBatch(
+                "bad-size", f"total size {header.total_size}, columns end at {layout.total_size}"
+            )
+        block = memoryview(buffer)[position:end].toreadonly()
+        if verify_payload and payload_crc(block) != header.payload_crc:
+            raise CorruptBatch("payload-crc", "the payload's checksum does not match its bytes")
+        return cls(header, block, layout)
+
+    def __len__(self) -> int:
+        return self.header.message_count
+
+    @property
+    def queue_id(self) -> int:
+        """The queue of the batch, ANY_QUEUE if the broker chooses the queue."""
+        return self.header.queue_id
+
+    @property
+    def total_size(self) -> int:
+        """Size of the batch in bytes, with its header."""
+        return self.header.total_size
+
+    # -- columns ---------------------------------------------------------------------------
+
+    @cached_property
+    def body_offsets(self) -> Int32s:
+        """int32[n+1]: the offsets of the bodies in `bodies`."""
+        return self._int32s(self.layout.body_offsets)
+
+    @cached_property
+    def bodies(self) -> memoryview:
+        """All bodies, one after another."""
+        return self._bytes(self.layout.bodies)
+
+    @cached_property
+    def key_hashes(self) -> UInt32s | None:
+        """uint32[n]: the key hash of each message, 0 for a message without a key."""
+        return self._uint32s(self.layout.key_hashes)
+
+    @cached_property
+    def key_offsets(self) -> Int32s | None:
+        """int32[n+1]: the offsets of the keys in `keys`."""
+        return self._optional_int32s(self.layout.key_offsets)
+
+    @cached_property
+    def keys(self) -> memoryview:
+        """The UTF-8 of all keys, one after another; empty without the column."""
+        return self._bytes(self.layout.keys)
+
+    @cached_property
+    def tag_codes(self) -> UInt32s | None:
+        """uint32[n]: the tag code of each message, 0 for a message without a tag."""
+        return self._uint32s(self.layout.tag_codes)
+
+    @cached_property
+    def tag_offsets(self) -> Int32s | None:
+        """int32[n+1]: the offsets of the tags in `tags`."""
+        return self._optional_int32s(self.layout.tag_offsets)
+
+    @cached_property
+    def tags(self) -> memoryview:
+        """The UTF-8 of all tags, one after another; empty without the column."""
+        return self._bytes(self.layout.tags)
+
+    @cached_property
+    def property_list(self) -> Int32s | None:
+        """int32[n+1]: the properties of message i have the indexes from list[i] to before
+        list[i+1]."""
+        return self._optional_int32s(self.layout.property_list)
+
+    @cached_property
+    def name_offsets(self) -> Int32s | None:
+        """int32[m+1]: the offsets of the property names in `names`."""
+        return self._optional_int32s(self.layout.name_offsets)
+
+    @cached_property
+    def names(self) -> memoryview:
+        """The UTF-8 of all property names, one after another; empty without the column."""
+        return self._bytes(self.layout.names)
+
+    @cached_property
+    def value_offsets(self) -> Int32s | None:
+        """int32[m+1]: the offsets of the property values in `values`."""
+        return self._optional_int32s(self.layout.value_offsets)
+
+    @cached_property
+    def values(self) -> memoryview:
+        """The UTF-8 of all property values, one after another; empty without the column."""
+        return self._bytes(self.layout.values)
+
+    @cached_property
+    def born_timestamps_us(self) -> Int64s | None:
+        """int64[n]; None if every message has the born timestamp of the header."""
+        return self._int64s(self.layout.born)
+
+    @cached_property
+    def expires_timestamps_us(self) -> Int64s | None:
+        """int64[n], 0 for a message that never expires; None if no message expires."""
+        return self._int64s(self.layout.expires)
+
+    @cached_property
+    def requests(self) -> RequestColumns | None:
+        """The producer fields of each message; None if the header's producer fields apply to all
+        messages."""
+        layout = self.layout
+        if layout.producer_ids is None or layout.sequences is None or layout.epochs is None:
+            return None
+        return RequestColumns(
+            self._view("<u8", layout.producer_ids),
+            self._view("<i8", layout.sequences),
+            self._view("<u4", layout.epochs),
+        )
+
+    # -- one message -----------------------------------------------------------------------
+
+    def body(self, row: int) -> bytes:
+        """Return the body of one message."""
+        offsets = self.body_offsets
+        return bytes(self.bodies[offsets[row] : offsets[row + 1]])
+
+    def key(self, row: int) -> str | None:
+        """Return the key of one message, None if it has no key."""
+        offsets = self.key_offsets
+        if offsets is None:
+            return None
+        return str(self.keys[offsets[row] : offsets[row + 1]], "utf-8") or None
+
+    def tag(self, row: int) -> str | None:
+        """Return the tag of one message, None if it has no tag."""
+        offsets = self.tag_offsets
+        if offsets is None:
+            return None
+        return str(self.tags[offsets[row] : offsets[row + 1]], "utf-8") or None
+
+    def properties(self, row: int) -> dict[str, str]:
+        """Return the properties of one message; an empty dict if it has none."""
+        return dict(self._property_items(row))
+
+    def _property_items(self, row: int) -> Iterator[tuple[str, str]]:
+        listed, name_offsets, value_offsets = (
+            self.property_list,
+            self.name_offsets,
+            self.value_offsets,
+        )
+        if listed is None or name_offsets is None or value_offsets is None:
+            return
+        for i in range(listed[row], listed[row + 1]):
+            yield (
+                str(self.names[name_offsets[i] : name_offsets[i + 1]], "utf-8"),
+                str(self.values[value_offsets[i] : value_offsets[i + 1]], "utf-8"),
+            )
+
+    def born_timestamp_us(self, row: int) -> int:
+        """Return when one message was created, according to its producer, in microseconds."""
+        column = self.born_timestamps_us
+        return self.header.born_timestamp_us if column is None else int(column[row])
+
+    def expires_timestamp_us(self, row: int) -> int:
+        """Return when one message expires, in microseconds; 0 if it never expires."""
+        column = self.expires_timestamps_us
+        return 0 if column is None else int(column[row])
+
+    def expires_at_ms(self, row: int) -> int:
+        """Return the first millisecond at which one message must no longer be delivered; 0 if the
+        message never expires. Cheap if no message of the batch expires."""
+        column = self.expires_timestamps_us
+        return 0 if column is None else -(-int(column[row]) // 1000)
+
+    # -- views -----------------------------------------------------------------------------
+
+    def _view(self, dtype: npt.DTypeLike, section: Section) -> npt.NDArray[Any]:
+        return np.frombuffer(self.block[section.start : section.end], dtype)
+
+    def _int32s(self, section: Section) -> Int32s:
+        return self._view("<i4", section)
+
+    def _optional_int32s(self, section: Section | None) -> Int32s | None:
+        return None if section is None else self._view("<i4", section)
+
+    def _uint32s(self, section: Section | None) -> UInt32s | None:
+        return None if section is None else self._view("<u4", section)
+
+    def _int64s(self, section: Section | None) -> Int64s | None:
+        return None if section is None else self._view("<i8", section)
+
+    def _bytes(self, section: Section | None) -> memoryview:
+        return memoryview(b"") if section is None else self.block[section.start : section.end]
+
+
+def payload_crc(block: Buffer) -> int:
+    """Return the crc32c of a whole batch's payload: every byte after the header."""
+    return crc32c(memoryview(block)[HEADER_SIZE:])
+
+
+def iter_batches(buffer: Buffer, *, verify_payload: bool = True) -> Iterator[Batch]:
+    """Yield the adjacent batches that fill `buffer`.
+
+    Raise what Batch.decode raises at the first batch that is incomplete or damaged.
+    """
+    position = 0
+    while position < len(buffer):
+        batch = Batch.decode(buffer, position, verify_payload=verify_payload)
+        yield batch
+        position += batch.header.total_size

@@ -1,0 +1,237 @@
+"""Many blocks of the log as one table: one row per block, one column per header field. Pure.
+
+A block may hold a hundred thousand messages, or a single one. To be fast for small blocks, numpy
+decodes the headers and computes the positions of columns for all blocks of a buffer at once. The
+authority on the format is `commitlog.format.batch`: that module reports what is wrong with a block,
+and tests compare the results of both modules.
+"""
+
+import struct
+from functools import cached_property
+
+import numpy as np
+
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, BatchFlag, Buffer
+from holdfast.commitlog.format.batch_layout import aligned
+from holdfast.commitlog.format.checksum import crc32c_of_ranges
+from holdfast.commitlog.format.header_table import (
+    Bools,
+    Int64s,
+    UInt32s,
+    are_well_formed,
+    gathered,
+    has_flag,
+    header_crcs,
+)
+from holdfast.commitlog.format.split_bodies import BodiesApart
+
+_TOTAL_SIZE = struct.Struct("<8xI")
+_MAGIC_WORD = int.from_bytes(MAGIC, "little")
+#: The positions of blocks are found by a search for magics (time per byte), or by a walk from
+#: block to block (time per block). If the first block has at most this many bytes, the search is
+#: faster.
+_SMALL_BYTES = 1024
+
+
+class BatchRun:
+    """Complete, intact blocks, one after another. Columns are not copied.
+
+    Every array has one row per block, in order. Positions count from the start of the buffer.
+    """
+
+    def __init__(self, blocks: Buffer | BodiesApart) -> None:
+        """`blocks` is one buffer, or blocks with their bodies in a separate buffer. Raise what
+        `Batch.decode` raises for the first block that is not intact."""
+        self.buffer: Buffer
+        self.bodies: Buffer
+        """The buffer to which the starts of section "bodies" refer."""
+        self._apart: BodiesApart | None = None
+        if isinstance(blocks, BodiesApart):
+            self._apart = blocks
+            self.buffer, self.bodies = blocks.buffer.toreadonly(), blocks.bodies.toreadonly()
+            self.positions = blocks.positions
+            """Start of each block in `buffer`."""
+        else:
+            self.buffer = self.bodies = blocks
+            self.positions = _positions(blocks)
+        self._headers = gathered(self.buffer, self.positions)
+        self._check()
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def field(self, name: str) -> Int64s:
+        """Return one header field of every block, by its name in BatchHeader."""
+        return self._headers[name].astype(np.int64)
+
+    def has(self, flag: BatchFlag) -> Bools:
+        """Return which blocks have the column of `flag`."""
+        return has_flag(self._headers, flag)
+
+    @cached_property
+    def total_sizes(self) -> Int64s:
+        """The size of each block in bytes."""
+        return self.field("total_size")
+
+    @cached_property
+    def message_counts(self) -> Int64s:
+        """The number of messages of each block."""
+        return self.field("message_count")
+
+    @cached_property
+    def base_offsets(self) -> Int64s:
+        """The queue offset of each block's first message."""
+        return self.field("base_offset")
+
+    @cached_property
+    def end_offsets(self) -> Int64s:
+        """The queue offset after each block's last message."""
+        return self.base_offsets + self.message_counts
+
+    @property
+    def starts(self) -> dict[str, Int64s]:
+        """For each section name, where the section starts in each block.
+
+        A section that a block does not have starts where the next section starts.
+        """
+        return self._sections[0]
+
+    @property
+    def sizes(self) -> dict[str, Int64s]:
+        """For each section name, the section's size in each block; 0 if a block does not have the
+        section."""
+        return self._sections[1]
+
+    @cached_property
+    def _sections(self) -> tuple[dict[str, Int64s], dict[str, Int64s]]:
+        """`starts` and `sizes`, computed together."""
+        starts: dict[str, Int64s] = {}
+        sizes: dict[str, Int64s] = {}
+        at = self.positions + HEADER_SIZE
+        nothing = np.zeros_like(at)
+
+        def section(name: str, given: Int64s, present: Bools | None = None) -> None:
+            nonlocal at
+            starts[name] = at
+            if present is not None and not present.any():
+                sizes[name] = nothing
+                return
+            size = sizes[name] = given if present is None else np.where(present, given, 0)
+            at = at + aligned(size)
+
+        count = self.message_counts
+        keys, tags = self.has(BatchFlag.KEYS), self.has(BatchFlag.TAGS)
+        properties = self.has(BatchFlag.PROPERTIES)
+        offsets, hashes, times = 4 * (count + 1), 4 * count, 8 * count
+        entries = 4 * (self.field("property_count") + 1)
+        section("body_offsets", offsets)
+        section("bodies", self.field("body_bytes"))
+        if self._apart is not None:
+            starts["bodies"] = self._apart.body_starts
+            at = aligned(self._apart.rest_starts)
+        section("key_hashes", hashes, keys)
+        section("key_offsets", offsets, keys)
+        section("keys", self.field("key_bytes"), keys)
+        section("tag_codes", hashes, tags)
+        section("tag_offsets", offsets, tags)
+        section("tags", self.field("tag_bytes"), tags)
+        section("property_list", offsets, properties)
+        section("name_offsets", entries, properties)
+        section("names", self.field("property_name_bytes"), properties)
+        section("value_offsets", entries, properties)
+        section("values", self.field("property_value_bytes"), properties)
+        section("born", times, self.has(BatchFlag.BORN))
+        section("expires", times, self.has(BatchFlag.EXPIRES))
+        producers = self.has(BatchFlag.PRODUCERS)
+        section("producer_ids", times, producers)
+        section("sequences", times, producers)
+        section("epochs", hashes, producers)
+        return starts, sizes
+
+    def text_ranges(self, offsets: str, texts: str) -> tuple[Int64s, Int64s]:
+        """Return the start and the end of each message's text in a column, for all messages in
+        order.
+
+        `offsets` and `texts` are the names of the column's sections. A block without them has
+        empty texts. Raise CorruptBatch if a column's offsets do not fit its bytes.
+        """
+        sizes = self.sizes[texts]
+        present = self.sizes[offsets] > 0
+        counts = self.message_counts
+        before = np.cumsum(counts) - counts
+        rows = np.arange(int(counts.sum())) - np.repeat(before, counts)
+        at = np.repeat(np.where(present, self.starts[offsets] // 4, 0), counts) + rows
+        words = np.frombuffer(self.buffer, "<i4")
+        has = np.repeat(present, counts)
+        within = np.where(has, words[np.where(has, at, 0)], 0)
+        until = np.where(has, words[np.where(has, at + 1, 0)], 0)
+        if bool(np.any((within < 0) | (until < within) | (until > np.repeat(sizes, counts)))):
+            raise CorruptBatch(f"{texts}-offsets", "they lie outside their column, or decrease")
+        bases = np.repeat(self.starts[texts], counts)
+        return bases + within, bases + until
+
+    def _check(self) -> None:
+        headers = self._headers
+        # Both checksums together also prove the sizes that were used to compute them.
+        fits = (
+            are_well_formed(headers)
+            & (header_crcs(headers) == headers["header_crc"])
+            & (self._payload_crcs() == headers["payload_crc"])
+        )
+        if not bool(fits.all()):
+            position = int(self.positions[int(np.argmin(fits))])
+            if self._apart is not None:
+                raise CorruptBatch("unreadable", f"the block whose header is at byte {position}")
+            Batch.decode(self.buffer, position)
+            raise CorruptBatch("unreadable", f"the block at byte {position} of the reply")
+
+    def _payload_crcs(self) -> UInt32s:
+        if self._apart is not None:
+            return self._apart.payload_crcs()
+        starts = (self.positions + HEADER_SIZE).tolist()
+        ends = (self.positions + self.total_sizes).tolist()
+        return np.array(crc32c_of_ranges(self.buffer, starts, ends), np.uint32)
+
+
+def _positions(buffer: Buffer) -> Int64s:
+    """Return where each block starts. Raise what `_walk` raises.
+
+    Small blocks are found all at once, by a search for the magic. The result is complete if each
+    block ends where the next one starts. Otherwise, for example if a message contains the magic,
+    walk from block to block.
+    """
+    size = len(buffer)
+    if (
+        size >= HEADER_SIZE
+        and size % ALIGNMENT == 0
+        and _TOTAL_SIZE.unpack_from(buffer)[0] <= _SMALL_BYTES
+    ):
+        words = np.frombuffer(buffer, "<u4")
+        starts = np.flatnonzero(words[:-2:2] == _MAGIC_WORD) * ALIGNMENT
+        sizes = words[starts // 4 + 2].astype(np.int64)
+        expected = np.append(starts, size)
+        if expected[0] == 0 and bool(
+            ((starts + sizes == expected[1:]) & (sizes >= HEADER_SIZE)).all()
+        ):
+            return starts
+    return np.array(_walk(buffer), np.int64)
+
+
+def _walk(buffer: Buffer) -> list[int]:
+    """Return where each block starts, found block by block. Raise what `Batch.decode` raises for a
+    truncated block."""
+    positions = []
+    position, end = 0, len(buffer)
+    last = end - HEADER_SIZE
+    total_size_at = _TOTAL_SIZE.unpack_from
+    while position < end:
+        total_size = total_size_at(buffer, position)[0] if position <= last else 0
+        next_position = position + total_size
+        if total_size < HEADER_SIZE or total_size % ALIGNMENT or next_position > end:
+            Batch.decode(buffer, position)
+            raise CorruptBatch("bad-size", f"total size {total_size}")
+        positions.append(position)
+        position = next_position
+    return positions

@@ -1,0 +1,1 @@
+"""The log as segment files: read, walk, recover, roll and seal them."""

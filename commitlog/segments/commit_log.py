@@ -1,0 +1,573 @@
+"""The log as a sequence of segment files: open, append, read, delete the oldest.
+
+Threads: only the appender thread calls append and roll; only the segment thread calls
+prepare_next and seal; any thread may call retry_refused; only one thread at a time may call
+delete_before; any thread may read. The tuple of segments is replaced as a whole and never changed
+in place, so readers need no lock. Threads that replace the tuple hold `_row_lock`.
+"""
+
+import bisect
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.disk.disk import Disk, make_directory
+from holdfast.commitlog.disk.open_files import PooledDisk, most_open_files
+from holdfast.commitlog.errors import (
+    MISSING_SEGMENT,
+    UNKNOWN_VERSION,
+    UNREADABLE,
+    BatchTooLarge,
+    CorruptBatch,
+    CorruptRecord,
+    DiskFull,
+    DiskLow,
+    LogError,
+    NoSegment,
+    UnknownFormatVersion,
+)
+from holdfast.commitlog.format.batch import Batch, UInt32s
+from holdfast.commitlog.format.batch_header import (
+    HEADER_SIZE,
+    BatchFlag,
+    BatchHeader,
+    Buffer,
+    place_of,
+)
+from holdfast.commitlog.format.segment_format import (
+    BLOCK_DTYPE,
+    END_MARK_SIZE,
+    KEY_DTYPE,
+    SEGMENT_HEADER_SIZE,
+    TRAILER_SIZE,
+    Blocks,
+    Keys,
+    SegmentHeader,
+    decode_footer,
+    encode_end_mark,
+    encode_footer,
+    footer_size,
+    parse_segment_name,
+    segment_name,
+)
+from holdfast.commitlog.segments.log_scan import Damage, scan_headers, scan_segment
+from holdfast.commitlog.segments.segment import (
+    Segment,
+    create_segment,
+    largest_batch,
+    read_trailer,
+)
+
+_logger = logging.getLogger(__name__)
+
+#: If the disk was full, the log waits for this time before it tries again to create a segment.
+DISK_FULL_RETRY_S = 1.0
+
+_ROWS_AT_ONCE = 4096
+_NO_HASHES = np.zeros(0, "<u4")
+
+
+class CommitLog:
+    """The segment files of one data directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: CommitLogConfig,
+        disk: Disk,
+        *,
+        now_us: Callable[[], int],
+        disk_full: Callable[[], None] = lambda: None,
+        has_reserve: Callable[[], bool] = lambda: True,
+        free_bytes: Callable[[], int] = lambda: 2**63,
+    ) -> None:
+        """`now_us` returns the wall clock. `disk_full` is called when the disk has no room for a
+        segment, in the thread that tried to create it. `has_reserve` is called before a segment is
+        created. It allocates the disk reserve again if that was released; if it returns False, no
+        segment is created, because the reserve is more important. `free_bytes` returns the free
+        bytes of the disk; no segment is created that would leave less than min_free_bytes."""
+        self.directory = directory
+        self.largest_batch = largest_batch(config.segment_bytes)
+        self._config = config
+        self._disk = PooledDisk(disk, most_open_files(config.max_open_segments))
+        self.refusal: LogError | None = None
+        """The error of the last `roll` or `retry_refused` that could not create a segment; None
+        after a segment was created."""
+        self._now_us = now_us
+        self._disk_full = disk_full
+        self._has_reserve = has_reserve
+        self._free_bytes = free_bytes
+        self._segments: tuple[Segment, ...] = ()
+        self._prepared: Segment | None = None
+        #: Held while `_segments` or `_prepared` is read and replaced. Without the lock, two
+        #: threads could create the same segment, or one could overwrite the other's change.
+        self._row_lock = threading.Lock()
+        self._no_room_until = 0.0
+        #: The files that `open` found not to match their headers or names: (path, reason).
+        self.damaged_headers: list[tuple[Path, str]] = []
+
+    # -- opening ---------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open every segment. Raise UnknownFormatVersion for a newer format.
+
+        A file with a damaged header is added to `damaged_headers`. Its name then determines where
+        the segment starts, and its size where the segment ends, but not beyond the start of the
+        next segment. A file that overlaps the segment before it, or is too short for a header, is
+        added to `damaged_headers` and not opened as a segment."""
+        make_directory(self.directory)
+        # A killed process may have renamed a segment without syncing the directory.
+        self._disk.sync_names(self.directory)
+        segments: list[Segment] = []
+        names = self._disk.names(self.directory)
+        starts = [start for name in names if (start := parse_segment_name(name)) is not None]
+        for name in names:
+            path = self.directory / name
+            if name.endswith(".new"):
+                self._disk.remove(path)
+                continue
+            start = parse_segment_name(name)
+            if start is None:
+                continue
+            if segments and start < segments[-1].end_offset:
+                self.damaged_headers.append((path, f"lies over {segments[-1].path.name}"))
+                continue
+            following = filter(self._may_be_segment, starts[bisect.bisect_right(starts, start) :])
+            segment = self._open_segment(path, start, following)
+            if segment is not None:
+                segments.append(segment)
+        self._segments = tuple(segments)
+
+    def _may_be_segment(self, start: int) -> bool:
+        file = self._disk.open(self.directory / segment_name(start))
+        try:
+            return file.size() >= SEGMENT_HEADER_SIZE
+        finally:
+            file.close()
+
+    def _open_segment(self, path: Path, start: int, following: Iterator[int]) -> Segment | None:
+        file = self._disk.open(path)
+        size = file.size()
+        if size < SEGMENT_HEADER_SIZE:
+            file.close()
+            self.damaged_headers.append((path, f"{size} bytes: too short for a segment"))
+            return None
+        try:
+            head = file.read(SEGMENT_HEADER_SIZE + HEADER_SIZE, 0)
+            _refuse_newer_block(head[SEGMENT_HEADER_SIZE:], start + SEGMENT_HEADER_SIZE)
+            header = SegmentHeader.decode(head[:SEGMENT_HEADER_SIZE])
+            if header.start_offset != start:
+                raise CorruptBatch("segment-header", f"it says it starts at {header.start_offset}")
+            if header.size != size:
+                self.damaged_headers.append((path, f"{size} bytes of {header.size}"))
+            size = header.size
+        except CorruptBatch as error:
+            self.damaged_headers.append((path, str(error)))
+            end = next(following, None)
+            if end is not None and end - start >= SEGMENT_HEADER_SIZE:
+                # Do not overlap the next file: its blocks may prove which bytes were durable.
+                size = min(size, end - start)
+        return Segment(file, path, start, size, start + SEGMENT_HEADER_SIZE)
+
+    def end_at(self, active: Segment) -> None:
+        """Make `active` the last segment. The segments after it must be empty.
+
+        The segment directly after it becomes the prepared segment, if its file has the size that
+        a new segment would have. The other segments are deleted, the last one first, so that a
+        power failure leaves no hole in the log."""
+        index = self._segments.index(active)
+        following = self._segments[index + 1 :]
+        self._segments = self._segments[: index + 1]
+        for position, segment in reversed(list(enumerate(following))):
+            is_next = position == 0 and segment.start_offset == active.end_offset
+            if is_next and segment.file.size() == segment.size == self._next_size():
+                segment.written = segment.first_offset
+                self._prepared = segment
+            else:
+                self._disk.remove(segment.path)
+
+    def leave_out(self, first: Segment) -> list[Path]:
+        """Remove this segment and all later segments from the log. Close their files and return
+        the paths; the files stay unchanged on the disk."""
+        index = self._segments.index(first)
+        left_out = self._segments[index:]
+        self._segments = self._segments[:index]
+        for segment in left_out:
+            segment.file.close()
+        return [segment.path for segment in left_out]
+
+    def close(self) -> None:
+        """Close every file; may be called twice."""
+        for segment in (*self._segments, *([self._prepared] if self._prepared else [])):
+            segment.file.close()
+        self._prepared = None
+        self._segments = ()
+
+    # -- segments and offsets --------------------------------------------------------------
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, oldest first. Appends go to the last segment."""
+        return self._segments
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset of the first byte that the log still has; 0 without segments."""
+        return self._segments[0].start_offset if self._segments else 0
+
+    @property
+    def written_offset(self) -> int:
+        """Physical offset of the next block to be written; 0 without segments."""
+        return self._segments[-1].written if self._segments else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Total size of the segments."""
+        return sum(segment.size for segment in self._segments)
+
+    def segment_at(self, physical_offset: int) -> Segment | None:
+        """Return the segment that contains this physical offset, None if there is none."""
+        segments = self._segments
+        index = bisect.bisect_right(segments, physical_offset, key=_start_offset) - 1
+        if index < 0 or physical_offset >= segments[index].end_offset:
+            return None
+        return segments[index]
+
+    def segment_after(self, physical_offset: int) -> Segment | None:
+        """Return the first segment that starts after this physical offset, None if there is
+        none."""
+        segments = self._segments
+        index = bisect.bisect_right(segments, physical_offset, key=_start_offset)
+        return segments[index] if index < len(segments) else None
+
+    # -- appending (the appender thread) ---------------------------------------------------
+
+    def check_size(self, size: int) -> None:
+        """Raise BatchTooLarge for a batch that does not fit an empty segment of full size."""
+        if size > self.largest_batch:
+            raise BatchTooLarge(size, self.largest_batch)
+
+    def has_room(self, size: int, keys: int, blocks: int) -> bool:
+        """Return whether `blocks` blocks of `size` bytes in total, with `keys` keyed messages, fit
+        the active segment."""
+        return bool(self._segments) and self._segments[-1].has_room(size, keys, blocks)
+
+    def fits_segment(self, size: int, keys: int, blocks: int) -> bool:
+        """Return whether `blocks` blocks of `size` bytes in total, with `keys` keyed messages, fit
+        an empty segment of full size."""
+        return _room(size, keys, blocks) <= self._config.segment_bytes
+
+    def roll(self, size: int = 0, keys: int = 0, blocks: int = 0) -> Segment | None:
+        """End the active segment and start the next one. Return the ended segment, None if the log
+        had no segment.
+
+        The next segment is the prepared segment if there is one, even if it is small. Otherwise it
+        is a new segment with room for `blocks` blocks of `size` bytes in total, with `keys` keyed
+        messages, if segment_bytes allows that.
+
+        Raise DiskFull, DiskLow or NoSegment if the next segment cannot be created; the log is then
+        unchanged. For DISK_FULL_RETRY_S after a full disk, raise DiskFull without another try.
+        """
+        with self._row_lock:
+            try:
+                following = self._prepared or self._create_next(_room(size, keys, blocks))
+            except LogError as error:
+                self.refusal = error
+                raise
+            self._prepared = None
+            ended = self._segments[-1] if self._segments else None
+            if ended is not None and not ended.ended:
+                position = ended.written - ended.start_offset
+                ended.file.write([encode_end_mark(ended.written)], position)
+                ended.ended = True
+            self._segments = (*self._segments, following)
+        return ended
+
+    def append(self, buffers: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
+        """Write blocks to the end of the active segment; `has_room` must have returned True for
+        them.
+
+        OSError propagates; it is then unknown which bytes were written."""
+        active = self._segments[-1]
+        active.file.write(buffers, active.written - active.start_offset)
+        for header in headers:
+            active.count(header)
+
+    def _next_size(self, least: int = 0) -> int:
+        """Return the size of the next segment. The size is first_segment_bytes, or twice that of
+        the last segment if that is larger. It is doubled until it is at least `least`. It is never
+        more than segment_bytes."""
+        size = self._config.first_segment_bytes
+        if self._segments:
+            size = max(size, 2 * self._segments[-1].size)
+        while size < least:
+            size *= 2
+        return min(size, self._config.segment_bytes)
+
+    def _create_next(self, least: int = 0) -> Segment:
+        size = self._next_size(least)
+        if time.monotonic() < self._no_room_until:
+            raise DiskFull(size)
+        start = self._segments[-1].end_offset if self._segments else 0
+        try:
+            if not self._has_reserve():
+                raise DiskFull(size)
+            self._refuse_low_disk(size)
+            made = create_segment(self._disk, self.directory, start, size, self._now_us())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                # No other part knows this segment yet, so a later retry is safe: descriptors
+                # may become free, and the disk may work again.
+                raise NoSegment(str(error)) from error
+            self._no_room_until = time.monotonic() + DISK_FULL_RETRY_S
+            self._disk_full()
+            raise DiskFull(size) from error
+        self.refusal = None
+        return made
+
+    def _refuse_low_disk(self, size: int) -> None:
+        """Raise DiskLow if a new segment of this size would leave less than min_free_bytes."""
+        least = self._config.min_free_bytes
+        if least and (free := self._free_bytes()) - size < least:
+            raise DiskLow(str(self.directory), free, least, size)
+
+    # -- outside the publish path (the segment thread) -------------------------------------
+
+    def prepare_next(self) -> None:
+        """Create the segment after the active one before it is needed. Raise what `roll` raises.
+
+        Do nothing if a segment is prepared already, or if the log has no segment and the creation
+        of the first one has not failed."""
+        with self._row_lock:
+            if self._prepared is None and (self._segments or self.refusal is not None):
+                self._prepared = self._create_next()
+
+    def retry_refused(self) -> None:
+        """If `refusal` is set, try again to create the segment; else do nothing. A new LogError is
+        stored in `refusal`, not raised."""
+        if self.refusal is None:
+            return
+        try:
+            self.prepare_next()
+        except LogError as error:
+            self.refusal = error
+
+    def seal(self, segment: Segment) -> None:
+        """Write an ended segment's footer and sync the file. `Segment.has_room` reserved the room.
+
+        Damaged blocks stay as they are. A segment that cannot be scanned up to its end mark gets
+        no footer."""
+        if segment.sealed or not segment.ended:
+            return
+        damage: list[Damage] = []
+        # A footer needs only the keys from payloads. The scrub verifies the other payloads.
+        blocks, keys = _tables_of(scan_headers(segment, _has_keys), damage.append)
+        if any(found.end == segment.end_offset for found in damage):
+            _logger.error("%s has no end mark, so it has no footer", segment.path.name)
+            return
+        footer = encode_footer(segment.start_offset, blocks, keys)
+        segment.file.write([footer], segment.size - len(footer))
+        segment.sync()
+        segment.sealed = True
+
+    def delete_before(self, physical_offset: int) -> list[Segment]:
+        """Delete the segments that end at or before this offset, oldest first, and return them.
+
+        The active segment is never deleted. Reads in progress can still finish. OSError
+        propagates; the segment whose deletion failed and all later segments then stay in the log,
+        so that the log has no hole."""
+        with self._row_lock:
+            row = self._segments
+            gone = [segment for segment in row[:-1] if segment.end_offset <= physical_offset]
+            self._segments = row[len(gone) :]
+        for index, segment in enumerate(gone):
+            try:
+                self._disk.remove(segment.path)
+            except OSError:
+                with self._row_lock:
+                    self._segments = (*gone[index:], *self._segments)
+                raise
+        return gone
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def read_batch(self, physical_offset: int, size: int) -> Batch:
+        """Return the intact batch at this physical offset. Raise CorruptRecord if it is damaged,
+        its segment was deleted, or the disk fails to read it."""
+        return _checked(self.read_bytes(physical_offset, size), physical_offset)
+
+    def read_bytes(self, physical_offset: int, size: int) -> bytes:
+        """Return `size` bytes of one segment, unverified; fewer only at the segment's end. Raise
+        CorruptRecord if the segment was deleted, or the disk fails to read it."""
+        segment = self.segment_at(physical_offset)
+        if segment is None:
+            raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment holds it")
+        try:
+            return segment.read(physical_offset, size)
+        except OSError as error:
+            raise CorruptRecord(physical_offset, UNREADABLE, str(error)) from error
+
+    def read_batch_nowait(self, physical_offset: int, size: int) -> Batch | None:
+        """Do what `read_batch` does, but return None if the read would wait for the disk, or if
+        the disk fails to read."""
+        segment = self.segment_at(physical_offset)
+        if segment is None:
+            raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment holds it")
+        try:
+            block = segment.read_nowait(physical_offset, size)
+        except OSError:
+            return None  # the blocking read that follows reports the error
+        return None if block is None else _checked(block, physical_offset)
+
+    def footer(self, segment: Segment) -> tuple[Blocks, Keys] | None:
+        """Return a sealed segment's tables. Return None if it has no intact footer, or the disk
+        fails to read it: blocks can be found without a footer."""
+        try:
+            trailer = read_trailer(segment)
+            if trailer is None or trailer.start_offset != segment.start_offset:
+                return None
+            start = segment.end_offset - trailer.footer_size
+            if start < segment.first_offset:
+                return None
+            return decode_footer(trailer, segment.read(start, trailer.footer_size - TRAILER_SIZE))
+        except (CorruptBatch, OSError) as error:
+            _logger.warning("segment %s: %s", segment.path.name, error)
+            return None
+
+
+def _refuse_newer_block(raw: Buffer, physical_offset: int) -> None:
+    """Raise UnknownFormatVersion if a newer Holdfast wrote the segment's first block."""
+    try:
+        BatchHeader.decode(raw)
+    except CorruptBatch:
+        return
+    except UnknownFormatVersion:
+        if place_of(raw) == physical_offset:
+            raise
+
+
+def _room(size: int, keys: int, blocks: int) -> int:
+    """Return the size of a segment for `blocks` blocks of `size` bytes in total, with `keys` keyed
+    messages."""
+    return SEGMENT_HEADER_SIZE + size + END_MARK_SIZE + footer_size(blocks, keys)
+
+
+def _start_offset(segment: Segment) -> int:
+    return segment.start_offset
+
+
+def _checked(block: bytes, physical_offset: int) -> Batch:
+    """Decode a block read from the log. Raise CorruptRecord for every kind of failure."""
+    try:
+        batch = Batch.decode(block)
+    except CorruptBatch as error:
+        raise CorruptRecord(physical_offset, error.reason, error.detail) from error
+    except UnknownFormatVersion as error:
+        # Opening and recovery refuse blocks of a newer version, but they do not read every block.
+        raise CorruptRecord(physical_offset, UNKNOWN_VERSION, str(error)) from error
+    if batch.header.physical_offset != physical_offset:
+        raise CorruptRecord(
+            physical_offset, "misplaced", f"it belongs at {batch.header.physical_offset}"
+        )
+    return batch
+
+
+def block_tables(
+    segment: Segment, damaged: Callable[[Damage], None] = lambda damage: None
+) -> tuple[Blocks, Keys]:
+    """Scan a segment and return the tables for its footer. Call `damaged` for each damaged range.
+
+    A block with an intact header and a damaged payload is in the block table, without keys, so
+    that readers find the damage instead of skipping the block."""
+    return _tables_of(scan_segment(segment), damaged)
+
+
+def _tables_of(
+    walk: Iterable[Batch | BatchHeader | Damage], damaged: Callable[[Damage], None]
+) -> tuple[Blocks, Keys]:
+    # A segment may hold millions of blocks: keep only a few thousand as Python objects at a time.
+    parts: list[tuple[Blocks, UInt32s, UInt32s]] = []
+    rows: list[tuple[int, ...]] = []
+    hashes: list[UInt32s] = []
+    for found in walk:
+        if isinstance(found, Damage):
+            damaged(found)
+        header = found if isinstance(found, BatchHeader) else found.header
+        if header is not None:
+            rows.append(_block_row(header))
+            if isinstance(found, BatchHeader | Damage):
+                hashes.append(_NO_HASHES)
+            else:
+                hashes.append(_hashes_of_keys(found))
+        if len(rows) == _ROWS_AT_ONCE:
+            parts.append(_packed(rows, hashes))
+            rows, hashes = [], []
+    parts.append(_packed(rows, hashes))
+    blocks = np.concatenate([part[0] for part in parts])
+    key_counts = np.concatenate([part[1] for part in parts])
+    key_hashes = np.concatenate([part[2] for part in parts])
+    del parts
+    order = np.lexsort((blocks["base_offset"], blocks["queue_id"], blocks["topic_id"]))
+    place = np.empty(len(order), "<u4")
+    place[order] = np.arange(len(order))
+    keys = np.zeros(len(key_hashes), KEY_DTYPE)
+    keys["key_hash"] = key_hashes
+    keys["block"] = np.repeat(place, key_counts)
+    return blocks[order], keys[np.lexsort((keys["block"], keys["key_hash"]))]
+
+
+def _packed(rows: list[tuple[int, ...]], hashes: list[UInt32s]) -> tuple[Blocks, UInt32s, UInt32s]:
+    """Return rows of a block table, the number of keys of each row, and the hashes of all keys."""
+    counts = np.array([len(each) for each in hashes], "<u4")
+    return np.array(rows, BLOCK_DTYPE), counts, np.concatenate([_NO_HASHES, *hashes])
+
+
+def _has_keys(header: BatchHeader) -> bool:
+    return bool(header.flags & BatchFlag.KEYS)
+
+
+def _hashes_of_keys(batch: Batch) -> UInt32s:
+    """Return the key hashes of the messages that have a key. A key may have the hash 0."""
+    if batch.key_hashes is None or batch.key_offsets is None:
+        return _NO_HASHES
+    return batch.key_hashes[np.diff(batch.key_offsets) > 0]
+
+
+def _block_row(header: BatchHeader) -> tuple[int, ...]:
+    """Return one row of a footer's block table."""
+    return (
+        header.topic_id,
+        header.queue_id,
+        header.base_offset,
+        header.physical_offset,
+        header.total_size,
+        header.message_count,
+        header.store_timestamp_us,
+        header.tag_summary,
+        header.body_bytes,
+        header.flags,
+    )
+
+
+def block_header(row: np.void) -> BatchHeader:
+    """Return a block's header from its row in a footer's block table. Fields that the table does
+    not have are 0."""
+    return BatchHeader(
+        flags=int(row["flags"]),
+        total_size=int(row["size"]),
+        payload_crc=0,
+        message_count=int(row["message_count"]),
+        body_bytes=int(row["body_bytes"]),
+        physical_offset=int(row["physical_offset"]),
+        base_offset=int(row["base_offset"]),
+        topic_id=int(row["topic_id"]),
+        queue_id=int(row["queue_id"]),
+        store_timestamp_us=int(row["store_timestamp_us"]),
+        tag_summary=int(row["tag_summary"]),
+    )

@@ -1,0 +1,1 @@
+"""Where each message lies: the queues in memory, the index in LMDB, and reput, which fills both."""

@@ -1,0 +1,109 @@
+"""A range of a queue's index as arrays, one element per entry. Pure.
+
+The arrays serve to read thousands of small batches at once: one object per entry would cost more
+than the reading itself.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.consumequeue.index.consume_queue import CqUnit
+from holdfast.consumequeue.index.unit_table import ITEM_DTYPE
+from holdfast.consumequeue.topics import QueueKey
+
+Int64s = npt.NDArray[np.int64]
+
+
+class EntryColumns:
+    """Consecutive entries of a queue: queue offset, physical offset, size and message count. The
+    values are not verified: the reader must verify each block that it reads with them."""
+
+    __slots__ = ("base_offsets", "message_counts", "physical_offsets", "sizes")
+
+    def __init__(
+        self,
+        base_offsets: Int64s,
+        physical_offsets: Int64s,
+        sizes: Int64s,
+        message_counts: Int64s,
+    ) -> None:
+        self.base_offsets = base_offsets
+        self.physical_offsets = physical_offsets
+        self.sizes = sizes
+        self.message_counts = message_counts
+
+    def __len__(self) -> int:
+        return len(self.base_offsets)
+
+    def lacking(self, max_messages: int, max_bytes: int) -> int:
+        """Return about how many more entries are needed to reach one of the limits, if they are as
+        large as these entries on average."""
+        messages, size = int(self.message_counts.sum()), int(self.sizes.sum())
+        return min(
+            -(-max(max_messages - messages, 0) * len(self) // messages),
+            -(-max(max_bytes - size, 0) * len(self) // size),
+        )
+
+    @classmethod
+    def of_units(cls, units: Sequence[CqUnit]) -> Self:
+        """Return columns of entries that are in memory."""
+        rows = [(unit[0], unit[1], unit[2], unit[3]) for unit in units]
+        base, physical, size, count = np.array(rows, np.int64).reshape(-1, 4).T
+        return cls(base, physical, size, count)
+
+    @classmethod
+    def of_items(cls, key: QueueKey, items: Iterable[tuple[bytes, bytes]]) -> Self:
+        """Return columns of items of the index on disk. Stop before the first item of a queue other
+        than `key`. Checksums are not verified."""
+        rows = np.frombuffer(b"".join(chain.from_iterable(items)), ITEM_DTYPE)
+        topic_id, queue_id = key
+        rows = rows[: _leading((rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id))]
+        return cls(
+            *(
+                rows[name].astype(np.int64)
+                for name in ("base_offset", "physical_offset", "size", "message_count")
+            )
+        )
+
+    def joined(self, following: Self) -> Self:
+        """Return these entries followed by `following`."""
+        return type(self)(
+            np.concatenate((self.base_offsets, following.base_offsets)),
+            np.concatenate((self.physical_offsets, following.physical_offsets)),
+            np.concatenate((self.sizes, following.sizes)),
+            np.concatenate((self.message_counts, following.message_counts)),
+        )
+
+    def within(self, offset: int, end_offset: int, max_messages: int, max_bytes: int) -> Self:
+        """Return the entries, starting with the one that holds `offset`, up to the first gap. They
+        end at or before `end_offset`. They hold at most `max_messages` messages from `offset` on,
+        and at most `max_bytes` bytes."""
+        ends = self.base_offsets + self.message_counts
+        first = int(np.searchsorted(ends, offset, side="right"))
+        cut = self.cut(first, len(self))
+        if not len(cut) or cut.base_offsets[0] > offset:
+            return self.cut(0, 0)
+        ends = ends[first:]
+        fits = (ends <= min(end_offset, offset + max_messages)) & (
+            np.cumsum(cut.sizes) <= max_bytes
+        )
+        fits[1:] &= cut.base_offsets[1:] == ends[:-1]
+        return cut.cut(0, _leading(fits))
+
+    def cut(self, start: int, end: int) -> Self:
+        """Return the entries from index `start` to before index `end`."""
+        return type(self)(
+            self.base_offsets[start:end],
+            self.physical_offsets[start:end],
+            self.sizes[start:end],
+            self.message_counts[start:end],
+        )
+
+
+def _leading(which: npt.NDArray[np.bool_]) -> int:
+    """Return how many leading elements are true."""
+    return len(which) if which.all() else int(np.argmin(which))

@@ -1,0 +1,1 @@
+"""LMDB environments: open, grow, commit in groups, and reopen after a fault."""

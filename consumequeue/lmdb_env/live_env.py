@@ -1,0 +1,213 @@
+"""An LMDB environment that several threads use, and that is reopened if LMDB fails.
+
+After a failed write of its meta page, LMDB refuses every further transaction of the environment
+(MDB_PANIC) until it is closed. The file is then in the state of the last commit. The first thread
+that gets this error closes and reopens the environment; the failed change may be tried again.
+
+To reopen the environment, or to grow its map (LMDB moves the map), no transaction of this process
+may be open. New transactions wait meanwhile. If an open transaction does not end within
+`_PATIENCE_S`, a later call tries again.
+
+A reader process that was killed keeps its slot in LMDB's reader table, and LMDB never reuses a page
+that this reader might read. `drop_dead_readers` frees such slots; `grow` calls it first.
+"""
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+
+from holdfast.consumequeue.lmdb_env.map_growth import grow_map
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: How long to wait for open transactions to end. New transactions are blocked meanwhile.
+_PATIENCE_S = 2.0
+
+
+class LiveEnv:
+    """One environment, which must be used only through this class. Any thread may read; only one
+    thread at a time may write."""
+
+    def __init__(
+        self, open_env: Callable[[], lmdb.Environment], databases: Sequence[bytes] = ()
+    ) -> None:
+        """`open_env` opens the environment, now and each time that it is reopened. `databases` are
+        opened in the environment, and created if it is writable. Errors propagate."""
+        self._open_env = open_env
+        self._names = tuple(databases)
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._is_moving = False
+        self._is_closed = False
+        self._databases: dict[bytes, Any] = {}
+        self._readers_since: dict[tuple[str, str, str], float] = {}
+        self._env: lmdb.Environment | None = self._opened()
+
+    def _opened(self) -> lmdb.Environment:
+        env = self._open_env()
+        try:
+            is_written = not env.flags()["readonly"]
+            self._databases = {name: env.open_db(name, create=is_written) for name in self._names}
+        except BaseException:
+            env.close()
+            raise
+        return env
+
+    def close(self) -> None:
+        """Close the environment; may be called twice. Reads in progress fail with lmdb.Error."""
+        with self._changed:
+            self._is_closed = True
+            env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def database(self, name: bytes) -> Any:
+        """Return a database's handle. Valid only inside a transaction."""
+        return self._databases[name]
+
+    @contextmanager
+    def transaction(
+        self, database: bytes | None = None, *, write: bool = False
+    ) -> Iterator["lmdb.Transaction[bytes]"]:
+        """Begin a transaction. Commit it at the end of the block; abort it on an error. If LMDB
+        refuses the transaction (MDB_PANIC), reopen the environment and try once more. lmdb.Error
+        propagates."""
+        for is_last in (False, True):
+            with self._entered() as env:
+                try:
+                    if env is None:
+                        raise lmdb.PanicError("the environment could not be opened again yet")
+                    handle = None if database is None else self._databases[database]
+                    txn = env.begin(db=handle, write=write)
+                except lmdb.PanicError:
+                    if is_last:
+                        raise
+                else:
+                    with txn:
+                        yield txn
+                    return
+            self._open_again(env)
+
+    def write(self, change: Callable[[], T]) -> T:
+        """Call `change`, which makes one transaction. While the map is full, let the map grow and
+        call `change` again. lmdb.Error propagates; then nothing is stored."""
+        while True:
+            try:
+                return change()
+            except lmdb.MapFullError:
+                if not self.grow():
+                    raise
+
+    def grow(self) -> bool:
+        """Make room in the map: free the reader slots of killed processes or, if there are none,
+        double the map. Return whether there is more room. Do not call this inside a transaction."""
+        if self.drop_dead_readers():
+            return True
+        with self._alone() as is_alone:
+            if not is_alone or self._env is None:
+                _logger.warning("an LMDB map is in use and cannot grow now; it grows later")
+                return False
+            return grow_map(self._env)
+
+    def copy(self, directory: Path) -> None:
+        """Copy the environment in the state of its last commit into an empty directory."""
+        with self._entered() as env:
+            if env is None:
+                raise lmdb.PanicError("the environment could not be opened again yet")
+            env.copy(str(directory))
+
+    # -- readers ---------------------------------------------------------------------------
+
+    def drop_dead_readers(self) -> int:
+        """Free the reader slots of processes that were killed; return their number."""
+        with self._entered() as env:
+            if env is None:
+                return 0
+            try:
+                found = int(env.reader_check())
+            except lmdb.Error as error:
+                _logger.warning("the readers of %s cannot be checked: %s", env.path(), error)
+                return 0
+            if found:
+                _logger.warning("removed %d killed readers of %s", found, env.path())
+            return found
+
+    def oldest_reader_s(self) -> float:
+        """Return for how long the oldest reader of any process has kept pages from being reused.
+        The time counts from the first call that saw this reader. Return 0 if there is no reader."""
+        now = time.monotonic()
+        found: set[tuple[str, str, str]] = set()
+        with self._entered() as env, suppress(lmdb.Error):
+            if env is not None:
+                newest = int(env.info()["last_txnid"])
+                # One line per reader: process, thread, transaction ("-" if it has none).
+                for pid, thread, txn in map(str.split, env.readers().splitlines()):
+                    if pid.isdigit() and txn.isdigit() and int(txn) < newest:
+                        found.add((pid, thread, txn))
+        with self._changed:
+            self._readers_since = {each: self._readers_since.get(each, now) for each in found}
+            return now - min(self._readers_since.values(), default=now)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _entered(self) -> Iterator[lmdb.Environment | None]:
+        """Count the caller as a user of the environment. Wait while `_alone` is active. Yield None
+        if the environment could not be reopened yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_moving)
+            if self._is_closed:
+                raise lmdb.Error("the environment is closed")
+            self._inside += 1
+            env = self._env
+        try:
+            yield env
+        finally:
+            with self._changed:
+                self._inside -= 1
+                if self._is_moving:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Wait until no transaction is open, and let no new one begin before the end of the block.
+        Yield False if an open transaction does not end in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_moving)
+            self._is_moving = True
+            try:
+                yield self._changed.wait_for(lambda: self._inside == 0, _PATIENCE_S)
+            finally:
+                self._is_moving = False
+                self._changed.notify_all()
+
+    def _open_again(self, given_up: lmdb.Environment | None) -> None:
+        """Close and reopen an environment whose transactions LMDB refuses, unless another thread
+        has reopened it. lmdb.Error propagates; then a later transaction tries again."""
+        with self._alone() as is_alone:
+            if self._env is not given_up or self._is_closed:
+                return
+            if not is_alone:
+                raise lmdb.PanicError("LMDB gave the environment up, and it is still read")
+            if given_up is not None:
+                _logger.error(
+                    "%s is not usable after a failed write: it is opened again at its last commit",
+                    given_up.path(),
+                )
+                self._env = None
+                given_up.close()
+            try:
+                self._env = self._opened()
+            except OSError as error:
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                raise (lmdb.DiskError if is_full else lmdb.Error)(str(error)) from error
+            _logger.warning("%s was opened again", self._env.path())

@@ -1,0 +1,207 @@
+"""The messages that a pull found: rows of single batches, and runs of whole batches that were read
+together. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_header import BatchHeader, Buffer
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.consumequeue.lost_ranges import LostRanges
+
+
+class Piece(Protocol):
+    """A part of a pull's messages: messages of one queue, in ascending order."""
+
+    @property
+    def blocks(self) -> Buffer:
+        """The whole blocks that hold the messages, as they are stored."""
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages that the pull delivers."""
+
+    @property
+    def stored_messages(self) -> int:
+        """The number of messages in the whole blocks."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the messages' bodies, keys, tags and properties."""
+
+    @property
+    def store_timestamp_us(self) -> int:
+        """When the first message was stored."""
+
+    def slices(self) -> "Iterator[BatchSlice]":
+        """Yield the messages batch by batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlice:
+    """The rows of one batch that a pull delivers, in ascending order."""
+
+    batch: Batch
+    rows: range | Sequence[int]
+
+    @property
+    def blocks(self) -> memoryview:
+        """The batch's block."""
+        return self.batch.block
+
+    @property
+    def message_count(self) -> int:
+        """The number of rows."""
+        return len(self.rows)
+
+    @property
+    def stored_messages(self) -> int:
+        """The number of messages of the whole batch."""
+        return len(self.batch)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the rows' texts."""
+        if len(self.rows) == len(self.batch):
+            return text_bytes(self.batch.header)
+        return int(message_sizes(self.batch)[np.asarray(self.rows)].sum())
+
+    @property
+    def store_timestamp_us(self) -> int:
+        """When the batch was stored."""
+        return self.batch.header.store_timestamp_us
+
+    def slices(self) -> "Iterator[BatchSlice]":
+        """Yield this slice itself."""
+        yield self
+
+
+class RunSlice:
+    """Consecutive batches of one queue, without gaps. The messages are those from an offset in the
+    first batch up to the end of the last batch."""
+
+    __slots__ = ("_run", "_start_offset")
+
+    def __init__(self, run: BatchRun, start_offset: int) -> None:
+        self._run = run
+        self._start_offset = max(start_offset, int(run.base_offsets[0]))
+
+    @property
+    def blocks(self) -> Buffer:
+        """The batches' blocks, one after another."""
+        return bytes(self._run.buffer)  # no copy: the buffer is a bytes object
+
+    @property
+    def end_offset(self) -> int:
+        """The queue offset after the last message."""
+        return int(self._run.end_offsets[-1])
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages from the start offset on."""
+        return self.end_offset - self._start_offset
+
+    @property
+    def stored_messages(self) -> int:
+        """The number of messages of the whole batches."""
+        return int(self._run.message_counts.sum())
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the whole batches' texts, including messages before the start offset."""
+        run = self._run
+        return int(sum(run.field(name).sum() for name in _TEXT_FIELDS))
+
+    @property
+    def store_timestamp_us(self) -> int:
+        """When the first batch was stored."""
+        return int(self._run.field("store_timestamp_us")[0])
+
+    def slices(self) -> Iterator[BatchSlice]:
+        """Yield the batches one by one. Each is decoded only when it is requested."""
+        first = self._start_offset - int(self._run.base_offsets[0])
+        for position in self._run.positions.tolist():
+            batch = Batch.decode(self._run.buffer, position, verify_payload=False)
+            yield BatchSlice(batch, range(first, len(batch)))
+            first = 0
+
+
+class Fetched(NamedTuple):
+    """The result of a pull. The pull is done with all messages before `next_offset`, also with
+    those that it does not deliver. `skipped` has the ranges of lost messages that it skipped."""
+
+    pieces: Sequence[Piece]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    message_count: int
+    skipped: LostRanges = ()
+
+    @property
+    def slices(self) -> list[BatchSlice]:
+        """The messages batch by batch."""
+        return [each for piece in self.pieces for each in piece.slices()]
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the messages' texts."""
+        return sum(piece.text_bytes for piece in self.pieces)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the blocks that hold the messages."""
+        return sum(len(piece.blocks) for piece in self.pieces)
+
+
+_TEXT_FIELDS = (
+    "body_bytes",
+    "key_bytes",
+    "tag_bytes",
+    "property_name_bytes",
+    "property_value_bytes",
+)
+
+
+def text_bytes(header: BatchHeader) -> int:
+    """Return the bytes of bodies, keys, tags and properties of a whole batch."""
+    return (
+        header.body_bytes
+        + header.key_bytes
+        + header.tag_bytes
+        + header.property_name_bytes
+        + header.property_value_bytes
+    )
+
+
+def row_sizes(batch: Batch, rows: range | Sequence[int]) -> "npt.NDArray[np.int64]":
+    """Return the bytes of body, key, tag and properties of each of these rows. The cost depends on
+    the number of rows, not on the size of the batch."""
+    start = np.arange(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+    first = np.asarray(start, dtype=np.int64)
+    last = first + 1
+    sizes = np.zeros(len(first), dtype=np.int64)
+    for offsets in (batch.body_offsets, batch.key_offsets, batch.tag_offsets):
+        if offsets is not None:
+            sizes += offsets[last] - offsets[first]
+    listed = batch.property_list
+    for offsets in (batch.name_offsets, batch.value_offsets):
+        if listed is not None and offsets is not None:
+            sizes += offsets[listed[last]] - offsets[listed[first]]
+    return sizes
+
+
+def message_sizes(batch: Batch) -> "npt.NDArray[np.int64]":
+    """Return each message's bytes of body, key, tag and properties."""
+    sizes = np.diff(batch.body_offsets).astype(np.int64)
+    if batch.key_offsets is not None:
+        sizes += np.diff(batch.key_offsets)
+    if batch.tag_offsets is not None:
+        sizes += np.diff(batch.tag_offsets)
+    listed, names, values = batch.property_list, batch.name_offsets, batch.value_offsets
+    if listed is not None and names is not None and values is not None:
+        sizes += np.diff(names[listed].astype(np.int64) + values[listed])
+    return sizes

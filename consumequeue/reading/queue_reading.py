@@ -1,0 +1,456 @@
+"""Reading a queue by offset: from memory on the event loop if possible, otherwise from the disk
+in a reader thread."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from holdfast.commitlog.errors import CorruptRecord
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.consumequeue.damage.damage_book import DamageBook
+from holdfast.consumequeue.errors import (
+    OffsetBeyondEnd,
+    OffsetTrimmed,
+    QueueCorrupt,
+    StoreError,
+    UnknownTopic,
+)
+from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
+from holdfast.consumequeue.index.index import Index
+from holdfast.consumequeue.lost_ranges import LostRange, overlaps
+from holdfast.consumequeue.reading.block_cache import BlockCache
+from holdfast.consumequeue.reading.disk_reader import ColdReading, Place
+from holdfast.consumequeue.reading.fetched import Fetched
+from holdfast.consumequeue.reading.poll_shares import Shares, reading_order
+from holdfast.consumequeue.reading.reader import (
+    MessageFilter,
+    NeedsDisk,
+    ReadBlock,
+    Wanted,
+    collect,
+    filter_cost_us,
+    first_match,
+)
+from holdfast.consumequeue.state.topic_table import TopicTable
+from holdfast.consumequeue.thread_calls import call_in_thread
+from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
+
+#: A filtered read on the event loop scans at most this many bytes.
+MAX_HOT_SCAN_BYTES = 64 * 1024
+#: A filtered read on the event loop takes at most about this long.
+MAX_HOT_SCAN_US = 2000
+#: A read without a filter on the event loop reads at most this many blocks.
+MAX_HOT_BLOCKS = 64
+#: If the blocks of such a read have more bytes than this, a reader thread reads them, unless there
+#: is only one block or the first block is cached.
+MAX_HOT_BYTES = 256 * 1024
+#: At most this many reads are in a reader thread, or have a result that the event loop has not
+#: fetched yet: otherwise threads that are faster than the loop would fill the memory with results.
+#: This is slightly more than the number of threads.
+READS_AT_ONCE = 6
+#: One call in a thread processes at most this many items of a long list, with two index look-ups
+#: each. This takes about 10 ms.
+ITEMS_A_CALL = 50
+_T = TypeVar("_T")
+
+#: Reasons why one queue of a `read_many` cannot be read.
+Unreadable = OffsetTrimmed | OffsetBeyondEnd | QueueCorrupt
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Where a queue begins and ends. `bytes` is the stored size from min_offset to max_offset."""
+
+    queue: int
+    min_offset: int
+    max_offset: int
+    bytes: int
+    newest_timestamp_us: int | None
+
+
+class QueueReading:
+    """Reads queues. Call every method on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        log: CommitLog,
+        index: Index,
+        queues: Mapping[QueueKey, ConsumeQueue],
+        table: TopicTable,
+        executor: ThreadPoolExecutor,
+        cache_bytes: int,
+        damage: DamageBook,
+    ) -> None:
+        self._damage = damage
+        self._log = log
+        self._queues = queues
+        self._table = table
+        self._executor = executor
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        #: Only one filtered read runs at a time. A filter keeps the interpreter busy, and several
+        #: filters together would block the event loop.
+        self._filtered_reads = asyncio.Semaphore(1)
+        self._cold = ColdReading(log, index)
+        self._cache = BlockCache(cache_bytes)
+
+    def max_offset(self, key: QueueKey) -> int | None:
+        """Return the next offset of a queue, or None if there is no such topic or queue."""
+        topic = self._table.by_id(key[0])
+        if topic is None or not 0 <= key[1] < topic.queue_count:
+            return None
+        cq = self._queues.get(key)
+        return 0 if cq is None else cq.max_offset
+
+    def queue_state(self, topic: Topic, queue: int) -> QueueState:
+        """Return where a queue begins and ends. Raises UnknownQueue."""
+        check_queue(topic, queue)
+        cq = self._queues.get((topic.topic_id, queue))
+        if cq is None:
+            return QueueState(queue, 0, 0, 0, None)
+        newest = cq.newest
+        return QueueState(
+            queue,
+            cq.min_offset,
+            cq.max_offset,
+            cq.bytes,
+            None if newest is None else newest.store_timestamp_us,
+        )
+
+    def queue_states(self, topic: Topic) -> list[QueueState]:
+        """Return where each queue of a topic begins and ends."""
+        return [self.queue_state(topic, queue) for queue in range(topic.queue_count)]
+
+    def read_hot(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
+    ) -> Fetched | None:
+        """Read as `read` does, but return None if the read would have to wait for the disk or is
+        so large that it would block the loop for too long."""
+        place = self._place(topic, queue, offset)
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
+        return (
+            self._read_hot(topic, place, wanted) if place else self._nothing(topic, queue, offset)
+        )
+
+    async def read(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
+    ) -> Fetched:
+        """Return messages of a queue from `offset` on.
+
+        The result has at most `max_messages` matching messages. Their bodies, keys, tags and
+        properties have at most `max_bytes` together, but one message is always allowed. The read
+        has examined all messages before `next_offset`. At the end of the queue the result is empty
+        and `next_offset` equals `offset`. With a filter the result may also be empty before the
+        end, because one read scans only a limited amount.
+
+        If a message after `offset` is damaged, the result ends before this message. If the message
+        at `offset` is damaged, QueueCorrupt is raised. With `skip_corrupt`, damaged messages are
+        skipped and their ranges are reported in `skipped`. Raises UnknownTopic, UnknownQueue,
+        OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt.
+        """
+        place = self._place(topic, queue, offset)
+        if place is None:
+            return self._nothing(topic, queue, offset)
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
+        hot = self._read_hot(topic, place, wanted)
+        if hot is not None:
+            return hot
+        try:
+            async with self._filtered_reads if filter is not None else nullcontext():
+                fetched = await self.in_thread(lambda: self._cold.read(place, wanted))
+        except CorruptRecord as error:
+            raise self._unreadable(topic, place, error) from error
+        return self._noted(topic, place, fetched)
+
+    async def read_many(
+        self,
+        topic: Topic,
+        offsets: Mapping[int, int],
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
+        whole_batches: bool = False,
+    ) -> dict[int, Fetched | Unreadable]:
+        """Return messages of several queues, each from its own offset on, as `read` does.
+
+        The queues share the limits; `Shares` explains how, and what `whole_batches` means. A queue
+        that cannot be read gets its OffsetTrimmed, OffsetBeyondEnd or QueueCorrupt as its result.
+        One thread reads all queues that need the disk. Raises UnknownTopic, UnknownQueue.
+        """
+        found: dict[int, Fetched | Unreadable] = {}
+        places = self._places(
+            topic, offsets, reading_order(offsets, whole_batches=whole_batches), found
+        )
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
+        shares = Shares(len(places), wanted, whole_batches=whole_batches)
+        cold = self._read_hot_places(topic, places, shares, found)
+        if cold:
+            async with self._filtered_reads if filter is not None else nullcontext():
+                reads = await self.in_thread(lambda: self._cold.read_many(cold, shares))
+            for place, read in zip(cold, reads, strict=True):
+                try:
+                    if isinstance(read, CorruptRecord):
+                        raise self._unreadable(topic, place, read) from read
+                    found[place.key[1]] = self._noted(topic, place, read)
+                except (OffsetTrimmed, QueueCorrupt) as error:
+                    found[place.key[1]] = error
+        return found
+
+    def _places(
+        self,
+        topic: Topic,
+        offsets: Mapping[int, int],
+        order: Iterable[int],
+        found: dict[int, Fetched | Unreadable],
+    ) -> list[Place]:
+        """Return a place for each queue that has something to read, in the given order. Put the
+        results of the other queues into `found`."""
+        places = []
+        topic_id, queues, lost = topic.topic_id, self._queues, self._damage.lost
+        check_queue(topic, min(offsets))
+        check_queue(topic, max(offsets))
+        for queue in order:
+            offset, key = offsets[queue], (topic_id, queue)
+            cq = queues.get(key)
+            low, high = (0, 0) if cq is None else (cq.min_offset, cq.max_offset)
+            if offset < low:
+                found[queue] = OffsetTrimmed(topic.name, queue, offset, low, high)
+            elif offset > high:
+                found[queue] = OffsetBeyondEnd(topic.name, queue, offset, low, high)
+            elif cq is None or offset == high:
+                found[queue] = Fetched((), offset, low, high, 0)
+            else:
+                places.append(Place(key, cq, offset, high, lost.get(key, ())))
+        return places
+
+    def _read_hot_places(
+        self,
+        topic: Topic,
+        places: list[Place],
+        shares: Shares,
+        found: dict[int, Fetched | Unreadable],
+    ) -> list[Place]:
+        """Read the places in order, and put the results into `found`. Stop at the first place that
+        needs the disk or exceeds what the loop may read. Return this place and all later places."""
+        left = MAX_HOT_BYTES
+        for number, place in enumerate(places):
+            wanted = shares.wanted()
+            if wanted is None:
+                found[place.key[1]] = place.nothing()
+                continue
+            try:
+                fetched = self._read_hot(topic, place, wanted) if left > 0 else None
+            except (OffsetTrimmed, QueueCorrupt) as error:
+                shares.taken(None)
+                found[place.key[1]] = error
+                continue
+            if fetched is None:
+                return places[number:]
+            shares.taken(fetched)
+            left -= fetched.block_bytes
+            found[place.key[1]] = fetched
+        return []
+
+    def _read_hot(self, topic: Topic, place: Place, wanted: Wanted) -> Fetched | None:
+        units = self._hot_units(place, wanted)
+        if units is None:
+            return None
+        try:
+            fetched = collect(
+                units,
+                self._hot_reader(wanted.filter),
+                place.key,
+                place.offset,
+                min_offset=place.cq.min_offset,
+                max_offset=place.max_offset,
+                max_messages=wanted.max_messages,
+                max_bytes=wanted.max_bytes,
+                message_filter=wanted.filter,
+                skip_corrupt=wanted.skip_corrupt,
+                lost=place.lost,
+            )
+        except NeedsDisk:
+            return None
+        except CorruptRecord as error:
+            raise self._unreadable(topic, place, error) from error
+        return self._noted(topic, place, fetched)
+
+    def _hot_units(self, place: Place, wanted: Wanted) -> Iterable[CqUnit] | None:
+        """Return a place's entries if they are in memory and the loop may read all their blocks.
+        Return None if there are too many entries, or if the blocks are large and not in the cache:
+        a reader thread reads these faster."""
+        tail = place.cq.from_tail(place.offset)
+        if tail is None or wanted.filter is not None:
+            return tail
+        units = list(islice(tail, MAX_HOT_BLOCKS + 1))
+        if len(units) > min(MAX_HOT_BLOCKS, wanted.max_messages):
+            if wanted.max_messages > MAX_HOT_BLOCKS:
+                return None
+            del units[wanted.max_messages + 1 :]
+        size = min(sum([unit.size for unit in units]), wanted.max_bytes)
+        is_large = len(units) > 1 and size > MAX_HOT_BYTES
+        return None if is_large and units[0].physical_offset not in self._cache else units
+
+    def scan_hot(
+        self, key: QueueKey, start: int, end: int, message_filter: MessageFilter
+    ) -> int | None:
+        """Return the first matching offset from `start` to before `end`, or `end` if none matches.
+        Return None if the scan would have to wait for the disk or block the loop for too long."""
+        cq = self._queues.get(key)
+        units = cq.from_tail(start) if cq is not None else None
+        if units is None:
+            return None
+        left_us = float(MAX_HOT_SCAN_US)
+
+        def read_block(unit: CqUnit) -> Batch:
+            nonlocal left_us
+            batch = self._read_block_hot(unit)
+            rows = min(end, unit.end_offset) - max(start, unit.base_offset)
+            left_us -= filter_cost_us(message_filter, batch) * rows / len(batch)
+            if left_us < 0:
+                raise NeedsDisk
+            return batch
+
+        try:
+            return first_match(units, read_block, key, start, end, message_filter)
+        except NeedsDisk:
+            return None
+
+    def readable(self, topic: Topic, queue: int, offset: int) -> ConsumeQueue | None:
+        """Return the queue if `offset` is within its bounds (max_offset included), or None if the
+        queue never had a message. Raises UnknownQueue, OffsetTrimmed, OffsetBeyondEnd."""
+        check_queue(topic, queue)
+        cq = self._queues.get((topic.topic_id, queue))
+        low, high = (0, 0) if cq is None else (cq.min_offset, cq.max_offset)
+        if offset < low:
+            raise OffsetTrimmed(topic.name, queue, offset, low, high)
+        if offset > high:
+            raise OffsetBeyondEnd(topic.name, queue, offset, low, high)
+        return cq
+
+    def note_lost(self, topic: Topic, queue: int, lost: LostRange) -> None:
+        """Record messages that a look-up found damaged, unless their topic was deleted."""
+        if self._table.by_id(topic.topic_id) is not None:
+            key = (topic.topic_id, queue)
+            self._damage.note_lost(key, lost.start_offset, lost.end_offset, lost.reason)
+
+    def _place(self, topic: Topic, queue: int, offset: int) -> Place | None:
+        """Return where a read begins, or None if that is the queue's end. Raises as `readable`
+        does."""
+        cq = self.readable(topic, queue, offset)
+        if cq is None or offset == cq.max_offset:
+            return None
+        key = (topic.topic_id, queue)
+        return Place(key, cq, offset, cq.max_offset, self._damage.lost.get(key, ()))
+
+    def _nothing(self, topic: Topic, queue: int, offset: int) -> Fetched:
+        """Return the empty result for a read at the queue's end."""
+        cq = self._queues.get((topic.topic_id, queue))
+        return Fetched((), offset, 0 if cq is None else cq.min_offset, offset, 0)
+
+    async def in_thread(self, function: Callable[[], _T]) -> _T:
+        """Run a function in a reader thread, where it may wait for the disk. Functions start in
+        order of arrival. Cancelling takes effect when the thread is done; until then the function
+        counts as one of READS_AT_ONCE."""
+        async with self._reads:
+            return await call_in_thread(function, executor=self._executor)
+
+    async def all_in_thread(self, items: Iterator[_T]) -> list[_T]:
+        """Return all items of an iterator that may wait for the disk at each item. A reader thread
+        takes ITEMS_A_CALL items at a time. Between two calls, other reads may run and cancelling
+        takes effect, so the iterator must not hold a lock or a transaction between items."""
+        found: list[_T] = []
+        while True:
+            more = await self.in_thread(lambda: list(islice(items, ITEMS_A_CALL)))
+            found += more
+            if len(more) < ITEMS_A_CALL:
+                return found
+
+    def _hot_reader(self, message_filter: MessageFilter | None) -> ReadBlock:
+        """Return a function that reads blocks on the loop. It raises NeedsDisk at damage, because
+        finding the end of the damage takes long. With a filter it also raises NeedsDisk when the
+        blocks are more than the loop may scan."""
+        left, left_us = MAX_HOT_SCAN_BYTES, float(MAX_HOT_SCAN_US)
+
+        def read_block(unit: CqUnit) -> Batch:
+            nonlocal left, left_us
+            if message_filter is not None:
+                left -= unit.size
+                if left < 0:
+                    raise NeedsDisk
+            try:
+                batch = self._read_block_hot(unit)
+            except CorruptRecord as error:
+                raise NeedsDisk from error
+            if message_filter is not None:
+                left_us -= filter_cost_us(message_filter, batch)
+                if left_us < 0:
+                    raise NeedsDisk
+            return batch
+
+        return read_block
+
+    def _read_block_hot(self, unit: CqUnit) -> Batch:
+        batch = self._cache.get(unit.physical_offset)
+        if batch is None:
+            batch = self._log.read_batch_nowait(unit.physical_offset, unit.size)
+            if batch is None:
+                raise NeedsDisk
+            self._cache.put(batch)
+        return batch
+
+    # -- damage ----------------------------------------------------------------------------
+
+    def _noted(self, topic: Topic, place: Place, fetched: Fetched) -> Fetched:
+        """Record the damage that a read skipped. If the read could read a range that was recorded
+        as damaged, forget this range: the disk may have failed only once. If a skipped range was
+        not damaged but deleted, raise the error of `_unreadable`."""
+        if overlaps(place.lost, place.offset, fetched.next_offset):
+            for piece in fetched.slices:
+                base = piece.batch.header.base_offset
+                self._damage.note_mended(place.key, base, base + len(piece.batch))
+        for each in fetched.skipped:
+            if not each.accepted:
+                error = CorruptRecord(0, each.reason, next_offset=each.end_offset)
+                start = place._replace(offset=each.start_offset)
+                found = self._unreadable(topic, start, error)
+                if not isinstance(found, QueueCorrupt):
+                    raise found
+        return fetched
+
+    def _unreadable(self, topic: Topic, place: Place, error: CorruptRecord) -> StoreError:
+        """Return the error for a `place` that cannot be read: its topic was deleted, or retention
+        deleted the offset, or the block is damaged. Record damage."""
+        cq, queue, offset = place.cq, place.key[1], place.offset
+        if self._table.by_id(topic.topic_id) is None:
+            return UnknownTopic(topic.name)
+        if offset < cq.min_offset:
+            return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
+        following = error.next_offset if error.next_offset is not None else offset + 1
+        self._damage.note_lost(place.key, offset, following, error.reason)
+        return QueueCorrupt(
+            topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
+        )

@@ -1,0 +1,242 @@
+"""Topics: create, change, delete. Belongs to the event loop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from holdfast.commitlog.format.batch_check import MessageLimits
+from holdfast.commitlog.format.priority import MAX_LEVELS
+from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.errors import InvalidTopicChange, LimitReached, TopicConflict
+from holdfast.consumequeue.state.changes import StateChanges
+from holdfast.consumequeue.state.records import (
+    NEXT_TOPIC_ID,
+    encode_number,
+    encode_topic,
+    kept_key,
+    lost_key,
+    offsets_key,
+    topic_key,
+)
+from holdfast.consumequeue.state.topic_table import TopicTable
+from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
+
+
+class TopicChanges:
+    """Changes one topic at a time; each change is durable before it is visible. `check_new_queues`
+    is awaited before an existing topic gets more queues; it raises an error to prevent that.
+    `created` is awaited with a new topic. `deleted` is called with the id of a deleted topic."""
+
+    def __init__(
+        self,
+        table: TopicTable,
+        config: TopicsConfig,
+        state: StateChanges,
+        *,
+        now_ms: Callable[[], int],
+        check_new_queues: Callable[[Topic], Awaitable[None]],
+        created: Callable[[Topic], Awaitable[None]],
+        deleted: Callable[[int], None],
+    ) -> None:
+        self._table = table
+        self._config = config
+        self._state = state
+        self._now_ms = now_ms
+        self._check_new_queues = check_new_queues
+        self._created = created
+        self._deleted = deleted
+        self._lock = asyncio.Lock()
+
+    def limits(self, topic: Topic) -> MessageLimits:
+        """Return the size limits of a message of this topic."""
+        return MessageLimits(
+            topic.config.max_message_bytes,
+            self._config.max_key_bytes,
+            self._config.max_tag_bytes,
+            self._config.max_properties_bytes,
+        )
+
+    async def create(
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        priority_levels: int | None = None,
+        fields: Mapping[str, object] | None = None,
+    ) -> tuple[Topic, bool]:
+        """Create a topic, or check that the existing topic has the given settings. Return the topic
+        and whether it is new.
+
+        A new topic gets `queues` queues per priority level. It gets the configured default of each
+        setting that is not given, and one level by default. Settings that are not given are not
+        compared with an existing topic. Raises InvalidName, InvalidTopicChange, LimitReached,
+        TopicConflict, StateUnavailable.
+        """
+        check_name("topic", name)
+        return await self._state.to_its_end(
+            self._create(name, queues, priority_levels, fields or {})
+        )
+
+    async def _create(
+        self,
+        name: str,
+        queues: int | None,
+        priority_levels: int | None,
+        given: Mapping[str, object],
+    ) -> tuple[Topic, bool]:
+        async with self._lock:
+            existing = self._table.find(name)
+            if existing is not None:
+                _compare(existing, queues, priority_levels, given)
+                return existing, False
+            levels = 1 if priority_levels is None else priority_levels
+            if not 1 <= levels <= MAX_LEVELS:
+                raise InvalidTopicChange(name, f"it can have 1 to {MAX_LEVELS} levels of priority")
+            if len(self._table) >= self._config.max_topics:
+                raise LimitReached("max_topics", self._config.max_topics)
+            topic = Topic(
+                name,
+                self._table.next_topic_id,
+                self._checked_queues(
+                    name,
+                    (self._config.default_queues if queues is None else queues) * levels,
+                    had=0,
+                ),
+                replace(self._default_config(), **_normal(given)),
+                self._now_ms(),
+                levels,
+            )
+            await self._state.commit(
+                {
+                    topic_key(name): encode_topic(topic),
+                    NEXT_TOPIC_ID: encode_number(topic.topic_id + 1),
+                }
+            )
+            self._table.next_topic_id = topic.topic_id + 1
+            self._table.put(topic)
+        await self._created(topic)
+        return topic, True
+
+    async def change(
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        priority_levels: int | None = None,
+        fields: Mapping[str, object],
+    ) -> Topic:
+        """Change a topic's settings and return it. Queues (per level) can only be added; the number
+        of levels cannot change.
+
+        Raises UnknownTopic, InvalidTopicChange, KeyedBacklog, LimitReached, StateUnavailable.
+        """
+        return await self._state.to_its_end(self._change(name, queues, priority_levels, fields))
+
+    async def _change(
+        self,
+        name: str,
+        queues: int | None,
+        priority_levels: int | None,
+        fields: Mapping[str, object],
+    ) -> Topic:
+        async with self._lock:
+            topic = self._table.get(name)
+            levels = topic.priority_levels
+            if priority_levels not in (None, levels):
+                raise InvalidTopicChange(
+                    name,
+                    f"priority_levels is {levels} and stays so: every queue has its level; make "
+                    "another topic",
+                )
+            count = topic.queue_count
+            if queues is not None:
+                if queues < topic.queues_per_level:
+                    raise InvalidTopicChange(
+                        name,
+                        f"it has {topic.queues_per_level} queues; queues can be added, never "
+                        "removed",
+                    )
+                count = self._checked_queues(name, queues * levels, had=count)
+                if count > topic.queue_count:
+                    await self._check_new_queues(topic)
+            former = topic.former_queue_counts
+            if count > topic.queue_count:
+                former = (topic.queue_count, *former)[:_FORMER_COUNTS]
+            changed = replace(
+                topic,
+                queue_count=count,
+                config=replace(topic.config, **_normal(fields)),
+                former_queue_counts=former,
+            )
+            if changed != topic:
+                await self._state.commit({topic_key(name): encode_topic(changed)})
+                self._table.put(changed)
+            return changed
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic, its messages and the offsets that groups stored for it. Raises
+        UnknownTopic, StateUnavailable."""
+        await self._state.to_its_end(self._delete(name))
+
+    async def _delete(self, name: str) -> None:
+        async with self._lock:
+            topic = self._table.get(name)
+            changes: dict[bytes, bytes | None] = {
+                topic_key(name): None,
+                kept_key(topic.topic_id): None,
+                lost_key(topic.topic_id): None,
+            }
+            for group in self._table.groups():
+                if topic.topic_id in self._table.group_offsets(group):
+                    changes[offsets_key(group, topic.topic_id)] = None
+            await self._state.commit(changes)
+            self._table.remove(topic)
+            self._deleted(topic.topic_id)
+
+    def _checked_queues(self, name: str, queues: int, *, had: int) -> int:
+        if queues < 1:
+            raise InvalidTopicChange(name, "it needs at least one queue")
+        if queues > self._config.max_queues_per_topic:
+            raise LimitReached("max_queues_per_topic", self._config.max_queues_per_topic)
+        if queues > had and self._table.queue_count - had + queues > self._config.max_queues:
+            raise LimitReached("max_queues", self._config.max_queues)
+        return queues
+
+    def _default_config(self) -> TopicConfig:
+        config = self._config
+        return TopicConfig(
+            config.default_durability,
+            config.default_retention_ms or None,
+            config.default_retention_bytes or None,
+            config.default_max_message_bytes,
+            config.default_max_bytes or None,
+        )
+
+
+#: A topic keeps at most this many earlier queue counts. With them, a publish that is retried after
+#: queues were added can be routed to the same queues as its first attempt.
+_FORMER_COUNTS = 8
+#: If one of these fields is null or 0, there is no such limit.
+_LIMITS = ("retention_ms", "retention_bytes", "max_bytes")
+
+
+def _normal(fields: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of a topic. A limit that is null or 0 becomes None."""
+    return {
+        name: None if name in _LIMITS and not value else value for name, value in fields.items()
+    }
+
+
+def _compare(
+    topic: Topic, queues: int | None, priority_levels: int | None, given: Mapping[str, object]
+) -> None:
+    """Raise TopicConflict for the first given field that differs."""
+    if queues is not None and queues != topic.queues_per_level:
+        raise TopicConflict(topic.name, "queues", queues, topic.queues_per_level)
+    if priority_levels not in (None, topic.priority_levels):
+        raise TopicConflict(topic.name, "priority_levels", priority_levels, topic.priority_levels)
+    for name, value in _normal(given).items():
+        existing = getattr(topic.config, name)
+        if value != existing:
+            raise TopicConflict(topic.name, name, value, existing)
