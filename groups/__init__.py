@@ -1,1 +1,5 @@
-"""Groups: shared consumption with leases. The core is pure: no I/O, no clock, no locks."""
+"""Consumer groups with leases. The core is pure: no I/O, no clock, no locks.
+
+`core/`, `cursor/` and `fairness/` are pure. `serving/` runs groups on the event loop, `storage/`
+keeps them across restarts.
+"""

@@ -1,14 +1,14 @@
-"""How a group is to behave: what its creator may say, and what holds when it does not. Pure."""
+"""The settings of a group with their defaults, and section [groups] of the configuration. Pure."""
 
 from dataclasses import dataclass
 
-from holdfast.commitlog.setting import MIB, setting
+from holdfast.commitlog.setting import KIB, MIB, setting
 
 MODES = ("competing", "keyed", "single_active", "exclusive")
 FAIR_ENGINES = ("sfq", "dwrr")
 COSTS = ("count", "bytes", "time")
 
-#: Ten tries again, each later than the one before: from a second to ten minutes.
+#: The delays of ten retries, growing from one second to ten minutes.
 BACKOFF_MS = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 600_000)
 SHORTEST_LEASE_MS = 1_000
 LONGEST_LEASE_MS = 12 * 3_600_000
@@ -16,34 +16,37 @@ LONGEST_LEASE_MS = 12 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """One group's settings, checked by whoever took them in."""
+    """The settings of one group. They are not checked here."""
 
     mode: str = "competing"
     engine: str = "sfq"
     cost: str = "count"
     lease_ms: int = 30_000
-    #: No lease of the group is longer: after a power loss this long is waited for old ones.
+    #: A lease of the group may last at most this long. After a power loss the broker waits for this
+    #: time, so that all leases from before the power loss have expired.
     longest_lease_ms: int = LONGEST_LEASE_MS
-    #: Leases at once, of the group and of one member.
+    #: The group may have at most this many leases at once.
     max_in_flight: int = 1_000
+    #: One member may have at most this many leases at once.
     max_in_flight_per_member: int = 1_000
-    #: In keyed mode: leases at once of one key, all its owner's.
+    #: In keyed mode one key may have at most this many leases at once, all of one member.
     max_in_flight_per_key: int = 32
-    #: The failure that makes a message a dead letter; 0: none does.
+    #: After this many failures a message becomes a dead letter. If it is 0, there is no limit.
     max_attempts: int = 16
-    #: How long the n-th failure keeps a message back; the last entry for all after it.
+    #: Entry n is the delay after failure n. The last entry also holds for all later failures.
     backoff_ms: tuple[int, ...] = BACKOFF_MS
-    #: Off: what is rejected or has failed too often is dropped.
+    #: If False, messages that are rejected or fail too often are dropped.
     has_dead_letters: bool = False
-    #: Refuse every settling that comes after its lease's end.
+    #: If True, a receipt whose lease has ended cannot settle its message.
     strict_leases: bool = False
-    #: A member that neither asks, waits nor holds a lease for so long has left.
+    #: A member that has no waiting request and no lease, and sends no request, is removed after
+    #: this time.
     member_ttl_ms: int = 30_000
-    #: How long a repeated request is answered as the first time.
+    #: For this time, a repeated request gets the same answer again.
     repeat_ms: int = 300_000
 
     def backoff(self, failures: int) -> int:
-        """Return how long a message waits after its n-th failure, from 1 on."""
+        """Return the delay of a message after this many failures; `failures` is at least 1."""
         if not self.backoff_ms:
             return 0
         return self.backoff_ms[min(failures, len(self.backoff_ms)) - 1]
@@ -55,32 +58,96 @@ class GroupsConfig:
 
     map_size_bytes: int = setting(
         4096 * MIB,
-        "Address space for the cursors of groups with leases, doubled when it is full.",
+        "Address space for the cursors of groups with leases. It is doubled when it is full.",
         minimum=MIB,
     )
     mirror_interval_ms: int = setting(
         5_000,
-        "How often a group's floors are stored as its offsets too, where it begins again if its "
-        "cursors are lost.",
+        "How often a group's floors are also stored as its offsets. All messages below a floor "
+        "are settled. If a group's cursors are lost, the group continues from these offsets.",
         minimum=100,
     )
-    max_groups: int = setting(10_000, "Groups with leases that may exist.", minimum=1)
-    max_topics: int = setting(1_000, "Topics that one group with leases may have.", minimum=1)
+    max_groups: int = setting(
+        10_000,
+        "Groups with leases that may exist. Each needs about 16 KiB, and its queues need more.",
+        minimum=1,
+        memory_divisor=8,
+        bytes_each=16 * KIB,
+    )
+    max_topics: int = setting(
+        1_000,
+        "Topics that one group with leases may have, listed by name or matched by a pattern.",
+        minimum=1,
+    )
+    max_filter_characters_per_group: int = setting(
+        64 * KIB,
+        "Total characters in the filters of one group with leases. Equal filters count once.",
+        minimum=1,
+    )
+    max_filter_characters: int = setting(
+        4096 * KIB,
+        "Total characters in the filters of all groups with leases. Equal filters count once in "
+        "each group. A parsed filter needs about 128 bytes for each character.",
+        minimum=1,
+        memory_divisor=16,
+        bytes_each=128,
+    )
     max_cursors: int = setting(
-        1_000_000, "Queues that all groups with leases may have together.", minimum=1
+        1_000_000,
+        "Queues of all groups with leases together, about 6 KiB each. A queue counts once in each "
+        "group.",
+        minimum=1,
+        memory_divisor=4,
+        bytes_each=6 * KIB,
     )
     max_members: int = setting(
-        100_000, "Members that one group with leases may have at once.", minimum=1
+        100_000,
+        "Members that one group with leases may have at once, about 512 bytes each.",
+        minimum=1,
+        memory_divisor=16,
+        bytes_each=512,
     )
     max_lease_ms: int = setting(
-        LONGEST_LEASE_MS, "Longest lease that may be asked for.", minimum=SHORTEST_LEASE_MS
+        LONGEST_LEASE_MS, "Longest lease that a client may request.", minimum=SHORTEST_LEASE_MS
     )
     max_in_flight: int = setting(
-        100_000, "Most leases at once that a group may be allowed.", minimum=1
+        100_000,
+        "Highest number of leases at once that the settings of a group may allow.",
+        minimum=1,
+    )
+    max_leases: int = setting(
+        1_000_000,
+        "Leases of all groups together, about 512 bytes each. At this limit, no message is "
+        "delivered under a lease until other leases end.",
+        minimum=1,
+        memory_divisor=8,
+        bytes_each=512,
+    )
+    max_returned: int = setting(
+        1_000_000,
+        "Messages of all groups together that were delivered before and are not settled, about "
+        "512 bytes each: they are delayed, available again or leased again. At this limit, only "
+        "such messages are delivered under a lease.",
+        minimum=1,
+        memory_divisor=8,
+        bytes_each=512,
+    )
+    max_returned_per_group: int = setting(
+        100_000,
+        "The part of max_returned that one group may use.",
+        minimum=1,
+        memory_divisor=32,
+        bytes_each=512,
     )
     max_receive_messages: int = setting(
-        10_000, "Most messages that one receive may ask for.", minimum=1
+        10_000, "Most messages that one receive may request.", minimum=1
+    )
+    max_receive_limits: int = setting(
+        1_000, "Most queues and keys that one receive may set limits for.", minimum=256
     )
     max_settle_receipts: int = setting(
         10_000, "Most receipts that one request may settle.", minimum=1
+    )
+    max_redrive_letters: int = setting(
+        10_000, "Most dead letters that one redrive request may publish again.", minimum=1
     )

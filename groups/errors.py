@@ -1,18 +1,21 @@
-"""What a group answers when it cannot do what was asked. Each error carries its values.
+"""Errors of groups. Each error carries its values.
 
 GroupError
-  ExclusiveHeld          another member has the group to itself
-  FilterNotAllowed       members have no filters in this mode
-InvalidReceipt           no receipt of this broker, or not as it was given
+  ExclusiveHeld          another member holds the exclusive group
+  FilterNotAllowed       members may not use filters in this mode
+  NoDeadLetters          the group has no dead-letter topic
+  GroupsStopping         the broker is stopping; the client should retry after its restart
+  RedriveRunning         a redrive of the group is running already
+InvalidReceipt           not a receipt of this broker, or a changed one
 """
 
 
 class GroupError(Exception):
-    """Any refusal of a group."""
+    """A group refuses a request."""
 
 
 class ExclusiveHeld(GroupError):
-    """The group is another member's until it leaves. `holder` None: it is not known yet."""
+    """Another member holds the exclusive group. `holder` is None if it is not known yet."""
 
     def __init__(self, member: str, holder: str | None) -> None:
         super().__init__(member, holder)
@@ -25,22 +28,57 @@ class ExclusiveHeld(GroupError):
 
 
 class FilterNotAllowed(GroupError):
-    """A member's own filter would hold up the keys of what it passes over."""
+    """A member may not use its own filter in this mode: skipped messages would block their keys."""
 
     def __init__(self, mode: str) -> None:
         super().__init__(mode)
         self.mode = mode
 
     def __str__(self) -> str:
-        return f"members of a {self.mode} group have no filters of their own; filter in the group"
+        return f"members of a {self.mode} group cannot have their own filters; filter in the group"
+
+
+class GroupsStopping(GroupError):
+    """The broker is stopping, so the request cannot wait. It leased nothing."""
+
+    def __str__(self) -> str:
+        return "the broker is stopping; receive again when it is back"
+
+
+class NoDeadLetters(GroupError):
+    """The group has no dead-letter topic."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(group)
+        self.group = group
+
+    def __str__(self) -> str:
+        return (
+            f"the group {self.group!r} has no dead-letter topic; set one, or give the topic "
+            "with its dead letters as dead_letter_topic"
+        )
+
+
+class RedriveRunning(GroupError):
+    """A redrive of the group is running; there may be only one at a time."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(group)
+        self.group = group
+
+    def __str__(self) -> str:
+        return (
+            f"a redrive of the group {self.group!r} is running; try again when it has ended, after "
+            "a few seconds at most"
+        )
 
 
 class InvalidReceipt(Exception):
-    """Text that is no receipt, or was signed with another key."""
+    """The text is not a receipt, or was signed with another key."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"no receipt of this broker: {self.reason}"
+        return f"not a receipt of this broker: {self.reason}"

@@ -1,42 +1,72 @@
-"""Groups as the layers above see them: settings, receiving, settling. On the event loop.
+"""The entry point to consumer groups: their settings, receiving and settling. On the event loop.
 
-This puts the parts together: which groups there are is served_groups.py's, how one is served is
-served_group.py's, and settings change in group_changes.py.
+This module connects the parts: serving/group_registry.py keeps the table of groups,
+serving/group_server.py serves one group, and serving/group_changes.py changes settings.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.slices import Turn, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
-from holdfast.groups import describing
-from holdfast.groups.asking import Ask
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.filter_text import filter_of
-from holdfast.groups.group_changes import GroupChanges
-from holdfast.groups.group_clock import GroupClock
-from holdfast.groups.group_records import GroupRecord
-from holdfast.groups.group_specs import state_of
-from holdfast.groups.mirror import Mirror
-from holdfast.groups.opening import OpenedGroups
-from holdfast.groups.served_group import Places, ServedGroup
-from holdfast.groups.served_groups import ServedGroups
+from holdfast.groups.core.in_flight import AllInFlight
+from holdfast.groups.core.limits import Limits
+from holdfast.groups.core.requests import Ask
 from holdfast.groups.service_types import (
+    CheckGroup,
+    CheckTopic,
     GroupDescription,
     GroupServiceStats,
     GroupSpec,
     GroupState,
+    MayConsume,
     NotSubscribed,
     ReceiveAsk,
     Received,
+    RedriveAsk,
+    Redriven,
     SeekTarget,
     Status,
     TooManyMembers,
+    UnitLimit,
     Verb,
 )
+from holdfast.groups.serving import describe as describing
+from holdfast.groups.serving.clock import GroupClock
+from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
+from holdfast.groups.serving.group_registry import ServedGroups
+from holdfast.groups.serving.group_server import Places, ServedGroup
+from holdfast.groups.serving.head_source import key_number
+from holdfast.groups.serving.offset_mirror import Mirror
+from holdfast.groups.serving.redriving import Redriver
+from holdfast.groups.serving.scanning import Scan
+from holdfast.groups.settings import state_of
+from holdfast.groups.storage.group_records import GroupRecord
+from holdfast.groups.storage.open import OpenedGroups
+
+#: The floors of at most this many queues are read in one event loop iteration.
+FLOORS_A_TURN = 1000
+#: The owner of subscriptions when the caller gives no principal.
+ANYBODY = "anonymous"
+
+
+@dataclass(frozen=True, slots=True)
+class _MayReceive:
+    """Decides, by topic id, whether a request may get messages of a topic."""
+
+    may_consume: MayConsume
+    topic_by_id: Callable[[int], Topic | None] = field(compare=False)
+
+    def __call__(self, topic_id: int) -> bool:
+        topic = self.topic_by_id(topic_id)
+        return topic is not None and self.may_consume(topic.name)
 
 
 class GroupService:
-    """Every group with leases. All methods are the event loop's."""
+    """All groups that lease messages. Its methods may be called on the event loop only."""
 
     def __init__(
         self,
@@ -46,47 +76,70 @@ class GroupService:
         *,
         places: Places,
         ageing_us: Callable[[], int],
+        wall_us: Callable[[], int],
         passed_s: Callable[[], float],
+        may_subscribe: MaySubscribe = lambda owner, topic, group: True,
     ) -> None:
-        """`ageing_us` is the time by which messages grow old, `passed_s` what really passes."""
+        """`ageing_us` is the clock of leases, which smooths jumps of the wall clock. `wall_us` is
+        the wall clock, by which messages expire. `passed_s` counts the seconds that really
+        elapse."""
         self._store = store
         self._table = opened.table
         self._config = config
-        clock = GroupClock(ageing_us, passed_s, opened.opened_ms)
-        self._served = ServedGroups(store, opened, places, clock)
-        self._changes = GroupChanges(store, opened.table, self._served, config)
+        # Start this clock not earlier than the wall clock, which has advanced since the groups
+        # were opened. Otherwise the clock would lag behind the wall clock, with which the next
+        # start of the broker begins, and leases would end too early there.
+        from_ms = max(opened.opened_ms, wall_us() // 1000)
+        clock = GroupClock(ageing_us, passed_s, wall_us, from_ms)
+        everyone = AllInFlight(
+            config.max_leases, config.max_returned, config.max_returned_per_group
+        )
+        self._served = ServedGroups(store, opened, places, clock, everyone)
         self._mirror = Mirror(store, self._served.by_name.values, config.mirror_interval_ms / 1000)
-        #: Ends that were not told of at the last scan.
-        self._behind: dict[tuple[str, QueueKey], int] = {}
+        self._changes = GroupChanges(
+            store, opened.table, self._served, config, may_subscribe, self._mirror.mirror
+        )
+        self._redriver = Redriver(store, self._served, self._changes)
+        self._scan = Scan(self._served.by_name.values, store.max_offset)
         self._is_running = False
         self.arrived = self._served.arrived
         self.trimmed = self._served.trimmed
+        self.check_new_queues = self._served.check_new_queues
+        self.topic_created = self._changes.topic_created
         self.topic_deleted = self._served.topic_deleted
 
     async def start(self) -> None:
-        """Take up every group where it was."""
+        """Serve every stored group, in its stored state."""
         for record in self._table.all():
-            self._served.take_up(record)
+            await self._served.take_up(record)
+        await self._changes.find_topics()
         self._is_running = True
         self._mirror.start()
 
     def drain(self) -> None:
-        """Answer every waiting receive with nothing, and let none wait from now on."""
+        """Answer every waiting receive with GroupsStopping. From now on no request can wait."""
+        self._redriver.drain()
         for group in self._served.by_name.values():
             group.drain()
 
     async def stop(self) -> None:
-        """Answer every waiting receive with nothing, and make durable what waits for that. May
-        be called twice."""
+        """Answer every waiting receive with GroupsStopping, and commit all pending changes. May be
+        called twice."""
         if self._is_running:
             self._is_running = False
             await self._served.stop()
             await self._mirror.stop()
 
-    # -- which groups there are ------------------------------------------------------------
+    @property
+    def gone_count(self) -> int:
+        """How many groups, and queues of groups, were removed since the start. This may be read in
+        any thread."""
+        return self._served.gone_count
+
+    # -- groups and their settings ---------------------------------------------------------
 
     def has_leases(self, group: str) -> bool:
-        """Say whether a group is one with leases; any other only stores offsets."""
+        """Return whether the group leases messages. Other groups only store offsets."""
         return group in self._served.by_name
 
     def groups(self) -> list[str]:
@@ -94,7 +147,7 @@ class GroupService:
         return sorted(self._served.by_name)
 
     def group_state(self, group: str) -> GroupState:
-        """Return a group's configuration. Raises InvalidName, UnknownGroup."""
+        """Return a group's settings. Raises InvalidName, UnknownGroup."""
         served = self._served.get(group)
         names = self._names_of(served.record)
         shown = served.shown
@@ -103,80 +156,120 @@ class GroupService:
             shown = served.shown = served.record, names, state
         return shown[2]
 
-    def describe(self, group: str) -> GroupDescription:
-        """Return everything about a group. Raises InvalidName, UnknownGroup."""
+    async def describe(self, group: str) -> GroupDescription:
+        """Return a group's settings, progress and members. Raises InvalidName, UnknownGroup."""
         served, now_ms = self._served.get(group), self._served.clock.now_ms()
-        return describing.describe(served, self._state_of(served.record), now_ms)
+        await self._served.catch_up(served)
+        return await describing.describe(served, self._state_of(served.record), now_ms)
 
-    def floors(self, group: str, topic: str) -> dict[int, int]:
-        """Return by queue below which offset everything is settled. Raises UnknownGroup,
-        UnknownTopic (also for a topic that is not the group's)."""
+    async def lags(self, group: str) -> dict[str, int]:
+        """Return for each topic of a group how many messages are not settled. Raises InvalidName,
+        UnknownGroup."""
         served = self._served.get(group)
-        lanes = served.core.topics[self._topic_of(served, topic).topic_id].lanes
-        return {queue: lanes[queue].cursor.floor for queue in sorted(lanes)}
+        await self._served.catch_up(served)
+        found, turn = {}, Turn()
+        for topic in served.topics():
+            await turn.spend()
+            found[topic.name] = 0
+            async for lanes in turn.slices(served.lanes_of(topic.topic_id)):
+                found[topic.name] += sum([lane.cursor.unsettled for lane in lanes])
+        return found
 
-    async def put_group(self, group: str, spec: GroupSpec) -> tuple[GroupState, bool]:
-        """Create a group or change it, durably; return it and whether it is new.
+    async def floors(self, group: str, topic: str) -> dict[int, int]:
+        """Return the floor of each queue: all messages below it are settled. Raises UnknownGroup;
+        raises UnknownTopic also if the group does not subscribe to the topic."""
+        served = self._served.get(group)
+        self._topic_of(served, topic)
+        await self._served.catch_up(served)
+        found: dict[int, int] = {}
+        topic_id = self._topic_of(served, topic).topic_id
+        async for lanes in in_slices(served.lanes_of(topic_id), FLOORS_A_TURN):
+            found |= {lane.key[1]: lane.cursor.floor for lane in lanes}
+        return dict(sorted(found.items()))
 
-        A new group begins at the offsets that were stored for its name, where there are any, else
-        at its `start`; so does a topic that is new in it. Raises InvalidName, InvalidGroup,
-        InvalidFilter, UnknownTopic, LimitReached, GroupBusy, StateUnavailable. A change that was
-        begun goes on to its end even if the caller is cancelled.
+    async def put_group(
+        self,
+        group: str,
+        spec: GroupSpec,
+        owner: str = ANYBODY,
+        *,
+        check_topic: CheckTopic | None = None,
+        check_dead_letters: CheckTopic | None = None,
+        check_loser: CheckGroup | None = None,
+    ) -> tuple[GroupState, bool]:
+        """Create or change a group, durably. Return the group, and whether it is new.
+
+        The patterns of the spec match only topics that the principal `owner` may consume, now and
+        later. Three checks run before anything changes, and their exceptions reach the caller:
+        - `check_topic` gets the name of every topic that the group has when the change begins.
+        - `check_dead_letters` gets the name of a new dead-letter topic.
+        - `check_loser` gets the name of every other group that would lose a topic. When a topic
+          becomes a dead-letter topic, groups that have it because of a pattern lose it.
+
+        A new group begins at the offsets that are stored for its name, or at its `start` if none
+        are stored. The same holds for a new topic of an existing group. Raises InvalidName,
+        InvalidGroup, InvalidFilter, UnknownTopic, LimitReached, GroupBusy, StateUnavailable. A
+        change that has begun is completed even if the caller is cancelled.
         """
-        record, is_new = await self._changes.put(group, spec)
+        record, is_new = await self._changes.put(
+            group, spec, owner, check_topic, check_dead_letters, check_loser
+        )
         return self._state_of(record), is_new
 
-    async def delete_group(self, group: str) -> None:
-        """Delete a group with all that is known of it, the stored offsets too; what waits is
-        answered with UnknownGroup. Raises UnknownGroup, StateUnavailable."""
-        await self._changes.delete(group)
+    async def delete_group(self, group: str, *, check_topic: CheckTopic | None = None) -> None:
+        """Delete a group with all its state, including stored offsets. Waiting requests get
+        UnknownGroup. When the deletion begins, `check_topic` is called with the name of every topic
+        that the group has, or on which offsets are stored for it. If it raises, the exception
+        reaches the caller and nothing is deleted. Raises UnknownGroup, StateUnavailable."""
+        await self._changes.delete(group, check_topic)
 
     # -- messages ----------------------------------------------------------------------------
 
     async def receive(self, group: str, ask: ReceiveAsk) -> Received:
-        """Return messages for a member; wait for the first for up to `ask.wait_s`.
+        """Return messages for a member; wait up to `ask.wait_s` for the first message.
 
         Raises UnknownGroup, UnknownTopic, ExclusiveHeld, FilterNotAllowed, InvalidFilter,
-        HoldLimitExceeded, TooManyMembers, StateUnavailable. Cancelling gives back what was leased.
+        HoldLimitExceeded, TooManyMembers, StateUnavailable. Raises GroupsStopping instead of
+        returning an empty answer when the broker stops before `wait_s` is over. If cancelled, it
+        releases the messages that it has leased.
         """
+        wanted = None
+        if ask.filter is not None:
+            wanted = (await self._served.filters.parse([ask.filter]))[ask.filter]
         served = self._served.get(group)
         topics = None
         if ask.topics is not None:
-            topics = frozenset(self._topic_of(served, name).topic_id for name in ask.topics)
-        wanted = filter_of(ask.filter)
+            topics = self._asked_for(served, ask.topics)
+        may_receive = None
+        if ask.may_consume is not None:
+            may_receive = _MayReceive(ask.may_consume, self._store.topic_by_id)
+        of_group = Ask(
+            ask.member,
+            ask.max_messages,
+            ask.max_bytes,
+            topics,
+            wanted,
+            ask.lease_ms,
+            ask.settled,
+            ask.attempt_id,
+            self._limits_of(served, ask.limits),
+            ask.client,
+            may_receive,
+        )
         if ask.browse:
-            shown = await served.browsers.browse(
-                ask.member,
-                topics,
-                wanted,
-                max_messages=ask.max_messages,
-                max_bytes=ask.max_bytes,
-                now_ms=self._served.clock.now_ms(),
-            )
-            return Received(list(shown), served.core.available(topics))
+            await self._served.catch_up(served)
+            shown = await served.browsers.browse(of_group, self._served.clock.now_ms())
+            return Received(list(shown), served.core.available(of_group))
         members, most = served.core.members, self._config.max_members
         if len(members) >= most and ask.member not in members:
             raise TooManyMembers(group, most)
         if ask.lease_ms is not None and not ask.settled:
             await self._changes.allow_lease(served, ask.lease_ms)
-        return await served.receive(
-            Ask(
-                ask.member,
-                ask.max_messages,
-                ask.max_bytes,
-                topics,
-                wanted,
-                ask.lease_ms,
-                ask.settled,
-                ask.attempt_id,
-            ),
-            ask.client,
-            ask.wait_s,
-        )
+        return await served.receive(of_group, ask.client, ask.wait_s)
 
     def undelivered(self, group: str, receipts: Sequence[str]) -> None:
-        """A reply could not be sent: its messages are available again at once. That is no
-        failure of theirs."""
+        """Release the messages of a reply that could not be sent: they are available again at once.
+        This does not count as a failure of the messages."""
         served = self._served.by_name.get(group)
         if served is not None:
             served.give_back(receipts)
@@ -191,15 +284,20 @@ class GroupService:
         lease_ms: int | None = None,
         cumulative: bool = False,
         used_ms: float | None = None,
+        check_topic: CheckTopic | None = None,
     ) -> list[Status]:
-        """Settle each receipt, durably; return what became of each, in order.
+        """Settle each receipt, durably; return the status of each receipt, in order.
 
-        Raises UnknownGroup, StateUnavailable (then it may hold or not: ask again). Cancelling
-        does not undo it.
+        `check_topic` is called with the name of the topic of every receipt. If it raises, the
+        exception reaches the caller and nothing is settled.
+
+        Raises UnknownGroup. Raises StateUnavailable; then the outcome is unknown, and the caller
+        should repeat the call. If the call is cancelled, its settlements are not undone.
         """
         served = self._served.get(group)
+        allow = None
         if verb is Verb.EXTEND and lease_ms is not None:
-            await self._changes.allow_lease(served, lease_ms)
+            allow = partial(self._changes.allow_lease, served, lease_ms)
         return await served.settle(
             verb,
             receipts,
@@ -207,89 +305,144 @@ class GroupService:
             lease_ms=lease_ms,
             used_ms=used_ms,
             cumulative=cumulative,
+            check_topic=check_topic,
+            allow=allow,
         )
 
-    async def seek(self, group: str, target: SeekTarget) -> Mapping[str, Mapping[int, int]]:
-        """Start again elsewhere, durably; return topic -> queue -> offset for what moved. Queues
-        not named by a mapping stay where they are; offsets are brought within the queue. Old
-        receipts are stale. Raises UnknownGroup, UnknownTopic, UnknownQueue, StateUnavailable."""
+    async def seek(
+        self, group: str, target: SeekTarget, *, check_topic: CheckTopic | None = None
+    ) -> Mapping[str, Mapping[int, int]]:
+        """Move the group to other offsets, durably. Return topic -> queue -> offset for the queues
+        in which the group was moved.
+
+        If the target is a mapping, only the queues in it are affected. An offset outside a queue is
+        replaced by the nearest offset inside. Receipts from before the seek become stale. If the
+        target is not a mapping, `check_topic` is called with the name of every topic of the group.
+        If it raises, the exception reaches the caller and nothing is changed.
+
+        Raises UnknownGroup, UnknownTopic, UnknownQueue, StateUnavailable."""
         served = self._served.get(group)
+        await self._served.catch_up(served)
         targets: dict[QueueKey, int] = {}
+        turn = Turn()
         if isinstance(target, Mapping):
             for name, offsets in target.items():
                 topic = self._topic_of(served, name)
-                for queue, offset in offsets.items():
-                    check_queue(topic, queue)
-                    targets[topic.topic_id, queue] = offset
+                async for some in turn.slices(offsets.items()):
+                    for queue, offset in some:
+                        check_queue(topic, queue)
+                        targets[topic.topic_id, queue] = offset
         else:
-            for topic in served.topics():
-                for queue in range(topic.queue_count):
-                    offset = await self._offset_at(topic, queue, target)
-                    targets[topic.topic_id, queue] = offset
-        # Queues that the group has not heard of begin where they begin; topics may have gone.
-        lanes = {lane.key for lane in served.lanes()}
-        reached = await served.seek({key: at for key, at in targets.items() if key in lanes})
+            topics = served.topics()
+            if check_topic is not None:
+                for topic in topics:
+                    check_topic(topic.name)
+            for topic in topics:
+                await turn.spend()
+                async for queues in turn.slices(range(topic.queue_count)):
+                    for queue in queues:
+                        offset = await self._offset_at(topic, queue, target)
+                        targets[topic.topic_id, queue] = offset
+        # Skip new queues, which the group adds later at their first offset, and deleted topics.
+        reached = await served.seek({key: at for key, at in targets.items() if served.has(key)})
         moved: dict[str, dict[int, int]] = {}
-        for (topic_id, queue), offset in reached.items():
-            found = self._store.topic_by_id(topic_id)
-            if found is not None:
-                moved.setdefault(found.name, {})[queue] = offset
+        async for part in turn.slices(reached.items()):
+            for (topic_id, queue), offset in part:
+                found = self._store.topic_by_id(topic_id)
+                if found is not None:
+                    moved.setdefault(found.name, {})[queue] = offset
         return moved
 
-    async def leave(self, group: str, member: str) -> None:
-        """A member goes: what it had leased is available again, what it waits for is answered
-        with nothing. Raises UnknownGroup, StateUnavailable."""
+    async def redrive(self, group: str, ask: RedriveAsk) -> Redriven:
+        """Publish a group's dead letters to their original topics again. `Redriver.redrive` lists
+        the exceptions. The caller must not cancel this call."""
+        return await self._redriver.redrive(group, ask)
+
+    async def leave(
+        self, group: str, member: str, *, may_consume: MayConsume | None = None
+    ) -> None:
+        """Remove a member: make its leased messages available again, and answer its waiting
+        requests without messages.
+
+        If `may_consume` permits only some topics, the member keeps its leases of the other topics,
+        and the requests that may get messages of the other topics. While it has such a lease or
+        request, it stays a member. Raises UnknownGroup, StateUnavailable."""
         served = self._served.get(group)
-        served.leave(member)
+        may_end = None
+        if may_consume is not None:
+            may_end = _MayReceive(may_consume, self._store.topic_by_id)
+        await served.leave(member, may_end)
         await served.commits.wait()
 
     # -- figures -----------------------------------------------------------------------------
 
     def scan(self) -> int:
-        """Look whether somebody waits for what is there; serve it, and return for how many that
-        was so. It stays 0: the periodic scan counts it as rescues."""
-        rescued = 0
-        behind: dict[tuple[str, QueueKey], int] = {}
-        for name, group in self._served.by_name.items():
-            if not len(group.waiting):
-                continue
-            rescued += group.scan()
-            for lane in group.lanes():
-                end = self._store.max_offset(lane.key)
-                if end is not None and end > lane.cursor.end:
-                    # A message is readable a moment before it is told of: not for a whole scan.
-                    if lane.cursor.end < self._behind.get((name, lane.key), 0):
-                        rescued += 1
-                        group.arrived({lane.key: end})
-                    else:
-                        behind[name, lane.key] = end
-        self._behind = behind
-        return rescued
+        """Serve requests that wait although messages are available. Return their number; any number
+        except 0 is a defect of the broker, and the periodic scan counts it as scan rescues."""
+        return self._scan.look()
 
     def stats(self) -> GroupServiceStats:
         """Return the figures for metrics."""
-        counters, groups = self._served.counters, self._served.by_name.values()
+        counts = _Counts()
+        counts.add(self._served.by_name.values())
+        return self._stats(counts)
+
+    async def stats_in_slices(self) -> GroupServiceStats:
+        """Return the figures of `stats`, computed in several event loop iterations. The figures of
+        one group are consistent; those of different groups may be from different times."""
+        counts = _Counts()
+        async for groups in in_slices(list(self._served.by_name.values())):
+            counts.add(groups)
+        return self._stats(counts)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _stats(self, counts: "_Counts") -> GroupServiceStats:
+        counters = self._served.counters
         return GroupServiceStats(
-            groups=len(groups),
-            waiting=sum(len(group.waiting) for group in groups),
-            in_flight=sum(group.core.lease_count for group in groups),
+            groups=len(self._served.by_name),
+            waiting=counts.waiting,
+            in_flight=counts.in_flight,
+            at_limit=counts.at_limit,
             delivered_total=counters.delivered,
             redelivered_total=counters.redelivered,
             settled_total=dict(counters.settled),
             dead_letters_total=counters.dead_letters,
+            letters_not_kept_total=dict(counters.letters_not_kept),
             expired_leases_total=self._served.expired_leases,
             undelivered_total=counters.undelivered,
             commits_total=counters.commits,
             commit_failures_total=counters.commit_failures,
         )
 
-    # -- inside ------------------------------------------------------------------------------
+    def _asked_for(self, group: ServedGroup, names: Sequence[str]) -> frozenset[int]:
+        """Return the ids of the topics that a request names. Skip a topic that does not exist yet
+        if the group subscribes to it by name."""
+        return frozenset(
+            self._topic_of(group, name).topic_id
+            for name in names
+            if self._store.find_topic(name) is not None or name not in group.record.subscriptions
+        )
 
     def _topic_of(self, group: ServedGroup, name: str) -> Topic:
         topic = self._store.topic(name)
         if topic.topic_id not in group.core.topics:
             raise NotSubscribed(group.record.name, name)
         return topic
+
+    def _limits_of(self, group: ServedGroup, given: Sequence[UnitLimit]) -> Limits | None:
+        if not given:
+            return None
+        queues: dict[QueueKey, int] = {}
+        keys: dict[tuple[int, int], int] = {}
+        for each in given:
+            topic = self._topic_of(group, each.topic)
+            if each.queue is not None:
+                check_queue(topic, each.queue)
+                queues[topic.topic_id, each.queue] = each.max_messages
+            if each.key is not None:
+                keys[topic.topic_id, key_number(each.key)] = each.max_messages
+        return Limits(queues, keys)
 
     def _state_of(self, record: GroupRecord) -> GroupState:
         return state_of(record, self._names_of(record), self._config)
@@ -306,3 +459,21 @@ class GroupService:
             return state.max_offset
         offset, _ = await self._store.offset_by_time(topic, queue, int(target) * 1000)
         return offset
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Sums over all groups, and the groups that are at a limit."""
+
+    waiting: int = 0
+    in_flight: int = 0
+    at_limit: list[str] = field(default_factory=list)
+
+    def add(self, groups: Iterable[ServedGroup]) -> None:
+        for group in groups:
+            leased = group.core.lease_count
+            self.waiting += len(group.waiting)
+            self.in_flight += leased
+            is_full = leased >= group.record.config.max_in_flight
+            if is_full or not group.core.in_flight.may_deliver_new:
+                self.at_limit.append(group.record.name)

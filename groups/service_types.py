@@ -1,18 +1,18 @@
-"""What a group is asked and what it answers, for those who serve it. Plain data.
+"""Requests to groups and their answers, for the layers above. Plain data.
 
-Names are those of the HTTP API; times are in milliseconds, rates in messages a second.
+The names are those of the HTTP API. Times are in milliseconds, rates in messages a second.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import LimitReached, UnknownTopic
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.config import BACKOFF_MS, LONGEST_LEASE_MS
+from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.errors import GroupError
-from holdfast.groups.settling import Status, Verb
 
 __all__ = [
     "Delivery",
@@ -27,12 +27,15 @@ __all__ = [
     "QueueDescription",
     "ReceiveAsk",
     "Received",
+    "RedriveAsk",
+    "Redriven",
     "SeekTarget",
     "Served",
     "Status",
     "TooManyMembers",
     "TopicDescription",
     "TopicSpec",
+    "UnitLimit",
     "Verb",
 ]
 
@@ -40,13 +43,37 @@ STARTS = ("earliest", "latest")
 MAX_WEIGHT = 1_000_000
 
 SeekTarget = str | int | Mapping[str, Mapping[int, int]]
-"""Where to go: "earliest", "latest", a time in milliseconds, or topic -> queue -> offset."""
+"""Target of a seek: "earliest", "latest", a time in milliseconds, or topic -> queue -> offset."""
+
+CheckTopic = Callable[[str], None]
+"""A function that raises an exception if the caller may not access this topic."""
+
+CheckGroup = Callable[[str], None]
+"""A function that raises an exception if the caller may not change this group."""
+
+
+MayPublish = Callable[[str], bool]
+"""A function that returns whether the caller may publish to this topic."""
+
+
+CountPublished = Callable[[int, int], bool]
+"""A function that counts published messages, given their number and bytes. It returns False if the
+caller must stop publishing for now."""
+
+
+class MayConsume(Hashable, Protocol):
+    """Decides from which topics a request may get messages. Equal objects permit the same
+    topics."""
+
+    def __call__(self, topic: str, /) -> bool:
+        """Return whether the request may get messages of this topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """What a group wants of one topic. `filter`: tags separated by commas, or an SQL92 condition;
-    None: every message. A topic of weight 0 is served when no other has anything."""
+    """A group's subscription to one topic. The filter is tags separated by commas, or an SQL92
+    condition; None matches every message. A topic of weight 0 is served only when no other topic
+    has messages."""
 
     weight: int = 1
     filter: str | None = None
@@ -54,9 +81,10 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """What a PUT gives of a group. None: not given, so a new group gets the default and one that
-    is there keeps what it has. `topics`, when given, are all of its topics. An empty
-    `dead_letter_topic` means none."""
+    """The settings in a PUT of a group. If a setting is None, a new group gets the default, and an
+    existing group keeps its value. `topics`, if given, replaces all subscriptions; its keys are
+    topic names (the topics need not exist yet) and patterns (core/subscribing.py). An empty
+    `dead_letter_topic` removes the dead-letter topic."""
 
     topics: Mapping[str, TopicSpec] | None = None
     mode: str | None = None
@@ -76,24 +104,27 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """A group's configuration as it is in force."""
+    """The present settings of a group."""
 
     name: str
     group_id: int
     topics: Mapping[str, TopicSpec]
+    """topic name -> subscription, for the topics that match the subscriptions now."""
+    subscriptions: Mapping[str, TopicSpec] = field(default_factory=dict)
+    """The subscriptions as given: topic names and patterns."""
     mode: str = "competing"
     engine: str = "sfq"
     cost: str = "count"
     start: str = "earliest"
     lease_ms: int = 30_000
-    #: The longest lease that may be asked for: the broker's limit, not a setting of the group.
+    #: The longest lease that a member may request: a limit of the broker, not a group's setting.
     longest_lease_ms: int = LONGEST_LEASE_MS
     max_in_flight: int = 1_000
     max_in_flight_per_member: int = 1_000
     max_in_flight_per_key: int = 32
     max_attempts: int = 16
     backoff_ms: tuple[int, ...] = BACKOFF_MS
-    #: None: what is rejected or has failed too often is dropped.
+    #: If it is None, messages that are rejected or fail too often are dropped.
     dead_letter_topic: str | None = None
     strict_leases: bool = False
     member_ttl_ms: int = 30_000
@@ -101,30 +132,46 @@ class GroupState:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiveAsk:
-    """One request for messages. `client` is the address that asks: limits on what may wait are
-    per client. `lease_ms` and `topics` None: the group's own.
+class UnitLimit:
+    """The most messages of one queue, or of one key in a keyed group, that a reply may have."""
 
-    `settled`: messages are settled as they are sent, without receipts. `browse`: nothing is
-    acquired; a member's next browse goes on behind what it was shown, and after an empty answer
-    begins again; it never waits.
-    """
+    topic: str
+    max_messages: int
+    queue: int | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveAsk:
+    """One request for messages."""
 
     member: str
+    #: The address of the requester. Each client may have a limited number of waiting requests.
     client: str
     max_messages: int = 32
     max_bytes: int = 1024 * 1024
     wait_s: float = 0.0
+    #: If it is None, the group's setting applies.
     lease_ms: int | None = None
+    #: If it is None, messages of all topics of the group are requested.
     topics: Sequence[str] | None = None
     filter: str | None = None
+    #: If true, messages are settled when they are sent; the member gets no receipts.
     settled: bool = False
+    #: If true, no message is leased, and the request never waits. A member's next browse continues
+    #: after the messages that this member was shown. After an empty answer, the next browse begins
+    #: at the floors again.
     browse: bool = False
+    #: A later request with the same id gets the same answer again.
     attempt_id: str | None = None
+    limits: Sequence[UnitLimit] = ()
+    #: If it is None, messages of every topic of the group are permitted.
+    may_consume: MayConsume | None = None
 
 
 class Delivery(NamedTuple):
-    """One message: a row of a stored batch. `receipt` None: there is nothing to settle."""
+    """One message: a row of a stored batch. `receipt` is None if the message is already settled, or
+    was only shown (browse)."""
 
     topic: Topic
     queue: int
@@ -138,26 +185,75 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a receive answers. Empty: nothing came in time, or the broker is stopping, or the
-    member is not the active one. `notice`: it just became the active one; its first messages
-    come when it asks again. `available`: how many messages more could be had at that moment, at
-    most. `held_s`: how long it waited for something to come."""
+    """The answer to a receive. It has no messages if none came in time, or if the member is not the
+    active member, or if it has just become the active member."""
 
     deliveries: list[Delivery]
+    #: An upper bound of the number of messages that were still available.
     available: int = 0
+    #: Whether the member may get messages.
     active: bool = True
+    #: If true, the member has just become the active member; its next request gets messages.
     notice: bool = False
+    #: How long the request waited.
     held_s: float = 0.0
 
     def receipts(self) -> list[str]:
-        """Return the receipts of what was leased."""
+        """Return the receipts of the leased messages."""
         return [each.receipt for each in self.deliveries if each.receipt is not None]
 
 
 @dataclass(frozen=True, slots=True)
+class RedriveAsk:
+    """A request to put dead letters back, that is to publish them to their original topics."""
+
+    #: At most this many letters are put back.
+    limit: int
+    #: The topic of the letters. If it is None, it is the group's dead-letter topic.
+    dead_letter_topic: str | None = None
+    #: queue -> offsets of the letters to put back. If it is None, all letters are put back.
+    offsets: Mapping[int, Sequence[int]] | None = None
+    #: If true, only count the letters.
+    dry_run: bool = False
+    #: If it is None, letters may go to every topic of the group.
+    may_publish: MayPublish | None = field(default=None, compare=False)
+    #: Called for letters that were put back: it counts them as publishes of the caller.
+    published: CountPublished | None = field(default=None, compare=False)
+
+
+@dataclass(slots=True)
+class Redriven:
+    """The result of a redrive."""
+
+    dead_letter_topic: str
+    #: topic name -> how many letters were put back to it. Letters that an earlier redrive had
+    #: already put back are not counted.
+    topics: dict[str, int] = field(default_factory=dict)
+    #: How many letters cannot be put back: they do not name their topic, or the group does not
+    #: subscribe to it, or the caller may not publish to it.
+    stuck: int = 0
+    #: If true, there may be more letters, which this redrive has not reached.
+    more: bool = False
+    #: The id of the letter at which `failure` occurred.
+    failed_id: str = ""
+    #: The error that ended the redrive.
+    failure: Exception | None = None
+
+    @property
+    def total(self) -> int:
+        """How many letters were put back."""
+        return sum(self.topics.values())
+
+    def fail(self, letter_id: str, error: Exception) -> None:
+        """Record a failure and set `more`. Later failures are ignored."""
+        if self.failure is None:
+            self.failed_id, self.failure, self.more = letter_id, error, True
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
-    """What was delivered since the broker started, redeliveries too; `rate` over the last minute,
-    or as much of it as there was."""
+    """The deliveries since the broker started, including redeliveries. `rate` is the average of the
+    last minute, or of the time since counting began if that is shorter."""
 
     count: int = 0
     bytes: int = 0
@@ -166,21 +262,26 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class QueueDescription:
-    """Where a group stands in one queue: everything below `floor` is settled, nothing at `next`
-    or beyond was delivered. `available` and `lag` (what is not settled) are upper bounds while a
-    filter has not looked. `dead`, `expired`, `lost` (to retention, to damage) count what was
-    settled so."""
+    """A group's progress in one queue. `available` and `lag` are upper bounds, because filters may
+    not have been applied to all messages yet."""
 
     queue: int
+    #: All messages below this offset are settled.
     floor: int
+    #: No message at this offset or beyond was delivered.
     next: int
+    #: The offset after the last message.
     end: int
     available: int
     in_flight: int
     delayed: int
+    #: How many messages were settled because they failed too often or were rejected.
     dead: int
+    #: How many messages were settled because their time to live was over.
     expired: int
+    #: How many messages were settled because retention or damage had removed them.
     lost: int
+    #: How many messages are not settled.
     lag: int
     served: Served
 
@@ -200,38 +301,49 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """A member that is taken to be there. `active`: it may be served."""
+    """A member of a group."""
 
     name: str
+    #: How many messages it has leased.
     in_flight: int
+    #: How many of its requests wait.
     waiting: int
+    #: Whether it may get messages.
     active: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """Everything about a group. `dying`: messages on their way to the dead letters."""
+    """The complete description of a group."""
 
     state: GroupState
     topics: list[TopicDescription]
     members: list[MemberDescription]
+    #: How many messages are leased.
     in_flight: int
+    #: How many requests wait.
     waiting: int
+    #: How many messages are being appended to the dead-letter topic.
     dying: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupServiceStats:
-    """Figures of all groups: what is now, and counts since the start."""
+    """Figures of all groups: current values, and counts since the start."""
 
     groups: int = 0
     waiting: int = 0
     in_flight: int = 0
+    #: The groups that may not lease new messages now: they have `max_in_flight` leases, or the
+    #: number of returned messages has reached its limit.
+    at_limit: Sequence[str] = ()
     delivered_total: int = 0
     redelivered_total: int = 0
-    #: By (verb, status), both as their values read.
+    #: (verb, status) -> count; both are values of the enums.
     settled_total: Mapping[tuple[str, str], int] = field(default_factory=dict)
     dead_letters_total: int = 0
+    #: reason -> the number of dead letters that are not kept in a dead-letter topic.
+    letters_not_kept_total: Mapping[str, int] = field(default_factory=dict)
     expired_leases_total: int = 0
     undelivered_total: int = 0
     commits_total: int = 0
@@ -239,7 +351,7 @@ class GroupServiceStats:
 
 
 class NotSubscribed(UnknownTopic):
-    """A topic is not among a group's."""
+    """A group does not subscribe to a topic."""
 
     def __init__(self, group: str, topic: str) -> None:
         super().__init__(topic)
@@ -253,7 +365,7 @@ class NotSubscribed(UnknownTopic):
 
 
 class TooManyMembers(LimitReached):
-    """A group has as many members as one may have."""
+    """The group has as many members as it may have."""
 
     def __init__(self, group: str, limit: int) -> None:
         super().__init__("groups.max_members", limit)
@@ -261,14 +373,14 @@ class TooManyMembers(LimitReached):
 
     def __str__(self) -> str:
         return (
-            f"the group {self.group!r} has {self.limit} members, as {self.limit_name} allows; let "
-            "some leave, ask again when idle ones are gone (member_ttl_ms), or raise it in the "
-            "configuration"
+            f"the group {self.group!r} has {self.limit} members, the limit of {self.limit_name}; "
+            "remove some, try again when idle members are removed (member_ttl_ms), or raise the "
+            "limit in the configuration"
         )
 
 
 class InvalidGroup(GroupError):
-    """A setting of a group that cannot be. `field` names it as the HTTP API does."""
+    """A setting of a group is invalid. `field` is its name in the HTTP API."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(field, reason)
@@ -289,6 +401,6 @@ class GroupBusy(GroupError):
 
     def __str__(self) -> str:
         return (
-            f"{self.in_flight} messages of {self.group!r} are leased, or may be since before a "
-            "restart; its mode can change once they are settled or their leases have ended"
+            f"{self.in_flight} messages of {self.group!r} are leased, or may still be leased from "
+            "before a restart; the mode can change when they are settled or their leases have ended"
         )

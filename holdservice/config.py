@@ -11,24 +11,49 @@ class HoldServiceConfig:
 
     long_polling: bool = setting(
         True,
-        "Hold a pull until a message arrives. Off: short polling; a pull is held for at most "
-        "short_polling_ms and messages are found by the scan alone. A receive from a group is held "
-        "no longer either.",
+        "Hold a pull until a message arrives. Off: short polling. A pull is then held for at most "
+        "short_polling_ms, and only the periodic scan finds new messages. A receive from a group "
+        "is also held for at most short_polling_ms.",
     )
     short_polling_ms: int = setting(
-        1000, "With long_polling off: how long a pull is held, and how often is scanned.", minimum=1
-    )
-    scan_interval_ms: int = setting(
-        5000, "How often the safety net compares every held queue with its offset.", minimum=10
-    )
-    max_held: int = setting(100_000, "Pulls held in all; beyond it 429.", minimum=1)
-    max_held_places: int = setting(
-        1_000_000,
-        "Queues waited on by all held pulls together (a poll over many queues takes a place in "
-        "each); beyond it 429.",
+        1000,
+        "With long_polling off: the longest time that a pull is held, and the interval of the "
+        "scan.",
         minimum=1,
     )
-    max_held_per_queue: int = setting(20_000, "Pulls held on one queue; beyond it 429.", minimum=1)
+    scan_interval_ms: int = setting(
+        5000,
+        "How often the broker checks all queues of held pulls for new messages, in case a wake-up "
+        "was lost.",
+        minimum=10,
+    )
+    max_held: int = setting(
+        100_000, "Pulls that are held at once. A pull above this limit is refused (429).", minimum=1
+    )
+    max_held_places: int = setting(
+        1_000_000,
+        "Queues that all held pulls together wait for. A poll of several queues counts once for "
+        "each queue. A pull above this limit is refused (429).",
+        minimum=1,
+        memory_divisor=16,
+        bytes_each=256,
+    )
+    max_held_places_per_client: int = setting(
+        500_000,
+        "The part of max_held_places that one client address may use. A pull above this limit is "
+        "refused (429).",
+        minimum=1,
+        memory_divisor=32,
+        bytes_each=256,
+    )
+    max_held_per_queue: int = setting(
+        20_000,
+        "Pulls that are held at once on one queue. A pull above this limit is refused (429).",
+        minimum=1,
+    )
     max_held_per_client: int = setting(
-        20_000, "Pulls held for one client address; beyond it 429.", minimum=1
+        20_000,
+        "Pulls that are held at once for one client address. A pull above this limit is refused "
+        "(429).",
+        minimum=1,
     )

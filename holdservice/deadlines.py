@@ -1,8 +1,8 @@
-"""When which held pull gives up waiting. Pure: the caller says what time it is.
+"""The deadlines of held pulls. Pure: the caller passes the time.
 
-Deadlines are kept in ticks of 1/128 s, so adding and removing cost the same however many are
-kept, and nothing is left behind by a pull that was answered in time. A deadline never comes
-early, and at most one tick late.
+Deadlines are stored in buckets (ticks) of 1/128 s. So the cost of `add` and `remove` does not
+depend on the number of items, and a removed item leaves no entry. A deadline never fires early,
+and at most one tick late.
 """
 
 from collections.abc import Hashable, Iterator
@@ -11,21 +11,22 @@ from math import ceil
 from sys import maxsize
 from typing import Generic, TypeVar
 
-#: A power of two: a tick's time in seconds is exact, never a hair before the deadline.
+#: A power of two, so that the time of a tick in seconds is an exact float. A rounded time could be
+#: a little before the deadline.
 TICKS_PER_S = 128
-#: Some 60 ms: what falls due within it is a crowd, and takes about that long to be answered.
+#: `crowd` counts the items that are due within this number of ticks (62.5 ms).
 CROWD_TICKS = 8
 
 T = TypeVar("T", bound=Hashable)
 
 
 class Deadlines(Generic[T]):
-    """Items with a deadline in seconds (finite), on whatever clock the caller has."""
+    """Items with a deadline, in finite seconds on a clock of the caller's choice."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, dict[T, float]] = {}
-        # Every bucket's tick once. A bucket that has become empty stays until its time has
-        # come, so there are never more of them than ticks in the longest wait.
+        # A heap with the tick of each bucket once. An empty bucket stays until its time has come,
+        # so there are never more buckets than ticks in the longest wait.
         self._ticks: list[int] = []
         self._count = 0
 
@@ -37,7 +38,7 @@ class Deadlines(Generic[T]):
             yield from bucket
 
     def add(self, item: T, deadline: float) -> None:
-        """Keep an item that is not kept yet."""
+        """Add an item. It must not be present."""
         tick = _tick(deadline)
         bucket = self._buckets.get(tick)
         if bucket is None:
@@ -47,12 +48,13 @@ class Deadlines(Generic[T]):
         self._count += 1
 
     def remove(self, item: T, deadline: float) -> None:
-        """Forget an item that was added with this very deadline."""
+        """Remove an item. `deadline` must be the deadline that was passed to `add`."""
         del self._buckets[_tick(deadline)][item]
         self._count -= 1
 
     def next(self) -> float | None:
-        """Return when to look again: the first moment at which something is due."""
+        """Return the time at which the first item is due, rounded up to a tick; None if there is
+        no item."""
         while self._ticks:
             if self._buckets[self._ticks[0]]:
                 return self._ticks[0] / TICKS_PER_S
@@ -60,15 +62,16 @@ class Deadlines(Generic[T]):
         return None
 
     def crowd(self) -> int:
-        """Return how many are due together next: within CROWD_TICKS of the first."""
+        """Return how many items are due within CROWD_TICKS from the first due item; 0 if there is
+        no item."""
         if self.next() is None:
             return 0
         first = self._ticks[0]
         return sum(len(self._buckets.get(first + n, ())) for n in range(CROWD_TICKS))
 
     def due(self, now: float, most: int = maxsize) -> list[T]:
-        """Remove and return up to `most` of what is due, by deadline; equal ones in the order
-        they came."""
+        """Remove and return at most `most` due items in order of deadline. Items with equal
+        deadlines are in the order in which they were added."""
         found: list[T] = []
         while len(found) < most and self._ticks and self._ticks[0] <= now * TICKS_PER_S:
             bucket = self._buckets[self._ticks[0]]

@@ -1,12 +1,12 @@
-"""What the hold service refuses. Each error carries its values; `__str__` makes the sentence."""
+"""The errors of the hold service. Each error stores values; `__str__` makes a sentence of them."""
 
 
 class HoldError(Exception):
-    """Any refusal of the hold service."""
+    """Base class of the hold service's errors."""
 
 
 class HoldLimitExceeded(HoldError):
-    """One more pull cannot be held. `limit_name` is the setting that says so."""
+    """No further pull can be held. `limit_name` is the setting whose limit is reached."""
 
     def __init__(self, limit_name: str, limit: int) -> None:
         super().__init__(limit_name, limit)
@@ -15,15 +15,17 @@ class HoldLimitExceeded(HoldError):
 
     def __str__(self) -> str:
         return (
-            f"{self.limit_name} ({self.limit}) pulls are held already; "
+            f"the limit of held pulls is reached: {self.limit_name} ({self.limit}); "
             "try again later, or close pulls that are no longer needed"
         )
 
 
 class InvalidFilter(HoldError):
-    """A filter that cannot be used. `reason` is a stable word, `detail` a sentence.
+    """A filter that cannot be used. `reason` is a fixed word for programs, `detail` a sentence for
+    people.
 
-    `position` counts the characters before the fault, None when it is the filter as a whole.
+    `position` is the index of the faulty character, from 0; None if the error concerns the whole
+    filter.
     """
 
     def __init__(self, reason: str, detail: str, position: int | None = None) -> None:

@@ -1,6 +1,7 @@
-"""Which messages a pull wants. Filters are immutable, and equal when they state the same.
+"""Filters for the messages of a pull. They are immutable, and equal if they have equal tags and
+equal expressions.
 
-`parse_filter` makes one from what a client sent; docs/filters.md is its reference.
+`parse_filter` creates a filter from a client's parameters; docs/filters.md is the reference.
 """
 
 import re
@@ -10,7 +11,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from holdfast.commitlog.batch import Batch, UInt32s, tag_summary, tags_code
+from holdfast.commitlog.format.batch import Batch, UInt32s, tag_summary, tags_code
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.row_values import row_values
 from holdfast.holdservice.sql92 import (
@@ -33,18 +34,20 @@ __all__ = [
     "parse_filter",
 ]
 
-#: Tags that one filter may name.
+#: The most tags in one filter.
 MAX_FILTER_TAGS = 64
 
 _TAG_SEPARATOR = re.compile(r",|\|\|")
 
 
-@lru_cache(maxsize=128)  # a consumer sends the same with every pull; 128 bound the memory
+@lru_cache(maxsize=128)  # a consumer sends the same filter with every pull; 128 bounds the memory
 def parse_filter(tag: str | None, filter: str | None) -> "TagFilter | Sql92Filter | AllOf | None":
-    """Return the filter that a client's `tag` and `filter` state; None when every message passes.
+    """Return the filter for a client's parameters `tag` and `filter`; None if every message
+    matches.
 
-    `tag` names tags, separated by `,` or RocketMQ's `||`; a `*` among them is every tag and
-    no tag. `filter` is an SQL92 condition. Given both, both must hold. Raises InvalidFilter.
+    `tag` is a list of tags, separated by `,` or RocketMQ's `||`. If one of them is `*`, every
+    message matches, with or without a tag. `filter` is an SQL92 condition. If both are given, a
+    message must match both. Raise InvalidFilter.
     """
     tags = None if tag is None else _parse_tags(tag)
     condition = None if filter is None else Sql92Filter(filter)
@@ -75,7 +78,8 @@ def _parse_tags(text: str) -> "TagFilter | None":
 
 @dataclass(frozen=True)
 class TagFilter:
-    """Messages with one of the tags. A code in the column finds them, the text decides."""
+    """Matches messages that have one of the tags. First the tag codes are compared, then the
+    texts."""
 
     tags: frozenset[str]
 
@@ -95,11 +99,11 @@ class TagFilter:
         return tag_summary(self._texts)
 
     def may_match(self, summary: int) -> bool:
-        """Whether a batch with this summary of its tags can hold a match."""
+        """Return whether a batch with this tag summary may contain a match."""
         return bool(summary & self._summary)
 
     def cost_us(self, messages: int, text_bytes: int) -> float:
-        """Return about how long it takes to match so many messages."""
+        """Return about how many microseconds it takes to match `messages` messages."""
         return 5 + messages * 0.02
 
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
@@ -126,9 +130,9 @@ class TagFilter:
 
 @dataclass(frozen=True)
 class Sql92Filter:
-    """Messages for which an SQL92 expression over their properties is true.
+    """Matches messages for which an SQL92 expression over their properties is true.
 
-    Raises InvalidFilter when the expression cannot be read.
+    The constructor raises InvalidFilter if the expression is invalid.
     """
 
     expression: str
@@ -138,12 +142,13 @@ class Sql92Filter:
         object.__setattr__(self, "_condition", parse_condition(self.expression))
 
     def may_match(self, summary: int) -> bool:
-        """Return True: nothing is known of a batch's properties."""
+        """Return True: the summary contains nothing about properties."""
         return True
 
     def cost_us(self, messages: int, text_bytes: int) -> float:
-        """Return about how long it takes to match so many messages, with so many bytes of
-        keys, tags and property values: of the costly filters at most so long."""
+        """Return about how many microseconds it takes to match `messages` messages with
+        `text_bytes` bytes of keys, tags and property values. For costly filters the result is an
+        upper limit."""
         condition = self._condition
         per_byte = 0.01 * condition.terms + condition.like_byte_us
         return 5 + messages * (3 + 3 * condition.terms) + text_bytes * per_byte
@@ -153,7 +158,7 @@ class Sql92Filter:
         return self.select(batch, range(start_row, end_row))
 
     def select(self, batch: Batch, rows: Sequence[int]) -> Sequence[int]:
-        """Return those of the rows (ascending) that match."""
+        """Return the matching rows of `rows`. `rows` must be ascending."""
         is_match = self._condition.is_match
         names = self._condition.names
         return [row for row, values in row_values(batch, rows, names) if is_match(values)]
@@ -161,17 +166,18 @@ class Sql92Filter:
 
 @dataclass(frozen=True)
 class AllOf:
-    """Messages that have one of the tags and meet the condition."""
+    """Matches messages that have one of the tags and also meet the condition."""
 
     tags: TagFilter
     condition: Sql92Filter
 
     def may_match(self, summary: int) -> bool:
-        """Whether a batch with this summary of its tags can hold a match."""
+        """Return whether a batch with this tag summary may contain a match."""
         return self.tags.may_match(summary)
 
     def cost_us(self, messages: int, text_bytes: int) -> float:
-        """Return about how long it takes to match so many messages that all have the tag."""
+        """Return about how many microseconds it takes to match `messages` messages, if all of them
+        have one of the tags."""
         return self.tags.cost_us(messages, text_bytes) + self.condition.cost_us(
             messages, text_bytes
         )

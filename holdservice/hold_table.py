@@ -1,15 +1,17 @@
-"""Which held pulls to wake. Pure: no clock, no loop, no locks.
+"""Decide which held pulls to wake. Pure: no clock, no loop, no locks.
 
-One HoldTable belongs to one event loop. Offsets are queue offsets; a pull waits on a queue
-while max_offset <= its offset there, and wakes once, by whichever of its queues comes first.
+One HoldTable belongs to one event loop. Offsets are queue offsets. A pull waits on a queue while
+the queue's end (max_offset) is not higher than the pull's offset on this queue. The pull wakes
+once, for the first of its queues that has a message.
 
-Pulls on one queue that stand at the same offset with equal filters form a group. A group is
-looked at as one: an arrival costs the groups it reaches and the pulls it wakes, never the
-pulls held, and a filter scans new messages once for all who share it. What a filter passes
-over moves the group on, so nothing is scanned twice.
+Pulls on one queue with the same offset and equal filters form a pull group (this is not a consumer
+group). An arrival reaches a pull group if the queue's new end is higher than the group's offset.
+The cost of an arrival depends on the number of reached groups and woken pulls, not on the number of
+held pulls. A filter scans new messages once for all pulls of a group. Messages that do not match
+advance the group's offset, so no message is scanned twice.
 
-An arrival is noted at once and looked at in steps, so that a large one need not be done in one
-turn of the loop:
+`message_arriving` only records an arrival. `wake_some` processes it in steps, so that a large
+arrival does not block the loop in one iteration:
 
     table.message_arriving(key, max_offset)
     while table.has_arrivals:
@@ -28,19 +30,20 @@ from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.deadlines import Deadlines
 from holdfast.holdservice.errors import HoldLimitExceeded
 
-#: Offsets that one step scans for a filter at most: half a millisecond with a usual one.
+#: The most offsets that one step scans for a filter. With a usual filter, one step takes half
+#: a millisecond.
 SCAN_STEP = 256
 
 T = TypeVar("T")
 
 Scan = Callable[[QueueKey, int, int, Any], int | None]
-"""(queue, start, end, filter) -> the first match in [start, end), `end` when there is none, or
-None when that cannot be told without waiting for the disk."""
+"""(queue, start, end, filter) -> the first match in [start, end), `end` if there is none, or None
+if the scan would have to wait for the disk or take too long."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldPull(Generic[T]):
-    """One pull that waits. `ticket` is the caller's, to know whom to answer."""
+    """One waiting pull. `ticket` is an object of the caller, which identifies the request."""
 
     number: int
     ticket: T
@@ -51,30 +54,31 @@ class HeldPull(Generic[T]):
 
     @property
     def scanned(self) -> dict[QueueKey, int]:
-        """The offset reached in each of its queues: no message before it matches."""
+        """For each queue of the pull, the offset up to which no message matches its filter."""
         return {group.queue.key: group.offset for group in self._groups}
 
 
 @dataclass(slots=True, eq=False)
 class _Group(Generic[T]):
-    """The pulls on one queue with equal filters that stand at the same offset."""
+    """The pulls on one queue with the same offset and equal filters."""
 
     queue: "_Queue[T]"
     filter: object | None
     offset: int
     pulls: dict[HeldPull[T], None] = field(default_factory=dict)
-    #: In the table's list of groups that an arrival has reached.
+    #: True while the pull group is in `HoldTable._reached`.
     is_reached: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Queue(Generic[T]):
-    """One queue that somebody waits on: here from its first pull to its last."""
+    """One queue with waiting pulls. It is removed with its last pull."""
 
     key: QueueKey
     groups: dict[tuple[object | None, int], _Group[T]] = field(default_factory=dict)
     pull_count: int = 0
-    #: The highest end that was told of. Every group before it has been reached.
+    #: The highest end that `message_arriving` recorded. Every pull group with a lower offset is in
+    #: `HoldTable._reached`.
     max_offset: int = 0
 
 
@@ -84,24 +88,26 @@ class HoldTable(Generic[T]):
     def __init__(
         self, config: HoldServiceConfig, step: Callable[[Any], int] = lambda filter: SCAN_STEP
     ) -> None:
-        """`step` says how many offsets one step scans for a filter."""
+        """`step(filter)` returns how many offsets one step scans for a filter."""
         self._config = config
         self._step = step
         self._queues: dict[QueueKey, _Queue[T]] = {}
         self._clients: dict[str, int] = {}
         self._deadlines: Deadlines[HeldPull[T]] = Deadlines()
+        #: The pull groups with arrivals that `wake_some` has not processed yet.
         self._reached: deque[_Group[T]] = deque()
         self._place_count = 0
-        #: Requests of other kinds that wait elsewhere, within the same limits.
+        self._places_of: dict[str, int] = {}
+        #: Requests of other kinds that wait elsewhere and count against the same limits.
         self.other_count = 0
         self._last_number = 0
-        #: How often a filter kept a pull asleep while messages came.
+        #: How often a pull stayed held because no message in a step matched its filter.
         self.filtered_total = 0
 
     def __len__(self) -> int:
         return len(self._deadlines)
 
-    # -- coming and going ------------------------------------------------------------------
+    # -- adding and removing ---------------------------------------------------------------
 
     def suspend(
         self,
@@ -112,34 +118,38 @@ class HoldTable(Generic[T]):
         ticket: T,
         filter: object | None = None,
     ) -> HeldPull[T]:
-        """Hold a pull that waits on each queue from the offset given.
+        """Hold a pull that waits for a message in any of the queues, at or after the queue's offset
+        in `waits`.
 
-        Nothing is woken here: tell the queues' ends (`message_arriving`) before the turn is
-        over, or a message that came before this call is missed. Filters are hashable, and equal
-        ones match the same messages. Raises HoldLimitExceeded; then nothing has changed.
+        This wakes no pull. The caller must pass the queues' current ends to `message_arriving` in
+        the same loop iteration; otherwise messages that are already there are missed. Filters must
+        be hashable, and equal filters must match the same messages. Raise HoldLimitExceeded if a
+        limit is reached; the table is then unchanged.
         """
         self._check_limits(waits, client)
         self._last_number += 1
         pull = HeldPull(self._last_number, ticket, client, deadline)
         pull._groups = tuple(self._join(pull, key, filter, offset) for key, offset in waits.items())
         self._place_count += len(waits)
+        self._places_of[client] = self._places_of.get(client, 0) + len(waits)
         self._clients[client] = self._clients.get(client, 0) + 1
         self._deadlines.add(pull, deadline)
         return pull
 
     def enter(self, client: str) -> None:
-        """Count a request of another kind that begins to wait. Raises HoldLimitExceeded."""
+        """Count a request of another kind that starts to wait. Raise HoldLimitExceeded."""
         self._check_limits({}, client)
         self.other_count += 1
         self._clients[client] = self._clients.get(client, 0) + 1
 
     def leave(self, client: str) -> None:
-        """Count a request of another kind that waits no more."""
+        """Count a request of another kind that has stopped waiting."""
         self.other_count -= 1
         self._leave(client)
 
     def cancel(self, pull: HeldPull[T]) -> bool:
-        """Free the place of a pull. False: it was answered before."""
+        """Remove a pull, so that it no longer counts in the limits. Return False if it was removed
+        before."""
         if not pull.is_held:
             return False
         self._deadlines.remove(pull, pull.deadline)
@@ -149,7 +159,8 @@ class HoldTable(Generic[T]):
     # -- arrivals --------------------------------------------------------------------------
 
     def message_arriving(self, key: QueueKey, max_offset: int) -> None:
-        """Note a queue's end. An end that was told of before costs nothing."""
+        """Record `max_offset` as the end of a queue. Do nothing if the recorded end is equal or
+        higher."""
         queue = self._queues.get(key)
         if queue is None or max_offset <= queue.max_offset:
             return
@@ -160,16 +171,18 @@ class HoldTable(Generic[T]):
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether `wake_some` has something to look at."""
+        """Whether `wake_some` has arrivals to process. Call `wake_some` only if this is True."""
         return bool(self._reached)
 
     def wake_some(self, scan: Scan) -> list[HeldPull[T]]:
-        """Look at one group that an arrival has reached; return whom to wake, oldest first.
+        """Process one pull group with arrivals: scan at most `step(filter)` offsets. Release and
+        return the pulls to wake, oldest first.
 
-        Groups without a filter come first. When `scan` cannot tell, the pulls wake: they can
-        read for themselves. When it raises, nothing has changed.
+        Pull groups without a filter come first. If `scan` returns None, all pulls of the group wake
+        and must read the messages themselves. If `scan` raises, the table is unchanged.
         """
-        group = self._reached[0]  # without pulls when they went away, or on with another group
+        # The group has no pulls if all were released, or were moved to another pull group.
+        group = self._reached[0]
         queue = group.queue
         is_match = True
         reached: int | None = group.offset
@@ -189,31 +202,32 @@ class HoldTable(Generic[T]):
         return []
 
     def is_behind(self, key: QueueKey, max_offset: int) -> bool:
-        """Whether somebody waits on a queue that ends further on than was told."""
+        """Return whether pulls wait on this queue and `max_offset` is higher than the end that
+        `message_arriving` recorded."""
         queue = self._queues.get(key)
         return queue is not None and queue.max_offset < max_offset
 
     @property
     def queue_count(self) -> int:
-        """How many queues somebody waits on."""
+        """The number of queues with waiting pulls."""
         return len(self._queues)
 
     def queue_keys(self) -> list[QueueKey]:
-        """The queues that somebody waits on."""
+        """Return the queues with waiting pulls."""
         return list(self._queues)
 
-    # -- other ends ------------------------------------------------------------------------
+    # -- deadlines and releases --------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return when to call `expire` next; None when nobody waits."""
+        """Return when to call `expire` next; None if no pull is held."""
         return self._deadlines.next()
 
     def next_crowd(self) -> int:
-        """Return how many pulls end together at the next deadline."""
+        """Return how many pulls expire together at the next deadline."""
         return self._deadlines.crowd()
 
     def expire(self, now: float, most: int = maxsize) -> list[HeldPull[T]]:
-        """Release and return up to `most` pulls whose deadline has come, by deadline."""
+        """Release and return up to `most` pulls whose deadline has come, in order of deadline."""
         pulls = self._deadlines.due(now, most)
         for pull in pulls:
             self._release(pull)
@@ -234,7 +248,7 @@ class HoldTable(Generic[T]):
         """Release and return every pull, oldest first."""
         return self._wake(list(self._deadlines))
 
-    # -- inside ----------------------------------------------------------------------------
+    # -- internal --------------------------------------------------------------------------
 
     def _check_limits(self, waits: Mapping[QueueKey, int], client: str) -> None:
         config = self._config
@@ -242,6 +256,8 @@ class HoldTable(Generic[T]):
             raise HoldLimitExceeded("max_held", config.max_held)
         if self._clients.get(client, 0) >= config.max_held_per_client:
             raise HoldLimitExceeded("max_held_per_client", config.max_held_per_client)
+        if self._places_of.get(client, 0) + len(waits) > config.max_held_places_per_client:
+            raise HoldLimitExceeded("max_held_places_per_client", config.max_held_places_per_client)
         if self._place_count + len(waits) > config.max_held_places:
             raise HoldLimitExceeded("max_held_places", config.max_held_places)
         for key in waits:
@@ -268,13 +284,14 @@ class HoldTable(Generic[T]):
         if group.is_reached:
             return
         group.is_reached = True
-        if group.filter is None:  # costs no scan: nobody should wait behind one
+        if group.filter is None:  # this group needs no scan, so it goes before groups that do
             self._reached.appendleft(group)
         else:
             self._reached.append(group)
 
     def _move(self, group: _Group[T], offset: int) -> None:
-        """Move a group on; it takes in the one that stands there already, if any."""
+        """Advance a pull group to `offset`. If another group with an equal filter has that offset
+        already, merge it into this group."""
         groups = group.queue.groups
         del groups[group.filter, group.offset]
         group.offset = offset
@@ -303,6 +320,11 @@ class HoldTable(Generic[T]):
                 if not queue.groups:
                     del self._queues[queue.key]
         self._place_count -= len(pull._groups)
+        left = self._places_of[pull.client] - len(pull._groups)
+        if left:
+            self._places_of[pull.client] = left
+        else:
+            del self._places_of[pull.client]
         self._leave(pull.client)
 
     def _leave(self, client: str) -> None:

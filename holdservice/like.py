@@ -1,23 +1,25 @@
-"""LIKE patterns: % stands for any text, _ for any one character. Pure.
+"""LIKE patterns: % matches any text, _ matches any single character. Pure.
 
-All ways to match are followed at once, as the bits of one number: bit i says that the text so
-far fits the first i items of the pattern. A character of text costs one shift and a few ands,
-whatever the pattern; there is nothing to backtrack to. A pattern without `_`, or a short one, is
-the parts between its %, each looked for behind the one before.
+A long pattern with `_` is matched by a bit-parallel automaton: bit i of the state means that the
+text so far matches the first i items of the pattern. Each character of the text costs one shift
+and a few ANDs, and there is no backtracking. A pattern without `_`, or a short pattern, is split
+at each %, and each part is searched after the part before it.
 """
 
 import re
 from collections.abc import Callable
 from itertools import pairwise
 
-_ANY_ONE = None  # the item that `_` stands for
-#: Longest pattern with a `_` whose parts are searched for by regular expressions, which compare
-#: each of its characters with each of the text's at worst, though there is no repeat in them.
+_ANY_ONE = None  # the item for `_`
+#: Patterns with `_` and at most this many characters are searched by regular expressions. These
+#: contain no repeats, but in the worst case they compare each character of the pattern with each
+#: character of the text.
 MAX_SEARCHED = 64
 
 
 class InvalidPattern(ValueError):
-    """An escape character that escapes nothing. `index` counts from 0 in the pattern."""
+    """The character after an escape character cannot be escaped. `index` is the position of the
+    escape character in the pattern, from 0."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -25,13 +27,13 @@ class InvalidPattern(ValueError):
 
 
 def compile_like(pattern: str, escape: str | None = None) -> Callable[[str], bool]:
-    """Return whether a whole text fits the pattern; case counts.
+    """Return a function that reports whether a whole text matches the pattern. Case-sensitive.
 
-    `escape` (one character) takes its meaning from a % or _ or itself after it; before
-    anything else InvalidPattern is raised.
+    `escape` is one character. It makes a following %, _ or `escape` literal. Raise InvalidPattern
+    if any other character follows it.
     """
     items: list[str | None] = []
-    cuts: list[int] = []  # before these items stands a %
+    cuts: list[int] = []  # indexes of the items that follow a %
     repeats = 0  # bit i: any text may follow the first i items
     characters = iter(enumerate(pattern))
     for index, character in characters:
@@ -54,7 +56,7 @@ def compile_like(pattern: str, escape: str | None = None) -> Callable[[str], boo
         if item is not _ANY_ONE:
             accepting[item] = accepting.get(item, any_one) | 2 << i
     whole = 1 << len(items)
-    settled = whole & repeats  # once here, whatever follows fits
+    settled = whole & repeats  # in this state any remaining text matches
 
     def is_like(text: str) -> bool:
         state = 1
@@ -70,8 +72,8 @@ def compile_like(pattern: str, escape: str | None = None) -> Callable[[str], boo
 
 
 def _looks_for(parts: list[list[str | None]]) -> Callable[[str], bool]:
-    """Return whether a text consists of `parts`, with anything between each and the next. The
-    first place of a part is as good as any later one, since every part has its length."""
+    """Return a function that reports whether a text consists of `parts` with any text between
+    them. Taking the first place of each part is enough, because every part has a fixed length."""
     first, last = _finder(parts[0]), _finder(parts[-1])
     first_size, last_size = len(parts[0]), len(parts[-1])
     if len(parts) == 1:
@@ -93,7 +95,8 @@ def _looks_for(parts: list[list[str | None]]) -> Callable[[str], bool]:
 
 
 def _finder(part: list[str | None]) -> Callable[[str, int, int], int]:
-    """Return what finds a part in a text between two places: where it begins, or -1."""
+    """Return a function (text, start, end) that returns the first place of the part between
+    `start` and `end`, or -1."""
     if _ANY_ONE not in part:
         literal = "".join(map(str, part))
         return lambda text, at, end: text.find(literal, at, end)
@@ -108,7 +111,7 @@ def _finder(part: list[str | None]) -> Callable[[str, int, int], int]:
 
 
 def byte_us(pattern: str) -> float:
-    """Return how many microseconds a pattern takes at most, about, for each byte of a text."""
+    """Return about how many microseconds a pattern needs per byte of text in the worst case."""
     if "_" not in pattern:
         return 0.001
     if len(pattern) <= MAX_SEARCHED:

@@ -1,9 +1,10 @@
-"""Holds pulls that have nothing to read yet: the asyncio shell around the hold table.
+"""Hold pulls that have no messages to read yet: the asyncio shell around the hold table.
 
-Belongs to one event loop; every method is called there. No wake-up is lost: a message is
-readable before its arrival is told, and `hold` registers before it reads the queues' ends.
-The periodic scan is the net below that, and its finds are counted: `scan_rescues` stays 0.
-What the table decides is only carried out here; what a woken pull then reads is the caller's.
+All methods must be called on one event loop. No wake-up is lost: a message is readable before
+`message_arriving` is called for it, and `hold` registers a pull before it reads the queues' ends.
+A periodic scan is the safety net: it wakes pulls whose wake-up was lost, and counts them in
+`scan_rescues`, which should stay 0. The hold table decides which pulls to wake; this module wakes
+them; the caller of `hold` reads the messages.
 """
 
 import asyncio
@@ -28,29 +29,31 @@ __all__ = ["HoldLimitExceeded", "HoldStats", "Outcome", "PullRequestHoldService"
 
 log = logging.getLogger(__name__)
 
-#: Longest that waking keeps the loop from other work before it goes on in the next turn.
+#: Waking pulls may block the loop for at most about this long. The remaining pulls are woken in the
+#: next loop iteration.
 SLICE_S = 0.002
-#: Of a costly filter no more is looked at in a step than takes about this long.
+#: A costly filter gets fewer messages per step, so that a step takes at most about this long.
 STEP_US = 1500
 #: Bytes of keys, tags and property values that a usual message has.
 USUAL_TEXT_BYTES = 200
-#: Pulls that are answered for their deadline in one turn of the loop.
+#: The most expired pulls that are answered in one loop iteration.
 EXPIRY_SLICE = 64
-#: When many pulls end together, the first are answered this much before their deadline for each
-#: of them, and MAX_LEAD_MS at most: about what answering takes, so that the last are not late.
+#: About the time that one answer takes. If n pulls expire together, the first answer is sent
+#: n * CROWD_LEAD_US before the deadline, so that the last answers are not late.
 CROWD_LEAD_US = 40
+#: The first answer is sent at most this long before the deadline.
 MAX_LEAD_MS = 40
-#: Queues that the scan compares before it lets the loop do other work.
+#: The most queues that the scan checks before other work of the loop can run.
 SCAN_CHUNK = 1000
-#: A message is readable a moment before its arrival is told. What the scan sees is missed only
-#: when its arrival was not told for this long.
+#: A message is readable a moment before `message_arriving` is called for it. If the scan finds a
+#: message without this call, the call counts as lost only if it does not come within this time.
 SCAN_GRACE_S = 1.0
-#: A scan that takes more of the loop's time is logged, as RocketMQ's is.
+#: A scan that blocks the loop for longer than this in total is logged, as in RocketMQ.
 SLOW_SCAN_S = 5.0
 
 
 class Outcome(StrEnum):
-    """Why a held pull is answered."""
+    """Why a held pull ends."""
 
     ARRIVED = "arrived"
     EXPIRED = "expired"
@@ -59,7 +62,8 @@ class Outcome(StrEnum):
 
 
 class Woken(NamedTuple):
-    """The end of a wait. No message before the `scanned` offset of its queue matches."""
+    """The result of a wait. `scanned` maps each queue of the pull to an offset at or after the
+    requested one; no message between the two matches the filter."""
 
     outcome: Outcome
     scanned: dict[QueueKey, int]
@@ -67,9 +71,10 @@ class Woken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HoldStats:
-    """What is held now, and counts since the start. `held` are pulls and all else that waits
-    within the same limits; the other counts are of pulls, but for `refused_total` and
-    `scan_rescues`. `last_scan_s` is the loop's time that the last scan took."""
+    """The number of pulls that are held now, and counts since the start. `held`, `held_max`,
+    `refused_total` and `scan_rescues` include the requests of other kinds that wait within the same
+    limits (`PullRequestHoldService.taken`). `last_scan_s` is the time for which the last scan
+    blocked the loop."""
 
     held: int
     held_max: int
@@ -85,11 +90,11 @@ class HoldStats:
 
 
 class PullRequestHoldService:
-    """Suspends pulls and answers each exactly once: by a message, its deadline, or the end.
+    """Holds pulls and ends each wait exactly once, for one of the reasons in `Outcome`.
 
-    `max_offset` tells a queue's end, None when there is no such queue; it must see a message
-    before `message_arriving` is called for it. `scan` looks for a filter's first match, as
-    MessageStore.scan_hot does.
+    `max_offset` returns a queue's end, None if the queue does not exist. The end must include a
+    message before `message_arriving` is called for this message. `scan` searches the first match
+    of a filter, like MessageStore.scan_hot.
     """
 
     def __init__(
@@ -116,18 +121,20 @@ class PullRequestHoldService:
         self._scan_rescues = 0
         self._last_scan_s = 0.0
         self.also_scan: Callable[[], int] = lambda: 0
-        """Looks at what else waits, and returns how many it had to rescue. The composition's."""
+        """Called by each scan to check the waiting requests of other kinds; returns how many of
+        these it had to wake. Set by the broker."""
         self.observe_scan: Callable[[float], None] = lambda seconds: None
-        """Told of the loop's time that each scan took. The composition's."""
+        """Called after each scan with the seconds for which it blocked the loop. Set by the
+        broker."""
 
     async def start(self) -> None:
-        """Begin the periodic scan. May be called twice, and again after `stop`."""
+        """Start the periodic scan. May be called twice, and again after `stop`."""
         self._is_draining = False
         if self._scanning is None:
             self._scanning = asyncio.create_task(self._scan_forever(), name="hold-scan")
 
     async def stop(self) -> None:
-        """Answer everything held with DRAINING, and all later holds too. May be called twice."""
+        """End all held pulls and all later `hold` calls with DRAINING. May be called twice."""
         self._is_draining = True
         self._answer(self._table.release_all(), Outcome.DRAINING)
         for handle in (self._timer, self._next_slice):
@@ -147,11 +154,11 @@ class PullRequestHoldService:
         client: str,
         filter: "MessageFilter | None" = None,
     ) -> Woken:
-        """Wait until any of the queues has a message at or after its offset, for `wait_s`.
+        """Wait at most `wait_s` until any of the queues has a message at or after the queue's
+        offset in `waits`. With a filter, wait for a message that matches.
 
-        With a filter, until there is one that matches. ARRIVED means: read again, and hold
-        again for the time that remains should nothing be found. Cancelling frees the place at
-        once. Raises HoldLimitExceeded.
+        After ARRIVED the caller must read again; if it finds nothing, it may call `hold` again for
+        the remaining time. Cancelling frees the pull's place at once. Raise HoldLimitExceeded.
         """
         if self._is_draining:
             return Woken(Outcome.DRAINING, dict(waits))
@@ -182,14 +189,14 @@ class PullRequestHoldService:
             raise
 
     def at_most(self, wait_s: float) -> float:
-        """Return how long a request may be held that asks for so long."""
+        """Return `wait_s`, limited to short_polling_ms in short polling mode."""
         config = self._config
         return wait_s if config.long_polling else min(wait_s, config.short_polling_ms / 1000)
 
     @contextmanager
     def taken(self, client: str) -> Iterator[None]:
-        """Take a place for a request that waits elsewhere, within the limits of pulls. Raises
-        HoldLimitExceeded."""
+        """While the context is open, count one waiting request of another kind in the limits of
+        held pulls. Raise HoldLimitExceeded if a limit is reached."""
         try:
             self._table.enter(client)
         except HoldLimitExceeded:
@@ -202,19 +209,20 @@ class PullRequestHoldService:
             self._table.leave(client)
 
     def message_arriving(self, advanced: Mapping[QueueKey, int]) -> None:
-        """Wake whoever waits for messages that are readable now, up to the ends given.
+        """Wake the pulls that wait for new messages. `advanced` maps each queue to its new end; all
+        messages before this end must be readable already.
 
-        In short polling mode nobody is told; the scan finds them.
+        In short polling mode, do nothing: the scan wakes the pulls.
         """
         if self._config.long_polling:
             self._tell(advanced)
 
     def topic_deleted(self, topic_id: int) -> None:
-        """Answer every pull that waits on a queue of this topic with DELETED."""
+        """End every pull that waits on a queue of this topic with DELETED."""
         self._answer(self._table.release_topic(topic_id), Outcome.DELETED)
 
     def stats(self) -> HoldStats:
-        """Return the figures for metrics."""
+        """Return the counts for metrics."""
         return HoldStats(
             held=len(self._table) + self._table.other_count,
             held_max=self._held_max,
@@ -240,7 +248,8 @@ class PullRequestHoldService:
         self._wake_arrived()
 
     def _wake_arrived(self) -> None:
-        """Look at what arrivals have reached, for a slice of time; go on in the next turn."""
+        """Process arrivals and wake pulls for SLICE_S; the rest follows in the next loop
+        iteration."""
         if not self._table.has_arrivals:
             return
         until = monotonic() + SLICE_S
@@ -264,25 +273,26 @@ class PullRequestHoldService:
         try:
             return self._scan(key, start, end, filter)
         except Exception:
-            # Woken, each pull reads for itself and answers its own client with the failure.
+            # Wake the pulls: each reads for itself and reports the failure to its own client.
             log.exception("a filter could not be tried on queue %s from %d", key, start)
             return None
 
     def _answer(self, pulls: Iterable[HeldPull[asyncio.Future[Woken]]], outcome: Outcome) -> None:
         for pull in pulls:
-            if not pull.ticket.done():  # else cancelled, and about to find out
+            if not pull.ticket.done():  # it is done if the waiting task was cancelled
                 pull.ticket.set_result(Woken(outcome, pull.scanned))
                 self._answered[outcome] += 1
 
     # -- deadlines -------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        """Keep one timer, at the next deadline or before; for a crowd a little before."""
+        """Set the single timer to the next deadline, or a little earlier if many pulls expire
+        together (CROWD_LEAD_US)."""
         deadline = self._table.next_deadline()
         if deadline is None:
             return
         if self._timer is not None and self._timer_deadline <= deadline - MAX_LEAD_MS / 1000:
-            return  # Early enough for any crowd, which need not be counted then.
+            return  # The timer is early enough for any number of pulls, so do not count them.
         lead_ms = min(int(self._table.next_crowd() * CROWD_LEAD_US / 1000), MAX_LEAD_MS)
         wanted = deadline - lead_ms / 1000
         if self._timer is not None:
@@ -295,8 +305,8 @@ class PullRequestHoldService:
         )
 
     def _expire(self, lead_s: float) -> None:
-        """Answer those whose deadline has come, a slice a turn: what is written in a turn of
-        the loop leaves at its end."""
+        """End the pulls whose deadline has come, at most EXPIRY_SLICE per loop iteration, because
+        replies are sent at the end of an iteration."""
         self._timer = None
         pulls = self._table.expire(monotonic() + lead_s, EXPIRY_SLICE)
         self._answer(pulls, Outcome.EXPIRED)
@@ -316,7 +326,7 @@ class PullRequestHoldService:
             try:
                 await self._scan_once()
             except Exception:
-                # Whoever is held stays held, with its deadline; the next scan tries again.
+                # Held pulls keep their deadlines, and the next scan tries again.
                 log.exception("the scan of the held queues failed")
 
     async def _scan_once(self) -> None:
@@ -341,8 +351,9 @@ class PullRequestHoldService:
             self._tell(behind)
 
     async def _scan_queues(self, busy_s: float) -> dict[QueueKey, int]:
-        """Return the ends of the held queues that have messages nobody was told of; `busy_s` is
-        what this scan has taken so far."""
+        """Find the queues with held pulls that have messages for which `message_arriving` was not
+        called. Return the ends of these queues. `busy_s` is the time for which this scan has
+        blocked the loop so far."""
         behind = {}
         keys = self._table.queue_keys()
         for first in range(0, len(keys), SCAN_CHUNK):
@@ -362,6 +373,6 @@ class PullRequestHoldService:
 
 
 def _scan_step(message_filter: "MessageFilter") -> int:
-    """Return how many messages one step looks at, of the usual kind: with larger ones the scan
-    itself says that it would take too long."""
+    """Return how many messages of usual size one step scans for a filter. If the messages are
+    larger, the scan returns None because it would take too long."""
     return max(1, min(SCAN_STEP, int(STEP_US / message_filter.cost_us(1, USUAL_TEXT_BYTES))))

@@ -1,19 +1,20 @@
-"""What a condition needs of a batch's messages, and nothing else of it. Pure."""
+"""Read from a batch only the values that a condition needs. Pure."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.format.batch import Batch
 from holdfast.holdservice.three_valued import Column, Name
 
 
 def row_values(
     batch: Batch, rows: Sequence[int], names: frozenset[Name]
 ) -> Iterator[tuple[int, dict[Name, str]]]:
-    """Yield each of the rows (ascending) with what its message has of the names.
+    """Yield (row, values) for each of `rows`, which must be ascending. `values` maps each of
+    `names` to its value, if the message has one.
 
-    Columns are read once, from the first row to the last; of the properties only those named
-    are decoded.
+    The columns are read once, from the first row to the last. Only the properties in `names` are
+    decoded.
     """
     if not rows:
         return
@@ -40,8 +41,9 @@ _NO_ENTRIES: _Entries = ([], [], [], b"")
 
 
 def _entries(batch: Batch, first: int, last: int) -> _Entries:
-    """Return the properties of the rows `first` to `last`, counted from 0: where each row's
-    start, their names, where their values start, the values.
+    """Return the properties of the rows `first` to `last`: the index of each row's first property,
+    the properties' names, the start of each value in the text, and the text of all values. Indexes
+    and starts count from 0 at row `first`; both lists also contain the final end.
     """
     listed, name_at, value_at = batch.property_list, batch.name_offsets, batch.value_offsets
     if listed is None or name_at is None or value_at is None:

@@ -1,11 +1,11 @@
-"""From the text of a filter to a function of one message. Pure.
+"""Compile the text of an SQL92 filter to a function of one message. Pure.
 
-The grammar is sql92.lark, the functions are those of three_valued.py; docs/filters.md gives
-the meaning.
+The grammar is sql92.lark, the functions are in three_valued.py, and docs/filters.md describes the
+meaning.
 
-The parser keeps its own stack and builds the function bottom-up while it reads, so that no
-nesting reaches Python's stack before the limits have been checked; then it is at most
-MAX_FILTER_DEPTH levels deep.
+The parser has its own stack and builds the function bottom-up while it reads. So a deeply nested
+text cannot overflow Python's stack while it is parsed. A text that is nested more than
+MAX_FILTER_DEPTH levels deep is refused, so its evaluation cannot overflow the stack either.
 """
 
 import operator
@@ -35,28 +35,29 @@ from holdfast.holdservice.three_valued import (
 
 #: Longest filter, in bytes of UTF-8.
 MAX_FILTER_BYTES = 4096
-#: Parentheses and NOTs inside one another.
+#: Largest nesting depth of parentheses and NOT.
 MAX_FILTER_DEPTH = 64
-#: Names and values in one filter.
+#: The most names and values in one filter.
 MAX_FILTER_TERMS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A parsed filter: does a message match, and which names must its row hold?"""
+    """A parsed filter. `is_match` tests a row. `names` are the names in the filter: a row must
+    have the message's values for these names."""
 
     is_match: Callable[[Row], bool]
     names: frozenset[Name]
     terms: int
-    """Names and values in it."""
+    """Number of names and values in the filter."""
     like_byte_us: float
-    """What its LIKEs take for each byte of text, in microseconds."""
+    """Microseconds that all LIKEs of the filter need per byte of text."""
 
 
 def parse_condition(text: str) -> Condition:
-    """Return the condition that a text states.
+    """Parse a filter.
 
-    Raises InvalidFilter, with the position of what is wrong and a sentence that names the mend.
+    Raise InvalidFilter with the position of the error and a sentence that says how to fix it.
     """
     try:
         size = len(text.encode())
@@ -92,27 +93,27 @@ def parse_condition(text: str) -> Condition:
     return Condition(lambda row: evaluate(row) is True, node.names, terms, node.like_byte_us)
 
 
-# -- what the parser builds --------------------------------------------------------------------
+# -- building the function ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A part of the condition, and the function of a row that it has become."""
+    """A parsed part of the condition, and its function of a row."""
 
     evaluate: Evaluate
     position: int
     names: frozenset[Name] = frozenset()
     depth: int = 0
-    #: Only a bare name has one.
+    #: Set only if the part is a single name.
     name: Name | None = None
-    #: Evaluates to True, False or None; else to any value.
+    #: True if the part evaluates to True, False or None; False if it may be any value.
     is_condition: bool = True
     like_byte_us: float = 0.0
 
 
 @v_args(inline=True)
 class _Builder(Transformer[Token, _Node]):
-    """One method per rule of the grammar, called with the parts of the rule as it is read."""
+    """One method per grammar rule, called with the parts of the rule when the rule is complete."""
 
     def start(self, node: _Node) -> _Node:
         return replace(node, evaluate=_condition(node))
@@ -226,7 +227,9 @@ def _position(token: Token) -> int:
 
 
 def _condition(node: _Node) -> Evaluate:
-    """Return the node's function as one of truth: a property may say true or false."""
+    """Return the node's function, converted to return True, False or None. A property with the
+    text "true" or "false" is a condition too. Raise InvalidFilter for a constant that is neither
+    TRUE nor FALSE."""
     evaluate = node.evaluate
     if node.is_condition:
         return evaluate
@@ -249,7 +252,7 @@ def _name_of(node: _Node, word: Token) -> Name:
     return node.name
 
 
-# -- what is said when it cannot be read -------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------
 
 
 def _too_deep(token: Token) -> InvalidFilter:

@@ -1,7 +1,8 @@
-"""What conditions are made of: functions of a message's row, in SQL's three values. Pure.
+"""The parts of conditions: functions of a message's row with SQL's three truth values. Pure.
 
-True, False and None: unknown, which is what is absent or cannot be compared. A property is a
-text; beside a number or a truth value it is read as one, where it can be.
+The values are True, False and None. None means unknown: a property is absent or cannot be
+compared. A property is a text. If it is compared with a number or a truth value, the text is
+converted to that type if possible.
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 
 class Column(Enum):
-    """What a filter may name of a message beside its properties."""
+    """The fields of a message that a filter may use in addition to its properties."""
 
     TAG = "TAGS"
     KEY = "KEYS"
@@ -19,25 +20,27 @@ class Column(Enum):
 
 Name = str | Column
 Row = Mapping[Name, str]
-"""What one message has of the names that a condition uses; what is absent is left out."""
+"""The values of one message for the names in a condition. Absent values have no entry."""
 Value = str | int | float | bool | None
 Evaluate = Callable[[Row], Value]
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]*(?P<fraction>\.[0-9]*)?(?P<exponent>[eE][+-]?[0-9]+)?")
-#: Longest text that is read as a number; int() takes no more digits either.
+#: Longest text that is converted to a number; int() accepts no more digits either.
 MAX_NUMBER_CHARACTERS: Final = 4300
 _TRUTHS: Final = {"true": True, "false": False}
 
 
 def truth(value: Value) -> bool | None:
-    """Return the truth value that a value is or, as a text, names in any case; else None."""
+    """Return a truth value unchanged, and convert the texts "true" and "false" (in any case).
+    Return None for any other value."""
     if isinstance(value, str):
         return _TRUTHS.get(value.lower())
     return value if isinstance(value, bool) else None
 
 
 def decided(conditions: tuple[Evaluate, ...], *, by: bool) -> Evaluate:
-    """Return OR (decided by the first True) or AND (by the first False)."""
+    """Return the OR of the conditions with `by=True`, their AND with `by=False`. Evaluation stops
+    at the first condition that equals `by`."""
 
     def evaluate(row: Row) -> bool | None:
         outcome: bool | None = not by
@@ -53,7 +56,7 @@ def decided(conditions: tuple[Evaluate, ...], *, by: bool) -> Evaluate:
 
 
 def negated(condition: Evaluate) -> Evaluate:
-    """Return NOT."""
+    """Return the NOT of a condition; the NOT of None is None."""
 
     def evaluate(row: Row) -> bool | None:
         value = condition(row)
@@ -63,7 +66,8 @@ def negated(condition: Evaluate) -> Evaluate:
 
 
 def compared(left: Evaluate, test: Callable[[Any, Any], bool], right: Evaluate) -> Evaluate:
-    """Return a comparison of two values, of which one may have to be read as the other's kind."""
+    """Return a comparison of two values. If their types differ, a text is converted to the type of
+    the other value. The result is None if a value is unknown or cannot be converted."""
 
     def evaluate(row: Row) -> bool | None:
         a, b = left(row), right(row)
@@ -75,7 +79,8 @@ def compared(left: Evaluate, test: Callable[[Any, Any], bool], right: Evaluate) 
 
 
 def _converted(value: Value, other: Value) -> Value:
-    """Return `value` as what `other` is; None where that cannot be. Only a text is converted."""
+    """Return `value` converted to the type of `other`, None if that is impossible. Only texts are
+    converted."""
     if isinstance(value, str):
         return truth(value) if isinstance(other, bool) else number(value)
     if isinstance(value, bool) and not isinstance(other, str):
@@ -84,8 +89,8 @@ def _converted(value: Value, other: Value) -> Value:
 
 
 def listed(name: Name, literals: list[Value]) -> Evaluate:
-    """Return IN: equal to any of the literals, as `=` would have it. However many they are, a
-    property is read once as each kind that is among them.
+    """Return an IN condition: true if `=` is true for any of the literals. Each evaluation converts
+    the property at most once per type, however many literals there are.
     """
     texts = frozenset(literal for literal in literals if isinstance(literal, str))
     truths = frozenset(literal for literal in literals if isinstance(literal, bool))
@@ -113,12 +118,12 @@ def listed(name: Name, literals: list[Value]) -> Evaluate:
 
 
 def always(value: Value) -> Evaluate:
-    """Return a literal."""
+    """Return a function that returns `value` for every row."""
     return lambda row: value
 
 
 def number(text: str) -> int | float | None:
-    """Return the number that a text is, exact where it is whole; None when it is none."""
+    """Return the number in a text, None if it is not a number. Integers are exact."""
     kind = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARACTERS else None
     if kind is None:
         return None

@@ -1,0 +1,1 @@
+"""The rules of a group: members, selection, order, leases and receipts. Pure."""

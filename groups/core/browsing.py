@@ -1,0 +1,86 @@
+"""Browsing: looking at a group's messages without leasing them. Pure: nothing changes.
+
+A browser is a client that reads this way. Each browser has its own place: an offset for each queue.
+Browsers affect neither each other nor the members. Browsers see the messages that are not settled;
+leased messages are shown only with `include_leased`. The order is: topic by topic, in a topic the
+queues of the highest priority level first, in a queue by offset.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from holdfast.commitlog.format.priority import level_of_queue
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.core.group_topic import GroupTopic
+from holdfast.groups.core.queue_lane import Lane
+from holdfast.groups.core.selection import READ_AHEAD
+from holdfast.groups.cursor.cursor import State
+from holdfast.groups.cursor.heads import Head, HeadSource
+
+
+@dataclass(slots=True)
+class Browsed:
+    """The messages to show, and the place at which the next call continues. If `needs` is set, the
+    caller must fetch the message at this queue and offset, and then repeat the call."""
+
+    messages: list[tuple[QueueKey, int]]
+    place: dict[QueueKey, int]
+    needs: tuple[QueueKey, int] | None = None
+
+
+def browse(
+    topics: Iterable[GroupTopic],
+    source: HeadSource,
+    place: Mapping[QueueKey, int],
+    *,
+    credit: int,
+    max_bytes: int = 1 << 62,
+    filter: object | None = None,
+    include_leased: bool = False,
+    now_ms: int,
+) -> Browsed:
+    """Return up to `credit` messages from `place` on. A queue that is not in `place` is shown from
+    its floor on."""
+    shown = Browsed([], dict(place))
+    hidden = {State.DONE, State.DYING}
+    if not include_leased:
+        hidden |= {State.LEASED, State.GRACE}
+    room = max_bytes
+    for topic in topics:
+        for lane in _highest_first(topic):
+            offset = max(place.get(lane.key, 0), lane.cursor.floor)
+            while offset < lane.cursor.end and len(shown.messages) < credit:
+                found = source.read(lane.key, offset, lane.cursor.end, READ_AHEAD, lane.view.filter)
+                if found is None:
+                    shown.needs = lane.key, offset
+                    return shown
+                for head in found.heads:
+                    if len(shown.messages) >= credit:
+                        break
+                    offset = head.offset + 1
+                    if _is_shown(lane, head, hidden, now_ms):
+                        passes = filter is None or source.matches(lane.key, head.offset, filter)
+                        if passes is None:
+                            shown.needs = lane.key, head.offset
+                            return shown
+                        if passes:
+                            if shown.messages and head.size_bytes > room:
+                                return shown
+                            room -= head.size_bytes
+                            shown.messages.append((lane.key, head.offset))
+                    shown.place[lane.key] = offset
+                else:
+                    offset = shown.place[lane.key] = found.scanned
+    return shown
+
+
+def _highest_first(topic: GroupTopic) -> list[Lane]:
+    return sorted(
+        topic.lanes.values(),
+        key=lambda lane: (-level_of_queue(lane.key[1], topic.levels), lane.key[1]),
+    )
+
+
+def _is_shown(lane: Lane, head: Head, hidden: set[State], now_ms: int) -> bool:
+    has_expired = lane.view.has_expired(head, now_ms)
+    return not has_expired and lane.cursor.state(head.offset) not in hidden

@@ -1,0 +1,181 @@
+"""A member's request for messages, and the reply. Pure."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.core.limits import Limits, Room
+from holdfast.groups.core.receipt_state import Receipt
+
+#: A group stores at most this many answers, so that it can send them again. If there are more, the
+#: client with the most answers loses its oldest answer.
+MAX_REPEATS = 4096
+#: These answers may contain at most this many messages together. If there are more, the client
+#: with the most messages loses its oldest answer.
+MAX_REPEATED = 100_000
+
+
+class MayReceive(Hashable, Protocol):
+    """Decides from which topics a request may get messages. Equal objects permit the same
+    topics."""
+
+    def __call__(self, topic_id: int, /) -> bool:
+        """Return whether the request may get messages of this topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request for messages. If a field is None, the group's own value applies, or there is no
+    limit.
+
+    `may_receive` is called when messages are chosen, not before, because a group may get more
+    topics while a request waits. If it is None, messages of every topic of the group are permitted.
+    """
+
+    member: str
+    credit: int
+    max_bytes: int = 1 << 62
+    topics: frozenset[int] | None = None
+    filter: object | None = None
+    lease_ms: int | None = None
+    settled: bool = False
+    """If true, messages are settled when they are sent; the member gets no receipts."""
+    attempt_id: str | None = None
+    limits: Limits | None = None
+    client: str = ""
+    """The client's address, "" if unknown. The stored answer counts as one of this client's."""
+    may_receive: MayReceive | None = None
+
+    def takes(self, topic_id: int) -> bool:
+        """Return whether a topic is requested and permitted."""
+        if self.topics is not None and topic_id not in self.topics:
+            return False
+        return self.may_receive is None or self.may_receive(topic_id)
+
+
+class Pick(NamedTuple):
+    """One message of a reply. `receipt` is None if the message was settled when it was sent."""
+
+    queue: QueueKey
+    offset: int
+    attempt: int
+    redelivered: bool
+    receipt: Receipt | None
+
+
+@dataclass(slots=True)
+class Reply:
+    """The reply to a request for messages, while it is being filled and afterwards.
+
+    If it has no picks, `is_active` is true and `is_notice` is false, nothing is available, and the
+    request may wait.
+    """
+
+    picks: list[Pick] = field(default_factory=list)
+    available: int = 0
+    is_active: bool = True
+    is_notice: bool = False
+    #: If true, the rows that `take_writes` returns now must be durable before the reply is sent.
+    commit_first: bool = False
+    #: The queue and offset that must be fetched before more messages can be added.
+    needs: tuple[QueueKey, int] | None = None
+    #: If true, the reply stopped at the limit of one event loop iteration: there may be more
+    #: messages.
+    is_cut: bool = False
+    #: The size of the picked messages.
+    size_bytes: int = 0
+    #: The part of the request's limits that is left, once the reply is being filled; None if there
+    #: are no limits.
+    room: Room | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether there is something to send; if not, the request may wait."""
+        return bool(self.picks) or self.is_notice
+
+
+class _Answer(NamedTuple):
+    until_ms: int
+    picks: list[Pick]
+    client: str
+
+
+@dataclass(slots=True)
+class _Share:
+    """The stored answers of one client: the requests that they answer, the oldest first, and how
+    many messages the answers contain together."""
+
+    requests: dict[tuple[str, str], None] = field(default_factory=dict)
+    message_count: int = 0
+
+
+class Repeats:
+    """Recent answers by (member, attempt id), so that a lost answer can be sent again.
+
+    If there are too many answers, the client with the most answers loses its oldest one.
+    """
+
+    def __init__(self, kept_ms: int) -> None:
+        self._kept_ms = kept_ms
+        #: The oldest first.
+        self._answers: dict[tuple[str, str], _Answer] = {}
+        self._shares: dict[str, _Share] = {}
+        self._message_count = 0
+
+    def note(
+        self, member: str, attempt_id: str, picks: list[Pick], now_ms: int, client: str = ""
+    ) -> None:
+        """Store an answer. It replaces an earlier answer to the same attempt id."""
+        self._drop((member, attempt_id))
+        self._keep((member, attempt_id), _Answer(now_ms + self._kept_ms, list(picks), client))
+        self._forget(now_ms)
+
+    def restore(
+        self, member: str, attempt_id: str, picks: Sequence[Pick], answered_ms: int
+    ) -> None:
+        """Add picks to a stored answer from before a restart; create the answer if these are its
+        first picks. After a restart it is not known which client got the answer."""
+        before = self._drop((member, attempt_id))
+        picks = [*before, *picks]
+        self._keep((member, attempt_id), _Answer(answered_ms + self._kept_ms, picks, ""))
+
+    def find(self, member: str, attempt_id: str, now_ms: int) -> list[Pick]:
+        """Return the picks of the earlier answer; an empty list if there is none."""
+        self._forget(now_ms)
+        answer = self._answers.get((member, attempt_id))
+        return answer.picks if answer is not None and answer.until_ms > now_ms else []
+
+    def _forget(self, now_ms: int) -> None:
+        while self._answers:
+            first = next(iter(self._answers))
+            if self._answers[first].until_ms > now_ms:
+                break
+            self._drop(first)
+        while len(self._answers) > MAX_REPEATS:
+            self._drop_oldest(lambda share: len(share.requests))
+        while self._message_count > MAX_REPEATED:
+            self._drop_oldest(lambda share: share.message_count)
+
+    def _drop_oldest(self, size: Callable[[_Share], int]) -> None:
+        self._drop(next(iter(max(self._shares.values(), key=size).requests)))
+
+    def _keep(self, request: tuple[str, str], answer: _Answer) -> None:
+        self._answers[request] = answer
+        share = self._shares.setdefault(answer.client, _Share())
+        share.requests[request] = None
+        share.message_count += len(answer.picks)
+        self._message_count += len(answer.picks)
+
+    def _drop(self, request: tuple[str, str]) -> list[Pick]:
+        """Remove an answer and return its picks."""
+        answer = self._answers.pop(request, None)
+        if answer is None:
+            return []
+        share = self._shares[answer.client]
+        del share.requests[request]
+        share.message_count -= len(answer.picks)
+        if not share.requests:
+            del self._shares[answer.client]
+        self._message_count -= len(answer.picks)
+        return answer.picks

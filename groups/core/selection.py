@@ -1,0 +1,332 @@
+"""Chooses the next message of a queue: the first that is available and matches a filter. Pure.
+
+All members with the same filter share a pointer: the offset up to which messages were read for this
+filter. They also share a heap of the messages below the pointer that were returned. A new pointer
+begins at the floor, so a new filter finds messages that other filters skipped. Ranges of done
+offsets are skipped in chunks. Messages that do not match the group's own filter are not wanted;
+they are settled when they are read.
+
+If a Selection has offered an offset, the lane reports every change of this offset to it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Protocol
+
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.core.limits import Room
+from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.cursor.heads import Head, Heads, HeadSource, NeedsRead
+
+#: At most this many messages are requested from the source in one read.
+READ_AHEAD = 64
+#: A queue has pointers for at most this many filters. If there are more filters, the pointer of the
+#: least recently used one is dropped.
+MAX_FILTERS = 64
+#: Unavailable entries below the top of a `behind` heap are removed only when the heap has more
+#: entries than this.
+MIN_BEHIND = 64
+#: Larger than every offset.
+BEYOND = 1 << 63
+
+
+class Selection(Protocol):
+    """The order in which a queue's messages are offered, and the members that get them."""
+
+    def peek(
+        self, member: str, filter: object | None, now_ms: int, room: Room | None = None
+    ) -> Head | None:
+        """Return the message that `member` would get next, within `room`; None if there is none. If
+        `room.returned_only` is true, offer only returned messages; a keyed group then also offers
+        messages that were read before. Raises NeedsRead."""
+
+    def is_drained(self) -> bool:
+        """Return whether the last `peek` without a filter found no message for any member."""
+
+    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+        """Return the messages that successive calls of `peek` would offer if each were taken: at
+        most `most`, and only those that need no read of the queue. This call changes nothing."""
+
+    def took(self, heads: Sequence[Head], member: str) -> None:
+        """Record that messages were leased, or settled when they were sent. `heads` are in the
+        order in which they were offered."""
+
+    def returned(self, offset: int) -> list[int]:
+        """Record that an offset is available again or delayed. Return the offsets whose leases must
+        be revoked because of this."""
+
+    def settled(self, offset: int) -> None:
+        """Record that an offset is done or dying."""
+
+    def is_in_order(self, offset: int, number: int) -> bool:
+        """Return whether an offset that is not leased may be settled now, as far as the order of
+        its key is concerned. `number` is the lease of the receipt; it has ended, or it is from
+        before a restart."""
+
+    def overtaken(self) -> list[int]:
+        """Return the offsets whose leases are from before a restart and must be revoked."""
+
+    def adopted(self, offset: int, member: str) -> None:
+        """Record that an offset in grace is leased again, by the member that had leased it."""
+
+    def reset(self) -> None:
+        """Read the queue from the floor again."""
+
+    def grace_over(self) -> list[int]:
+        """Offer the offsets that were in grace. Return the offsets whose leases must be revoked
+        because of this."""
+
+
+class QueueView:
+    """The queue of a cursor, without settled messages and without unwanted messages. A message is
+    unwanted if the group's own filter does not match it."""
+
+    def __init__(self, cursor: Cursor, key: QueueKey, source: HeadSource) -> None:
+        self.cursor = cursor
+        self.key = key
+        self.source = source
+        #: The group's own filter on this topic.
+        self.filter: object | None = None
+
+    def read(self, start: int, most: int) -> Heads:
+        """Return at most `most` wanted messages from `start` on; settle the unwanted messages
+        between them. Raises NeedsRead."""
+        cursor = self.cursor
+        start = cursor.done.first_open(start)
+        if start >= cursor.end:
+            return Heads([], cursor.end)
+        found = self.source.read(self.key, start, cursor.end, most, self.filter)
+        if found is None:
+            raise NeedsRead(self.key, start)
+        self._lose(found, start)
+        offset = start
+        for head in found.heads:
+            if head.offset > offset:
+                cursor.pass_over(offset, head.offset)
+            offset = head.offset + 1
+        if found.scanned > offset:
+            cursor.pass_over(offset, found.scanned)
+        return found
+
+    def head(self, offset: int) -> Head | None:
+        """Return one message. If it is unwanted or lost, settle it and return None. Raises
+        NeedsRead."""
+        found = self.source.read(self.key, offset, offset + 1, 1, self.filter)
+        if found is None:
+            raise NeedsRead(self.key, offset)
+        if found.heads:
+            return found.heads[0]
+        self._lose(found, offset)
+        self.cursor.pass_over(offset, offset + 1)
+        return None
+
+    def _lose(self, found: Heads, start: int) -> None:
+        for each in found.lost:
+            first, end = max(each.start_offset, start), min(each.end_offset, found.scanned)
+            if first < end:
+                self.cursor.lose(first, end)
+
+    def is_too_old(self, head: Head, now_ms: int) -> bool:
+        """Settle an available message if its time to live is over; return whether it was."""
+        if not self.has_expired(head, now_ms):
+            return False
+        self.cursor.drop_expired(head.offset)
+        return True
+
+    def has_expired(self, head: Head, now_ms: int) -> bool:
+        """Return whether a message's time to live is over, by the wall clock."""
+        return 0 < head.expires_at_ms <= self.source.wall_ms(now_ms)
+
+
+@dataclass(slots=True)
+class _Pointer:
+    """The state of the selection for one filter."""
+
+    #: Messages below this offset were read for this filter.
+    scanned: int
+    #: Messages that were read and match, and have not been taken yet.
+    ahead: deque[Head] = field(default_factory=deque)
+    #: A heap of the offsets below `scanned` that were returned. Offsets that are no longer
+    #: available are removed when they reach the top, or when the heap has more than `most_behind`
+    #: entries, because the filter may never be used again.
+    behind: list[int] = field(default_factory=list)
+    most_behind: int = MIN_BEHIND
+
+    def come_back(self, offset: int, cursor: Cursor) -> None:
+        """Put a returned offset on the heap if it is below the pointer."""
+        if offset < self.scanned:
+            heappush(self.behind, offset)
+            if len(self.behind) > self.most_behind:
+                self.behind = sorted(filter(cursor.is_available, set(self.behind)))
+                self.most_behind = 2 * len(self.behind) + MIN_BEHIND
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """The key in the table of pointers for requests that may get only returned messages. Such a
+    pointer is beyond every offset, so all returned messages are on its heap."""
+
+    filter: object | None
+
+
+class InOrder:
+    """The selection of competing, single active and exclusive groups: any member may get any
+    message."""
+
+    def __init__(self, view: QueueView) -> None:
+        self._view = view
+        self._pointers: dict[object | None, _Pointer] = {}
+        #: The heads of leased messages and of messages on the heaps, as far as they were read.
+        self._heads: dict[int, Head] = {}
+
+    def peek(
+        self, member: str, filter: object | None, now_ms: int, room: Room | None = None
+    ) -> Head | None:
+        """Return the smallest available message that matches the filter. Raises NeedsRead."""
+        view = self._view
+        is_returned = room is not None and room.returned_only
+        pointer = self._pointer(_Returned(filter) if is_returned else filter)
+        while True:
+            head = self._first_behind(pointer, filter)
+            fresh = self._first_ahead(pointer, filter, None if head is None else head.offset)
+            if fresh is not None and (head is None or fresh.offset < head.offset):
+                head = fresh
+            if head is None or not view.is_too_old(head, now_ms):
+                return head
+            self._heads.pop(head.offset, None)
+
+    def is_drained(self) -> bool:
+        """Return whether there is no message for a member without a filter."""
+        pointer = self._pointers.get(None)
+        return (
+            pointer is not None
+            and not pointer.behind
+            and not pointer.ahead
+            and pointer.scanned >= self._view.cursor.end
+        )
+
+    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+        """Return the messages that were read for this filter and not taken yet, at most `most`.
+        Return an empty list if returned messages must be offered first."""
+        pointer = self._pointers.get(filter)
+        if pointer is None or pointer.behind or not pointer.ahead or not most:
+            return []
+        cursor = self._view.cursor
+        heads = list(islice(pointer.ahead, most))
+        if not cursor.is_untouched(heads[0].offset, heads[-1].offset + 1):
+            heads = [head for head in pointer.ahead if cursor.is_available(head.offset)][:most]
+        for count, head in enumerate(heads):
+            if head.expires_at_ms and self._view.has_expired(head, now_ms):
+                return heads[:count]
+        return heads
+
+    def took(self, heads: Sequence[Head], member: str) -> None:
+        """Remove these messages from the beginning of every pointer's `ahead`."""
+        if heads[0].offset in self._view.cursor.leases:
+            for head in heads:
+                self._heads[head.offset] = head
+        for pointer in self._pointers.values():
+            ahead = pointer.ahead
+            for head in heads:
+                if not ahead or ahead[0] is not head:
+                    break
+                ahead.popleft()
+
+    def returned(self, offset: int) -> list[int]:
+        """Put an offset on the heap of every pointer above it. Return an empty list: no other lease
+        is affected."""
+        for pointer in self._pointers.values():
+            pointer.come_back(offset, self._view.cursor)
+        return []
+
+    def settled(self, offset: int) -> None:
+        """Forget the head of an offset."""
+        self._heads.pop(offset, None)
+
+    def is_in_order(self, offset: int, number: int) -> bool:
+        """Return True: messages may be settled in any order."""
+        return True
+
+    def overtaken(self) -> list[int]:
+        """Return an empty list: messages may be leased in any order."""
+        return []
+
+    def adopted(self, offset: int, member: str) -> None:
+        """Do nothing: the cursor records the lease."""
+
+    def reset(self) -> None:
+        """Forget all pointers; new ones begin at the floor."""
+        self._pointers.clear()
+        self._heads.clear()
+
+    def grace_over(self) -> list[int]:
+        """Let all pointers begin at the floor again, to find the offsets that were in grace."""
+        self.reset()
+        return []
+
+    def _pointer(self, of: object | None) -> _Pointer:
+        pointer = self._pointers.get(of)
+        if pointer is None:
+            pointer = self._new_pointer(of)
+            if len(self._pointers) >= MAX_FILTERS:
+                del self._pointers[next(iter(self._pointers))]
+            self._pointers[of] = pointer
+        elif of is not None:  # the order of the table is the order of last use
+            self._pointers[of] = self._pointers.pop(of)
+        return pointer
+
+    def _new_pointer(self, of: object | None) -> _Pointer:
+        """Make a pointer that begins after the offsets in grace. When the grace ends, `grace_over`
+        puts it back."""
+        cursor = self._view.cursor
+        if isinstance(of, _Returned) and of.filter is not None:
+            # There may be 100,000 returned offsets. So find the available ones once, not again for
+            # each filter.
+            everything = self._pointer(_Returned(None))
+            behind = everything.behind.copy()
+            return _Pointer(BEYOND, behind=behind, most_behind=everything.most_behind)
+        if isinstance(of, _Returned):
+            return _Pointer(BEYOND, behind=sorted(filter(cursor.is_available, cursor.attempts)))
+        behind = sorted(filter(cursor.is_available, cursor.grace_left))
+        return _Pointer(max(cursor.floor, cursor.grace_bound), behind=behind)
+
+    def _first_behind(self, pointer: _Pointer, filter: object | None) -> Head | None:
+        view, behind = self._view, pointer.behind
+        while behind:
+            offset = behind[0]
+            if view.cursor.is_available(offset):
+                head = self._heads.get(offset) or view.head(offset)
+                if head is not None and self._passes(offset, filter):
+                    self._heads[offset] = head
+                    return head
+            heappop(behind)
+        return None
+
+    def _first_ahead(
+        self, pointer: _Pointer, filter: object | None, stop: int | None
+    ) -> Head | None:
+        """Return the first available message ahead of the pointer; None if there is none. Do not
+        read beyond the offset `stop`, if it is given."""
+        view, cursor, ahead = self._view, self._view.cursor, pointer.ahead
+        while True:
+            while ahead:
+                if cursor.is_available(ahead[0].offset):
+                    return ahead[0]
+                ahead.popleft()
+            if pointer.scanned >= cursor.end or (stop is not None and pointer.scanned > stop):
+                return None
+            found = view.read(pointer.scanned, READ_AHEAD)
+            passing = [head for head in found.heads if self._passes(head.offset, filter)]
+            ahead.extend(passing)
+            pointer.scanned = max(pointer.scanned, found.scanned)
+
+    def _passes(self, offset: int, filter: object | None) -> bool:
+        if filter is None:
+            return True
+        passes = self._view.source.matches(self._view.key, offset, filter)
+        if passes is None:
+            raise NeedsRead(self._view.key, offset)
+        return passes

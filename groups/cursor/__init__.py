@@ -1,0 +1,1 @@
+"""The progress of one group in one queue: leases, settled offsets, and their rows. Pure."""

@@ -1,0 +1,246 @@
+"""Leases and their deadlines, and delayed offsets. Pure: the caller passes the time.
+
+A lease ends when its member settles it or its deadline passes. Both tables (Leases, Delays) keep a
+heap with lazy deletion: a heap entry that differs from the table is dropped when it reaches the
+top. The heap of deadlines is rebuilt when most of its entries are outdated. So its memory is
+bounded, even if a lease is extended again and again, or a long lease stays while many short leases
+end.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from holdfast.groups.cursor.heads import Head
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """A record of the progress page that stores leases."""
+
+    #: The number of live leases that the record stores.
+    left: int = 0
+    # Only the page uses `place`, `size` and `generation`.
+    #: The record's position in the file.
+    place: int = 0
+    #: The record's size in the file; 0 if the record was freed.
+    size: int = 0
+    #: The number of the page file that has the record (ProgressPage makes several).
+    generation: int = 0
+    #: The cursor's epoch in the record.
+    epoch: int = 0
+    #: Whether the record is the newest of its cursor. The newest record also stores how far
+    #: deliveries went, so it is kept until there is a newer one.
+    is_newest: bool = False
+    #: At least one of the record's leases has ended; this may not be durable yet.
+    has_ended: bool = False
+    #: How many commits must finish before the record is no longer needed.
+    commits_left: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all leases of the record have ended, and this is durable."""
+        return not self.left and not self.commits_left
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One delivery of one message to one member."""
+
+    head: Head
+    member: str
+    #: Unique for the cursor, also after restarts: its upper bits are the boot.
+    number: int
+    deadline_ms: int
+    delivered_ms: int
+    #: 1 for the first delivery; otherwise 1 + the number of ended leases of this offset.
+    attempt: int
+    #: The amount that the fair set charged for this delivery.
+    charge: int = 0
+    #: The request that got this lease, if the request may be repeated.
+    attempt_id: str | None = None
+    #: The page record that stores the lease; None until there is one.
+    grant: Grant | None = None
+
+
+class Leases:
+    """The live leases of one cursor, at most one per offset."""
+
+    def __init__(self) -> None:
+        self._by_offset: dict[int, Lease] = {}
+        self._by_member: dict[str, dict[int, None]] = {}
+        self._deadlines: list[tuple[int, int]] = []
+        self._latest_ms = 0
+        #: Page records without live leases; the group takes this list to free the records.
+        self.ended_grants: list[Grant] = []
+
+    @property
+    def latest_end_ms(self) -> int:
+        """An upper bound of the deadlines of all live leases; 0 if there are none."""
+        return self._latest_ms if self._by_offset else 0
+
+    def __len__(self) -> int:
+        return len(self._by_offset)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._by_offset
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(list(self._by_offset.values()))
+
+    def get(self, offset: int) -> Lease | None:
+        """Return the live lease of an offset."""
+        return self._by_offset.get(offset)
+
+    def add(self, leases: Sequence[Lease]) -> None:
+        """Add new leases of one member with one deadline; their offsets must have no lease."""
+        member, deadline_ms = leases[0].member, leases[0].deadline_ms
+        self._latest_ms = max(self.latest_end_ms, deadline_ms)
+        by_offset, deadlines = self._by_offset, self._deadlines
+        of_member = self._by_member.setdefault(member, {})
+        for lease in leases:
+            offset = lease.head.offset
+            by_offset[offset] = lease
+            of_member[offset] = None
+            heappush(deadlines, (deadline_ms, offset))
+        self._let_go_of_ended()
+
+    def remove(self, offset: int) -> Lease | None:
+        """Remove and return the lease of an offset; None if it has no lease."""
+        lease = self._by_offset.pop(offset, None)
+        if lease is not None:
+            offsets = self._by_member[lease.member]
+            del offsets[offset]
+            if not offsets:
+                del self._by_member[lease.member]
+            if lease.grant is not None:
+                self._leave(lease.grant)
+        return lease
+
+    def note(self, lease: Lease, grant: Grant) -> Grant | None:
+        """Record that `grant` now stores a live lease. Return the record that stored the lease
+        before, if it stores no live lease any more; otherwise None."""
+        before, lease.grant = lease.grant, grant
+        grant.left += 1
+        if before is None:
+            return None
+        before.left -= 1
+        if before.left:
+            return None
+        if before.has_ended:
+            self.end(before)
+        return before
+
+    def end(self, grant: Grant) -> None:
+        """Keep a record until a commit has made all changes so far durable."""
+        grant.commits_left += 1
+        self.ended_grants.append(grant)
+
+    def remove_all(self) -> None:
+        """Remove all leases."""
+        for offset in list(self._by_offset):
+            self.remove(offset)
+
+    def extend(self, lease: Lease, deadline_ms: int) -> None:
+        """Give a live lease a new deadline, earlier or later."""
+        lease.deadline_ms = deadline_ms
+        self._latest_ms = max(self._latest_ms, deadline_ms)
+        heappush(self._deadlines, (deadline_ms, lease.head.offset))
+        self._let_go_of_ended()
+
+    def of_member(self, member: str, below: int | None = None) -> list[Lease]:
+        """Return a member's leases, sorted by offset. With `below`, return only the leases of
+        offsets below it."""
+        offsets: Iterable[int] = self._by_member.get(member, ())
+        if below is not None:
+            offsets = [each for each in offsets if each < below]
+        return [self._by_offset[offset] for offset in sorted(offsets)]
+
+    def members(self) -> list[str]:
+        """Return the members that have leases."""
+        return list(self._by_member)
+
+    def next_deadline(self) -> int | None:
+        """Return the earliest deadline; None if there are no leases."""
+        while self._deadlines:
+            deadline_ms, offset = self._deadlines[0]
+            lease = self._by_offset.get(offset)
+            if lease is not None and lease.deadline_ms == deadline_ms:
+                return deadline_ms
+            heappop(self._deadlines)
+        return None
+
+    def due(self, now_ms: int, most: int) -> list[Lease]:
+        """Return the leases that are due, sorted by offset. If there are more than `most`, return
+        those with the earliest deadlines. The caller must remove the leases."""
+        found: dict[int, Lease] = {}
+        while len(found) < most:
+            deadline_ms = self.next_deadline()
+            if deadline_ms is None or deadline_ms > now_ms:
+                break
+            offset = heappop(self._deadlines)[1]
+            found[offset] = self._by_offset[offset]
+        return [found[offset] for offset in sorted(found)]
+
+    def _leave(self, grant: Grant) -> None:
+        grant.left -= 1
+        grant.has_ended = True
+        if not grant.left:
+            self.end(grant)
+
+    def _let_go_of_ended(self) -> None:
+        if len(self._deadlines) > 2 * len(self._by_offset) + 64:
+            self._deadlines = [(each.deadline_ms, at) for at, each in self._by_offset.items()]
+            heapify(self._deadlines)
+
+
+class Delays:
+    """Offsets that become available at a given time."""
+
+    def __init__(self) -> None:
+        self._ready_at: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._ready_at)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._ready_at
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._ready_at))
+
+    def ready_at(self, offset: int) -> int:
+        """Return when an offset becomes available; 0 if it is not delayed."""
+        return self._ready_at.get(offset, 0)
+
+    def add(self, offset: int, ready_at_ms: int) -> None:
+        """Delay an offset until `ready_at_ms`."""
+        self._ready_at[offset] = ready_at_ms
+        heappush(self._heap, (ready_at_ms, offset))
+
+    def remove(self, offset: int) -> bool:
+        """Remove an offset. Return False if it was not delayed."""
+        return self._ready_at.pop(offset, None) is not None
+
+    def next_ready(self) -> int | None:
+        """Return when the first offset becomes available; None if no offset is delayed."""
+        while self._heap:
+            ready_at_ms, offset = self._heap[0]
+            if self._ready_at.get(offset) == ready_at_ms:
+                return ready_at_ms
+            heappop(self._heap)
+        return None
+
+    def take_ready(self, now_ms: int, most: int) -> list[int]:
+        """Remove and return the offsets that are due, sorted. If there are more than `most`, take
+        those with the earliest times."""
+        found: list[int] = []
+        while len(found) < most:
+            ready_at_ms = self.next_ready()
+            if ready_at_ms is None or ready_at_ms > now_ms:
+                break
+            offset = heappop(self._heap)[1]
+            del self._ready_at[offset]
+            found.append(offset)
+        return sorted(found)

@@ -1,0 +1,1 @@
+"""Which topic of a group is served next: start-time fair queueing and deficit round robin. Pure."""

@@ -1,0 +1,1 @@
+"""Groups on the event loop: receive, wait, settle, dead letters, redrive."""

@@ -1,0 +1,87 @@
+"""The members that browse a group, and how far each has read.
+
+To browse means to receive messages without leasing them. A browse continues after the messages that
+the member saw last. After an empty answer the next browse begins at the floors again. On the event
+loop.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.core.browsing import browse
+from holdfast.groups.core.group import Group
+from holdfast.groups.core.group_topic import GroupTopic
+from holdfast.groups.core.requests import Ask, Pick
+from holdfast.groups.service_types import Delivery
+from holdfast.groups.serving.delivering import Delivering
+from holdfast.groups.serving.head_source import StoreHeads
+
+#: A place is one offset for each queue, at which the next browse of a member continues. Places of
+#: at most this many members are kept. If there are more, the place that was not used for the
+#: longest time is dropped, and its member begins again.
+MAX_BROWSERS = 1024
+#: The places of all members contain at most this many queues together, at 150 bytes each. If there
+#: are more, places are dropped likewise.
+MAX_PLACES = 100_000
+#: One browse waits for at most this many reads.
+MAX_FETCHES = 32
+
+
+class Browsers:
+    """The browsers of one group."""
+
+    def __init__(self, core: Group, source: StoreHeads, delivering: Delivering) -> None:
+        self._core = core
+        self._source = source
+        self._delivering = delivering
+        self._places: dict[str, dict[QueueKey, int]] = {}
+
+    async def browse(
+        self,
+        ask: Ask,
+        now_ms: int,
+    ) -> Sequence[Delivery]:
+        """Return the next messages for a member. Raises StoreError and OSError if a read fails."""
+        member = ask.member
+        place = self._places.pop(member, {})
+        for _ in range(MAX_FETCHES):
+            shown = browse(
+                self._topics(ask),
+                self._source,
+                place,
+                credit=ask.credit,
+                max_bytes=ask.max_bytes,
+                filter=ask.filter,
+                now_ms=now_ms,
+            )
+            if shown.needs is None or shown.messages:
+                break
+            place = shown.place
+            await self._source.fetch(*shown.needs)
+        found, _ = await self._delivering.deliveries(
+            [
+                Pick(key, offset, self._attempt(key, offset), False, None)
+                for key, offset in shown.messages
+            ]
+        )
+        if found or shown.needs is not None:
+            self._keep(member, shown.place)
+        return found
+
+    def _keep(self, member: str, place: dict[QueueKey, int]) -> None:
+        """Store a member's place, as the most recent one."""
+        self._places[member] = place
+        count = sum(map(len, self._places.values()))
+        while len(self._places) > 1 and (len(self._places) > MAX_BROWSERS or count > MAX_PLACES):
+            count -= len(self._places.pop(next(iter(self._places))))
+
+    def forget(self, member: str) -> None:
+        """Drop the place of a member that left."""
+        self._places.pop(member, None)
+
+    def _topics(self, ask: Ask) -> list[GroupTopic]:
+        """Return the group's topics that are requested and permitted."""
+        return [topic for topic_id, topic in self._core.topics.items() if ask.takes(topic_id)]
+
+    def _attempt(self, queue: QueueKey, offset: int) -> int:
+        return self._core.topics[queue[0]].lanes[queue[1]].cursor.attempt(offset)

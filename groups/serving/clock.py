@@ -1,0 +1,39 @@
+"""The clock of all groups, in milliseconds since 1970. It never decreases and never stands still.
+
+Normally it shows the time of the clock of retention, which smooths jumps. When that clock goes
+back, this clock advances by the time that really elapses, so leases and delays last as long as they
+should. Messages expire by the wall clock instead: `ttl_ms` is counted from their publishing.
+"""
+
+from collections.abc import Callable
+
+
+class GroupClock:
+    """`ageing_us` is the clock of retention, `passed_s` counts the seconds that really elapse, and
+    `wall_us` is the wall clock. `from_ms` is the time at the start; it must not be earlier than any
+    time that was stored before the start."""
+
+    def __init__(
+        self,
+        ageing_us: Callable[[], int],
+        passed_s: Callable[[], float],
+        wall_us: Callable[[], int],
+        from_ms: int,
+    ) -> None:
+        self._ageing_us = ageing_us
+        self._passed_s = passed_s
+        self._wall_us = wall_us
+        self._now_ms = float(from_ms)
+        self._read_s = passed_s()
+
+    def now_ms(self) -> int:
+        """Return the time. For the event loop only."""
+        passed_s = self._passed_s()
+        self._now_ms += max(0.0, passed_s - self._read_s) * 1000
+        self._read_s = passed_s
+        self._now_ms = max(self._now_ms, self._ageing_us() / 1000)
+        return int(self._now_ms)
+
+    def wall_ms(self) -> int:
+        """Return the time of the wall clock, by which messages expire."""
+        return self._wall_us() // 1000

@@ -1,0 +1,183 @@
+"""Makes a group's changes durable, one transaction at a time. On the event loop.
+
+Changes made during a transaction go into the next one, so under load one sync serves many changes.
+The rows of a failed transaction are written again in the next one, before its own rows. So the
+state in memory may be newer than the state on disk. A change is confirmed only when it is durable.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from holdfast.consumequeue.state.changes import settle
+from holdfast.groups.core.group import Group
+from holdfast.groups.core.group_parts import WriteBatch
+from holdfast.groups.cursor.rows import DeleteRange, Write
+from holdfast.groups.serving.counters import Counters
+
+_logger = logging.getLogger(__name__)
+
+#: A failed commit is retried after this time, or earlier if a caller waits for a commit.
+RETRY_S = 1.0
+
+Writes = Sequence[Write | DeleteRange]
+Done = Callable[[Exception | None], None]
+
+
+class CursorWriter(Protocol):
+    """Stores rows. It may call `done` in any thread."""
+
+    def commit(self, writes: Writes, done: Done, *, now_ms: int) -> None:
+        """Store all rows, in this order, or none. Then call `done` with None or the error."""
+
+
+class Commits:
+    """The commits of one group."""
+
+    def __init__(
+        self,
+        group: Group,
+        writer: CursorWriter,
+        now_ms: Callable[[], int],
+        counters: Counters,
+    ) -> None:
+        self._group = group
+        self._counters = counters
+        self._writer = writer
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        #: Completed at the end of the transaction in progress; None if there is none.
+        self._present: asyncio.Future[None] | None = None
+        #: Completed at the end of the next transaction; None if no caller waits for it.
+        self._next: asyncio.Future[None] | None = None
+        #: The scheduled call that begins a transaction.
+        self._beginning: asyncio.Handle | None = None
+        #: Rows to write that do not come from the group core.
+        self._extra: list[Write | DeleteRange] = []
+        #: The batch whose write failed, and which must be written again.
+        self._unwritten: WriteBatch | None = None
+
+    def begin(self) -> None:
+        """Schedule a commit of all changes made in this event loop iteration."""
+        if self._beginning is None and self._present is None and self._is_dirty():
+            self._beginning = self._loop.call_soon(self._begin)
+
+    def write(self, writes: Writes) -> None:
+        """Add rows that do not come from the group core."""
+        self._extra += writes
+        self.begin()
+
+    def durable(self) -> "asyncio.Future[None]":
+        """Return a future that is completed when all changes so far are durable. It fails with
+        StateUnavailable. Callers share the future, so they must await it with `asyncio.shield`."""
+        if self._is_dirty():
+            if isinstance(self._beginning, asyncio.TimerHandle):  # retry now
+                self.stop()
+            self.begin()
+            if self._next is None:
+                self._next = self._new()
+            return self._next
+        if self._present is not None:
+            return self._present
+        future = self._new()
+        future.set_result(None)
+        return future
+
+    async def wait(self) -> None:
+        """Wait until all changes so far are durable. Raises StateUnavailable. If the wait is
+        cancelled, the changes are still committed."""
+        await asyncio.shield(self.durable())
+
+    def stop(self) -> None:
+        """Cancel the scheduled commit, or the scheduled retry."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+            self._beginning = None
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _is_dirty(self) -> bool:
+        return self._group.has_changes or bool(self._extra) or self._unwritten is not None
+
+    def _new(self) -> "asyncio.Future[None]":
+        future: asyncio.Future[None] = self._loop.create_future()
+        future.add_done_callback(_look_at)
+        return future
+
+    def _begin(self) -> None:
+        self._beginning = None
+        if self._present is not None:
+            return
+        batch = self._group.take_writes()
+        batch.writes[:0] = self._extra  # deletions come before new rows with the same keys
+        self._extra = []
+        if self._unwritten is not None:
+            batch = merged(self._unwritten, batch)
+            self._unwritten = None
+        self._present, self._next = self._next or self._new(), None
+
+        def done(error: Exception | None) -> None:
+            self._loop.call_soon_threadsafe(self._done, batch, error)
+
+        self._writer.commit(batch.writes, done, now_ms=self._now_ms())
+
+    def _done(self, batch: WriteBatch, error: Exception | None) -> None:
+        present, self._present = self._present, None
+        assert present is not None
+        if error is None:
+            self._counters.commits += 1
+            self._group.committed(batch)
+            present.set_result(None)
+            self.begin()
+            return
+        self._counters.commit_failures += 1
+        _logger.warning(
+            "a change of group %d could not be written: %s", self._group.group_id, error
+        )
+        self._unwritten = batch
+        present.set_exception(error)
+        if self._next is not None:
+            self.begin()
+        else:
+            self._beginning = self._loop.call_later(RETRY_S, self._begin)
+
+
+async def committed(writer: CursorWriter, writes: Writes, *, now_ms: int) -> None:
+    """Store rows of a group that is not served yet, and return when they are durable. Raises
+    StateUnavailable. The call must not be cancelled."""
+    loop = asyncio.get_running_loop()
+    stored: asyncio.Future[None] = loop.create_future()
+
+    def done(error: Exception | None) -> None:
+        loop.call_soon_threadsafe(settle, stored, error)
+
+    writer.commit(writes, done, now_ms=now_ms)
+    await stored
+
+
+def merged(first: WriteBatch, second: WriteBatch) -> WriteBatch:
+    """Return one batch with the writes of both. If a row is written several times without a
+    DeleteRange in between, only its last value is kept. So the batch does not grow when the same
+    rows fail repeatedly."""
+    batch = WriteBatch()
+    batch.reserves = first.reserves | second.reserves
+    batch.fencing_epoch = second.fencing_epoch
+    batch.ended_grants = first.ended_grants + second.ended_grants
+    last: dict[tuple[str, bytes], int] = {}
+    for each in (*first.writes, *second.writes):
+        if isinstance(each, DeleteRange):
+            last.clear()
+            batch.writes.append(each)
+        elif (at := last.get((each.table, each.key))) is not None:
+            batch.writes[at] = each
+        else:
+            last[each.table, each.key] = len(batch.writes)
+            batch.writes.append(each)
+    return batch
+
+
+def _look_at(future: "asyncio.Future[None]") -> None:
+    """Retrieve the exception, so that asyncio does not log it as never retrieved."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,565 @@
+"""Changes of groups: first on the disk, then in the served groups. On the event loop.
+
+One change runs at a time, and is completed even if its caller is cancelled. A change takes effect
+with the commit of the group's record. Before that, the cursors of new queues are committed, and
+messages that an old filter skipped are made available again. Nothing is leased while a new mode or
+filter is stored. So after a crash a group is as it was before the change, or as it is after it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+
+from holdfast.consumequeue.errors import LimitReached, StateUnavailable, UnknownGroup
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.slices import Turn, in_slices
+from holdfast.consumequeue.state.records import group_key
+from holdfast.consumequeue.topics import Topic, check_name
+from holdfast.groups.config import SHORTEST_LEASE_MS, GroupsConfig
+from holdfast.groups.core.subscribing import Match, Subscriptions
+from holdfast.groups.service_types import (
+    CheckGroup,
+    CheckTopic,
+    GroupBusy,
+    GroupSpec,
+    InvalidGroup,
+)
+from holdfast.groups.serving.group_registry import GROUP_ITEMS, ServedGroups
+from holdfast.groups.serving.group_server import ServedGroup
+from holdfast.groups.serving.parsed_filters import Filters, characters_of
+from holdfast.groups.settings import changed_record, check_spec, filter_texts, new_record
+from holdfast.groups.storage.group_records import GroupRecord, Subscription
+from holdfast.groups.storage.group_table import GroupTable
+
+_logger = logging.getLogger(__name__)
+
+#: Work is counted in items, to end each event loop iteration in time. This many topics of a record
+#: count as one item.
+TOPICS_AN_ITEM = 10
+
+#: At most this many topics and queues are added to groups in one event loop iteration. Each takes
+#: about 80 microseconds, for its cursor and its rows.
+CHANGED_A_TURN = 125
+
+MaySubscribe = Callable[[str, str, str], bool]
+"""A function that returns whether a pattern of a group may match a topic. Its arguments are the
+names of the principal that gave the pattern, of the topic, and of the group."""
+
+
+class GroupChanges:
+    """Creates, changes and deletes groups, and finds the topics that match their subscriptions."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        table: GroupTable,
+        served: ServedGroups,
+        config: GroupsConfig,
+        may_subscribe: MaySubscribe,
+        store_floors: Callable[[ServedGroup, Turn], Awaitable[None]],
+    ) -> None:
+        """`store_floors` stores the floors of a group as its stored offsets."""
+        self._store = store
+        self._table = table
+        self._served = served
+        self._config = config
+        self._may_subscribe = may_subscribe
+        self._store_floors = store_floors
+        self._lock = asyncio.Lock()
+
+    async def put(
+        self,
+        name: str,
+        spec: GroupSpec,
+        owner: str,
+        check_topic: CheckTopic | None = None,
+        check_dead_letters: CheckTopic | None = None,
+        check_loser: CheckGroup | None = None,
+    ) -> tuple[GroupRecord, bool]:
+        """Create or change a group; GroupService.put_group lists the exceptions."""
+        check_name("group", name)
+        check_spec(spec, self._config)
+        filters = None
+        if spec.topics is not None:
+            filters = await self._served.filters.parse(filter_texts(spec.topics))
+        return await self._store.to_its_end(
+            self._put(name, spec, owner, filters, check_topic, check_dead_letters, check_loser)
+        )
+
+    async def _put(
+        self,
+        name: str,
+        spec: GroupSpec,
+        owner: str,
+        filters: Filters | None,
+        check_topic: CheckTopic | None,
+        check_dead_letters: CheckTopic | None,
+        check_loser: CheckGroup | None,
+    ) -> tuple[GroupRecord, bool]:
+        await self._wait_before_put(name, spec, owner, check_topic)
+        async with self._lock:
+            group = self._served.by_name.get(name)
+            if group is not None:
+                _check_topics(group, check_topic)
+            before = (
+                new_record(name, self._table.next_group_id, self._served.clock.now_ms())
+                if group is None
+                else group.record
+            )
+            record, turn = changed_record(before, spec, owner), Turn(CHANGED_A_TURN)
+            record, beyond = await self._found(record, turn)
+            if beyond:
+                raise LimitReached("groups.max_topics", self._config.max_topics)
+            self._check(group, record)
+            letters = record.dead_letter_topic
+            if letters != before.dead_letter_topic:
+                if check_dead_letters is not None and letters is not None:
+                    check_dead_letters(letters)
+                if check_loser is not None:
+                    for loser in await self._by_pattern(letters, turn):
+                        if loser is not group:
+                            check_loser(loser.record.name)
+            if filters is None:
+                filters = {} if group is None else group.filters
+            self._check_filters(group, filters)
+            with ExitStack() as until_changed:
+                losers = await self._losers(group, record, turn)
+                for loser, topic_ids in losers:
+                    await self._hold(loser, topic_ids, until_changed, turn)
+                is_new = group is None
+                if group is None:
+                    group = await self._add(record, filters, turn)
+                else:
+                    if all(loser is not group for loser, _ in losers):
+                        until_changed.enter_context(self._still(group, record))
+                    await self._change(group, record, filters, turn)
+                await self._part_from_dead_letters(record, turn)
+            if record.dead_letter_topic != before.dead_letter_topic:
+                await self._return_to_patterns(before.dead_letter_topic, turn)
+            return record, is_new
+
+    async def _add(self, record: GroupRecord, filters: Filters, turn: Turn) -> ServedGroup:
+        """Store the record of a new group, and serve it."""
+        cursors = await self._served.begin(None, record, turn)
+        await self._store_records([record], turn)
+        group = self._served.add(record)
+        group.take_filters(filters)
+        await self._served.become(group, record, cursors, turn)
+        await group.commits.wait()
+        return group
+
+    async def _change(
+        self, group: ServedGroup, record: GroupRecord, filters: Filters, turn: Turn
+    ) -> None:
+        """Store a group's record and apply it. The caller has paused the group if necessary."""
+        _check_leases(group, record)  # leases may have been made while dead letters were sent
+        cursors = await self._served.begin(group, record, turn)
+        await self._served.offer_skipped(group, record, turn)
+        if record != group.record:
+            await self._store_records([record], turn)
+        group.take_filters(filters)
+        await self._served.become(group, record, cursors, turn)
+        await group.commits.wait()
+
+    # -- dead letters that a change would lose -----------------------------------------------
+
+    async def _wait_before_put(
+        self, name: str, spec: GroupSpec, owner: str, check_topic: CheckTopic | None
+    ) -> None:
+        """Wait until the dead letters that a change would lose are in the dead-letter topic. This
+        must be done before the lock is taken, because the creation of a dead-letter topic takes the
+        lock, too."""
+        group, turn = self._served.by_name.get(name), Turn()
+        if group is None:
+            return
+        _check_topics(group, check_topic)
+        if group.has_letters:
+            record, _ = await self._found(changed_record(group.record, spec, owner), turn)
+            if (topic_ids := _lost(group, record)) != frozenset():
+                await group.letters_have_gone(topic_ids)
+
+    async def _losers(
+        self, group: ServedGroup | None, record: GroupRecord, turn: Turn
+    ) -> list[tuple[ServedGroup, Collection[int] | None]]:
+        """Return the groups with messages that could not be sent to a dead-letter topic after the
+        change, each with the topics of these messages. None means all topics of the group."""
+        losers: list[tuple[ServedGroup, Collection[int] | None]] = []
+        if group is not None and (topic_ids := _lost(group, record)) != frozenset():
+            losers.append((group, topic_ids))
+        name = record.dead_letter_topic
+        for each in await self._by_pattern(name, turn):
+            topic = None if name is None else self._store.find_topic(name)
+            if topic is not None and each is not group:
+                losers.append((each, {topic.topic_id}))
+        return losers
+
+    async def _hold(
+        self,
+        group: ServedGroup,
+        topic_ids: Collection[int] | None,
+        until_changed: ExitStack,
+        turn: Turn,
+    ) -> None:
+        """Wait until the dead letters of these topics are in the dead-letter topic. Then hold
+        leasing and settling in the group until `until_changed` is closed, and store its floors.
+        Raises StateUnavailable."""
+        await group.letters_have_gone(topic_ids)
+        until_changed.enter_context(group.settles_held())
+        until_changed.enter_context(group.standing_still())
+        await self._store_floors(group, turn)
+
+    # -- topics that are created, or become or cease to be dead-letter topics -----------------
+
+    async def topic_created(self, topic: Topic) -> None:
+        """Add a new topic to every group that subscribes to it. The groups begin at its first
+        message."""
+        await self._store.to_its_end(self._topic_created(topic))
+
+    async def _topic_created(self, topic: Topic) -> None:
+        async with self._lock:
+            turn = Turn(CHANGED_A_TURN)
+            changed = await self._matched_by(topic, self._dead_letter_topics(), turn)
+            await self._become(changed, turn)
+
+    async def _matched_by(
+        self, topic: Topic, dead_letter_topics: Container[str], turn: Turn
+    ) -> list[tuple[ServedGroup, GroupRecord]]:
+        """Return the groups to which a topic must be added, each with its new record: their
+        subscriptions match it, they do not have it, and the limits allow it."""
+        changed: list[tuple[ServedGroup, GroupRecord]] = []
+        for group in list(self._served.by_name.values()):
+            await turn.spend()
+            if topic.topic_id in group.record.topics:
+                continue
+            match = await self._match(
+                group.record, group.subscriptions, topic, dead_letter_topics, turn
+            )
+            if match is None:
+                continue
+            await turn.spend(_weight(group.record))
+            topics = self._alive(group.record)
+            added = (len(changed) + 1) * topic.queue_count
+            if self._has_room(group, len(topics), added, topic):
+                topics[topic.topic_id] = match.wanted
+                changed.append((group, replace(group.record, topics=topics)))
+        return changed
+
+    async def find_topics(self) -> None:
+        """Find the topics that match the subscriptions of every group now. This is for the broker's
+        start: a crash may have come between the creation of a topic and its addition to groups, or
+        a record may be so old that it has no subscriptions. If a group has stored offsets on a
+        topic that is added, it continues there, otherwise it begins at the first message."""
+        async with self._lock:
+            changed: list[tuple[ServedGroup, GroupRecord]] = []
+            turn = Turn()
+            for group in list(self._served.by_name.values()):
+                before = group.record
+                record = _with_subscriptions(before, self._store)
+                record, beyond = await self._found(record, turn)
+                if beyond:
+                    _warn_of_limit(before.name, beyond[0], "groups.max_topics")
+                if record != before:
+                    changed.append((group, record))
+            await self._go_on(changed, turn, "earliest")
+
+    async def _by_pattern(self, name: str | None, turn: Turn) -> list[ServedGroup]:
+        """Return the groups that have the topic `name` only because of a pattern."""
+        topic = None if name is None else self._store.find_topic(name)
+        groups: list[ServedGroup] = []
+        if topic is not None:
+            for group in list(self._served.by_name.values()):
+                await turn.spend()
+                record = group.record
+                if topic.topic_id in record.topics and name not in record.subscriptions:
+                    groups.append(group)
+        return groups
+
+    async def _part_from_dead_letters(self, named_by: GroupRecord, turn: Turn) -> None:
+        """Remove the dead-letter topic of a record from the groups that have it because of a
+        pattern. First store the floors of these groups in the topic, as stored offsets, for
+        `_return_to_patterns`."""
+        name = named_by.dead_letter_topic
+        changed: list[tuple[ServedGroup, GroupRecord]] = []
+        for group in await self._by_pattern(name, turn):
+            await self._store_floors(group, turn)
+            topic = None if name is None else self._store.find_topic(name)
+            if topic is None:
+                break  # deleted meanwhile, and removed from every group
+            await turn.spend(_weight(group.record))
+            topics = self._alive(group.record)
+            topics.pop(topic.topic_id, None)
+            changed.append((group, replace(group.record, topics=topics)))
+            _logger.info(
+                "the group %r has the topic %r no more: it is the dead-letter topic of %r now",
+                group.record.name,
+                name,
+                named_by.name,
+            )
+        await self._become(changed, turn)
+
+    async def _return_to_patterns(self, name: str | None, turn: Turn) -> None:
+        """Add a topic to the groups whose patterns match it, unless it is still a dead-letter topic
+        of any group. A group continues at its stored offsets on the topic; without stored offsets
+        it begins at its `start`."""
+        topic = None if name is None else self._store.find_topic(name)
+        if topic is None or name in self._dead_letter_topics():
+            return
+        changed = await self._matched_by(topic, (), turn)
+        for group, _ in changed:
+            _logger.info(
+                "the group %r has the topic %r again: it is no dead-letter topic any more",
+                group.record.name,
+                name,
+            )
+        await self._go_on(changed, turn)
+
+    async def _become(self, changed: Sequence[tuple[ServedGroup, GroupRecord]], turn: Turn) -> None:
+        """Store records and apply them. New queues begin at their first offsets. If the records
+        cannot be stored, they are applied nevertheless; `find_topics` finds the topics again at the
+        next start."""
+        async for part in in_slices(changed):
+            try:
+                await self._store_records([record for _, record in part], turn)
+            except StateUnavailable as error:
+                _warn_of_store(len(part), error)
+            for group, record in part:
+                await turn.spend(GROUP_ITEMS)
+                await self._served.become(group, record, {}, turn)
+
+    async def _go_on(
+        self,
+        changed: Sequence[tuple[ServedGroup, GroupRecord]],
+        turn: Turn,
+        start: str | None = None,
+    ) -> None:
+        """Store records and apply them. On a new topic a group continues at its stored offsets. If
+        it has none, it begins at `start`, or at its own `start` if the parameter is None. If a
+        record cannot be stored, it is not applied; `find_topics` finds the topics again at the next
+        start."""
+        for group, record in changed:
+            try:
+                began = replace(record, start=start or record.start)
+                cursors = await self._served.begin(group, began, turn)
+                await self._store_records([record], turn)
+            except StateUnavailable as error:
+                _warn_of_store(1, error)
+                continue
+            await self._served.become(group, record, cursors, turn)
+
+    async def _found(self, record: GroupRecord, turn: Turn) -> tuple[GroupRecord, list[str]]:
+        """Return the record with the topics that match its subscriptions now. Also return the names
+        of the topics that match but exceed the limit `max_topics`."""
+        subscriptions = Subscriptions(record.subscriptions)
+        dead_letter_topics = self._dead_letter_topics()
+        if record.dead_letter_topic is not None:
+            dead_letter_topics.add(record.dead_letter_topic)
+        topics: Iterable[Topic]
+        if subscriptions.patterns:
+            topics = self._store.topics()
+        else:
+            topics = filter(None, map(self._store.find_topic, record.subscriptions))
+        found: list[Match[Subscription]] = []
+        for topic in list(topics):
+            await turn.spend()
+            match = await self._match(record, subscriptions, topic, dead_letter_topics, turn)
+            if match is not None:
+                found.append(match)
+        # The limit applies to new topics only: a lowered limit removes no topic from a group.
+        had = record.topics.keys() & {match.topic_id for match in found}
+        most = max(self._config.max_topics, len(had))
+        found.sort(key=lambda match: (match.topic_id not in had, match.rank, match.topic_id))
+        topics_found = {match.topic_id: match.wanted for match in found[:most]}
+        return replace(record, topics=topics_found), [match.name for match in found[most:]]
+
+    async def _match(
+        self,
+        record: GroupRecord,
+        subscriptions: Subscriptions[Subscription],
+        topic: Topic,
+        dead_letter_topics: Container[str],
+        turn: Turn,
+    ) -> Match[Subscription] | None:
+        return await subscriptions.match(
+            topic,
+            turn,
+            was_matched=topic.topic_id in record.topics,
+            is_dead_letters=topic.name in dead_letter_topics,
+            may_match=lambda name: self._may_subscribe(record.owner, name, record.name),
+        )
+
+    def _has_room(self, group: ServedGroup, topic_count: int, added: int, topic: Topic) -> bool:
+        """Return whether a group with `topic_count` topics may have one more. `added` is the number
+        of queues that this topic adds to all groups together. If the group may not, log it, because
+        there is no caller who could get an error."""
+        config, name = self._config, None
+        if topic_count >= config.max_topics:
+            name = "groups.max_topics"
+        elif self._served.cursor_count + added > config.max_cursors:
+            name = "groups.max_cursors"
+        if name is not None:
+            _warn_of_limit(group.record.name, topic.name, name)
+        return name is None
+
+    def _alive(self, record: GroupRecord) -> dict[int, Subscription]:
+        """Return the topics of a record without the deleted topics."""
+        return {
+            topic_id: wanted
+            for topic_id, wanted in record.topics.items()
+            if self._store.topic_by_id(topic_id) is not None
+        }
+
+    def _dead_letter_topics(self) -> set[str]:
+        names = {group.record.dead_letter_topic for group in self._served.by_name.values()}
+        return {name for name in names if name is not None}
+
+    # -- deleting, leases --------------------------------------------------------------------
+
+    async def delete(self, name: str, check_topic: CheckTopic | None = None) -> None:
+        """Delete a group and its stored offsets; GroupService.delete_group lists the exceptions."""
+        self._served.get(name)
+        await self._store.to_its_end(self._delete(name, check_topic))
+
+    async def _delete(self, name: str, check_topic: CheckTopic | None) -> None:
+        group = self._served.get(name)
+        _check_topics(group, check_topic)
+        # Wait before the lock is taken: the creation of a dead-letter topic takes the lock, too.
+        await group.letters_have_gone(None)
+        async with self._lock:
+            group = self._served.get(name)
+            await group.letters_have_gone(None)
+            # No await may come between here and the beginning of the deletion: offsets may be
+            # stored until then. Offsets that are stored later, on topics that were not checked,
+            # are not deleted.
+            topics = {topic.name for topic in group.topics()} | self._topics_with_offsets(name)
+            if check_topic is not None:
+                for topic in topics:
+                    check_topic(topic)
+            with group.settles_held():
+                await self._store.commit_state({group_key(name): None})
+                self._table.remove(group.record)
+                await self._served.remove(group)
+            await self._store.forget_offsets(name, topics)
+            await self._return_to_patterns(group.record.dead_letter_topic, Turn())
+
+    def _topics_with_offsets(self, group: str) -> set[str]:
+        try:
+            return set(self._store.group_topics(group))
+        except UnknownGroup:  # no offset was ever stored for it
+            return set()
+
+    async def allow_lease(self, group: ServedGroup, lease_ms: int) -> None:
+        """Before a lease of `lease_ms` is given, store it as the group's longest lease if it is
+        longer than the stored one. After a power loss the broker waits for this time, until all
+        old leases have expired."""
+        asked = min(max(lease_ms, SHORTEST_LEASE_MS), self._config.max_lease_ms)
+        if asked > group.record.config.longest_lease_ms:
+            await self._store.to_its_end(self._raise_longest_lease(group, asked))
+
+    async def _raise_longest_lease(self, group: ServedGroup, lease_ms: int) -> None:
+        async with self._lock:
+            record = group.record
+            is_served = self._served.by_name.get(record.name) is group
+            if is_served and lease_ms > record.config.longest_lease_ms:
+                record = replace(record, config=replace(record.config, longest_lease_ms=lease_ms))
+                await self._store_records([record], Turn())
+                await group.configure(record)
+
+    async def _store_records(self, records: Sequence[GroupRecord], turn: Turn) -> None:
+        changes: dict[bytes, bytes | None] = {}
+        for record in records:
+            await turn.spend(_weight(record))
+            changes |= self._table.changes_of(record)
+        await self._store.commit_state(changes)
+        for record in records:
+            self._table.stored(record, changes)
+
+    def _still(self, group: ServedGroup, record: GroupRecord) -> AbstractContextManager[None]:
+        """Return a context that pauses a group's deliveries if the record changes its mode or its
+        filters."""
+        changes = _changes_mode(group, record) or self._served.changed_filters(group, record)
+        return group.standing_still() if changes else nullcontext()
+
+    def _check(self, group: ServedGroup | None, record: GroupRecord) -> None:
+        """Raise an error if a change is not allowed: it exceeds a limit, or changes the mode while
+        messages are leased, or the dead-letter topic is one of the group's own topics."""
+        config, served = self._config, self._served
+        if group is None:
+            if not record.subscriptions:
+                raise InvalidGroup("topics", "a new group needs at least one topic")
+            if len(served.by_name) >= config.max_groups:
+                raise LimitReached("groups.max_groups", config.max_groups)
+        else:
+            _check_leases(group, record)
+        if record.dead_letter_topic in record.subscriptions:
+            raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
+        had = set() if group is None else set(group.core.topics)
+        new = [self._store.topic_by_id(each) for each in record.topics if each not in had]
+        added = sum(topic.queue_count for topic in new if topic is not None)
+        if added and served.cursor_count + added > config.max_cursors:
+            raise LimitReached("groups.max_cursors", config.max_cursors)
+
+    def _check_filters(self, group: ServedGroup | None, filters: Filters) -> None:
+        """Raise LimitReached if the new filters of a group are longer than its present ones, and
+        then the filters of all groups together would exceed the limit."""
+        before = 0 if group is None else group.filter_characters
+        added, most = characters_of(filters) - before, self._config.max_filter_characters
+        if added > 0 and self._served.filter_characters + added > most:
+            raise LimitReached("groups.max_filter_characters", most)
+
+
+def _weight(record: GroupRecord) -> int:
+    """Return how many items of work it is to loop over a record's topics, or to encode the
+    record."""
+    return 1 + (len(record.topics) + len(record.subscriptions)) // TOPICS_AN_ITEM
+
+
+def _lost(group: ServedGroup, record: GroupRecord) -> frozenset[int] | None:
+    """Return the topics whose messages could not be sent to the dead-letter topic after a change to
+    this record. Return None for all topics, if the dead-letter topic changes."""
+    if record.dead_letter_topic != group.record.dead_letter_topic:
+        return None
+    return frozenset(group.core.topics.keys() - record.topics.keys())
+
+
+def _check_leases(group: ServedGroup, record: GroupRecord) -> None:
+    """Raise GroupBusy if a group's mode changes while it has leases."""
+    if _changes_mode(group, record) and (in_flight := group.in_flight):
+        raise GroupBusy(record.name, in_flight)
+
+
+def _changes_mode(group: ServedGroup, record: GroupRecord) -> bool:
+    return record.config.mode != group.record.config.mode
+
+
+def _with_subscriptions(record: GroupRecord, store: MessageStore) -> GroupRecord:
+    """Return a record with subscriptions. If an old record has none, the names of its topics become
+    its subscriptions."""
+    if record.subscriptions:
+        return record
+    named = ((store.topic_by_id(each), wanted) for each, wanted in record.topics.items())
+    return replace(
+        record, subscriptions={topic.name: wanted for topic, wanted in named if topic is not None}
+    )
+
+
+def _warn_of_store(count: int, error: StateUnavailable) -> None:
+    _logger.warning("the topics of %d groups were not stored: %s", count, error)
+
+
+def _warn_of_limit(group: str, topic: str, limit: str) -> None:
+    _logger.warning(
+        "group %r does not get the topic %r that its subscription matches: the group, or all "
+        "groups together, reached the limit %s",
+        group,
+        topic,
+        limit,
+    )
+
+
+def _check_topics(group: ServedGroup, check_topic: CheckTopic | None) -> None:
+    """Raise what `check_topic` raises for any topic that the group has."""
+    if check_topic is not None:
+        for topic in group.topics():
+            check_topic(topic.name)

@@ -1,0 +1,508 @@
+"""The table of all served groups, and the topics and queues of each, by name and by topic.
+
+This module applies the groups' records, and does not change them. It also tells groups about new
+messages: a queue "moves" when its end or its first offset changes, and a group "looks" at a moved
+queue to learn these two offsets. On the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
+from holdfast.consumequeue.message_store import MessageStore, QueueState
+from holdfast.consumequeue.slices import ITEMS_A_TURN, Turn, in_slices
+from holdfast.consumequeue.topics import QueueKey, Topic, check_name
+from holdfast.groups.core.in_flight import AllInFlight
+from holdfast.groups.core.receipts import ReceiptCodec
+from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.cursor.cursor_rows import take_writes
+from holdfast.groups.cursor.rows import DeleteRange, Write, all_of, key_prefix
+from holdfast.groups.serving.clock import GroupClock
+from holdfast.groups.serving.commits import committed
+from holdfast.groups.serving.counters import Counters
+from holdfast.groups.serving.group_server import Places, ServedGroup
+from holdfast.groups.serving.moved_queues import MovedQueues
+from holdfast.groups.serving.parsed_filters import ParsedFilters
+from holdfast.groups.serving.recent_batches import RecentBatches
+from holdfast.groups.storage.group_records import GroupRecord
+from holdfast.groups.storage.open import OpenedGroups
+from holdfast.groups.storage.restore import QueueRange, begin_cursor
+
+#: A change of one group, or one call of `look`, takes about as long as the work for this many
+#: queues, in addition to the work for its own queues.
+GROUP_ITEMS = 4
+#: When a group loses a topic, this many queues are freed together.
+FREED_AT_ONCE = 50
+#: An error message names at most this many groups.
+MOST_NAMED = 10
+#: The size of the cache of recently read batches, which all groups share.
+RECENT_BYTES = 32 * 1024 * 1024
+
+_NOBODY: "dict[ServedGroup, None]" = {}
+
+
+class ServedGroups:
+    """All groups that are served."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        opened: OpenedGroups,
+        places: Places,
+        clock: GroupClock,
+        everyone: AllInFlight,
+    ) -> None:
+        self._in_flight = everyone
+        self.clock = clock
+        self.counters = Counters()
+        self.filters = ParsedFilters()
+        self._store = store
+        self._opened = opened
+        self._places = places
+        self._recent = RecentBatches(RECENT_BYTES)
+        self._codec: ReceiptCodec | None = None
+        #: How many leases expired in groups that have been deleted since.
+        self._expired_before = 0
+        self.by_name: dict[str, ServedGroup] = {}
+        #: The number of queues of all groups together. A queue counts once in each group.
+        self.cursor_count = 0
+        #: How many groups, and queues of groups, were removed since the start.
+        self.gone_count = 0
+        #: The highest epoch and lease number of removed cursors. New cursors begin above both, so
+        #: that an old receipt is not valid for any of their leases.
+        self._last_epoch = self._last_lease = 0
+        #: topic id -> the groups that have the topic.
+        self._by_topic: dict[int, dict[str, ServedGroup]] = {}
+        #: topic id -> the queues of the topic that moved.
+        self._moved: dict[int, MovedQueues] = {}
+        #: topic id -> the groups that have the topic and have waiting requests.
+        self._awake: dict[int, dict[ServedGroup, None]] = {}
+        #: How often queues have moved. One call of `_note_moves` counts once.
+        self._move_count = 0
+        #: The groups with waiting requests that have not looked at all moved queues yet.
+        self._behind: dict[ServedGroup, None] = {}
+        self._is_catching_up = False
+        self._forgetting: set[asyncio.Task[None]] = set()
+
+    def get(self, name: str) -> ServedGroup:
+        """Return a group. Raises InvalidName, UnknownGroup."""
+        group = self.by_name.get(name)
+        if group is None:
+            check_name("group", name)
+            raise UnknownGroup(name)
+        return group
+
+    @property
+    def receipt_key(self) -> bytes:
+        """The broker's secret key that signs receipts. It exists if any group exists."""
+        key = self._opened.table.receipt_key
+        assert key is not None
+        return key
+
+    @property
+    def filter_characters(self) -> int:
+        """The length of the filter texts of all groups together. A text that several groups use
+        counts for each of them."""
+        return sum(group.filter_characters for group in self.by_name.values())
+
+    @property
+    def expired_leases(self) -> int:
+        """How many leases have expired since the start, including those of deleted groups."""
+        now = sum(group.core.expired_leases for group in self.by_name.values())
+        return self._expired_before + now
+
+    # -- creating and removing ---------------------------------------------------------------
+
+    async def take_up(self, record: GroupRecord) -> None:
+        """Serve a group that was stored before the broker's start, in its stored state. The limits
+        of the configuration are not applied."""
+        given = (*record.subscriptions.values(), *record.topics.values())
+        filters = await self.filters.parse(each.filter for each in given)
+        group = self.add(record)
+        group.take_filters(filters)
+        for topic_id in record.topics:
+            topic = self._store.topic_by_id(topic_id)
+            if topic is not None:
+                self._subscribe(group, topic)
+                for queue in range(topic.queue_count):
+                    key = (topic_id, queue)
+                    cursor = self._opened.cursors.pop((record.group_id, *key), None)
+                    if cursor is None:
+                        cursor = self._cursor_at(key, self._starts_of(record, topic)(queue))
+                    self._add_queue(group, key, cursor)
+        active = self._opened.active.get(record.group_id)
+        if active is not None:
+            group.core.resume(active, self.clock.now_ms())
+        group.begin()
+
+    def add(self, record: GroupRecord) -> ServedGroup:
+        """Add a group without topics, and serve it. The receipt key must exist."""
+        if self._codec is None:
+            self._codec = ReceiptCodec(self.receipt_key)
+        group = self.by_name[record.name] = ServedGroup(
+            record,
+            store=self._store,
+            writer=self._opened.store,
+            pages=self._opened.page,
+            places=self._places,
+            recent=self._recent,
+            codec=self._codec,
+            letter_key=self.receipt_key,
+            clock=self.clock,
+            counters=self.counters,
+            everyone=self._in_flight,
+            arrivals=self,
+        )
+        return group
+
+    async def begin(
+        self, group: ServedGroup | None, record: GroupRecord, turn: Turn
+    ) -> dict[QueueKey, Cursor]:
+        """Create and commit the cursors of the queues that are new in the record, and return them.
+        This must be done before the record is written. A cursor begins at the group's stored offset
+        of the queue, or at the group's `start`. Raises StateFull, StateUnavailable; rows that were
+        written before the error stay unused."""
+        cursors: dict[QueueKey, Cursor] = {}
+        # Delete rows of this group id or topic id that an earlier crash may have left.
+        rows: list[Write | DeleteRange] = []
+        if group is None:
+            rows += all_of(record.group_id)
+        for topic_id in record.topics:
+            await turn.spend()
+            topic = self._store.topic_by_id(topic_id)
+            if topic is None or (group is not None and topic_id in group.core.topics):
+                continue
+            rows += all_of(record.group_id, topic_id)
+            start_of = self._starts_of(record, topic)
+            async for queues in turn.slices(range(topic.queue_count)):
+                if self._store.topic_by_id(topic_id) is None:
+                    break  # deleted meanwhile
+                for queue in queues:
+                    key = (topic_id, queue)
+                    cursor = cursors[key] = self._cursor_at(key, start_of(queue))
+                    rows += take_writes(cursor, key_prefix(record.group_id, *key))
+        if group is None:
+            await committed(self._opened.store, rows, now_ms=self.clock.now_ms())
+        elif rows:
+            group.commits.write(rows)  # not with `committed`: earlier deletions come first
+            await group.commits.wait()
+        return cursors
+
+    def changed_filters(self, group: ServedGroup, record: GroupRecord) -> list[int]:
+        """Return the ids of the group's topics whose filter differs in the record."""
+        return [
+            topic_id
+            for topic_id, topic in group.core.topics.items()
+            if topic_id in record.topics
+            and self.filters.of(record.topics[topic_id].filter) != topic.filter
+        ]
+
+    async def offer_skipped(self, group: ServedGroup, record: GroupRecord, turn: Turn) -> None:
+        """Make the messages that the present filters skipped available again, durably. This must
+        be done before new filters are stored, while deliveries are paused. Raises
+        StateUnavailable."""
+        for topic_id in self.changed_filters(group, record):
+            async for lanes in turn.slices(group.lanes_of(topic_id)):
+                if topic_id not in group.core.topics:
+                    break  # deleted meanwhile
+                for lane in lanes:
+                    group.core.offer_skipped(lane)
+                await group.commits.wait()
+
+    async def become(
+        self,
+        group: ServedGroup,
+        record: GroupRecord,
+        cursors: Mapping[QueueKey, Cursor],
+        turn: Turn,
+    ) -> None:
+        """Change a group to match its record. `cursors` are the result of `begin`; a new queue
+        without such a cursor begins at its first offset. The caller must make sure that nothing
+        else changes the group meanwhile."""
+        group.record = record
+        group.beginning = dict(cursors)
+        for topic_id in group.core.topics.keys() - record.topics.keys():
+            await self._let_go(group, topic_id, turn)
+        for topic_id, wanted in record.topics.items():
+            await turn.spend()
+            topic = self._store.topic_by_id(topic_id)
+            if topic is None:
+                continue  # deleted meanwhile
+            if topic_id in group.core.topics:
+                group.core.set_weight(topic_id, wanted.weight)
+                await self._change_filter(group, topic_id, self.filters.of(wanted.filter), turn)
+                continue
+            self._subscribe(group, topic)
+            async for queues in turn.slices(range(topic.queue_count)):
+                if topic_id not in group.core.topics:
+                    break  # deleted meanwhile
+                for queue in queues:
+                    if (topic_id, queue) not in group.serving:
+                        self._begin_queue(group, (topic_id, queue))
+                group.pump()
+        group.beginning.clear()
+        await group.configure(record)
+
+    async def _change_filter(
+        self, group: ServedGroup, topic_id: int, wanted: object | None, turn: Turn
+    ) -> None:
+        topic = group.core.topics[topic_id]
+        if wanted == topic.filter:
+            return
+        topic.filter = wanted
+        async for lanes in turn.slices(group.lanes_of(topic_id)):
+            if topic_id not in group.core.topics:
+                break  # deleted meanwhile
+            for lane in lanes:
+                group.core.set_filter(lane, wanted)
+
+    async def remove(self, group: ServedGroup) -> None:
+        """Stop serving a group, and delete its rows. Waiting requests get UnknownGroup."""
+        del self.by_name[group.record.name]
+        self.gone_count += 1
+        self._expired_before += group.core.expired_leases
+        group.drain(UnknownGroup(group.record.name))
+        turn = Turn()
+        for topic_id in list(group.core.topics):
+            await self._let_go(group, topic_id, turn)
+        await group.stop(UnknownGroup(group.record.name))
+
+    async def stop(self) -> None:
+        """Stop all groups; their state can still be read."""
+        if self._forgetting:
+            await asyncio.wait(self._forgetting)
+        await asyncio.gather(*(group.stop() for group in self.by_name.values()))
+
+    # -- events of the storage ---------------------------------------------------------------
+
+    def arrived(self, advanced: Iterable[QueueKey]) -> None:
+        """Record that queues have new readable messages. Groups with waiting requests look at these
+        queues at once, a limited number in each event loop iteration."""
+        self._note_moves(advanced)
+
+    def trimmed(self, begins: Iterable[QueueKey]) -> None:
+        """Record that the first offsets of queues have increased."""
+        self._note_moves(begins)
+
+    def _note_moves(self, keys: Iterable[QueueKey]) -> None:
+        topics = set()
+        for topic_id, queue in keys:
+            moved = self._moved.get(topic_id)
+            if moved is not None:
+                moved.note(queue)
+                topics.add(topic_id)
+        if topics:
+            self._move_count += 1
+            for topic_id in topics:
+                self._behind |= self._awake.get(topic_id, _NOBODY)
+            if self._behind and not self._is_catching_up:
+                self._catch_up_behind()
+
+    def _catch_up_behind(self) -> None:
+        """Let groups with waiting requests look at their moved queues, a limited number in each
+        event loop iteration."""
+        self._is_catching_up = False
+        left = ITEMS_A_TURN
+        while self._behind and left > 0:
+            group = next(iter(self._behind))
+            found = self.look(group, left)
+            left -= found + GROUP_ITEMS
+            if found == 0 or group.move_count == self._move_count:
+                del self._behind[group]
+        if self._behind:
+            self._is_catching_up = True
+            asyncio.get_running_loop().call_soon(self._catch_up_behind)
+
+    # -- looking at moved queues -------------------------------------------------------------
+
+    def look(self, group: ServedGroup, most: int = ITEMS_A_TURN) -> int:
+        """Let a group look at up to `most` of its queues that have moved since its last look.
+        Return their number. If `group.move_count` equals `self._move_count` afterwards, the group
+        has looked at all of them."""
+        if group.move_count == self._move_count:
+            return 0
+        left = most
+        for topic_id, looked in group.looked.items():
+            moved = self._moved.get(topic_id)
+            if moved is None or moved.count == looked or topic_id not in group.core.topics:
+                continue
+            queues, group.looked[topic_id] = moved.since(looked, left)
+            for queue in queues:
+                self._look_at(group, (topic_id, queue))
+            left -= len(queues)
+            if group.looked[topic_id] != moved.count:
+                break
+        else:
+            group.move_count = self._move_count
+        if left != most:
+            group.pump()
+        return most - left
+
+    def _look_at(self, group: ServedGroup, key: QueueKey) -> None:
+        state = self._state_if_there(key)
+        if state is None:
+            return
+        if key not in group.serving:  # a new queue of a topic that the group already has
+            self._begin_queue(group, key)
+        else:
+            group.moved(key, state.min_offset, state.max_offset)
+
+    async def catch_up(self, group: ServedGroup) -> None:
+        """Let a group look at all moved queues, a limited number in each event loop iteration."""
+        while self.look(group):
+            if group.move_count == self._move_count:
+                return
+            await asyncio.sleep(0)
+
+    @contextmanager
+    def awake(self, group: ServedGroup) -> Iterator[bool]:
+        """Until exit, let a group look at its queues as soon as they move. Yield True if queues had
+        already moved before the entry."""
+        group.awake_count += 1
+        if group.awake_count == 1:
+            for topic_id in group.core.topics:
+                self._awake.setdefault(topic_id, {})[group] = None
+        try:
+            has_found = self.look(group) > 0
+            if group.move_count != self._move_count:
+                self._behind[group] = None
+                if not self._is_catching_up:
+                    self._is_catching_up = True
+                    asyncio.get_running_loop().call_soon(self._catch_up_behind)
+            yield has_found
+        finally:
+            group.awake_count -= 1
+            if not group.awake_count:
+                self._behind.pop(group, None)
+                for topic_id in group.core.topics:
+                    self._fall_asleep(group, topic_id)
+
+    def _fall_asleep(self, group: ServedGroup, topic_id: int) -> None:
+        awake = self._awake.get(topic_id)
+        if awake is not None:
+            awake.pop(group, None)
+            if not awake:
+                del self._awake[topic_id]
+
+    async def check_new_queues(self, topic: Topic) -> None:
+        """Raise KeyedBacklog if a keyed group has unsettled messages of a topic. Then the topic may
+        not get more queues: later messages of a key could go to another queue than earlier ones,
+        and there is no order between two queues."""
+        behind: list[str] = []
+        for group in list(self._by_topic.get(topic.topic_id, {}).values()):
+            if group.record.config.mode == "keyed" and len(behind) < MOST_NAMED:
+                await self.catch_up(group)
+                async for lanes in in_slices(group.lanes_of(topic.topic_id)):
+                    if any(lane.cursor.unsettled for lane in lanes):
+                        behind.append(group.record.name)
+                        break
+        if behind:
+            raise KeyedBacklog(topic.name, sorted(behind))
+
+    def topic_deleted(self, topic_id: int) -> None:
+        """Remove a deleted topic from its groups, in later event loop iterations."""
+        self._recent.forget_topic(topic_id)
+        self._moved.pop(topic_id, None)
+        groups = list(self._by_topic.pop(topic_id, {}).values())
+        if groups:
+            task = asyncio.create_task(self._forget_topic(topic_id, groups), name="groups-topic")
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    async def _forget_topic(self, topic_id: int, groups: Sequence[ServedGroup]) -> None:
+        turn = Turn()
+        for group in groups:
+            await turn.spend(GROUP_ITEMS)
+            await self._let_go(group, topic_id, turn)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _subscribe(self, group: ServedGroup, topic: Topic) -> None:
+        wanted = group.record.topics[topic.topic_id]
+        group.core.add_topic(
+            topic.topic_id,
+            weight=wanted.weight,
+            levels=topic.priority_levels,
+            filter=self.filters.of(wanted.filter),
+        )
+        self._by_topic.setdefault(topic.topic_id, {})[group.record.name] = group
+        moved = self._moved.setdefault(topic.topic_id, MovedQueues())
+        group.looked[topic.topic_id] = moved.count
+        if group.awake_count:
+            self._awake.setdefault(topic.topic_id, {})[group] = None
+
+    async def _let_go(self, group: ServedGroup, topic_id: int, turn: Turn) -> None:
+        """Remove a topic and its rows from a group."""
+        await turn.spend()
+        if topic_id not in group.core.topics:
+            return
+        groups = self._by_topic.get(topic_id, {})
+        groups.pop(group.record.name, None)
+        if not groups:
+            self._by_topic.pop(topic_id, None)
+            self._moved.pop(topic_id, None)
+        self._fall_asleep(group, topic_id)
+        group.looked.pop(topic_id, None)
+        lanes = group.remove_topic(topic_id, all_of(group.core.group_id, topic_id))
+        while lanes:  # freeing the lanes takes longest; `lanes` has the last references to them
+            part = lanes[-FREED_AT_ONCE:]
+            await turn.spend(len(part))
+            for lane in part:
+                self._last_epoch = max(self._last_epoch, lane.cursor.epoch)
+                self._last_lease = max(self._last_lease, lane.cursor.last_lease)
+            del lanes[-FREED_AT_ONCE:]
+            group.forget([lane.key for lane in part])
+            self.cursor_count -= len(part)
+            self.gone_count += len(part)
+
+    def _begin_queue(self, group: ServedGroup, key: QueueKey) -> None:
+        """Add a queue that is new in a group."""
+        cursor = group.beginning.pop(key, None)
+        self._add_queue(group, key, cursor or self._cursor_at(key, 0))
+
+    def _add_queue(self, group: ServedGroup, key: QueueKey, cursor: Cursor) -> None:
+        state = self._queue_state(key)
+        cursor.trim(state.min_offset)
+        group.add_queue(key, cursor)
+        self.cursor_count += 1
+        group.core.arrived(key, state.max_offset)
+
+    def _state_if_there(self, key: QueueKey) -> QueueState | None:
+        topic = self._store.topic_by_id(key[0])
+        return None if topic is None else self._store.queue_state(topic, key[1])
+
+    def _queue_state(self, key: QueueKey) -> QueueState:
+        state = self._state_if_there(key)
+        assert state is not None
+        return state
+
+    def _cursor_at(self, key: QueueKey, offset: int) -> Cursor:
+        """Return a new cursor at an offset. If the offset is outside the queue, take the nearest
+        offset inside."""
+        state = self._queue_state(key)
+        within = QueueRange(state.min_offset, state.max_offset)
+        return begin_cursor(
+            self._opened.boot,
+            self.clock.now_ms(),
+            within,
+            offset,
+            last_epoch=self._last_epoch,
+            last_lease=self._last_lease,
+        )
+
+    def _starts_of(self, record: GroupRecord, topic: Topic) -> Callable[[int], int]:
+        """Return a function that maps each queue of a topic to the offset at which the group
+        begins there if the queue is new in the group."""
+        try:
+            stored = self._store.stored_offsets(record.name, topic).offsets
+        except UnknownGroup:  # nothing was ever stored for the group
+            stored = {}
+
+        def start_of(queue: int) -> int:
+            if queue in stored:
+                return stored[queue]
+            state = self._store.queue_state(topic, queue)
+            return state.min_offset if record.start == "earliest" else state.max_offset
+
+        return start_of

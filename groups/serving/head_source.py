@@ -1,0 +1,412 @@
+"""Reads the queues of a group: heads for selection, and batches for deliveries.
+
+A StoreHeads belongs to one group and to the event loop. The methods that the core calls never
+block: they return None for data that is not in memory, and the caller then uses `fetch`, which
+reads the data in a reader thread. Batches are cached for a while, so that selection and delivery
+need only one read. Damaged ranges are skipped and reported as lost; the store records the damage
+and the broker logs it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from holdfast.commitlog.errors import UNREADABLE
+from holdfast.commitlog.format.batch import Batch, key_hash
+from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, StoreError, UnknownTopic
+from holdfast.consumequeue.lost_ranges import LostRanges, overlaps
+from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, message_sizes
+from holdfast.consumequeue.reading.reader import MessageFilter
+from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.groups.cursor.heads import Head, Heads
+from holdfast.groups.serving.recent_batches import RecentBatches
+
+#: A read from memory (a "look") returns at most this many bytes.
+HOT_BYTES = 256 * 1024
+#: A fetch returns at most this many messages.
+FETCH_MESSAGES = 1024
+#: A fetch returns at most this many bytes, unless its caller gives another limit.
+FETCH_BYTES = 1024 * 1024
+#: At most this many looks are done in one event loop iteration. Each takes tens of microseconds,
+#: so a group with many queues that have messages needs several iterations.
+LOOKS_A_TURN = 100
+#: At most this many single messages are compared with filters in one event loop iteration. Each
+#: takes at least two microseconds.
+MATCHES_A_TURN = 1000
+#: At most this many needed reads are remembered. If there are more, the oldest is forgotten.
+MAX_NEEDS = 1024
+#: If a read fails on the disk, it is tried again after these pauses.
+RETRY_PAUSES_S = (0.05, 0.5, 2.0)
+#: Key hashes have 32 bits. This bit is added, so that the number of a key is never 0.
+_HAS_KEY = 1 << 32
+
+
+def key_number(key: str) -> int:
+    """Return the number that represents a key in `Head.key`."""
+    return key_hash(key) + _HAS_KEY
+
+
+class Store(Protocol):
+    """The part of the message store that is used here."""
+
+    def topic_by_id(self, topic_id: int) -> Topic | None:
+        """Return a topic by its id; None if it was deleted."""
+
+    def read_hot(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
+    ) -> Fetched | None:
+        """Read from memory. Return None if the disk is needed."""
+
+    async def read(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        skip_corrupt: bool = False,
+    ) -> Fetched:
+        """Read from memory or, in a reader thread, from the disk."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Heads that were read for one filter, from the offsets [start, scanned) of a queue."""
+
+    start: int
+    scanned: int
+    heads: list[Head]
+    lost: LostRanges = ()
+    #: How many of the heads were returned to the core.
+    given: int = 0
+
+
+_NO_PIECES: dict[object | None, _Piece] = {}
+
+
+class StoreHeads:
+    """A HeadSource that reads from the message store. `has_keys` returns whether the group needs
+    keys in heads. `wall_ms` is the wall clock. If a read finds that its offset was removed,
+    `trimmed` is called with the queue and its present first offset."""
+
+    def __init__(
+        self,
+        store: Store,
+        recent: RecentBatches,
+        *,
+        has_keys: Callable[[], bool],
+        wall_ms: Callable[[], int],
+        trimmed: Callable[[QueueKey, int], None],
+    ) -> None:
+        self._store = store
+        self._recent = recent
+        self._has_keys = has_keys
+        self._wall_ms = wall_ms
+        self._trimmed = trimmed
+        #: queue -> filter -> heads that were read, but not all returned to the core yet.
+        self._pieces: dict[QueueKey, dict[object | None, _Piece]] = {}
+        #: The needed reads, for `fetch`: (queue, offset) -> the filter.
+        self._needed: dict[tuple[QueueKey, int], MessageFilter | None] = {}
+        #: The numbers of looks and of comparisons that this event loop iteration may still do.
+        self._looks_left = LOOKS_A_TURN
+        self._matches_left = MATCHES_A_TURN
+        #: Whether the reset of the two numbers is scheduled for the next iteration.
+        self._is_turn_ending = False
+        #: Offsets whose comparison with a filter was deferred to the next iteration: at most
+        #: MAX_NEEDS.
+        self._put_off: set[tuple[QueueKey, int]] = set()
+        self._fetching: dict[tuple[QueueKey, int], asyncio.Task[Batch | None]] = {}
+
+    # -- for the core ------------------------------------------------------------------------
+
+    def read(
+        self, queue: QueueKey, start: int, end: int, most: int, filter: object | None
+    ) -> Heads | None:
+        """Return at most `most` matching messages of [start, end); None if a fetch is needed."""
+        piece = self._pieces.get(queue, _NO_PIECES).get(filter)
+        if piece is None or not piece.start <= start < piece.scanned:
+            piece = self._read_one(queue, start, filter) if end == start + 1 else None
+            if piece is None and (queue, start) in self._put_off:
+                return None
+            piece = piece or self._read_hot(queue, start, most, filter)
+            if piece is None:
+                self._need(queue, start, filter)
+                return None
+        return self._given(piece, queue, filter, start, end, most)
+
+    def matches(self, queue: QueueKey, offset: int, filter: object) -> bool | None:
+        """Return whether one message matches; None if a fetch is needed."""
+        batch = self.batch(queue, offset)
+        if batch is None:
+            piece = self._pieces.get(queue, _NO_PIECES).get(None)
+            if piece is not None and overlaps(piece.lost, offset, offset + 1):
+                return False  # an unreadable message matches no filter
+            self._need(queue, offset, None)
+            return None
+        if not self._may_match(queue, offset):
+            return None
+        row = offset - batch.header.base_offset
+        return len(_matching(filter, batch, row)) > 0
+
+    def wall_ms(self, now_ms: int) -> int:
+        """Return the time of the wall clock, which may differ from the group's time."""
+        return self._wall_ms()
+
+    # -- for the callers of the core ---------------------------------------------------------
+
+    def batch(self, queue: QueueKey, offset: int) -> Batch | None:
+        """Return the batch that contains an offset; None if a fetch is needed."""
+        batch = self._recent.find(queue, offset)
+        if batch is None:
+            self._look(queue, offset, max_messages=1, filter=None)
+            batch = self._recent.find(queue, offset)
+        return batch
+
+    async def fetch(
+        self, queue: QueueKey, offset: int, max_bytes: int = FETCH_BYTES
+    ) -> Batch | None:
+        """Read the data that a call of the core needed at this offset, so that the repeated call
+        succeeds. Return the batch that contains the offset, if it was read. The caller should use
+        this batch, because other reads may evict it from the cache.
+
+        Concurrent fetches of the same offset share one read; its `max_bytes` is that of the first
+        caller. Return None if the topic or the offset does not exist. If the offset was removed
+        from the queue, also call `trimmed`. All other errors of the store are raised."""
+        task = self._fetching.get((queue, offset))
+        if task is None:
+            task = asyncio.create_task(self._fetch(queue, offset, max_bytes), name="group-fetch")
+            self._fetching[queue, offset] = task
+            task.add_done_callback(lambda done: self._fetched(queue, offset, done))
+        return await asyncio.shield(task)
+
+    def forget(self, queue: QueueKey | None = None) -> None:
+        """Drop the heads that were read from a queue; if it is None, from all queues."""
+        if queue is None:
+            self._pieces.clear()
+        else:
+            self._pieces.pop(queue, None)
+
+    async def stop(self) -> None:
+        """Wait for the reads in progress."""
+        if self._fetching:
+            await asyncio.wait(list(self._fetching.values()))
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _may_match(self, queue: QueueKey, offset: int) -> bool:
+        """Count one comparison of a single message with a filter. Return False if this event loop
+        iteration has no comparison left. Then the caller must `fetch` the offset, which defers the
+        comparison to a later iteration."""
+        if self._matches_left <= 0:
+            if len(self._put_off) >= MAX_NEEDS:
+                self._put_off.pop()
+            self._put_off.add((queue, offset))
+            return False
+        self._end_turn_soon()
+        self._matches_left -= 1
+        return True
+
+    def _end_turn_soon(self) -> None:
+        if not self._is_turn_ending:
+            self._is_turn_ending = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _need(self, queue: QueueKey, offset: int, filter: object | None) -> None:
+        if len(self._needed) >= MAX_NEEDS:
+            del self._needed[next(iter(self._needed))]
+        self._needed[queue, offset] = filter  # type: ignore[assignment]
+
+    def _given(
+        self,
+        piece: _Piece,
+        queue: QueueKey,
+        filter: object | None,
+        start: int,
+        end: int,
+        most: int,
+    ) -> Heads:
+        """Return the heads of a piece in [start, end), at most `most`. Drop the piece when all its
+        heads have been returned."""
+        heads, at = piece.heads, piece.given
+        if at >= len(heads) or (at and heads[at - 1].offset >= start):
+            at = 0
+        while at < len(heads) and heads[at].offset < start:
+            at += 1
+        stop = min(at + most, len(heads))
+        while stop > at and heads[stop - 1].offset >= end:
+            stop -= 1
+        scanned = heads[stop].offset if stop < len(heads) else piece.scanned
+        if scanned >= piece.scanned and end >= piece.scanned:
+            pieces = self._pieces.get(queue)
+            if pieces is not None:
+                pieces.pop(filter, None)
+                if not pieces:
+                    del self._pieces[queue]
+        else:
+            piece.given = stop
+            self._pieces.setdefault(queue, {})[filter] = piece
+        return Heads(heads[at:stop], min(scanned, end), piece.lost)
+
+    def _read_one(self, queue: QueueKey, offset: int, filter: object | None) -> _Piece | None:
+        """Return a piece with a single message. Return None if its batch is not cached, or if this
+        event loop iteration has no comparison with a filter left."""
+        batch = self._recent.find(queue, offset)
+        if batch is None:
+            return None
+        if filter is not None and not self._may_match(queue, offset):
+            return None
+        row = offset - batch.header.base_offset
+        rows = range(row, row + 1) if filter is None else _matching(filter, batch, row)
+        return _Piece(offset, offset + 1, self._heads_of(batch, rows))
+
+    def _read_hot(
+        self, queue: QueueKey, start: int, most: int, filter: object | None
+    ) -> _Piece | None:
+        fetched = self._look(queue, start, max_messages=most, filter=filter)
+        if fetched is None or fetched.next_offset <= start:
+            return None
+        return self._piece(start, fetched)
+
+    def _look(
+        self, queue: QueueKey, start: int, *, max_messages: int, filter: object | None
+    ) -> Fetched | None:
+        """Read from memory, and cache the batches. Return None if the disk is needed, or if this
+        event loop iteration has no look left."""
+        if self._looks_left <= 0:
+            return None
+        self._end_turn_soon()
+        self._looks_left -= 1
+        topic = self._store.topic_by_id(queue[0])
+        if topic is None:
+            return None
+        try:
+            fetched = self._store.read_hot(
+                topic,
+                queue[1],
+                start,
+                max_messages=max_messages,
+                max_bytes=HOT_BYTES,
+                filter=filter,  # type: ignore[arg-type]
+                skip_corrupt=True,
+            )
+        except StoreError:  # `fetch` gets the same error and raises it
+            return None
+        if fetched is not None:
+            self._keep(queue, fetched.slices)
+        return fetched
+
+    def _next_turn(self) -> None:
+        self._looks_left = LOOKS_A_TURN
+        self._matches_left = MATCHES_A_TURN
+        self._is_turn_ending = False
+
+    async def _fetch(self, queue: QueueKey, offset: int, max_bytes: int) -> Batch | None:
+        if (queue, offset) in self._put_off:
+            self._put_off.discard((queue, offset))
+            batch = self._recent.find(queue, offset)
+            if batch is not None:
+                return batch
+        filter = self._needed.pop((queue, offset), None)
+        topic = self._store.topic_by_id(queue[0])
+        if topic is None:
+            return None
+        try:
+            for pause_s in (*RETRY_PAUSES_S, None):
+                fetched = await self._store.read(
+                    topic,
+                    queue[1],
+                    offset,
+                    max_messages=FETCH_MESSAGES,
+                    max_bytes=max_bytes,
+                    filter=filter,
+                    skip_corrupt=True,
+                )
+                if pause_s is None or all(each.reason != UNREADABLE for each in fetched.skipped):
+                    break
+                # Retry: a failed read may succeed later, but skipped messages are settled forever.
+                await asyncio.sleep(pause_s)
+        except OffsetTrimmed as error:
+            self._trimmed(queue, error.min_offset)
+            return None
+        except (OffsetBeyondEnd, UnknownTopic):
+            return None  # the group learns of the deleted topic in another way
+        self._keep(queue, fetched.slices)
+        if fetched.next_offset > offset:
+            self._pieces.setdefault(queue, {})[filter] = self._piece(offset, fetched)
+        return next((each.batch for each in fetched.slices if _holds(each.batch, offset)), None)
+
+    def _fetched(self, queue: QueueKey, offset: int, task: "asyncio.Task[Batch | None]") -> None:
+        self._fetching.pop((queue, offset), None)
+        if not task.cancelled():
+            task.exception()  # so that asyncio does not log it; the waiting callers get it
+
+    def _keep(self, queue: QueueKey, slices: Sequence[BatchSlice]) -> None:
+        for each in slices:
+            self._recent.put(queue, each.batch)
+
+    def _piece(self, start: int, fetched: Fetched) -> _Piece:
+        heads: list[Head] = []
+        for each in fetched.slices:
+            heads += self._heads_of(each.batch, each.rows)
+        return _Piece(start, fetched.next_offset, heads, fetched.skipped)
+
+    def _heads_of(self, batch: Batch, rows: Sequence[int]) -> list[Head]:
+        if not len(rows):
+            return []
+        base = batch.header.base_offset
+        if len(rows) == 1:
+            return [self._head(batch, rows[0])]
+        at = slice(rows.start, rows.stop) if isinstance(rows, range) else np.asarray(rows)
+        sizes = message_sizes(batch)[at].tolist()
+        nothing = [0] * len(rows)
+        keys = expiries = nothing
+        if self._has_keys() and batch.key_hashes is not None and batch.key_offsets is not None:
+            has_key = np.diff(batch.key_offsets)[at] > 0
+            keys = np.where(has_key, batch.key_hashes[at].astype(np.int64) + _HAS_KEY, 0).tolist()
+        expires_us = batch.expires_timestamps_us
+        if expires_us is not None:
+            expiries = (-(-expires_us[at] // 1000)).tolist()
+        return [
+            Head(base + row, size, key, expires_at_ms)
+            for row, size, key, expires_at_ms in zip(rows, sizes, keys, expiries, strict=True)
+        ]
+
+    def _head(self, batch: Batch, row: int) -> Head:
+        """Return the head of one row. This does not use numpy, which is slow for a single row."""
+        size, key = len(batch.body(row)), 0
+        offsets = batch.key_offsets
+        if offsets is not None:
+            length = int(offsets[row + 1] - offsets[row])
+            size += length
+            if length and self._has_keys() and batch.key_hashes is not None:
+                key = int(batch.key_hashes[row]) + _HAS_KEY
+        if batch.tag_offsets is not None:
+            size += int(batch.tag_offsets[row + 1] - batch.tag_offsets[row])
+        if batch.property_list is not None:
+            properties = batch.properties(row)
+            size += sum(len(a.encode()) + len(b.encode()) for a, b in properties.items())
+        expires_at_ms = -(-batch.expires_timestamp_us(row) // 1000)
+        return Head(batch.header.base_offset + row, size, key, expires_at_ms)
+
+
+def _holds(batch: Batch, offset: int) -> bool:
+    return 0 <= offset - batch.header.base_offset < len(batch)
+
+
+def _matching(filter: object, batch: Batch, row: int) -> Sequence[int]:
+    """Return a sequence with the row if it matches the filter, otherwise an empty one."""
+    wanted: MessageFilter = filter  # type: ignore[assignment]
+    return wanted.matching_rows(batch, row, row + 1)

@@ -1,0 +1,79 @@
+"""Copies the floors of groups to their stored offsets, periodically.
+
+The stored offsets are in the broker's state, and also in a topic of the log. If the cursors of a
+group are lost, the group continues from these offsets. On the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from holdfast.consumequeue.errors import StoreError
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.slices import Turn
+from holdfast.groups.serving.group_server import ServedGroup
+
+_logger = logging.getLogger(__name__)
+
+
+class Mirror:
+    """Copies the floors of the groups that `groups` returns."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        groups: Callable[[], Iterable[ServedGroup]],
+        interval_s: float,
+    ) -> None:
+        self._store = store
+        self._groups = groups
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start copying periodically."""
+        self._task = asyncio.create_task(self._run(), name="group-mirror")
+
+    async def stop(self) -> None:
+        """Stop, and then copy all floors once more. May be called twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            await self.mirror_all()
+
+    async def mirror_all(self) -> None:
+        """Store all floors that differ from the stored offsets."""
+        turn = Turn()
+        for group in list(self._groups()):
+            await self.mirror(group, turn)
+
+    async def mirror(self, group: ServedGroup, turn: Turn) -> None:
+        """Store the floors of a group that differ from its stored offsets. A failure is logged; the
+        next round tries again."""
+        name = group.record.name
+        await turn.spend()
+        for topic in group.topics():
+            await turn.spend()
+            subscribed = group.core.topics.get(topic.topic_id)
+            if subscribed is None:
+                continue  # the group has lost the topic meanwhile
+            try:
+                stored = self._store.stored_offsets(name, topic).offsets
+            except StoreError:  # nothing was stored for the group yet
+                stored = {}
+            floors = {}
+            async for lanes in turn.slices(list(subscribed.lanes.values())):
+                for lane in lanes:
+                    if stored.get(lane.key[1]) != lane.cursor.floor:
+                        floors[lane.key[1]] = lane.cursor.floor
+            if floors:
+                try:
+                    await self._store.store_offsets(name, topic, floors)
+                except StoreError as error:
+                    _logger.warning("the floors of %r were not mirrored: %s", name, error)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.mirror_all()

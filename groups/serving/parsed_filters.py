@@ -1,0 +1,64 @@
+"""The parsed filters of groups. Each text is parsed once while its filter is in use.
+
+Parsing the longest text takes about ten milliseconds. So texts are parsed in another thread, one at
+a time; only short texts are parsed on the event loop. Call everything here on the event loop.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from weakref import WeakValueDictionary
+
+from holdfast.consumequeue.reading.reader import MessageFilter
+from holdfast.consumequeue.thread_calls import call_in_thread
+from holdfast.groups.filter_text import filter_of
+
+Filters = Mapping[str, MessageFilter | None]
+"""Parsed filters by text. None is the filter that matches every message."""
+
+#: If the texts of a call have at most this many characters together, they are parsed on the event
+#: loop, in less than a millisecond.
+SHORT_CHARACTERS = 128
+
+
+class ParsedFilters:
+    """All filters that are in use."""
+
+    def __init__(self) -> None:
+        self._by_text: WeakValueDictionary[str, MessageFilter] = WeakValueDictionary()
+        self._parsing = asyncio.Lock()
+
+    async def parse(self, texts: Iterable[str | None]) -> Filters:
+        """Return the filters of the texts. As long as a caller keeps a filter, `of` finds it
+        without parsing. Raises InvalidFilter."""
+        found = {text: self._by_text.get(text) for text in texts if text is not None}
+        missing = [text for text, each in found.items() if each is None]
+        is_short = sum(map(len, missing)) <= SHORT_CHARACTERS
+        for text in missing:
+            found[text] = filter_of(text) if is_short else await self._parse_apart(text)
+            self._keep(text, found[text])
+        return found
+
+    def of(self, text: str | None) -> MessageFilter | None:
+        """Return the filter of a text. It is the object that `parse` returned, if that is still in
+        use. Raises InvalidFilter."""
+        found = None if text is None else self._by_text.get(text)
+        if found is None:  # the text matches every message, or is only tags
+            return filter_of(text)
+        return found
+
+    async def _parse_apart(self, text: str) -> MessageFilter | None:
+        async with self._parsing:
+            found = self._by_text.get(text)  # another caller may have parsed it meanwhile
+            if found is None:
+                found = await call_in_thread(filter_of, text)
+                self._keep(text, found)
+            return found
+
+    def _keep(self, text: str, parsed: MessageFilter | None) -> None:
+        if parsed is not None:
+            self._by_text[text] = parsed
+
+
+def characters_of(filters: Filters) -> int:
+    """Return the length of all texts together."""
+    return sum(map(len, filters))

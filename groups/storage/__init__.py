@@ -1,0 +1,1 @@
+"""Groups across restarts: cursors in LMDB, the progress page, group records, restoring."""
