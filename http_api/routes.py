@@ -1,4 +1,4 @@
-"""Every endpoint: the page to read first."""
+"""The table of all routes: each endpoint with its path, bodies, problems and required grants."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,52 @@ from holdfast.http_api.access.grants import (
     TOPIC_VERBS,
     granted,
 )
-from holdfast.http_api.codecs import BATCH, JSON, MSGPACK, NDJSON
-from holdfast.http_api.delivery import PULL_TYPES, SKIPPED_HEADER
-from holdfast.http_api.group_delivery import RECEIVE_TYPES
-from holdfast.http_api.group_lag import get_group, list_groups
-from holdfast.http_api.group_offsets import get_offsets, put_offsets, reset_offsets
-from holdfast.http_api.group_receive import receive
-from holdfast.http_api.group_types import (
+from holdfast.http_api.endpoints.group_lag import get_group, list_groups
+from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
+from holdfast.http_api.endpoints.groups import (
+    DeleteGroupParams,
+    delete_group,
+    leave_group,
+    put_group,
+    seek_group,
+)
+from holdfast.http_api.endpoints.lookups import (
+    OffsetParams,
+    SearchParams,
+    SplitsParams,
+    get_message,
+    get_offset,
+    get_splits,
+    search_messages,
+)
+from holdfast.http_api.endpoints.operations import (
+    get_health,
+    get_info,
+    get_metrics,
+    get_openapi,
+    get_ready,
+)
+from holdfast.http_api.endpoints.poll import PollParams, poll
+from holdfast.http_api.endpoints.publish import PublishParams, publish
+from holdfast.http_api.endpoints.pull import PullParams, pull
+from holdfast.http_api.endpoints.pull_reply import PULL_TYPES, SKIPPED_HEADER
+from holdfast.http_api.endpoints.read_leases import end_read_lease, extend_read_lease
+from holdfast.http_api.endpoints.receive import receive
+from holdfast.http_api.endpoints.receive_reply import RECEIVE_TYPES
+from holdfast.http_api.endpoints.redrive import redrive
+from holdfast.http_api.endpoints.settle import ack, extend, nack, reject, release
+from holdfast.http_api.endpoints.topics import (
+    DeleteParams,
+    PageParams,
+    delete_topic,
+    get_topic,
+    list_topics,
+    patch_topic,
+    put_topic,
+)
+from holdfast.http_api.routing.codecs import BATCH, EVENTS, JSON, MSGPACK, NDJSON
+from holdfast.http_api.routing.route import Handler, Route, structured
+from holdfast.http_api.schemas.groups import (
     GroupDeletedReply,
     GroupReply,
     GroupSettings,
@@ -26,14 +65,7 @@ from holdfast.http_api.group_types import (
     ResetReply,
     ResetRequest,
 )
-from holdfast.http_api.groups import (
-    DeleteGroupParams,
-    delete_group,
-    leave_group,
-    put_group,
-    seek_group,
-)
-from holdfast.http_api.lease_types import (
+from holdfast.http_api.schemas.leases import (
     AckRequest,
     ExtendRequest,
     LeasedMessage,
@@ -42,44 +74,15 @@ from holdfast.http_api.lease_types import (
     NackRequest,
     ReceiveReply,
     ReceiveRequest,
+    RedriveReply,
+    RedriveRequest,
     RejectRequest,
     ReleaseRequest,
     SeekReply,
     SeekRequest,
     SettledReply,
 )
-from holdfast.http_api.lookups import (
-    OffsetParams,
-    SearchParams,
-    SplitsParams,
-    get_message,
-    get_offset,
-    get_splits,
-    search_messages,
-)
-from holdfast.http_api.operations import (
-    get_health,
-    get_info,
-    get_metrics,
-    get_openapi,
-    get_ready,
-)
-from holdfast.http_api.poll import PollParams, poll
-from holdfast.http_api.publish import PublishParams, publish
-from holdfast.http_api.pull import PullParams, pull
-from holdfast.http_api.read_leases import end_read_lease, extend_read_lease
-from holdfast.http_api.route import Handler, Route, structured
-from holdfast.http_api.settling import ack, extend, nack, reject, release
-from holdfast.http_api.topics import (
-    DeleteParams,
-    PageParams,
-    delete_topic,
-    get_topic,
-    list_topics,
-    patch_topic,
-    put_topic,
-)
-from holdfast.http_api.types import (
+from holdfast.http_api.schemas.messages import (
     DeletedReply,
     HealthReply,
     Message,
@@ -127,7 +130,7 @@ _GROUP_OFFSETS = _GROUP + "/topics/{topic}/offsets"
 
 
 def _read_as(envelope: Any) -> dict[int, dict[str, Any]]:
-    return {200: {JSON: envelope, NDJSON: str, MSGPACK: envelope, BATCH: None}}
+    return {200: {JSON: envelope, NDJSON: str, MSGPACK: envelope, BATCH: None, EVENTS: str}}
 
 
 def _settling(verb: Handler, request: type) -> Route:
@@ -148,7 +151,9 @@ ROUTES: Sequence[Route] = (
         replies={200: structured(PublishReply)},
         problems=(
             *_NO_QUEUE, "limit-reached", "message-too-large", "malformed-batch",
+            "reserved-property",
             "topic-recreated", "sequence-gap", "sequence-too-old", "producer-fenced",
+            "too-many-producers", "sync-timeout", "topic-full",
             *_BAD_BODY, *_NOT_STORED,
         ),
         access=granted("publish"),
@@ -185,7 +190,10 @@ ROUTES: Sequence[Route] = (
         "PATCH", _TOPIC, patch_topic,
         body=structured(TopicSettings),
         replies={200: structured(TopicReply)},
-        problems=(*_NO_TOPIC, "invalid-topic-change", "limit-reached", *_BAD_BODY, *_NOT_STORED),
+        problems=(
+            *_NO_TOPIC, "invalid-topic-change", "keyed-backlog", "limit-reached", *_BAD_BODY,
+            *_NOT_STORED,
+        ),
         access=granted("admin"), act="topic.change",
     ),
     Route(
@@ -242,10 +250,10 @@ ROUTES: Sequence[Route] = (
         "GET", "/v1/messages/{message_id}", get_message,
         replies={200: structured(Message)},
         problems=("unknown-message", "offset-trimmed", "corrupt-record"),
-        # Of which topic, the endpoint looks up and checks.
+        # The endpoint itself looks up the message's topic and checks access to it.
         access=granted("consume"),
     ),
-    # Groups, of either kind
+    # Groups with and without leases
     Route(
         "GET", "/v1/groups", list_groups, PageParams,
         replies={200: structured(GroupsReply)},
@@ -257,7 +265,8 @@ ROUTES: Sequence[Route] = (
         problems=("invalid-name", "unknown-group"),
         access=granted(*GROUP_VERBS),
     ),
-    # The topics of what follows, as far as the path names none, the endpoint looks up and checks.
+    # If a path of a group has no topic, the endpoint itself finds the topics and checks access to
+    # them.
     Route(
         "PUT", _GROUP, put_group,
         body=structured(GroupSettings),
@@ -307,6 +316,17 @@ ROUTES: Sequence[Route] = (
         access=granted(*GROUP_VERBS), act="group.seek",
     ),
     Route(
+        "POST", _GROUP + "/redrive", redrive,
+        body=structured(RedriveRequest),
+        replies={200: structured(RedriveReply)},
+        problems=(
+            *_NO_LEASES, "unknown-topic", "no-dead-letters", "redrive-running", "invalid-group",
+            "limit-exceeded", "limit-reached", "message-too-large", "corrupt-record",
+            *_BAD_BODY, *_NOT_STORED,
+        ),
+        access=granted(*GROUP_VERBS), act="group.redrive",
+    ),
+    Route(
         "POST", _GROUP + "/leave", leave_group,
         body=structured(LeaveRequest),
         replies={200: structured(LeaveReply)},
@@ -326,7 +346,7 @@ ROUTES: Sequence[Route] = (
         body=structured(OffsetsRequest),
         replies={200: structured(OffsetsReply)},
         problems=(
-            *_NO_QUEUE, "offsets-changed", "limit-reached",
+            *_NO_QUEUE, "offset-beyond-end", "offsets-changed", "limit-reached",
             *_BAD_BODY, *_NOT_STORED,
         ),
         headers=_ETAG,

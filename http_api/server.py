@@ -1,55 +1,70 @@
-"""Serving the API: a listening socket, the connections it gave rise to, and a clean stop."""
+"""The HTTP server: listening sockets, their connections, and a clean stop."""
 
 import asyncio
+import os
 import socket
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.connection import Connection
-from holdfast.http_api.connections import Connections
-from holdfast.http_api.framing import check_parser
-from holdfast.http_api.tls import ServerTls, TlsFiles
-from holdfast.http_api.tls_door import TlsDoor
+from holdfast.http_api.wire.connection import Connection
+from holdfast.http_api.wire.connection_registry import Connections
+from holdfast.http_api.wire.framing import check_parser
+from holdfast.http_api.wire.tls import ServerTls, TlsFiles
+from holdfast.http_api.wire.tls_handshake import TlsDoor
 
-#: Connections that may wait to be accepted: a thousand clients may come back at once.
+#: At most this many connections wait to be accepted. After a restart, thousands of clients may
+#: reconnect at once.
 BACKLOG = 4096
+#: This many file descriptors accept connections for each listening socket. For each descriptor,
+#: libuv accepts only one connection per event loop iteration. With a single descriptor, the last
+#: client of a full backlog would wait 4,096 iterations, which is 80 s if an iteration takes 20 ms.
+ACCEPTS_A_TURN = 16
 
 
 class Server:
-    """A listening server. `stop` may be called twice."""
+    """A running server. `stop` may be called twice."""
 
     def __init__(
         self,
         app: App,
-        listener: asyncio.Server,
+        listeners: Sequence[asyncio.Server],
         connections: Connections,
         timeout_s: float,
         tls: ServerTls | None,
     ) -> None:
         self._app = app
-        self._listener: asyncio.Server | None = listener
+        self._listeners = listeners
         self._connections = connections
         self._timeout_s = timeout_s
         self._tls = tls
         self.scheme = "http" if tls is None else "https"
-        self.host, self.port = listener.sockets[0].getsockname()[:2]
+        self.host, self.port = listeners[0].sockets[0].getsockname()[:2]
 
     @property
     def connection_count(self) -> int:
-        """Connections that are open now."""
+        """The number of open connections."""
         return self._connections.count
 
-    async def stop(self) -> None:
-        """Take no more connections, answer what is held, let what is under way end, close.
+    async def reload(self) -> None:
+        """Check the TLS files now, and load them if they have changed and are usable."""
+        if self._tls is not None:
+            await self._tls.reload()
 
-        What has not ended after shutdown_timeout_ms is cut off.
+    async def stop(self) -> None:
+        """Stop accepting, answer held requests, finish running requests, then close.
+
+        After half of shutdown_timeout_ms, requests that still run are cancelled. After all of it,
+        connections that are still open are closed at once.
         """
-        listener, self._listener = self._listener, None
-        if listener is None:
+        listeners, self._listeners = self._listeners, ()
+        if not listeners:
             return
-        listener.close()
-        # A turn, so that requests which are here already are begun; then the idle are closed.
+        for listener in listeners:
+            listener.close()
+        # Wait one loop iteration, so that requests that have already arrived begin. After that, the
+        # idle connections close.
         await asyncio.sleep(0)
         for connection in list(self._connections.open):
             connection.finish()
@@ -59,15 +74,16 @@ class Server:
         if self._tls is not None:
             await self._tls.stop()
         self._connections.abort_all()
-        while not self._connections.is_empty:  # noqa: ASYNC110 - an abort needs a turn or two of the loop
+        while not self._connections.is_empty:  # noqa: ASYNC110 - an abort needs one or two loop iterations
             await asyncio.sleep(0)
-        await listener.wait_closed()
+        for listener in listeners:
+            await listener.wait_closed()
 
 
 async def start_server(app: App, config: HttpConfig) -> Server:
-    """Serve `app` on the configured address; port 0 picks a free one.
+    """Serve `app` on the configured address. If the port is 0, a free port is used.
 
-    Raises OSError when the address cannot be listened on, TlsUnusable, and ParserMissing.
+    Raises OSError if the broker cannot listen on the address. Raises TlsUnusable, ParserMissing.
     """
     check_parser()
     connections = app.connections
@@ -78,16 +94,27 @@ async def start_server(app: App, config: HttpConfig) -> Server:
     def connect() -> Connection:
         return Connection(app.answer, loop, config, connections)
 
-    listener = await loop.create_server(
-        connect if tls is None else partial(TlsDoor, tls, config, connections, connect),
-        config.host,
-        config.port,
-        backlog=BACKLOG,
+    listeners = await _listen(
+        config, connect if tls is None else partial(TlsDoor, tls, config, connections, connect)
     )
-    for each in listener.sockets:
-        # The connections inherit it: a client that vanishes without a word is found in the end.
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     app.start()
     if tls is not None:
         tls.start()
-    return Server(app, listener, connections, config.shutdown_timeout_ms / 1000, tls)
+        app.show_certificate(lambda: tls.expires_s)
+    return Server(app, listeners, connections, config.shutdown_timeout_ms / 1000, tls)
+
+
+async def _listen(
+    config: HttpConfig, make: Callable[[], asyncio.BaseProtocol]
+) -> list[asyncio.Server]:
+    loop = asyncio.get_running_loop()
+    first = await loop.create_server(make, config.host, config.port, backlog=BACKLOG)
+    listeners = [first]
+    for each in first.sockets:
+        # This option detects clients that vanished without closing. Accepted connections inherit
+        # it.
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for _ in range(ACCEPTS_A_TURN - 1):
+            copy = socket.socket(fileno=os.dup(each.fileno()))
+            listeners.append(await loop.create_server(make, sock=copy, backlog=BACKLOG))
+    return listeners

@@ -1,1 +1,1 @@
-"""Access: who is asking, what they may do, and the record of what they did."""
+"""Access control: who calls, what the caller may do, and the audit log of what was done."""

@@ -1,8 +1,8 @@
-"""The audit log: who did what to the broker, a JSON object a line. FORMAT.md draws a line.
+"""The audit log: who did what to the broker, one JSON object per line. FORMAT.md shows a line.
 
-Written by a thread of its own: whoever records something never waits. A line that cannot be
-written goes to the logger `holdfast.audit` in its place. Lines are not synced: power loss may take
-the last. No line holds a secret: of a token there is its id, of a request its path without query.
+A thread writes the log, so callers never wait. If a line cannot be written to the file, the logger
+`holdfast.audit` logs it. Lines are not synced: a power failure may lose the newest lines. No line
+contains a secret: a token appears as its id, a request as its path without the query.
 """
 
 import logging
@@ -17,9 +17,11 @@ from types import MappingProxyType
 
 import msgspec
 
+from holdfast.commitlog.disk.owned_files import open_file
+
 _logger = logging.getLogger("holdfast.audit")
 
-#: Lines that wait for the disk; beyond it a line is counted in place of written.
+#: At most this many lines wait for the disk. Further lines are counted but not written.
 MAX_WAITING = 10_000
 
 
@@ -33,7 +35,7 @@ def audit_line(
     client: str,
     details: Mapping[str, object],
 ) -> bytes:
-    """Return one event as a line. Pure."""
+    """Return one event as a line of JSON, with a line end. Pure."""
     at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds")
     event = {
         "time": at.replace("+00:00", "Z"),
@@ -48,9 +50,10 @@ def audit_line(
 
 
 class AuditFile:
-    """The file, and those that were put aside: audit.log.1 is the newest of them.
+    """The audit file and the rotated older files. audit.log.1 is the newest rotated file.
 
-    Opened for each write: whoever else writes there, or moves it away, is no hindrance. Blocks.
+    The file is opened for each write, so other processes may also write to it or move it away. All
+    methods block.
     """
 
     def __init__(self, path: Path, max_bytes: int, max_files: int) -> None:
@@ -59,14 +62,10 @@ class AuditFile:
         self._max_files = max_files
 
     def append(self, lines: bytes) -> None:
-        """Add whole lines. OSError passes through."""
+        """Append whole lines, and rotate the file if it has become too large. Raises OSError."""
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags, 0o600)
+        descriptor = open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            if os.geteuid() == 0:
-                owner = self.path.parent.stat()
-                os.fchown(descriptor, owner.st_uid, owner.st_gid)
             while lines:
                 lines = lines[os.write(descriptor, lines) :]
             size = os.fstat(descriptor).st_size
@@ -78,7 +77,7 @@ class AuditFile:
     def _put_aside(self) -> None:
         for number in range(self._max_files - 1, 0, -1):
             older = self._aside(number)
-            if older.exists():
+            if os.path.lexists(older):
                 older.rename(self._aside(number + 1))
         self.path.rename(self._aside(1))
 
@@ -87,7 +86,7 @@ class AuditFile:
 
 
 class AuditLog:
-    """Takes events and writes them in a thread. `record` is for one thread at a time."""
+    """Accepts events and writes them in a thread. Only one thread may call `record` at a time."""
 
     def __init__(
         self,
@@ -105,15 +104,15 @@ class AuditLog:
         self._denied = 0
         self._not_named = 0
         self.lost = 0
-        """Lines that were not written because too many waited."""
+        """How many lines were not written because too many lines were waiting."""
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread that writes."""
         self._thread = threading.Thread(target=self._write, name="holdfast-audit", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what waits, then end. Blocks; may be called twice."""
+        """Write all waiting lines, then end the thread. Blocks. May be called twice."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._count_not_named()
@@ -130,7 +129,7 @@ class AuditLog:
         client: str = "",
         details: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """Add an event; `details` are members of their own. Never waits, and never fails."""
+        """Record an event; `details` become further JSON fields. Never waits and never fails."""
         line = audit_line(
             self._now_s(),
             act=act,
@@ -150,7 +149,10 @@ class AuditLog:
     def denied(
         self, about: str, *, principal: str, client: str, details: Mapping[str, object]
     ) -> None:
-        """Add a denied request, or count it when the second has had its share of them."""
+        """Record a denied request. If this second's limit is reached, only count the request.
+
+        One later line records how many requests were only counted.
+        """
         second = int(self._now_s())
         if second != self._second:
             self._count_not_named()

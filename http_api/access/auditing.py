@@ -1,31 +1,32 @@
-"""What the audit log is told of one request: an act that its route names, or that it was denied."""
+"""Records requests in the audit log: administrative requests, and denied requests of any kind."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from holdfast.http_api.access.audit import AuditLog
-from holdfast.http_api.access.door import Denied
+from holdfast.http_api.access.authorization import Denied
 from holdfast.http_api.access.grants import Principal
-from holdfast.http_api.problems import Problem
+from holdfast.http_api.access.tokens import without_secrets
+from holdfast.http_api.wire.problems import Problem
 
 if TYPE_CHECKING:
-    from holdfast.http_api.reply import Reply
-    from holdfast.http_api.request import Request
-    from holdfast.http_api.route import Route
+    from holdfast.http_api.routing.route import Route
+    from holdfast.http_api.wire.reply import Reply
+    from holdfast.http_api.wire.request import Request
 
 
 def audit_denial(audit: AuditLog, request: "Request", problem: Denied) -> None:
-    """Note a request that was not let through, whatever it asked for."""
+    """Record a denied request, whether it is administrative or not."""
     audit.denied(
-        f"{request.method[:20]} {request.url.raw_path[:200]}",
+        f"{request.method[:20]} {without_secrets(request.url.raw_path)[:200]}",
         principal=problem.principal,
         client=request.remote,
-        details={"status": problem.kind.status, "reason": problem.detail},
+        details={"status": problem.kind.status, "reason": without_secrets(problem.detail)},
     )
 
 
 class Auditing:
-    """The way into the audit log of one request that may do the act that it asks for."""
+    """Records the outcome of one authorized administrative request in the audit log."""
 
     __slots__ = ("_about", "_act", "_audit", "_principal", "_request")
 
@@ -40,21 +41,25 @@ class Auditing:
         self._audit = audit
         self._request = request
         self._act = route.act
-        self._about = "/".join(path[name] for name in ("group", "topic") if name in path)
+        about = "/".join(path[name] for name in ("group", "topic") if name in path)
+        self._about = without_secrets(about)
         self._principal = principal.name
 
     def answered(self, reply: "Reply") -> None:
-        """It was done."""
+        """Record that the act was done."""
         self._record("done", {"status": reply.status, **reply.note})
 
     def refused(self, problem: Problem) -> None:
-        """It was not done, or not all of it."""
+        """Record that the act was refused or failed; it may have been partly done."""
         status = problem.kind.status
         outcome = "failed" if status >= 500 else "refused"
         self._record(outcome, {"status": status, "problem": problem.slug})
 
     def abandoned(self) -> None:
-        """Its client went away. What was begun comes to its end, but nobody is told how."""
+        """Record that the client disconnected before the reply.
+
+        The act that has begun still completes.
+        """
         self._record("begun, but its client went away", {})
 
     def _record(self, outcome: str, details: Mapping[str, object]) -> None:

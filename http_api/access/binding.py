@@ -1,4 +1,4 @@
-"""Where a broker may listen: on this machine for everybody, elsewhere for those who are known."""
+"""Where a broker may listen: always on loopback, on other addresses only with authentication."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ from holdfast.http_api.access.loopback import is_loopback
 
 
 class RemoteWithoutAccess(Exception):
-    """The address to listen on is reached by other machines, and nobody is asked who they are."""
+    """The broker must not listen on an address of other machines while authentication is off."""
 
     def __init__(self, host: str) -> None:
         super().__init__(host)
@@ -23,9 +23,9 @@ class RemoteWithoutAccess(Exception):
 
 
 async def is_remote(host: str) -> bool:
-    """Whether any address that `host` stands for is reached by other machines.
+    """Return whether `host` resolves to an address that other machines can reach.
 
-    OSError passes through: a name that stands for nothing.
+    Raises OSError if the name cannot be resolved.
     """
     found = await asyncio.to_thread(
         socket.getaddrinfo, host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,7 +1,8 @@
-"""Requests that a web page of another site makes a browser send, told by the browser's own marks.
+"""Detects requests that a browser sends for a web page of another site. Pure.
 
-They matter where nobody is asked for a token: the browser runs on this machine, and any page may
-make it send a POST here. Other clients send neither of these headers. Pure.
+Such requests are a danger if authentication is off: the browser runs on this machine, and any page
+can make it send a POST to the broker. The browser marks these requests by two headers, Origin and
+Sec-Fetch-Site. Other clients send neither of these headers.
 """
 
 from collections.abc import Mapping
@@ -11,13 +12,13 @@ from multidict import istr
 
 from holdfast.http_api.access.loopback import is_loopback
 
-# Made for look-ups in any case once, not at each of them.
+# These are istr objects, so that a case-insensitive look-up need not convert them each time.
 ORIGIN = istr("Origin")
 SEC_FETCH_SITE = istr("Sec-Fetch-Site")
 
 
 def is_from_another_site(headers: Mapping[str, str]) -> bool:
-    """Whether a browser says that a page which is not of this machine wants this."""
+    """Return whether a browser sent this request for a page that is not from this machine."""
     if headers.get(SEC_FETCH_SITE, "").strip().lower() == "cross-site":
         return True
     origin = headers.get(ORIGIN)

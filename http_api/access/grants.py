@@ -1,15 +1,15 @@
-"""What somebody may do, and what an endpoint asks for. Pure.
+"""What a principal (an authenticated caller) may do, and what an endpoint requires. Pure.
 
-A grant is a verb, with the topics and the groups that it is good for:
+A grant is a verb, with the topics and groups that it covers:
 
     publish:TOPICS              send messages
-    consume:TOPICS[:GROUPS]     read messages; read and store those groups' offsets
-    admin:TOPICS[:GROUPS]       create, change, delete topics; reset those groups' offsets
-    operate                     read metrics and what the broker is
-    all                         each of these, on everything
+    consume:TOPICS[:GROUPS]     read messages; read and store offsets of these groups
+    admin:TOPICS[:GROUPS]       create, change, delete topics; reset offsets of these groups
+    operate                     read metrics and information about the broker
+    all                         all of the above, on everything
 
 TOPICS and GROUPS are the beginning of a name (`orders.`), a whole name (`=orders`), or `*`. No verb
-implies another. What is not granted is denied.
+implies another verb. Without a grant, a request is denied.
 """
 
 import re
@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 Verb = Literal["publish", "consume", "admin", "operate"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
-#: Verbs that are about topics: with any of them a topic may be seen.
+#: Verbs that concern topics. A principal with any of them on a topic may see the topic.
 TOPIC_VERBS: tuple[Verb, ...] = ("publish", "consume", "admin")
 GROUP_VERBS: tuple[Verb, ...] = ("consume", "admin")
 
@@ -33,7 +33,7 @@ GRAMMAR = (
 
 
 class InvalidGrant(ValueError):
-    """A text that is no grant. `reason` says what is wrong with it."""
+    """A text is not a valid grant. `reason` says what is wrong with the text."""
 
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(text, reason)
@@ -46,12 +46,12 @@ class InvalidGrant(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Some names: all (`*`), one (`=orders`), or those that begin with a text (`orders.`)."""
+    """A set of names: all names (`*`), one name (`=orders`), or all with a prefix (`orders.`)."""
 
     text: str
 
     def cover(self, name: str) -> bool:
-        """Whether `name` is one of them."""
+        """Return whether `name` is in the set."""
         text = self.text
         if text == "*":
             return True
@@ -60,7 +60,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One verb and what it is good for. `operate` has neither topics nor groups."""
+    """One verb, with the topics and groups that it covers. `operate` has no topics or groups."""
 
     verb: Verb
     topics: Names | None = None
@@ -70,12 +70,13 @@ class Grant:
         return ":".join((self.verb, *(each.text for each in (self.topics, self.groups) if each)))
 
     def covers(self, topic: str | None, group: str | None) -> bool:
-        """Whether it is good for this topic and this group; None: for any one."""
+        """Return whether the grant covers this topic and this group. None is always covered."""
         if topic is not None and (self.topics is None or not self.topics.cover(topic)):
             return False
         return group is None or (self.groups is not None and self.groups.cover(group))
 
 
+EVERY_NAME = Names("*")
 EVERYTHING: tuple[Grant, ...] = (
     Grant("publish", Names("*")),
     Grant("consume", Names("*"), Names("*")),
@@ -85,7 +86,7 @@ EVERYTHING: tuple[Grant, ...] = (
 
 
 def parse_grants(text: str) -> tuple[Grant, ...]:
-    """Return the grants that a text stands for: one, or for `all` several.
+    """Return the grants that a text stands for: one grant, or several grants for "all".
 
     Raises InvalidGrant.
     """
@@ -108,31 +109,43 @@ def parse_grants(text: str) -> tuple[Grant, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who asks, as far as the broker knows them. `name` is fit for logs."""
+    """A caller, with its grants. `name` contains no secret, so it may be logged."""
 
     name: str
     grants: Sequence[Grant]
+    publish_rates: tuple[int | None, int | None] | None = None
+    """Messages per second, and bytes per second, that the principal may publish.
+
+    In each of the two places, 0 means no limit, and None means the configured limit.
+    """
 
     def may(
         self, verbs: tuple[Verb, ...], topic: str | None = None, group: str | None = None
     ) -> bool:
-        """Whether one grant with any of these verbs covers both the topic and the group.
+        """Return whether one grant with any of these verbs covers both the topic and the group.
 
-        None stands for any: then one that they may do something with is enough.
+        If the topic or the group is None, it is not checked.
         """
-        # A plain loop: every request comes by here, and a generator costs twice as much.
+        # A plain loop, because every request runs this, and a generator takes twice the time.
         for grant in self.grants:  # noqa: SIM110
             if grant.verb in verbs and grant.covers(topic, group):
                 return True
         return False
 
+    def may_with_any_topic(self, verb: Verb, group: str) -> bool:
+        """Return whether one grant with this verb covers all topics, and also the group."""
+        return any(
+            grant.verb == verb and grant.topics == EVERY_NAME and grant.covers(None, group)
+            for grant in self.grants
+        )
 
-#: Everybody, while nobody is asked who they are.
+
+#: The caller of every request while authentication is off.
 ANYONE = Principal("anonymous", EVERYTHING)
 
 
 class Door(Enum):
-    """How an endpoint's door stands."""
+    """Who may use an endpoint: nobody, everybody, known callers, or callers with a grant."""
 
     SHUT = "nobody"
     OPEN = "everybody, known or not"
@@ -142,14 +155,20 @@ class Door(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What an endpoint asks of whoever calls it. Of the topic and the group that its path names
-    both must be granted, together with any one of `verbs`."""
+    """What an endpoint requires of its caller.
+
+    With `Door.GRANTED`, the caller must have one grant with any of `verbs` that covers both the
+    topic and the group in the path.
+    """
 
     door: Door
     verbs: tuple[Verb, ...] = ()
 
     def is_met(self, principal: Principal | None, path: Mapping[str, str]) -> bool:
-        """Whether `principal` (None: unknown) may enter at this path."""
+        """Return whether `principal` may use the endpoint with these parameters in the path.
+
+        `principal` is None if the caller is not authenticated.
+        """
         if self.door is Door.GRANTED:
             return principal is not None and principal.may(
                 self.verbs, path.get("topic"), path.get("group")
@@ -165,5 +184,5 @@ KNOWN = Need(Door.KNOWN)
 
 
 def granted(*verbs: Verb) -> Need:
-    """Return the need of any one of these verbs, on the path's topic and group."""
+    """Return the requirement that the caller has one of these verbs on the path's names."""
     return Need(Door.GRANTED, verbs)

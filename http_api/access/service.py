@@ -1,13 +1,14 @@
-"""Access control of one broker, put together: the door, the tokens it knows, the audit log."""
+"""Access control of one broker: puts together authorization, the tokens and the audit log."""
 
 import asyncio
 import logging
 from pathlib import Path
 
 from holdfast.http_api.access.audit import AuditFile, AuditLog
+from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.binding import RemoteWithoutAccess, is_remote
 from holdfast.http_api.access.config import AccessConfig
-from holdfast.http_api.access.door import Access
+from holdfast.http_api.access.hosts import AllowedHosts, host_name, names_in
 from holdfast.http_api.access.token_file import TokenFile
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.access.watcher import TokenWatcher
@@ -16,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 class AccessService:
-    """The door of a broker over `data_dir`. `start` and `stop` are the event loop's to await."""
+    """Access control of the broker with this `data_dir`. It belongs to one event loop."""
 
     def __init__(self, config: AccessConfig, data_dir: Path) -> None:
         self._config = config
@@ -36,10 +37,18 @@ class AccessService:
     async def check_address(
         self, host: str, *, is_encrypted: bool = False, asks_for_certificates: bool = False
     ) -> None:
-        """Raise RemoteWithoutAccess for an address that other machines reach while nobody is
-        asked who they are; say so where tokens would travel in the clear. OSError passes through.
+        """Check the address on which the broker will listen, and set the allowed host names.
+
+        Raises RemoteWithoutAccess if other machines can reach the address but authentication is
+        off. Logs a warning if tokens would be sent unencrypted. Raises OSError if `host` cannot be
+        resolved.
         """
-        if not await is_remote(host):
+        remote = await is_remote(host)
+        if not is_encrypted:
+            # With TLS, the broker need not check names: browsers compare them with the certificate.
+            names = [host_name(host), *names_in(self._config.allowed_hosts)]
+            self.access.hosts = AllowedHosts(names, any_address=remote)
+        if not remote:
             return
         if not self._config.authentication and not asks_for_certificates:
             if not self._config.insecure_remote:
@@ -48,12 +57,12 @@ class AccessService:
         elif not is_encrypted:
             _logger.warning(
                 "other machines reach %s without TLS: tokens and messages can be read on the way; "
-                "give the broker a certificate, or put a proxy that has one before it",
+                "give the broker a certificate, or use a proxy with a certificate",
                 host,
             )
 
     async def start(self) -> None:
-        """Read the tokens and begin to watch their file; begin to write the audit log."""
+        """Read the tokens, watch their file, and start to write the audit log."""
         if self.audit is not None:
             self.audit.start()
         if self._watcher is not None:
@@ -64,8 +73,13 @@ class AccessService:
                     "'holdfast token create'"
                 )
 
+    async def reload(self) -> None:
+        """Load the tokens now if the token file has changed."""
+        if self._watcher is not None:
+            await self._watcher.look()
+
     async def stop(self) -> None:
-        """Write what waits to be written. May be called twice."""
+        """Stop watching, and write the waiting audit lines. May be called twice."""
         if self._watcher is not None:
             await self._watcher.stop()
         if self.audit is not None:
@@ -73,7 +87,7 @@ class AccessService:
 
     @property
     def fault(self) -> str | None:
-        """Why the tokens are not those of the file, None while they are."""
+        """Why the tokens in memory may differ from the file; None if they are equal."""
         return self._watcher.fault if self._watcher is not None else None
 
     def _changed(self, tokens: Tokens) -> None:

@@ -1,4 +1,4 @@
-"""Making and revoking tokens in a data directory's token file. Each blocks until it is durable."""
+"""Creates and revokes tokens in a token file. Each function blocks until the change is durable."""
 
 import secrets
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class UnknownToken(Exception):
 
 
 class CertificateTaken(Exception):
-    """The certificate's name has grants already."""
+    """The token file already has an entry for this certificate name."""
 
     def __init__(self, certificate: str, token_id: str) -> None:
         super().__init__(certificate, token_id)
@@ -51,9 +51,13 @@ def create_token(
     now_ms: int,
     expires_ms: int | None = None,
     certificate: str = "",
+    publish_rates: tuple[int | None, int | None] | None = None,
 ) -> tuple[Token, str]:
-    """Add a token and return it, with the one text of it that there will ever be; that is empty
-    for a certificate's. Raises CertificateTaken, and what TokenFile.change does."""
+    """Add a token. Return the token, and its text, which is not stored and cannot be read later.
+
+    With `certificate`, the entry is for a client certificate, and the text is empty. Raises
+    CertificateTaken, and the errors of TokenFile.change.
+    """
     token_id = secrets.token_hex(ID_BYTES)
     text = "" if certificate else token_text(token_id, secrets.token_bytes(SECRET_BYTES))
     token = Token(
@@ -64,6 +68,7 @@ def create_token(
         expires_ms,
         b"" if certificate else digest_of(text),
         certificate,
+        publish_rates,
     )
 
     def with_it(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
@@ -78,8 +83,11 @@ def create_token(
 
 
 def revoke_tokens(file: TokenFile, token_ids: Iterable[str]) -> list[Token]:
-    """Remove tokens and return them: all of these ids, or none. Raises UnknownToken, and what
-    TokenFile.change does."""
+    """Remove the tokens with these ids and return them.
+
+    Raises UnknownToken, and the errors of TokenFile.change. In case of an error, no token is
+    removed.
+    """
     revoked: list[Token] = []
 
     def without(tokens: tuple[Token, ...]) -> tuple[Token, ...]:

@@ -1,8 +1,9 @@
-"""The token file of a data directory: read by the broker, changed by `holdfast token`.
+"""The token file of a data directory: the broker reads it, `holdfast token` changes it.
 
-There are two copies, `access/tokens` and `access/tokens.copy`. A change writes one after the other,
-each whole beside its place and renamed into it, so that one of them is whole at any moment, and a
-token that was revoked does not come back with an older copy. `access/lock` keeps two writers apart;
+There are two copies, `access/tokens` and `access/tokens.copy`. A change writes one copy after the
+other. Each copy is written completely to a temporary file and then renamed, so at any moment at
+least one copy is intact. A change returns only when both copies have it, so an old copy cannot
+bring back a revoked token. `access/lock` prevents that two processes write at the same time;
 readers need no lock.
 """
 
@@ -14,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.commitlog.data_dir import refuse_foreign
-from holdfast.commitlog.disk import make_directory, sync_directory
+from holdfast.commitlog.disk.data_dir import refuse_foreign
+from holdfast.commitlog.disk.disk import make_directory, sync_directory
+from holdfast.commitlog.disk.owned_files import create_file, open_file, read_file
 from holdfast.http_api.access.token_format import (
     DamagedTokens,
     TokenFileContent,
@@ -24,16 +26,16 @@ from holdfast.http_api.access.token_format import (
 )
 from holdfast.http_api.access.tokens import Token
 
-#: No change takes longer than a few syncs.
+#: How long a writer waits for the lock. A change takes no longer than a few syncs of the disk.
 LOCK_TIMEOUT_S = 10.0
 _LOCK_PAUSE_S = 0.02
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""Changes whenever a copy does."""
+"""Inode, modification time and size of each copy: a value that differs after every change."""
 
 
 class TokensUnreadable(Exception):
-    """No copy of the token file is whole; `faults` says why of each."""
+    """No copy of the token file is intact. `faults` has the reason for each copy."""
 
     def __init__(self, path: Path, faults: tuple[str, ...]) -> None:
         super().__init__(path, faults)
@@ -48,7 +50,7 @@ class TokensUnreadable(Exception):
 
 
 class TokensLocked(Exception):
-    """Another process is changing the tokens, and does not come to an end."""
+    """Another process held the lock for longer than LOCK_TIMEOUT_S."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -60,14 +62,14 @@ class TokensLocked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TokensRead:
-    """What was read, and what was wrong with the copy that it was not read from."""
+    """The tokens that were read, and a text for each copy that is missing or damaged."""
 
     content: TokenFileContent
     faults: tuple[str, ...]
 
 
 class TokenFile:
-    """The tokens of one data directory. Every method blocks, for a sync or two at most."""
+    """The tokens of one data directory. Every method blocks. `change` may wait for the lock."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -77,19 +79,19 @@ class TokenFile:
         self._copies = (self.path, self.directory / "tokens.copy")
 
     def stamp(self) -> Stamp:
-        """Return what is different after any change. OSError passes through."""
+        """Return a value that differs after every change. Raises OSError."""
         return tuple(map(_stamp, self._copies))
 
     def read(self) -> TokensRead:
-        """Return the newest whole copy; no tokens where there is no file.
+        """Return the tokens in the newest intact copy, or no tokens if both copies are missing.
 
-        Raises TokensUnreadable; OSError passes through.
+        Raises TokensUnreadable, OSError.
         """
         found: list[TokenFileContent] = []
         faults: list[str] = []
         for path in self._copies:
             try:
-                found.append(decode_tokens(path.read_bytes()))
+                found.append(decode_tokens(read_file(path)))
             except FileNotFoundError:
                 faults.append(f"{path} is missing")
             except DamagedTokens as error:
@@ -102,10 +104,10 @@ class TokenFile:
         raise TokensUnreadable(self.path, tuple(faults))
 
     def change(self, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
-        """Put what `change` returns in place of the tokens; durable on return.
+        """Replace the tokens with the result of `change`, durably.
 
-        What `change` raises leaves all as it was. Raises NotADataDir, TokensUnreadable,
-        TokensLocked; OSError passes through.
+        If `change` raises, nothing is written. Raises NotADataDir, TokensUnreadable, TokensLocked,
+        OSError.
         """
         self._make_directory()
         with self._locked():
@@ -120,19 +122,13 @@ class TokenFile:
         refuse_foreign(self._data_dir)
         if not self.directory.is_dir():
             self.directory.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                self._give_to_owner(descriptor)
-            finally:
-                os.close(descriptor)
             sync_directory(self._data_dir)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         path = self.directory / "lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
-            self._give_to_owner(descriptor)
             deadline = time.monotonic() + LOCK_TIMEOUT_S
             while not _is_locked(descriptor):
                 if time.monotonic() > deadline:
@@ -144,22 +140,12 @@ class TokenFile:
 
     def _put(self, path: Path, data: bytes) -> None:
         unfinished = path.with_name(f"{path.name}.new")
-        unfinished.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(unfinished, flags, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            self._give_to_owner(descriptor)
+        with os.fdopen(create_file(unfinished), "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
         unfinished.rename(path)
         sync_directory(path.parent)
-
-    def _give_to_owner(self, descriptor: int) -> None:
-        """Let the broker read what root made for it: it runs as whoever owns the directory."""
-        if os.geteuid() == 0:
-            owner = self._data_dir.stat()
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -1,11 +1,11 @@
-"""The bytes of the token file. Pure. FORMAT.md draws them too.
+"""Encodes and decodes the token file. Pure. FORMAT.md describes the format, too.
 
-    holdfast-tokens-1 1A2B3C4D\\n      format and version; CRC-32C of all that follows, in hex
-    {"generation": 7, "tokens": [     grows by one with each change
+    holdfast-tokens-1 1A2B3C4D\\n      format and version; CRC-32C of all following bytes, in hex
+    {"generation": 7, "tokens": [     the generation grows by one with each change
       {"id": "0f3a...", "name": "billing", "grants": ["consume:orders.:billing-"],
        "created_ms": 1790000000000, "expires_ms": null, "sha256": "9c...", "certificate": ""}]}
 
-Text, so that it can be looked at; the checksum tells a flipped bit from a change by hand.
+The file is text, so that people can read it. The checksum detects damage and manual changes.
 """
 
 from collections.abc import Iterable
@@ -13,16 +13,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.commitlog.checksum import crc32c
+from holdfast.commitlog.format.checksum import crc32c
 from holdfast.http_api.access.grants import Grant, InvalidGrant, parse_grants
 from holdfast.http_api.access.tokens import TOKEN_ID, Token
 
 FORMAT = b"holdfast-tokens-1"
+#: The format of a file in which a token has its own publish rates. Older versions reject the file.
+FORMAT_WITH_RATES = b"holdfast-tokens-2"
 _HEAD_BYTES = len(FORMAT) + 10
 
 
 class DamagedTokens(Exception):
-    """Bytes that are no whole token file. `reason` says where that shows."""
+    """The bytes are not an intact token file. `reason` says what is wrong."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -34,7 +36,7 @@ class DamagedTokens(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TokenFileContent:
-    """What one copy of the file says. Of two copies the one of the higher generation counts."""
+    """The content of one copy of the file. Readers use the copy with the higher generation."""
 
     generation: int
     tokens: tuple[Token, ...]
@@ -50,39 +52,69 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     certificate: str
 
 
+class _EntryWithRates(_Entry, forbid_unknown_fields=True):
+    publish_messages_per_s: int | None
+    publish_bytes_per_s: int | None
+
+
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     generation: int
     tokens: list[_Entry]
 
 
+class _DocumentWithRates(msgspec.Struct, forbid_unknown_fields=True):
+    generation: int
+    tokens: list[_EntryWithRates]
+
+
 def encode_tokens(content: TokenFileContent) -> bytes:
-    """Return the whole file."""
-    document = _Document(content.generation, [_entry(token) for token in content.tokens])
+    """Return the bytes of the whole file."""
+    tokens = content.tokens
+    document: _Document | _DocumentWithRates
+    if any(token.publish_rates is not None for token in tokens):
+        format_, document = (
+            FORMAT_WITH_RATES,
+            _DocumentWithRates(
+                content.generation,
+                [
+                    _EntryWithRates(*_values(token), *(token.publish_rates or (None, None)))
+                    for token in tokens
+                ],
+            ),
+        )
+    else:
+        entries = [_Entry(*_values(token)) for token in tokens]
+        format_, document = FORMAT, _Document(content.generation, entries)
     body = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
-    return b"%s %08X\n" % (FORMAT, crc32c(body)) + body
+    return b"%s %08X\n" % (format_, crc32c(body)) + body
 
 
 def decode_tokens(data: bytes) -> TokenFileContent:
-    """Return what a file says. Raises DamagedTokens for anything but a whole, intact one."""
+    """Return the content of a file. Raises DamagedTokens if the file is not intact."""
     head, body = data[:_HEAD_BYTES], data[_HEAD_BYTES:]
     if len(head) < _HEAD_BYTES or head[len(FORMAT) : -9] != b" " or head[-1:] != b"\n":
         raise DamagedTokens("its first line is none of a token file")
-    if not head.startswith(FORMAT):
+    if not head.startswith((FORMAT, FORMAT_WITH_RATES)):
         raise DamagedTokens(
-            f"its first line is {head[: len(FORMAT)]!r}, and this version knows {FORMAT!r} alone"
+            f"its first line is {head[: len(FORMAT)]!r}, and this version knows {FORMAT!r} and "
+            f"{FORMAT_WITH_RATES!r} alone"
         )
     if head[-9:-1] != b"%08X" % crc32c(body):
         raise DamagedTokens("its checksum does not fit")
     try:
-        document = msgspec.json.decode(body, type=_Document)
+        document: _Document | _DocumentWithRates
+        if head.startswith(FORMAT):
+            document = msgspec.json.decode(body, type=_Document)
+        else:
+            document = msgspec.json.decode(body, type=_DocumentWithRates)
         tokens = tuple(map(_token, document.tokens))
     except (msgspec.DecodeError, InvalidGrant, ValueError) as error:
         raise DamagedTokens(str(error)) from error
     return TokenFileContent(document.generation, tokens)
 
 
-def _entry(token: Token) -> _Entry:
-    return _Entry(
+def _values(token: Token) -> tuple[str, str, list[str], int, int | None, str, str]:
+    return (
         token.token_id,
         token.name,
         [str(grant) for grant in token.grants],
@@ -97,6 +129,11 @@ def _token(entry: _Entry) -> Token:
     digest = bytes.fromhex(entry.sha256)
     if not TOKEN_ID.fullmatch(entry.id) or len(digest) != (0 if entry.certificate else 32):
         raise ValueError(f"the token {entry.id[:40]!r} is not whole")
+    rates = None
+    if isinstance(entry, _EntryWithRates):
+        rates = (entry.publish_messages_per_s, entry.publish_bytes_per_s)
+        if any(each is not None and each < 0 for each in rates):
+            raise ValueError(f"the token {entry.id[:40]!r} has a rate below 0")
     return Token(
         entry.id,
         entry.name,
@@ -105,6 +142,7 @@ def _token(entry: _Entry) -> Token:
         entry.expires_ms,
         digest,
         entry.certificate,
+        None if rates == (None, None) else rates,
     )
 
 

@@ -1,9 +1,10 @@
-"""Access tokens: how they are written, what is kept of them, which one a text is. Pure.
+"""Access tokens: their text, their stored form, and the search for the token of a request. Pure.
 
-A token is `holdfast_ID.SECRET`: 12 hexadecimal digits that name it in lists and logs, and 43 signs
-of secret (256 random bits). Kept is the SHA-256 of the whole text: nobody guesses 256 bits, so a
-slow hash would only slow the requests. An entry with a certificate's name in place of a hash lets
-in whoever shows that certificate, where the broker asks for one.
+The text of a token is `holdfast_ID.SECRET`: an id of 12 hexadecimal digits, for lists and logs, and
+a secret of 43 characters (256 random bits). The broker stores only the SHA-256 of the whole text. A
+slow hash is unnecessary, because 256 random bits cannot be guessed, and it would slow down
+requests. An entry may have the name of a certificate instead of a hash. Such an entry admits
+clients that show this certificate, if TLS is configured to ask for client certificates.
 """
 
 import re
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
+from urllib.parse import unquote
 
 from holdfast.http_api.access.grants import Grant, Principal
 
@@ -20,17 +22,21 @@ SECRET_BYTES = 32
 MAX_NAME_CHARACTERS = 200
 
 _TOKEN = re.compile(r"holdfast_([0-9a-f]{12})\.[A-Za-z0-9_-]{43}", re.ASCII)
+#: Finds a token in a text, also a truncated token or a token with a suffix. Only the first group of
+#: this expression may be logged.
+_SECRET = re.compile(r"(holdfast_[0-9a-f]{12})\.[A-Za-z0-9_-]+", re.ASCII)
 TOKEN_ID = re.compile(r"[0-9a-f]{12}", re.ASCII)
 
-#: What a secret is compared with when there is no such token: that takes as long.
+#: If a token does not exist, its hash is compared with this, so that the check takes as long.
 _NO_DIGEST = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of one token. Times are milliseconds since 1970; `expires_ms` None: never.
+    """The stored form of one token. Times are in milliseconds since 1970.
 
-    Either `digest` or `certificate` is set, the other is empty.
+    If `expires_ms` is None, the token never expires. Either `digest` or `certificate` is set, and
+    the other of the two is empty.
     """
 
     token_id: str
@@ -40,29 +46,46 @@ class Token:
     expires_ms: int | None = None
     digest: bytes = b""
     certificate: str = ""
+    publish_rates: tuple[int | None, int | None] | None = None
+    """Messages per second, and bytes per second, that the token's holder may publish.
+
+    In each of the two places, 0 means no limit, and None means the configured limit.
+    """
 
     @property
     def principal(self) -> Principal:
-        """Who shows it."""
-        return Principal(f"token:{self.token_id}", self.grants)
+        """The principal (caller) of requests with this token."""
+        return Principal(f"token:{self.token_id}", self.grants, self.publish_rates)
 
     def is_expired(self, now_ms: float) -> bool:
-        """Whether its time is over."""
+        """Return whether the token has expired."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
 
+def without_secrets(text: str) -> str:
+    """Return `text` without secrets, so that it may be logged: each token is reduced to its id.
+
+    Percent-encoded tokens are found, too.
+    """
+    if "%" in text:
+        plain = unquote(text)
+        if _SECRET.search(plain):
+            return _SECRET.sub(r"\1.(secret)", plain)
+    return _SECRET.sub(r"\1.(secret)", text) if "holdfast_" in text else text
+
+
 def token_text(token_id: str, secret: bytes) -> str:
-    """Return the text that is shown to the broker, of an id and SECRET_BYTES random bytes."""
+    """Return the text of a token, made from its id and SECRET_BYTES random bytes."""
     return f"holdfast_{token_id}.{urlsafe_b64encode(secret).rstrip(b'=').decode()}"
 
 
 def digest_of(text: str) -> bytes:
-    """Return what is kept of a token's text."""
+    """Return the digest that is stored for a token's text."""
     return sha256(text.encode()).digest()
 
 
 class Tokens:
-    """Every token that there is, to find by what a request shows. Immutable."""
+    """All tokens, with searches by text, by certificate name and by principal. Immutable."""
 
     def __init__(self, tokens: Iterable[Token] = ()) -> None:
         self.all = tuple(tokens)
@@ -77,9 +100,10 @@ class Tokens:
         return len(self.all)
 
     def find(self, text: str) -> tuple[Token, Principal] | None:
-        """Return the token that `text` is, expired or not, and who shows it; None if it is none.
+        """Return the token with this text, expired or not, and its principal.
 
-        Takes as long for a wrong secret as for an id that does not exist.
+        Return None if there is no such token. This takes as long for an unknown id as for a wrong
+        secret, so the time reveals no ids.
         """
         matched = _TOKEN.fullmatch(text)
         if matched is None:
@@ -89,10 +113,18 @@ class Tokens:
         return found if compare_digest(digest, digest_of(text)) else None
 
     def find_certificate(self, names: Iterable[str]) -> tuple[Token, Principal] | None:
-        """Return the entry of the first of a certificate's names that has one, expired or not."""
+        """Return the entry of the first name in `names` that has an entry, expired or not.
+
+        Return None if no name has an entry.
+        """
         return next((found for each in names if (found := self._by_certificate.get(each))), None)
 
+    def find_principal(self, name: str, now_ms: float) -> Principal | None:
+        """Return the principal with this name; None if its token is unknown or has expired."""
+        token = self._by_principal.get(name)
+        return None if token is None or token.is_expired(now_ms) else token.principal
+
     def still_hold(self, principal: Principal, now_ms: float) -> bool:
-        """Whether the token that `principal` was found by is there yet, and not expired."""
+        """Return whether the token of `principal` still exists and has not expired."""
         token = self._by_principal.get(principal.name)
         return token is not None and not token.is_expired(now_ms)

@@ -1,4 +1,4 @@
-"""Keeps the tokens in memory as the token file has them, also while the broker runs."""
+"""Watches the token file while the broker runs, and loads the tokens when the file changes."""
 
 import asyncio
 import logging
@@ -12,10 +12,11 @@ _logger = logging.getLogger(__name__)
 
 
 class TokenWatcher:
-    """Looks at the token file every `interval_s`, in a thread, and hands over what is new.
+    """Checks the token file every `interval_s` in a thread, and passes new tokens to `changed`.
 
-    A file that becomes unreadable while the broker runs is reported, and the tokens stay as they
-    were; at the start there are none then, and nobody gets in.
+    If the file becomes unreadable while the broker runs, the error is logged and the old tokens
+    stay valid. If the file is already unreadable at the start, there are no tokens, so every
+    request that needs a token is denied.
     """
 
     def __init__(
@@ -27,22 +28,22 @@ class TokenWatcher:
         self._stamp: Stamp | None = None
         self._task: asyncio.Task[NoReturn] | None = None
         self.fault: str | None = None
-        """Why the tokens are not those of the file, None while they are."""
+        """Why the tokens in memory may differ from the file; None if they are equal."""
 
     async def start(self) -> None:
-        """Read the tokens, then go on watching."""
+        """Read the tokens, then start watching the file."""
         await self.look()
         self._task = asyncio.create_task(self._watch(), name="access-tokens")
 
     async def stop(self) -> None:
-        """End what `start` began. May be called twice."""
+        """Stop watching the file. May be called twice."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def look(self) -> None:
-        """Take over the file's tokens if it has changed since it was last looked at."""
+        """Load the tokens if the file has changed since the last check."""
         try:
             found = await asyncio.to_thread(self._read_if_changed)
         except TokensUnreadable as error:
@@ -64,12 +65,15 @@ class TokenWatcher:
         self._changed(tokens)
 
     def _read_if_changed(self) -> tuple[Tokens, tuple[str, ...]] | None:
-        """Return the tokens and what is wrong with a copy. Runs in a thread."""
+        """Return the tokens, and the faults of copies, or None if the file has not changed.
+
+        Runs in a thread.
+        """
         stamp = self._file.stamp()
         if stamp == self._stamp:
             return None
         read = self._file.read()
-        # Only now: what cannot be read is tried again at the next look.
+        # Set only after a successful read, so that a failed read is repeated at the next check.
         self._stamp = stamp
         return Tokens(read.content.tokens), read.faults
 

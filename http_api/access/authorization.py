@@ -1,0 +1,249 @@
+"""Authentication and authorization: who calls, and may the caller do this? Used on the event loop.
+
+`Access.admit` checks every request before its body is read, and before a reply can reveal what
+exists. With authentication, a caller without a valid token gets 401 for every path that needs a
+token, and for unknown paths, so it cannot find out which paths exist. Without authentication,
+every caller may use every endpoint, except those that are closed to everyone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import hdrs
+
+from holdfast.http_api.access.browsers import ORIGIN, SEC_FETCH_SITE, is_from_another_site
+from holdfast.http_api.access.grants import ANYONE, GROUP_VERBS, Door, Need, Principal, Verb
+from holdfast.http_api.access.hosts import AllowedHosts
+from holdfast.http_api.access.tokens import Tokens
+from holdfast.http_api.wire.problems import Problem
+
+if TYPE_CHECKING:
+    from holdfast.http_api.access.cors import CrossOrigin
+    from holdfast.http_api.routing.route import Route
+    from holdfast.http_api.routing.router import Router
+    from holdfast.http_api.wire.request import Request
+
+#: The caller of a request that was not authenticated.
+UNKNOWN = Principal("unknown", ())
+
+_TOKEN_CHARACTERS = 4096
+
+
+class Denied(Problem):
+    """The caller is not authenticated, or lacks a permission.
+
+    `principal` is the name of the caller for the audit log.
+    """
+
+    def __init__(self, slug: str, detail: str, principal: str, **members: object) -> None:
+        super().__init__(slug, detail, **members)
+        self.principal = principal
+
+
+class Access:
+    """Decides which caller may do what. `tokens` may be replaced at any time."""
+
+    def __init__(
+        self,
+        *,
+        is_required: bool = False,
+        tokens: Tokens | None = None,
+        hosts: AllowedHosts | None = None,
+        now_s: Callable[[], float] = time,
+    ) -> None:
+        self.is_required = is_required
+        self.tokens = tokens if tokens is not None else Tokens()
+        self.hosts = hosts
+        """The host names that requests may use if authentication is off. None allows every name."""
+        self._now_s = now_s
+
+    def admit(
+        self, request: "Request", router: "Router", pages: "CrossOrigin | None" = None
+    ) -> tuple["Route", Mapping[str, str], Principal]:
+        """Return the route of a request, the parameters in its path, and the caller.
+
+        `pages` has the origins whose web pages are admitted if authentication is off. Raises Denied
+        if the caller may not do this. Raises Problem (not-found, method-not-allowed); a caller that
+        is not authenticated gets Denied instead.
+        """
+        if self.is_required:
+            principal, refusal = self._identify(request)
+        else:
+            principal, refusal = ANYONE, None
+            self.check_host(request.headers)
+        try:
+            route, values = router.find(request.method, request.url.raw_path)
+        except Problem:
+            if refusal is not None:
+                raise refusal from None
+            raise
+        if principal is ANYONE and route.access.door is not Door.SHUT:
+            headers = request.headers
+            if (ORIGIN in headers or SEC_FETCH_SITE in headers) and is_from_another_site(headers):
+                origin = headers.get(ORIGIN)
+                if origin is None or pages is None or not pages.names(origin):
+                    raise _from_another_site(origin)
+            return route, values, principal
+        if route.access.is_met(principal if refusal is None else None, values):
+            return route, values, principal
+        if refusal is not None and route.access.door is not Door.SHUT:
+            raise refusal
+        raise forbidden(principal, route.access, values)
+
+    def asker(self, request: "Request") -> Principal:
+        """Return the caller of a request; UNKNOWN if the caller is not authenticated."""
+        return self._identify(request)[0] if self.is_required else UNKNOWN
+
+    def check_host(self, headers: Mapping[str, str]) -> None:
+        """Raise Denied if the Host header has a name that is not allowed.
+
+        With authentication, every name is allowed. A request without a Host header does not come
+        from a browser, so it is admitted.
+        """
+        if self.is_required:
+            return
+        host = headers.get(hdrs.HOST)
+        if self.hosts is not None and host is not None and not self.hosts.admit(host):
+            raise Denied(
+                "misdirected-request",
+                f"this broker asks nobody for a token, and so answers to no host name but this "
+                f"machine's own: {host[:200]!r} is none. Use an address, name the host in "
+                "access.allowed_hosts, or have tokens asked for (access.authentication)",
+                ANYONE.name,
+            )
+
+    def check_still(self, principal: Principal) -> None:
+        """Raise Denied if the caller's token was revoked or has expired since its request began."""
+        if self.still_holds(principal):
+            return
+        raise _unauthenticated(
+            "the token was revoked, or expired, while the request was held; ask for a new one",
+            principal.name,
+        )
+
+    def still_holds(self, principal: Principal) -> bool:
+        """Return whether the caller's token still exists and has not expired.
+
+        Without authentication, return True.
+        """
+        return principal is ANYONE or self.tokens.still_hold(principal, self._now_s() * 1000)
+
+    def may_subscribe(self, principal: str, topic: str, group: str) -> bool:
+        """Return whether the principal of this name may now consume a topic with a group.
+
+        Return False if the principal's token was revoked or has expired.
+        """
+        if not self.is_required:
+            return True
+        found = self.tokens.find_principal(principal, self._now_s() * 1000)
+        return found is not None and found.may(GROUP_VERBS, topic, group)
+
+    def _identify(self, request: "Request") -> tuple[Principal, Denied | None]:
+        """Return (caller, None), or (UNKNOWN, the error) if the caller is not authenticated."""
+        given = request.headers.getall(hdrs.AUTHORIZATION, ())
+        if not given:
+            names = _certificate_names(request)
+            found = self.tokens.find_certificate(names) if names else None
+            if found is None:
+                return UNKNOWN, _unauthenticated(
+                    "this broker asks for a token; send it as 'Authorization: Bearer TOKEN'",
+                    error=None,
+                )
+        else:
+            scheme, _, text = given[0].partition(" ")
+            if len(given) > 1 or scheme.lower() != "bearer" or not text:
+                return UNKNOWN, _unauthenticated(
+                    "the header Authorization is not one 'Bearer TOKEN'; send it so"
+                )
+            found = self.tokens.find(text) if len(text) <= _TOKEN_CHARACTERS else None
+        if found is None:
+            return UNKNOWN, _unauthenticated(
+                "there is no such token (any more); ask whoever runs the broker for one"
+            )
+        token, principal = found
+        if token.is_expired(self._now_s() * 1000):
+            return UNKNOWN, _unauthenticated(
+                "the token has expired; ask whoever runs the broker for a new one", principal.name
+            )
+        return principal, None
+
+
+def forbidden(
+    principal: Principal,
+    need: Need,
+    path: Mapping[str, str],
+    *,
+    topic: str | None = None,
+) -> Denied:
+    """Return the error for an authenticated caller who lacks the permission `need`.
+
+    The permission is for the topic and the group in the path; `topic` replaces the topic in the
+    path. The error does not reveal whether the topic and the group exist.
+    """
+    if need.door is not Door.GRANTED:
+        return Denied("forbidden", "nobody may do this", principal.name)
+    return lacks(principal, need.verbs, topic=topic or path.get("topic"), group=path.get("group"))
+
+
+def lacks(
+    principal: Principal,
+    verbs: Iterable[Verb],
+    *,
+    topic: str | None = None,
+    group: str | None = None,
+    what: str = "",
+) -> Denied:
+    """Return the error for a caller who has none of `verbs` on a topic and a group.
+
+    If the names must not be revealed, `what` replaces them in the error's text.
+    """
+    allowed = " or ".join(verbs)
+    on = [f"{kind} {name[:200]!r}" for kind, name in (("topic", topic), ("group", group)) if name]
+    where = what or " and ".join(on)
+    members: dict[str, Any] = {"verb": allowed}
+    if topic is not None:
+        members["topic"] = topic[:200]
+    if group is not None:
+        members["group"] = group[:200]
+    return Denied(
+        "forbidden",
+        f"this needs {allowed}{f' on {where}' if where else ''}, which the token does not grant; "
+        "ask whoever runs the broker for one that does",
+        principal.name,
+        **members,
+    )
+
+
+def _from_another_site(origin: str | None) -> Denied:
+    of = f"of {origin[:200]!r}" if origin else "of another site"
+    return Denied(
+        "forbidden",
+        f"a web page {of} sent this by way of a browser, and this broker asks nobody for a token; "
+        "if such pages are to use it, name their origin in http_api.cors_origins",
+        ANYONE.name,
+    )
+
+
+def _unauthenticated(
+    detail: str, principal: str = UNKNOWN.name, *, error: str | None = "invalid_token"
+) -> Denied:
+    denied = Denied("unauthenticated", detail, principal)
+    challenge = 'Bearer realm="holdfast"' + (f', error="{error}"' if error else "")
+    denied.headers.append((hdrs.WWW_AUTHENTICATE, challenge))
+    return denied
+
+
+def _certificate_names(request: "Request") -> list[str]:
+    """Return the names in the client's verified certificate: subjectAltName, then the common name.
+
+    If the client has shown no certificate, return an empty list.
+    """
+    transport = request.connection.transport
+    certificate = transport.get_extra_info("peercert") if transport is not None else None
+    if not certificate:
+        return []
+    names = [name for _, name in certificate.get("subjectAltName", ())]
+    for part in certificate.get("subject", ()):
+        names += [value for kind, value in part if kind == "commonName"]
+    return names

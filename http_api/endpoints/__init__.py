@@ -1,0 +1,1 @@
+"""The endpoints: publish, pull, receive, settle, look-ups, topics, groups, operations."""

@@ -1,0 +1,99 @@
+"""Converts a group's settings between the API's form and the group service's form. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from holdfast.consumequeue.topics import check_name
+from holdfast.groups.config import GroupsConfig
+from holdfast.groups.core.subscribing import check_subscription
+from holdfast.groups.service_types import MAX_WEIGHT, GroupSpec, GroupState, TopicSpec
+from holdfast.groups.settings import (
+    MAX_ATTEMPTS,
+    MAX_BACKOFF_MS,
+    MAX_BACKOFFS,
+    MAX_MEMBER_TTL_MS,
+    filter_texts,
+)
+from holdfast.http_api.routing.limits import at_most, count_at_most
+from holdfast.http_api.schemas.groups import (
+    Cost,
+    Engine,
+    FairnessReply,
+    GroupConfigReply,
+    GroupSettings,
+    Mode,
+    Subscription,
+    SubscriptionReply,
+)
+
+#: A setting of a group -> the setting of the configuration that is its maximum.
+_LIMITED_BY = {
+    "lease_ms": "max_lease_ms",
+    "max_in_flight": "max_in_flight",
+    "max_in_flight_per_member": "max_in_flight",
+    "max_in_flight_per_key": "max_in_flight",
+}
+
+
+def group_spec(settings: GroupSettings, limits: GroupsConfig) -> GroupSpec:
+    """Return the settings in the body of a PUT, for the group service.
+
+    Raises InvalidName, Problem (limit-exceeded).
+    """
+    given: dict[str, Any] = {
+        name: value for name, value in asdict(settings).items() if value is not UNSET
+    }
+    for name, limit_name in _LIMITED_BY.items():
+        at_most(name, given.get(name), getattr(limits, limit_name), limit_name)
+    at_most("max_attempts", given.get("max_attempts"), MAX_ATTEMPTS)
+    at_most("member_ttl_ms", given.get("member_ttl_ms"), MAX_MEMBER_TTL_MS)
+    if "topics" in given:
+        given["topics"] = _topics(given["topics"], limits)
+    if "fairness" in given:
+        fairness = asdict(given.pop("fairness"))
+        given.update({name: value for name, value in fairness.items() if value is not UNSET})
+    if "backoff_ms" in given:
+        count_at_most("backoff_ms", "delays", len(given["backoff_ms"]), MAX_BACKOFFS)
+        at_most("backoff_ms", max(given["backoff_ms"], default=0), MAX_BACKOFF_MS)
+    if "dead_letter_topic" in given:
+        name = given["dead_letter_topic"]
+        given["dead_letter_topic"] = "" if name is None else check_name("topic", name)
+    return GroupSpec(**given)
+
+
+def _topics(given: Mapping[str, Subscription], limits: GroupsConfig) -> dict[str, TopicSpec]:
+    count_at_most("topics", "topics", len(given), limits.max_topics, "max_topics")
+    topics = {}
+    for name, each in given.items():
+        at_most(f"topics.{name}.weight"[:200], each.weight, MAX_WEIGHT)
+        topics[check_subscription(name)] = TopicSpec(each.weight, each.filter)
+    count_at_most(
+        "topics",
+        "characters of filters",
+        sum(map(len, filter_texts(topics))),
+        limits.max_filter_characters_per_group,
+        "max_filter_characters_per_group",
+    )
+    return topics
+
+
+def config_reply(state: GroupState, topics: Mapping[str, TopicSpec]) -> GroupConfigReply:
+    """Return a group's settings for a reply. `topics` are the topics that the caller may see."""
+    return GroupConfigReply(
+        {name: SubscriptionReply(each.weight, each.filter) for name, each in topics.items()},
+        FairnessReply(cast(Engine, state.engine), cast(Cost, state.cost)),
+        cast(Mode, state.mode),
+        state.start,
+        state.lease_ms,
+        state.max_in_flight,
+        state.max_in_flight_per_member,
+        state.max_in_flight_per_key,
+        state.max_attempts,
+        list(state.backoff_ms),
+        state.dead_letter_topic,
+        state.strict_leases,
+        state.member_ttl_ms,
+    )

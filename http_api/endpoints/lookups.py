@@ -1,0 +1,315 @@
+"""Look-ups: an offset by time, a message by id or key, and a plan for parallel readers."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+
+from holdfast.commitlog.format.message_id import parse_message_id
+from holdfast.consumequeue.errors import UnknownMessage
+from holdfast.consumequeue.lost_ranges import LostRange
+from holdfast.consumequeue.maintenance.read_lease_service import ReadLease
+from holdfast.consumequeue.message_store import QueueState
+from holdfast.consumequeue.reading.fetched import BatchSlice
+from holdfast.consumequeue.slices import in_slices
+from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.access.authorization import lacks
+from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
+from holdfast.http_api.endpoints.pull_reply import offset_headers
+from holdfast.http_api.endpoints.read_leases import lease_reply
+from holdfast.http_api.endpoints.rendering import PORTION_BYTES, portions, rendered
+from holdfast.http_api.endpoints.topics import states_of
+from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.routing.call import Call, NoParams
+from holdfast.http_api.routing.codecs import MSGPACK, encode_elements, encode_listing, wrap_listing
+from holdfast.http_api.routing.context import ApiContext
+from holdfast.http_api.routing.params import flag, invalid, moment, text, whole
+from holdfast.http_api.routing.queue_offsets import EXAMPLE, PATTERN, parse_pairs
+from holdfast.http_api.schemas.messages import (
+    Message,
+    OffsetReply,
+    PackedMessage,
+    SearchReply,
+    SegmentReply,
+    SkippedRange,
+    SplitReply,
+    SplitsReply,
+)
+from holdfast.http_api.wire.problems import Problem
+from holdfast.http_api.wire.reply import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetParams:
+    """The query of a request for an offset by time."""
+
+    timestamp_ms: int | None = moment("The time.", required=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchParams:
+    """The query of a search by key."""
+
+    key: str | None = text("The complete key.", required=True)
+    limit: int = whole("Most messages to return.", minimum=1, maximum="max_page_size", default=64)
+
+
+#: At most this many results of a search are decoded at once. The number is low because each result
+#: may be in a different batch, which takes longer to decode than messages of one batch.
+_SEARCHED_AT_ONCE = 100
+_END_PATTERN = f"^(earliest|latest)$|{PATTERN}"
+_ENDS = "`earliest`, `latest`, or queue:offset pairs such as 0:12,1:40"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsParams:
+    """The query of a plan for parallel readers."""
+
+    start: str | None = text(
+        f"Where to begin: {_ENDS}. Queues that are not named begin at their min_offset.",
+        maximum=65_536,
+        pattern=_END_PATTERN,
+    )
+    end: str | None = text(
+        f"Where to end: {_ENDS}. Queues that are not named end at their max_offset.",
+        maximum=65_536,
+        pattern=_END_PATTERN,
+    )
+    start_timestamp_ms: int | None = moment(
+        "Begin at the first message stored at or after this time."
+    )
+    end_timestamp_ms: int | None = moment(
+        "End before the first message stored at or after this time."
+    )
+    max_bytes: int | None = whole(
+        "Most stored bytes of a piece. A piece is larger if it is a single batch, or if there "
+        "would be more pieces than the largest `min_splits` plus one for each queue.",
+        minimum=1,
+    )
+    min_splits: int = whole(
+        "Fewest pieces. There are fewer if there are not enough batches.",
+        minimum=1,
+        maximum="max_splits",
+        default=1,
+    )
+    only_named: bool = flag(
+        "Leave out queues that `start` does not name. Otherwise they are planned completely."
+    )
+    lease_ms: int = whole(
+        "How long to pin the planned messages, so that retention by age and size keeps them. 0: "
+        "nothing is pinned.",
+        maximum="max_read_lease_ms",
+        default=0,
+    )
+
+
+async def get_offset(call: Call[OffsetParams]) -> Reply:
+    """Find the first offset that was stored at or after a time.
+
+    If there is no such message, the offset is `max_offset`.
+    """
+    topic = call.topic()
+    queue = call.queue(topic)
+    params = call.params
+    if params.timestamp_ms is None:
+        raise _missing("timestamp_ms", "the time to look for")
+    offset, found_us = await call.context.store.offset_by_time(
+        topic, queue, params.timestamp_ms * 1000
+    )
+    reply = OffsetReply(offset, None if found_us is None else found_us // 1000)
+    state = call.context.store.queue_state(topic, queue)
+    return call.reply(reply, headers=offset_headers(offset, state.min_offset, state.max_offset))
+
+
+async def get_message(call: Call[NoParams]) -> Reply:
+    """Return one message by its id, if the token grants reading its topic."""
+    _check_topic_of(call)
+    context = call.context
+    with Turn(None) as turn:
+        while True:
+            topic, batch, row = await context.store.message(call.path["message_id"])
+            made = _messages(call.media, topic, [BatchSlice(batch, [row])])
+            parts = await rendered(call.media, [made], has_turn=turn.is_mine)
+            if parts is not None:
+                return Reply(200, call.media, parts)
+            # Free the batch, so that it takes no memory while this request waits for its turn. It
+            # is read again after that.
+            del batch, made
+            await turn.begin_one_of(context.large_replies)
+
+
+def _check_topic_of(call: Call[NoParams]) -> None:
+    """Raise Denied if the caller may not read the message's topic.
+
+    If the topic does not exist, this also raises Denied, except to a caller who may read all
+    topics. So the caller cannot find out which topics exist. Raises UnknownMessage for a malformed
+    id.
+    """
+    try:
+        topic_id, _, _ = parse_message_id(call.path["message_id"])
+    except ValueError:
+        raise UnknownMessage(call.path["message_id"]) from None
+    topic = call.context.store.topic_by_id(topic_id)
+    # No topic has an empty name, so only a grant for all topics covers it.
+    if not call.principal.may(("consume",), topic.name if topic is not None else ""):
+        raise lacks(call.principal, ("consume",), what="the message's topic")
+
+
+async def search_messages(call: Call[SearchParams]) -> Reply:
+    """Find the newest messages of a topic that have a key.
+
+    The reply has fewer than `limit` messages if the batches that contain them reach max_pull_bytes.
+    """
+    topic = call.topic()
+    params = call.params
+    if params.key is None:
+        raise _missing("key", "the key to look for")
+    context = call.context
+    async with context.searches.place(call.client):
+        with Turn(context.large_replies) as turn:
+            await turn.begin()
+            return await _search(call, topic, params.key)
+
+
+async def _search(call: Call[SearchParams], topic: Topic, key: str) -> Reply:
+    skipped: list[tuple[int, LostRange]] = []
+    found = await call.context.store.search_key(
+        topic,
+        key,
+        call.params.limit,
+        skipped=skipped,
+        max_bytes=call.context.config.max_pull_bytes,
+    )
+    slices = [BatchSlice(batch, [row]) for batch, row in found]
+    some = portions(slices, _SEARCHED_AT_ONCE, PORTION_BYTES)
+    made = (_messages(call.media, topic, portion) for portion in some)
+    messages = await rendered(call.media, made, has_turn=True)
+    assert messages is not None
+    ranges = [
+        SkippedRange(queue, each.start_offset, each.end_offset, each.reason)
+        for queue, each in skipped
+    ]
+    reply: SearchReply[Any] = SearchReply([], ranges or UNSET)
+    parts = wrap_listing(call.media, reply, "messages", messages, len(found))
+    return Reply(200, call.media, parts)
+
+
+def _messages(
+    media: str, topic: Topic, slices: Sequence[BatchSlice]
+) -> list[Message] | list[PackedMessage]:
+    make = packed_messages_of if media == MSGPACK else messages_of
+    return make(topic.name, slices)
+
+
+async def get_splits(call: Call[SplitsParams]) -> Reply:
+    """Plan a parallel read: divide the topic into non-empty pieces that begin and end with batches.
+
+    If a start is below its queue's min_offset, the status is 410. If an end is beyond its queue's
+    max_offset, the status is 416. With `lease_ms`, the reply has a lease; extend the lease by PUT
+    and end it by DELETE.
+    """
+    async with call.context.wide_requests.place(call.client):
+        return await _plan(call, call.topic())
+
+
+async def _plan(call: Call[SplitsParams], topic: Topic) -> Reply:
+    params = call.params
+    store = call.context.store
+    states = await states_of(store, topic)
+    starts = await _ends(
+        call.context, topic, states, "start", params.start, params.start_timestamp_ms
+    )
+    ends = await _ends(call.context, topic, states, "end", params.end, params.end_timestamp_ms)
+    ranges = {state.queue: (starts[state.queue], ends[state.queue]) for state in states}
+    if params.only_named:
+        named = _named(topic, params.start)
+        ranges = {queue: each for queue, each in ranges.items() if queue in named}
+    lease = None
+    pins = {queue: start for queue, (start, end) in ranges.items() if start < end}
+    if params.lease_ms and pins:
+        lease = await store.read_leases.take(topic, pins, params.lease_ms, client=call.client_name)
+    try:
+        return await _planned(call, topic, ranges, lease)
+    except BaseException:
+        if lease is not None:
+            store.read_leases.end(topic, lease.lease_id)
+        raise
+
+
+async def _planned(
+    call: Call[SplitsParams],
+    topic: Topic,
+    ranges: Mapping[int, tuple[int, int]],
+    lease: ReadLease | None,
+) -> Reply:
+    """Return the reply with the pieces of these ranges (queue -> start and end)."""
+    params, context = call.params, call.context
+    splits = await context.store.splits(
+        topic,
+        ranges,
+        max_bytes=params.max_bytes,
+        min_splits=params.min_splits,
+        max_splits=context.config.max_splits,
+    )
+    encoded = []
+    async for part in in_slices(splits):
+        replies = [
+            SplitReply(
+                each.queue,
+                each.start_offset,
+                each.end_offset,
+                each.bytes,
+                each.physical_offset,
+                each.end_physical_offset,
+            )
+            for each in part
+        ]
+        encoded.append(encode_elements(call.media, replies))
+    segments = [
+        SegmentReply(each.start_offset, each.size, each.created_timestamp_us)
+        for each in await context.store.segments(splits)
+    ]
+    reply = SplitsReply(
+        topic.name, topic.topic_id, [], segments, UNSET if lease is None else lease_reply(lease)
+    )
+    parts = encode_listing(call.media, reply, "splits", encoded, len(splits))
+    return Reply(200, call.media, parts)
+
+
+def _named(topic: Topic, start: str | None) -> Collection[int]:
+    """Return the queues that a plan's `start` names. Raises Problem if `start` names no queue."""
+    if start is None or start in ("earliest", "latest"):
+        raise invalid("start", start, EXAMPLE, "only_named goes with a start that names queues")
+    return parse_pairs("start", start, topic).keys()
+
+
+async def _ends(
+    context: ApiContext,
+    topic: Topic,
+    states: Sequence[QueueState],
+    which: str,
+    given: str | None,
+    timestamp_ms: int | None,
+) -> dict[int, int]:
+    """Return queue -> offset: the starts of a plan if `which` is "start", or its ends if "end"."""
+    if given is not None and timestamp_ms is not None:
+        raise invalid(which, given, f"{which} or {which}_timestamp_ms", "both are given")
+    if timestamp_ms is not None:
+        return {
+            state.queue: (
+                await context.store.offset_by_time(topic, state.queue, timestamp_ms * 1000)
+            )[0]
+            for state in states
+        }
+    default = "earliest" if which == "start" else "latest"
+    earliest = {state.queue: state.min_offset for state in states}
+    latest = {state.queue: state.max_offset for state in states}
+    words = {"earliest": earliest, "latest": latest}
+    if given is None or given in words:
+        return words[given or default]
+    return {**words[default], **parse_pairs(which, given, topic)}
+
+
+def _missing(parameter: str, what: str) -> Problem:
+    return Problem("missing-parameter", f"{parameter} is missing; give {what}", parameter=parameter)

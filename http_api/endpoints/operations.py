@@ -1,0 +1,126 @@
+"""Endpoints for operating the broker: health, readiness, metrics, information, OpenAPI."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from holdfast.http_api.endpoints.age_metrics import age_metrics
+from holdfast.http_api.metrics.counters import state_metrics
+from holdfast.http_api.routing.call import Call, NoParams
+from holdfast.http_api.routing.codecs import JSON
+from holdfast.http_api.routing.context import BrokerStatus
+from holdfast.http_api.schemas.messages import FaultReply, HealthReply, ReadyReply
+from holdfast.http_api.wire.problems import Problem
+from holdfast.http_api.wire.reply import Reply
+
+_WHY_NOT_READY = {
+    "recovering": "the broker is recovering; wait until it is ready",
+    "draining": "the broker is stopping; send the request again once it is back",
+}
+
+
+#: The metrics of the process: processor time, memory, open files, start time.
+_PROCESS = CollectorRegistry()
+ProcessCollector(registry=_PROCESS)
+
+#: After a metric family with more samples than this, `get_metrics` lets other tasks run.
+SAMPLES_A_TURN = 250
+_WITHHELD = "told to those whose token grants operate"
+
+
+def not_ready(phase: str, /, **members: object) -> Problem:
+    """Return the problem of a request that the broker does not serve in this phase."""
+    slug = "recovering" if phase == "recovering" else "draining"
+    return Problem(slug, _WHY_NOT_READY[slug], **members)
+
+
+async def get_health(call: Call[NoParams]) -> Reply:
+    """Report that the process is alive and its event loop runs."""
+    return call.reply(HealthReply("alive"))
+
+
+async def get_ready(call: Call[NoParams]) -> Reply:
+    """Report whether the broker serves requests.
+
+    While the broker recovers, the status is 503, and the reply has the progress. A broker that
+    serves in spite of faults is ready, and lists the faults in `degraded`. If authentication is on,
+    only a token that grants `operate` gets the details.
+    """
+    status = call.context.status()
+    if not call.principal.may(("operate",)):
+        status = _without_details(status)
+    degraded = [FaultReply(fault.reason, fault.detail) for fault in status.degraded]
+    if status.phase != "ready":
+        raise not_ready(
+            status.phase,
+            phase=status.phase,
+            degraded=degraded,
+            read_only=status.read_only,
+            alarms=status.alarms,
+            progress=status.progress,
+        )
+    return call.reply(ReadyReply(status.phase, degraded, status.read_only, dict(status.alarms)))
+
+
+def _without_details(status: BrokerStatus) -> BrokerStatus:
+    """Return the public part of the status: without texts that may name files and topics."""
+    return replace(
+        status,
+        degraded=tuple(replace(fault, detail=_WITHHELD) for fault in status.degraded),
+        read_only=status.read_only and _WITHHELD,
+        alarms=dict.fromkeys(status.alarms, _WITHHELD),
+    )
+
+
+async def get_metrics(call: Call[NoParams]) -> Reply:
+    """Return the metrics for Prometheus."""
+    context = call.context
+    # A thread reads /proc and formats the text, because both would block the event loop.
+    process = await asyncio.to_thread(generate_latest, _PROCESS)
+    found: list[Metric] = []
+    for metric in context.registry.collect():
+        found.append(metric)
+        if len(metric.samples) > SAMPLES_A_TURN:
+            await asyncio.sleep(0)
+    if context.phase() == "ready":
+        found += await state_metrics(context)
+        found += await age_metrics(context)
+    texts = (await asyncio.to_thread(_written, found), process)
+    return Reply(200, CONTENT_TYPE_LATEST, (b"".join(texts),))
+
+
+def _written(metrics: Sequence[Metric]) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_Found(metrics))
+    return generate_latest(registry)
+
+
+class _Found(Collector):
+    """Gives metrics that were already collected to a registry."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Sequence[Metric]:
+        """Return the metrics."""
+        return self._metrics
+
+
+async def get_openapi(call: Call[NoParams]) -> Reply:
+    """Return the description of this API, in OpenAPI 3.1."""
+    return Reply(200, JSON, (call.context.openapi,))
+
+
+async def get_info(call: Call[NoParams]) -> Reply:
+    """Return information about the broker: its version, and essential settings."""
+    info = {"name": "holdfast", "version": call.context.version, **call.context.info()}
+    return call.reply(info)

@@ -1,0 +1,546 @@
+"""Publishing: stores all messages of a request, or none of them.
+
+The whole request is checked before any message is stored, and before a topic is created for it. A
+message goes to the queue that it names, or else to the queue of its key. All messages of a request
+that have neither queue nor key go to one queue, which is chosen round-robin. If the topic has
+priority levels, the queue is one of the queues of the message's level.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from time import time_ns
+from typing import TypeVar
+
+from aiohttp import hdrs
+
+from holdfast.commitlog.errors import RoutedOtherwise
+from holdfast.commitlog.format.batch import Batch, queue_for_key
+from holdfast.commitlog.format.batch_check import MAX_TTL_MS, MessageLimits
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
+from holdfast.commitlog.format.message_id import format_message_id
+from holdfast.commitlog.format.message_rows import Rows, as_batch
+from holdfast.commitlog.format.priority import HIGHEST_PRIORITY, queue_of
+from holdfast.consumequeue.errors import TopicFull, UnknownTopic
+from holdfast.consumequeue.message_store import Published
+from holdfast.consumequeue.thread_calls import call_in_thread
+from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.access.authorization import lacks
+from holdfast.http_api.endpoints.producer_headers import Producer, refuse_producer, request_producer
+from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches, with_queues
+from holdfast.http_api.endpoints.publish_text import (
+    Incoming,
+    check_messages,
+    check_queues,
+    from_json,
+    from_lines,
+    from_msgpack,
+    too_many_batches,
+)
+from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.routing.call import Call
+from holdfast.http_api.routing.codecs import (
+    BATCH,
+    FORM,
+    JSON,
+    MSGPACK,
+    NDJSON,
+    encode_elements,
+    encode_listing,
+    media_type,
+)
+from holdfast.http_api.routing.context import ApiContext
+from holdfast.http_api.routing.params import choice, invalid, text, whole
+from holdfast.http_api.schemas.messages import PublishReply, PublishResult
+from holdfast.http_api.wire.problems import Problem, request_too_large
+from holdfast.http_api.wire.reply import Reply
+
+_Answer = TypeVar("_Answer")
+
+#: A body above one of the next three limits is processed in a thread, because it would block the
+#: event loop for milliseconds. Using a thread costs about 0.1 ms. This limit is for text bodies:
+TEXT_APART_BYTES = 128 * 1024
+#: The limit for a body of binary batches.
+BINARY_APART_BYTES = 4 * 1024 * 1024
+#: The limit for the number of batches in a body.
+BATCHES_APART = 64
+#: At most this many results of a large text are encoded by one call.
+ENCODED_AT_ONCE = 1000
+
+_TEXT_FORMATS: Mapping[str, Callable[[bytes, int], list[Incoming]]] = {
+    JSON: from_json,
+    NDJSON: from_lines,
+    MSGPACK: from_msgpack,
+}
+
+
+#: The beginning of a JSON publish request. A body that begins like this cannot be a form.
+_LOOKS_LIKE_A_REQUEST = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[')
+
+
+@dataclass(frozen=True, slots=True)
+class PublishParams:
+    """The query of a publish. All parameters except `durability` are only for a raw body."""
+
+    durability: str | None = choice(
+        "Acknowledge after the sync (fsync) or after the write (written). If not given, the "
+        "topic's setting applies.",
+        "fsync",
+        "written",
+    )
+    queue: int | None = whole("A raw message's queue.", maximum=2**31 - 1)
+    key: str | None = text("A raw message's key.")
+    tag: str | None = text("A raw message's tag.")
+    priority: int | None = whole(
+        "A raw message's priority; 4 if not given.", maximum=HIGHEST_PRIORITY
+    )
+    ttl_ms: int | None = whole(
+        "How long groups may deliver a raw message, in milliseconds.", minimum=1, maximum=MAX_TTL_MS
+    )
+
+
+async def publish(call: Call[PublishParams]) -> Reply:
+    """Publish messages.
+
+    The content type determines the format: JSON (a list of `messages`, or a single message), NDJSON
+    (one message per line), msgpack, or binary batches. With any other content type, or none, the
+    body is one raw message. Exception: the broker refuses JSON with `messages` whose content type
+    is that of a form. Either all messages of a request are stored, or none. The results have the
+    order of the request. An unknown topic is created unless auto_create_topics is off; the token
+    must then also grant admin on the topic.
+    """
+    name = call.name_of_topic()
+    _check_creation(call, name)
+    # Checked before the body is read, so that a refused body occupies no memory.
+    call.context.store.check_publishing()
+    call.context.publish_limiter.admit(call.client_name, call.principal)
+    kind = media_type(call.headers.get(hdrs.CONTENT_TYPE, ""))
+    if kind == BATCH:
+        return call.reply(await _publish_batches(call, name))
+    decode = _TEXT_FORMATS.get(kind)
+    if decode is None:
+        return call.reply(await _publish_raw(call, name, kind))
+    return await _publish_text(call, name, decode)
+
+
+async def _publish_text(
+    call: Call[PublishParams], name: str, decode: Callable[[bytes, int], list[Incoming]]
+) -> Reply:
+    _refuse_raw_params(call.params)
+    producer = request_producer(call.headers)
+    body = bytes(await call.context.bodies.read(call.request))
+    config = call.context.config
+    if len(body) > config.max_text_request_bytes:
+        raise _text_too_large(config.max_text_request_bytes)
+    limit = config.max_messages_per_request
+    if len(body) <= TEXT_APART_BYTES:
+        return call.reply(await _store(call, name, decode(body, limit), producer))
+    # Decoded messages take many times the memory of their text, so only few texts are decoded at
+    # once.
+    with Turn(call.context.large_texts) as turn:
+        await turn.begin()
+        messages = await call_in_thread(decode, body, limit)
+        return await _store_apart(call, name, messages, producer, turn)
+
+
+def _text_too_large(limit: int) -> Problem:
+    return request_too_large(
+        "max_text_request_bytes",
+        limit,
+        "the text is larger than {limit}; send fewer messages in a request, or binary batches",
+    )
+
+
+async def _publish_raw(call: Call[PublishParams], name: str, kind: str) -> PublishReply:
+    params = call.params
+    producer = request_producer(call.headers)
+    body = bytes(await call.context.bodies.read(call.request))
+    if kind == FORM and _LOOKS_LIKE_A_REQUEST.match(body):
+        raise Problem(
+            "unsupported-media-type",
+            "the body is JSON with messages, but its Content-Type says that it is a form, as "
+            "`curl -d` does by itself; send -H 'content-type: application/json' (curl: --json in "
+            "place of -d), or application/octet-stream if it is the body of one message",
+            found=FORM,
+            allowed=[JSON, "application/octet-stream"],
+        )
+    message = Incoming(
+        body,
+        params.key,
+        params.tag,
+        queue=params.queue,
+        ttl_ms=params.ttl_ms,
+        priority=params.priority,
+    )
+    return await _store(call, name, [message], producer)
+
+
+_RAW_PARAMS = ("queue", "key", "tag", "priority", "ttl_ms")
+_raw_values = attrgetter(*_RAW_PARAMS)
+
+
+def _refuse_raw_params(params: PublishParams) -> None:
+    for name, value in zip(_RAW_PARAMS, _raw_values(params), strict=True):
+        if value is not None:
+            raise invalid(
+                name,
+                value,
+                f"{name} inside the messages",
+                f"the parameter {name} goes with a raw body alone",
+            )
+
+
+async def _store(
+    call: Call[PublishParams],
+    name: str,
+    messages: list[Incoming],
+    producer: Producer | None,
+) -> PublishReply:
+    context = call.context
+    topic = _existing(context, name)
+    limits = _limits(context, topic)
+    queue_count, levels = _queue_count(context, topic), topic.priority_levels if topic else 1
+    _check(messages, limits, name, queue_count, levels)
+    topic = topic or await _created(call, name)
+
+    async def publish_to_queues_of(routing: Topic) -> PublishReply:
+        indexes = _by_queue(messages, routing, _turn(context, routing, producer))
+        _check_queue_count(indexes, context)
+        # Pass rows, not batches, because the appender combines all rows that wait for a queue into
+        # one batch.
+        parts = _rows_by_queue(messages, indexes, producer)
+        published = await _publish(call, topic, parts)
+        return _reply(_results(topic, published, indexes), published)
+
+    return await _as_before(topic, publish_to_queues_of)
+
+
+async def _store_apart(
+    call: Call[PublishParams],
+    name: str,
+    messages: list[Incoming],
+    producer: Producer | None,
+    turn: Turn,
+) -> Reply:
+    """Store the messages of a large text, with each step in a thread.
+
+    Without a thread, each step, also encoding the reply, would block the event loop for a tenth of
+    a second. When the batches are made, this function frees the messages and ends `turn`.
+    """
+    context = call.context
+    topic = _existing(context, name)
+    limits = _limits(context, topic)
+    queue_count, levels = _queue_count(context, topic), topic.priority_levels if topic else 1
+    await call_in_thread(_check, messages, limits, name, queue_count, levels)
+    topic = topic or await _created(call, name)
+    count = len(messages)
+    # For a retry of a request, `_as_before` may route the messages again, by a former queue count.
+    are_kept = producer is not None and bool(topic.former_queue_counts)
+
+    async def publish_to_queues_of(routing: Topic) -> Reply:
+        chosen = _turn(context, routing, producer)()
+        indexes = await call_in_thread(_by_queue, messages, routing, lambda: chosen)
+        _check_queue_count(indexes, context)
+        parts = await call_in_thread(_batches_by_queue, messages, indexes, producer)
+        if not are_kept:
+            await call_in_thread(messages.clear)
+            turn.end()
+        published = await _publish(call, topic, parts)
+        encoded = await call_in_thread(_encoded_results, call.media, topic, published, indexes)
+        whole = encode_listing(call.media, _reply([], published), "results", encoded, count)
+        return Reply(200, call.media, whole)
+
+    try:
+        return await _as_before(topic, publish_to_queues_of)
+    finally:
+        if messages:
+            await call_in_thread(messages.clear)
+
+
+async def _as_before(topic: Topic, publish: Callable[[Topic], Awaitable[_Answer]]) -> _Answer:
+    """Call `publish` with the topic, and return the result.
+
+    If the request is a retry, and the first attempt was stored before the topic got more queues,
+    call `publish` again with the topic's former queue count, so that the messages are routed to the
+    same queues as before. Raises RoutedOtherwise if no former queue count fits.
+    """
+    try:
+        return await publish(topic)
+    except RoutedOtherwise:
+        for count in topic.former_queue_counts:
+            with suppress(RoutedOtherwise):
+                return await publish(replace(topic, queue_count=count))
+        raise
+
+
+def _check_queue_count(indexes: Mapping[int, list[int]], context: ApiContext) -> None:
+    most = context.config.max_batches_per_request
+    if len(indexes) > most:
+        raise too_many_batches(most)
+
+
+def _results(
+    topic: Topic, published: Sequence[Published], indexes: Mapping[int, list[int]]
+) -> list[PublishResult]:
+    """Return the queue and offset of each message, in the order of the request."""
+    results: dict[int, PublishResult] = {}
+    for each, of_queue in zip(published, indexes.values(), strict=True):
+        for offset, index in enumerate(of_queue, each.base_offset):
+            results[index] = _result(topic, each.queue, offset)
+    return [results[index] for index in range(len(results))]
+
+
+def _encoded_results(
+    media: str, topic: Topic, published: Sequence[Published], indexes: Mapping[int, list[int]]
+) -> list[bytes]:
+    results = _results(topic, published, indexes)
+    # In portions, so that the interpreter can switch to another thread in between.
+    return [
+        encode_elements(media, results[start : start + ENCODED_AT_ONCE])
+        for start in range(0, len(results), ENCODED_AT_ONCE)
+    ]
+
+
+def _check(
+    messages: Sequence[Incoming],
+    limits: MessageLimits,
+    topic_name: str,
+    queue_count: int,
+    levels: int,
+) -> None:
+    """Raise Problem or UnknownQueue if messages do not fit the topic's limits and queues."""
+    check_messages(messages, limits)
+    check_queues(messages, topic_name, queue_count, levels)
+
+
+async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply:
+    context = call.context
+    _refuse_raw_params(call.params)
+    refuse_producer(call.headers)
+    body = await context.bodies.read(call.request)
+    topic = _existing(context, name)
+    limits = _limits(context, topic)
+    queue_count = _queue_count(context, topic)
+    topic_id = topic.topic_id if topic is not None else None
+    config = context.config
+
+    def decode() -> list[Batch]:
+        batches = decode_batches(
+            body, config.max_messages_per_request, config.max_batches_per_request
+        )
+        check_batches(batches, name, topic_id, queue_count, limits)
+        return batches
+
+    batches = await call_in_thread(decode) if _takes_long(body) else decode()
+    topic = topic or await _created(call, name)
+    turn, levels = _turn(context, topic, None), topic.priority_levels
+    batches = with_queues(batches, lambda: queue_of(turn(), None, levels))
+    published = await _publish(call, topic, batches)
+    return _reply([_batch_result(topic, each) for each in published], published)
+
+
+def _takes_long(body: bytes | memoryview) -> bool:
+    """Return whether decoding these batches would block the event loop for milliseconds.
+
+    The result depends on the number of bytes and of batches. The batches are counted by the sizes
+    in their headers, which are not verified yet.
+    """
+    if len(body) > BINARY_APART_BYTES:
+        return True
+    position = 0
+    for _ in range(BATCHES_APART):
+        if position + HEADER_SIZE > len(body):
+            return False
+        position += int.from_bytes(body[position + 8 : position + 12], "little")
+    return position < len(body)
+
+
+# -- topic, queue, batch -------------------------------------------------------------------
+
+
+def _existing(context: ApiContext, name: str) -> Topic | None:
+    """Return the topic, or None if it does not exist and publishing may create it.
+
+    Raises UnknownTopic if publishing must not create topics.
+    """
+    try:
+        return context.store.topic(name)
+    except UnknownTopic:
+        if context.topics_config.auto_create_topics:
+            return None
+        raise
+
+
+def _check_creation(call: Call[PublishParams], name: str) -> None:
+    """Raise Denied if publishing would create the topic, but the principal may not create it."""
+    try:
+        call.context.store.topic(name)
+    except UnknownTopic:
+        may_create = call.principal.may(("admin",), name)
+        if call.context.topics_config.auto_create_topics and not may_create:
+            raise lacks(call.principal, ("admin",), topic=name) from None
+
+
+async def _created(call: Call[PublishParams], name: str) -> Topic:
+    _check_creation(call, name)
+    context = call.context
+    topic, is_new = await context.to_the_end(context.store.create_topic(name))
+    if is_new and context.audit is not None:
+        context.audit.record(
+            "topic.create",
+            name,
+            principal=call.principal.name,
+            client=call.request.remote,
+            details={"by": "publish"},
+        )
+    return topic
+
+
+def _limits(context: ApiContext, topic: Topic | None) -> MessageLimits:
+    if topic is not None:
+        return context.store.limits(topic)
+    config = context.topics_config
+    return MessageLimits(
+        config.default_max_message_bytes,
+        config.max_key_bytes,
+        config.max_tag_bytes,
+        config.max_properties_bytes,
+    )
+
+
+def _queue_count(context: ApiContext, topic: Topic | None) -> int:
+    return topic.queue_count if topic is not None else context.topics_config.default_queues
+
+
+def _turn(context: ApiContext, topic: Topic, producer: Producer | None) -> Callable[[], int]:
+    """Return a function that chooses a queue (its number within a priority level).
+
+    It is for messages without queue and key. A request of a producer may be retried, and the retry
+    must get the same queue, so the producer's sequence determines the queue.
+    """
+    if producer is not None:
+        return lambda: (producer.producer_id + producer.sequence) % topic.queues_per_level
+    return lambda: context.next_turn(topic) % topic.queues_per_level
+
+
+def _by_queue(
+    messages: Sequence[Incoming], topic: Topic, turn: Callable[[], int]
+) -> dict[int, list[int]]:
+    """Return queue -> the indexes of its messages, in the order of the request."""
+    queues, levels = topic.queues_per_level, topic.priority_levels
+    rows: dict[int, list[int]] = {}
+    chosen: int | None = None
+    for index, message in enumerate(messages):
+        queue = message.queue
+        if queue is None:
+            if message.key is not None:
+                queue = queue_for_key(message.key, queues)
+            else:
+                queue = chosen = turn() if chosen is None else chosen
+            if levels > 1:
+                queue = queue_of(queue, message.priority, levels)
+        rows.setdefault(queue, []).append(index)
+    return rows
+
+
+def _rows_by_queue(
+    messages: Sequence[Incoming], indexes: Mapping[int, list[int]], producer: Producer | None
+) -> list[Rows]:
+    now_us = time_ns() // 1000
+    return [
+        _rows([messages[index] for index in of_queue], queue, now_us, producer)
+        for queue, of_queue in indexes.items()
+    ]
+
+
+def _batches_by_queue(
+    messages: Sequence[Incoming], indexes: Mapping[int, list[int]], producer: Producer | None
+) -> list[Batch]:
+    """Return a batch for each queue."""
+    now_us = time_ns() // 1000
+    # The rows of each queue are made and freed one after another: rows and their batch together
+    # take twice the memory.
+    return [
+        as_batch(_rows([messages[index] for index in of_queue], queue, now_us, producer))
+        for queue, of_queue in indexes.items()
+    ]
+
+
+def _rows(messages: Sequence[Incoming], queue: int, now_us: int, producer: Producer | None) -> Rows:
+    bodies, keys, tags, properties, _, ttls, _ = zip(*messages, strict=True)
+    return Rows(
+        queue,
+        bodies,
+        now_us,
+        keys if any(keys) else None,
+        tags if any(tags) else None,
+        properties if any(properties) else None,
+        [now_us + ttl * 1000 if ttl else 0 for ttl in ttls] if any(ttls) else None,
+        producer.producer_id if producer else 0,
+        producer.epoch if producer else 0,
+        producer.sequence if producer else 0,
+    )
+
+
+# -- storing and answering -----------------------------------------------------------------
+
+
+async def _publish(
+    call: Call[PublishParams], topic: Topic, batches: Sequence[Batch | Rows]
+) -> list[Published]:
+    context = call.context
+    size = sum([batch.total_size for batch in batches])
+    room = context.store.topic_room
+    counted, refusal = 0, None
+    try:
+        counted = room.enter(topic, size)
+    except TopicFull as full:
+        if not all(map(_producer_id, batches)):
+            raise
+        refusal = full  # for a retry of a request that is already stored, this is no error
+    messages = sum(map(len, batches))
+    if refusal is None:
+        context.publish_limiter.published(call.client_name, call.principal, messages, size)
+    try:
+        published = await context.store.publish(
+            topic,
+            batches,
+            durability=call.params.durability,
+            client=call.client_name,
+            refusal=refusal,
+        )
+    finally:
+        room.leave(topic, counted)
+    counters = context.metrics.topic(topic.name)
+    counters.messages_in += sum([each.count for each in published])
+    counters.bytes_in += size
+    return published
+
+
+def _producer_id(batch: Batch | Rows) -> int:
+    return batch.producer_id if isinstance(batch, Rows) else batch.header.producer_id
+
+
+def _result(topic: Topic, queue: int, offset: int) -> PublishResult:
+    return PublishResult(queue, offset, format_message_id(topic.topic_id, queue, offset))
+
+
+def _batch_result(topic: Topic, published: Published) -> PublishResult:
+    result = _result(topic, published.queue, published.base_offset)
+    result.count = published.count
+    if published.duplicate:
+        result.duplicate = True
+    return result
+
+
+_IS_DURABLE, _IS_DUPLICATE = attrgetter("durable"), attrgetter("duplicate")
+
+
+def _reply(results: list[PublishResult], published: Sequence[Published]) -> PublishReply:
+    return PublishReply(
+        results,
+        durable=all(map(_IS_DURABLE, published)),
+        duplicate=all(map(_IS_DUPLICATE, published)),
+    )

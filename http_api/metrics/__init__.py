@@ -1,0 +1,1 @@
+"""The counters and histograms of the API, for Prometheus."""

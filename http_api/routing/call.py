@@ -1,0 +1,115 @@
+"""A request as an endpoint gets it: its parameters, its body, and what is needed to reply."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from aiohttp import hdrs
+from multidict import MultiMapping
+
+from holdfast.consumequeue.errors import UnknownQueue
+from holdfast.consumequeue.topics import Topic, check_name
+from holdfast.http_api.access.grants import Principal
+from holdfast.http_api.limits.rate_limiter import client_name
+from holdfast.http_api.routing.codecs import check_count, decode, encode
+from holdfast.http_api.routing.context import ApiContext
+from holdfast.http_api.routing.params import invalid, whole_number
+from holdfast.http_api.wire.body_reader import BodyLimit, overloaded
+from holdfast.http_api.wire.reply import Headers, Reply
+from holdfast.http_api.wire.request import Request
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NoParams:
+    """The query of an endpoint that has no query parameters."""
+
+
+@dataclass(slots=True)
+class Call(Generic[P]):
+    """A request after its query was parsed and the media type of its reply was chosen.
+
+    Treat as immutable. It is not `frozen=True`, because that makes construction five times slower.
+    """
+
+    context: ApiContext
+    request: Request
+    path: Mapping[str, str]
+    """The parameters in the path, percent-decoded but not validated."""
+    params: P
+    media: str
+    principal: Principal
+    """The caller.
+
+    The caller's permission to use this endpoint was checked before. The endpoint may check further
+    permissions.
+    """
+
+    @property
+    def headers(self) -> MultiMapping[str]:
+        """The request's headers. Names are case-insensitive."""
+        return self.request.headers
+
+    @property
+    def received_at(self) -> float:
+        """When the request arrived, in seconds on the event loop's clock."""
+        return self.request.connection.received_at
+
+    @property
+    def client(self) -> str:
+        """The client's address or IPv6 network, for limits that are counted per address."""
+        return self.request.connection.client
+
+    @property
+    def client_name(self) -> str:
+        """The client's token id, or its address if it has no token, for limits per client."""
+        return client_name(self.request, self.principal)
+
+    def count_memory(self, size: int) -> None:
+        """Count `size` more bytes of memory for this request until it is answered.
+
+        Raises Problem (overloaded) if a limit refuses them.
+        """
+        refused = self.request.connection.count_more(size)
+        if refused is not None:
+            raise overloaded(refused, self.context.config)
+
+    # The names in the path are checked before any look-up. They are percent-decoded, so they may
+    # contain slashes.
+
+    def name_of_topic(self) -> str:
+        """Return the topic name in the path. Raises InvalidName, but not for an unknown topic."""
+        return check_name("topic", self.path["topic"])
+
+    def topic(self) -> Topic:
+        """Return the topic whose name is in the path. Raises InvalidName, UnknownTopic."""
+        return self.context.store.topic(self.name_of_topic())
+
+    def queue(self, topic: Topic) -> int:
+        """Return the queue number in the path. Raises Problem, UnknownQueue."""
+        given = self.path["queue"]
+        queue = whole_number(given)
+        if queue is None:
+            raise invalid("queue", given, f"a whole number from 0 to {topic.queue_count - 1}")
+        if queue >= topic.queue_count:
+            raise UnknownQueue(topic.name, queue, topic.queue_count)
+        return queue
+
+    def group(self) -> str:
+        """Return the group name in the path, also if there is no such group. Raises InvalidName."""
+        return check_name("group", self.path["group"])
+
+    async def body(self, type_: type[T]) -> T:
+        """Read and decode the body (JSON or msgpack), and return it as `type_`. Raises Problem."""
+        config = self.context.config
+        limit = BodyLimit("max_control_request_bytes", config.max_control_request_bytes)
+        body = bytes(await self.context.bodies.read(self.request, limit))
+        content_type = self.headers.get(hdrs.CONTENT_TYPE, "")
+        check_count(content_type, body, config.max_values_per_request)
+        return decode(content_type, body, type_)
+
+    def reply(self, value: object, *, status: int = 200, headers: Headers = ()) -> Reply:
+        """Return a reply with `value` in the media type that was chosen for the reply."""
+        return Reply(status, self.media, (encode(self.media, value),), headers)

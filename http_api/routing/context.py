@@ -1,0 +1,156 @@
+"""The objects that all endpoints share: parts of the broker, and state of the API."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.damage.damage_book import Fault
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.topics import Topic
+from holdfast.groups.config import GroupsConfig
+from holdfast.groups.service import GroupService
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
+from holdfast.http_api.access.audit import AuditLog
+from holdfast.http_api.access.authorization import Access
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.limits.rate_limiter import PublishLimiter, RateLimiter
+from holdfast.http_api.limits.reply_slots import ClientPlaces, OneALoopTurn
+from holdfast.http_api.metrics.counters import Metrics
+from holdfast.http_api.wire.body_reader import BodyReader
+from holdfast.http_api.wire.connection_registry import Connections
+
+if TYPE_CHECKING:
+    from holdfast.http_api.endpoints.events import EventStreams
+
+T = TypeVar("T")
+
+#: At most this many expensive requests run at once. These are requests that collect the state of
+#: each queue of a topic with many queues, and requests that plan a read. Each uses at most about 10
+#: MB of memory, and a reader thread.
+WIDE_AT_WORK = 2
+#: At most this many searches by key run at once. Each uses max_pull_bytes of memory for batches,
+#: and the memory of its reply.
+SEARCHES_AT_WORK = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """The broker's state at one moment."""
+
+    phase: str
+    """One of "recovering", "ready", "draining" and "stopped"."""
+    degraded: tuple[Fault, ...] = ()
+    """Known damage, and failed writes that the broker retries."""
+    read_only: str | None = None
+    """Why no message can be published until a restart; None if messages can be published."""
+    alarms: Mapping[str, str] = field(default_factory=dict)
+    """The name of each alarm -> why it stops publishing. An alarm ends when its cause is gone."""
+    progress: Mapping[str, object] = field(default_factory=dict)
+    """The progress of the recovery."""
+
+
+@dataclass(slots=True)
+class ApiContext:
+    """The broker as the API sees it. Belongs to one event loop.
+
+    While `status` reports "recovering", the API does not use `store`, `hold` and `groups`, so they
+    may be set later.
+    """
+
+    store: MessageStore
+    hold: PullRequestHoldService
+    groups: GroupService
+    config: HttpConfig
+    topics_config: TopicsConfig
+    groups_config: GroupsConfig
+    status: Callable[[], BrokerStatus]
+    phase: Callable[[], str]
+    """Returns the phase of `status`, but faster, because every request needs the phase."""
+    registry: CollectorRegistry
+    version: str
+    info: Callable[[], Mapping[str, object]]
+    access: Access = field(default_factory=Access)
+    audit: AuditLog | None = None
+    metrics: Metrics = field(init=False)
+    bodies: BodyReader = field(init=False)
+    connections: Connections = field(init=False)
+    rate_limiter: RateLimiter | None = field(init=False, default=None)
+    """The request rates per client; None if no rate is limited."""
+    publish_limiter: PublishLimiter = field(init=False)
+    large_replies: asyncio.Semaphore = field(init=False)
+    """A large reply must acquire this while it is encoded."""
+    wide_polls: OneALoopTurn = field(init=False, default_factory=OneALoopTurn)
+    """Admits one poll over many queues in each loop iteration."""
+    wide_requests: ClientPlaces = field(
+        init=False, default_factory=lambda: ClientPlaces(WIDE_AT_WORK)
+    )
+    """Limits requests that describe topics or groups with many queues, or that plan a read."""
+    searches: ClientPlaces = field(
+        init=False, default_factory=lambda: ClientPlaces(SEARCHES_AT_WORK)
+    )
+    openapi: bytes = field(init=False, default=b"")
+    """The OpenAPI document, as JSON."""
+    large_texts: asyncio.Semaphore = field(init=False)
+    """A publish with a large text body must acquire this while it is decoded into messages."""
+    filter_reading: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    """Held while a thread parses a long filter."""
+    certificate_expires_s: Callable[[], float | None] = field(init=False, default=lambda: None)
+    """Returns when the broker's certificate expires, in seconds since 1970.
+
+    Returns None without TLS, or if the certificate has no readable expiry time.
+    """
+    streams: "EventStreams" = field(init=False)
+    """The running event streams. Set by `make_app`."""
+    _turns: dict[int, int] = field(init=False, default_factory=dict)
+    _changes: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.registry)
+        self.connections = Connections(self.config)
+        self.bodies = BodyReader(self.config, self.connections.arriving)
+        if self.config.max_requests_per_s_per_client or self.config.max_bytes_per_s_per_client:
+            self.rate_limiter = RateLimiter(self.config)
+        self.publish_limiter = PublishLimiter(self.config)
+        self.large_replies = asyncio.Semaphore(self.config.max_replies_at_work)
+        self.large_texts = asyncio.Semaphore(self.config.max_texts_at_work)
+
+    def next_turn(self, topic: Topic) -> int:
+        """Return the next value of a topic's counter (0, 1, 2 ...), for a round robin of queues."""
+        turn = self._turns.get(topic.topic_id, -1) + 1
+        self._turns[topic.topic_id] = turn
+        return turn
+
+    def forget_topic(self, topic: Topic) -> None:
+        """Drop the counter and the metrics of a deleted topic."""
+        self._turns.pop(topic.topic_id, None)
+        self.metrics.forget_topic(topic.name)
+
+    async def to_the_end(self, change: Coroutine[Any, Any, T]) -> T:
+        """Run a change to its end even if its client disconnects, and return its result.
+
+        If the caller is cancelled, only the waiting ends. The change continues, and `changes_done`
+        waits for it.
+        """
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_look_at)
+            raise
+
+    async def changes_done(self) -> None:
+        """Wait until all changes that `to_the_end` has begun have ended."""
+        while self._changes:
+            await asyncio.wait(self._changes)
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Retrieve the task's exception, so that asyncio does not log it as "never retrieved"."""
+    if not task.cancelled():
+        task.exception()

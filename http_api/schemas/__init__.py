@@ -1,0 +1,1 @@
+"""The types of request and reply bodies. The OpenAPI document is made from these types."""

@@ -1,0 +1,285 @@
+"""The bodies of requests that use groups with leases: receive, settle, seek, leave, redrive."""
+
+from typing import Annotated, Generic, Literal, TypeVar
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from holdfast.http_api.schemas.groups import (
+    START_DOC,
+    DelayMs,
+    LeaseMs,
+    Name,
+    OffsetsByQueue,
+    StartText,
+    TimestampMs,
+)
+from holdfast.http_api.schemas.messages import Offset, QueueId, Request
+
+OffsetsByTopic = dict[str, OffsetsByQueue]
+Mark = Annotated[str, Meta(extra_json_schema={"pattern": "^[!-~]{1,127}$"})]
+"""A name that a client has chosen for itself or for one of its requests."""
+Receipts = Annotated[list[str], Meta(description="The receipts of the messages, in any order.")]
+UsedMs = Annotated[
+    float,
+    Meta(
+        ge=0,
+        description="How long the member worked on each message, if shares are measured in time.",
+    ),
+]
+
+AnyLeased = TypeVar("AnyLeased")
+"""The type is LeasedMessage in JSON, and PackedLeasedMessage in msgpack."""
+
+
+# -- receiving -----------------------------------------------------------------------------
+
+
+class UnitLimit(Request):
+    """How many messages of one queue, or of one key (in a keyed group), the reply may have at most.
+
+    If `max_messages` is 0, the reply has no messages of the queue or key. Exactly one of `queue`
+    and `key` must be given.
+    """
+
+    topic: Name
+    max_messages: Annotated[int, Meta(ge=0)]
+    queue: QueueId | None = None
+    key: str | None = None
+
+
+class ReceiveRequest(Request):
+    """A member's request for messages.
+
+    `member` may be omitted in competing groups, where all members are alike. If `max_messages` is
+    0, the reply only says how many messages are available. `topics` restricts the reply to messages
+    of these topics. With `settled`, each message is acknowledged when it is sent. With `browse`,
+    messages are only read, without leases. A second request with the same `attempt_id` gets the
+    same messages, if they are still leased. `limits` restricts the messages of single queues and
+    keys.
+    """
+
+    member: Mark | None = None
+    max_messages: Annotated[int, Meta(ge=0)] | None = None
+    max_bytes: Annotated[int, Meta(ge=1)] | None = None
+    wait_ms: Annotated[int, Meta(ge=0)] = 0
+    lease_ms: LeaseMs | None = None
+    topics: list[Name] | None = None
+    filter: str | None = None
+    settled: bool = False
+    browse: bool = False
+    attempt_id: Mark | None = None
+    limits: list[UnitLimit] | None = None
+
+
+class LeasedMessage(Struct):
+    """A message that a group delivers in JSON.
+
+    `receipt` settles the message; it is null if the message needs no settling. `attempt` is the
+    number of this delivery, counted from 1. `redelivered` is true if the message may have been
+    delivered before.
+    """
+
+    topic: str
+    queue: int
+    offset: int
+    message_id: str
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+    receipt: str | None
+    attempt: int
+    redelivered: bool
+    body: str | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+
+
+class PackedLeasedMessage(Struct):
+    """A message that a group delivers in msgpack. `body` has the msgpack type bin."""
+
+    topic: str
+    queue: int
+    offset: int
+    message_id: str
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+    receipt: str | None
+    attempt: int
+    redelivered: bool
+    body: bytes
+
+
+class ReceiveReply(Struct, Generic[AnyLeased]):
+    """The messages for a member.
+
+    `available` is an upper bound of how many more messages are available. In a keyed group, it also
+    counts messages that wait for an earlier message of their key. If `active` is false, only
+    another member gets messages now. If `notice` is true, this member gets messages from now on,
+    the first of them with its next request.
+    """
+
+    messages: list[AnyLeased]
+    available: int
+    active: bool
+    notice: bool | UnsetType = UNSET
+
+
+# -- settling ------------------------------------------------------------------------------
+
+
+class AckRequest(Request):
+    """Messages to acknowledge.
+
+    With `cumulative`, each receipt also acknowledges all earlier messages of the same queue that
+    its member has leased.
+    """
+
+    receipts: Receipts
+    cumulative: bool = False
+    used_ms: UsedMs | None = None
+
+
+class NackRequest(Request):
+    """Messages that failed. They are redelivered after `delay_ms`, or after the group's backoff."""
+
+    receipts: Receipts
+    delay_ms: DelayMs | None = None
+    used_ms: UsedMs | None = None
+
+
+class ReleaseRequest(Request):
+    """Messages to give back, because the member has not processed them."""
+
+    receipts: Receipts
+
+
+class ExtendRequest(Request):
+    """Messages whose leases are extended to `lease_ms` from now, or to the group's lease_ms."""
+
+    receipts: Receipts
+    lease_ms: LeaseMs | None = None
+
+
+class RejectRequest(Request):
+    """Messages that cannot be processed. They become dead letters."""
+
+    receipts: Receipts
+    used_ms: UsedMs | None = None
+
+
+class StatusReply(Struct):
+    """The result for a receipt.
+
+    `done` means that this request, or an earlier one with the same receipt, took effect. `stale`
+    means that the receipt cannot be used any more, for example because the message was delivered
+    again or settled differently. `invalid` means that the text is not a receipt of this group.
+    """
+
+    status: Literal["done", "stale", "invalid"]
+
+
+class SettledReply(Struct):
+    """The result for each receipt, in the order of the request."""
+
+    results: list[StatusReply]
+
+
+# -- seeking and leaving -------------------------------------------------------------------
+
+
+class SeekRequest(Request):
+    """Where a group starts again: an end of the queues, a time, or offsets by topic and queue.
+
+    If offsets are given, other queues keep their offsets.
+    """
+
+    to: Annotated[
+        StartText | TimestampMs | OffsetsByTopic,
+        Meta(description=f"{START_DOC} Or offsets: topic -> queue number as text -> offset."),
+    ]
+
+
+class SeekReply(Struct):
+    """The new offsets of the group, for the queues whose offsets were set."""
+
+    group: str
+    offsets: OffsetsByTopic
+
+
+class LeaveRequest(Request):
+    """A member to remove."""
+
+    member: Mark
+
+
+class LeaveReply(Struct):
+    """The member that was removed."""
+
+    group: str
+    member: str
+
+
+# -- dead letters --------------------------------------------------------------------------
+
+
+class RedriveRequest(Request):
+    """Which dead letters to put back into the topics from which they came."""
+
+    dead_letter_topic: Annotated[
+        Name | None,
+        Meta(
+            description="The topic with the letters. If not given, the group's dead_letter_topic."
+        ),
+    ] = None
+    offsets: Annotated[
+        dict[str, list[Offset]] | None,
+        Meta(
+            description="Only these letters: queue number of the dead-letter topic as text -> "
+            "offsets in it. All if not given.",
+            examples=[{"0": [12, 40]}],
+        ),
+    ] = None
+    limit: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Most letters to publish again. If not given, groups.max_redrive_letters."
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool,
+        Meta(description="Only count the letters that would be published again. Change nothing."),
+    ] = False
+
+
+class RedriveReply(Struct):
+    """The dead letters that were put back, or with `dry_run` would be put back."""
+
+    group: str
+    dead_letter_topic: str
+    dry_run: bool
+    redriven: Annotated[
+        int,
+        Meta(
+            description="Letters that were durably published again by this request, not by an "
+            "earlier one."
+        ),
+    ]
+    topics: Annotated[dict[str, int], Meta(description="The same number for each topic.")]
+    stuck: Annotated[
+        int,
+        Meta(
+            description="Letters that stay, because their original topic is unknown, does not "
+            "exist any more, or is not a topic of the group. Letters of earlier requests are "
+            "counted too. They are tried again after a minute at the earliest."
+        ),
+    ]
+    more: Annotated[
+        bool,
+        Meta(
+            description="Whether there may be more letters. Send the request again to publish them."
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""Turns bytes into requests and replies into bytes: connections, TLS, heads, bodies, problems."""

@@ -1,0 +1,35 @@
+"""Reads headers that may have several lines, and headers that must have only one. Pure."""
+
+from multidict import MultiMapping
+
+from holdfast.http_api.routing.params import invalid
+from holdfast.http_api.wire.problems import Problem
+
+#: The maximum length of one header line, and also of all lines of one list header together:
+#: several lines must not cause more work than one line can.
+MAX_FIELD_BYTES = 8190
+
+
+def listed(headers: MultiMapping[str], name: str) -> str:
+    """Return all lines of a list header, joined with commas (RFC 9110 section 5.3).
+
+    If the header is missing, return "". Raises Problem (header-too-large).
+    """
+    given = ", ".join(headers.getall(name, ()))
+    if len(given) > MAX_FIELD_BYTES:
+        raise Problem(
+            "header-too-large",
+            f"the lines of {name} are together longer than {MAX_FIELD_BYTES} bytes; send less",
+        )
+    return given
+
+
+def lone(headers: MultiMapping[str], name: str) -> str | None:
+    """Return a header that may occur only once, or None if it is missing.
+
+    Raises Problem (invalid-parameter) if it occurs twice: the intended value is then unknown.
+    """
+    given = headers.getall(name, ())
+    if len(given) > 1:
+        raise invalid(name, ", ".join(given), "one value", f"{name} is given more than once")
+    return given[0] if given else None

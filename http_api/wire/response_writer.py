@@ -1,0 +1,283 @@
+"""The sending half of a connection: it writes replies, and closes connections of slow clients.
+
+The transport's write buffer has the limit 0, so asyncio pauses writing whenever the operating
+system has not accepted the whole reply. That happens only with slow clients. From then on the reply
+counts as unsent memory, and the client must receive with a minimum rate.
+"""
+
+import asyncio
+import fcntl
+import select
+import socket
+import termios
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.wire.client_address import UNKNOWN
+from holdfast.http_api.wire.reply import Bytes
+from holdfast.http_api.wire.transfer_rate import Pace
+
+if TYPE_CHECKING:
+    from holdfast.http_api.wire.connection_registry import Connections
+
+#: At most this many bytes of a reply are written in one loop iteration (about a millisecond).
+_PIECE_BYTES = 1024 * 1024
+#: At most this many bytes are encrypted at once.
+_TLS_PIECE_BYTES = 256 * 1024
+#: TLS does not report when the operating system has accepted the bytes. So the broker checks this
+#: again and again, with growing pauses.
+_TLS_FIRST_PAUSE_S = 0.001
+_TLS_LONGEST_PAUSE_S = 0.25
+
+
+class Sending(asyncio.BufferedProtocol):
+    """Writes replies, one at a time, to the transport that the subclass has set."""
+
+    __slots__ = (
+        "_config",
+        "_connections",
+        "_loop",
+        "_pace",
+        "_raw",
+        "_sending_bytes",
+        "_taken",
+        "_write_deadline",
+        "_write_timer",
+        "_written_bytes",
+        "client",
+        "transport",
+        "writing_paused",
+    )
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, config: HttpConfig, connections: "Connections"
+    ) -> None:
+        self._loop = loop
+        self._config = config
+        self._connections = connections
+        self._raw: asyncio.Transport | None = None
+        """The TCP transport under TLS; None without TLS."""
+        self._sending_bytes = 0
+        self._written_bytes = 0
+        self._pace: Pace | None = None
+        self._write_deadline = 0.0
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._taken: asyncio.Future[None] | None = None
+        self.client = UNKNOWN
+        """The name of the client (`client_of`), for limits that are counted per client."""
+        self.transport: asyncio.Transport | None = None
+        """The transport; None before the connection is made and after it is lost."""
+        self.writing_paused = False
+        """Whether the operating system has not yet accepted the whole reply."""
+
+    async def send(self, parts: Sequence[Bytes], size: int, kept_bytes: int = 0) -> None:
+        """Write a whole reply of `size` bytes, and wait until the operating system has accepted it.
+
+        `kept_bytes` is further memory that is occupied until then; it is counted together with the
+        reply. Raises ConnectionResetError if the client is gone.
+        """
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        self._sending_bytes = size + kept_bytes
+        self._written_bytes = size
+        if self._raw is not None:
+            await self._send_encrypted(parts, size, self._raw)
+        elif size <= _PIECE_BYTES:
+            _write(transport, parts)
+        else:
+            await self._send_large(transport, parts)
+        if self.writing_paused:
+            self._taken = self._loop.create_future()
+            await self._taken
+            if self.transport is None:
+                raise ConnectionResetError("the client is gone")
+
+    async def _send_large(self, transport: asyncio.Transport, parts: Sequence[Bytes]) -> None:
+        """Write a large reply piece by piece, one piece per loop iteration.
+
+        The operating system or the transport copies each piece, which takes time.
+        """
+        self._written_bytes = 0
+        for piece in _pieces(parts):
+            if self._written_bytes:
+                await asyncio.sleep(0)
+            if self.transport is None or transport.is_closing():
+                raise ConnectionResetError("the client is gone")
+            self._written_bytes += sum(map(len, piece))
+            _write(transport, piece)
+
+    async def _send_encrypted(
+        self, parts: Sequence[Bytes], size: int, raw: asyncio.Transport
+    ) -> None:
+        """Encrypt and write a reply piece by piece.
+
+        The flow control of asyncio's TLS ignores encrypted bytes, so this method waits after each
+        piece until the operating system has accepted it.
+        """
+        if _has_closed(raw):  # TLS does not notice a client that vanished until it writes
+            raise ConnectionResetError("the client is gone")
+        self._written_bytes = 0
+        # In addition to the reply, memory is needed for one encrypted piece in the TLS library and
+        # for one in the transport.
+        self._sending_bytes += 2 * min(size, _TLS_PIECE_BYTES)
+        try:
+            for part in parts:
+                for start in range(0, len(part), _TLS_PIECE_BYTES):
+                    transport = self.transport
+                    if transport is None:
+                        raise ConnectionResetError("the client is gone")
+                    piece = memoryview(part)[start : start + _TLS_PIECE_BYTES]
+                    self._written_bytes += len(piece)
+                    transport.write(piece)
+                    await self._until_taken(raw)
+        finally:
+            self._end_behind()
+
+    async def _until_taken(self, raw: asyncio.Transport) -> None:
+        pause_s = _TLS_FIRST_PAUSE_S
+        while raw.get_write_buffer_size() and self.transport is not None:
+            if self._pace is None:
+                self._begin_behind()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _TLS_LONGEST_PAUSE_S)
+
+    def _bound_unsent(self, size: int) -> None:
+        """Limit the bytes that the operating system buffers before it sends them.
+
+        Bytes that are sent but not yet acknowledged do not count. So the limit does not reduce the
+        throughput over a long distance.
+        """
+        wire = self._raw or self.transport
+        if wire is not None:
+            wire.get_extra_info("socket").setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size
+            )
+
+    def _has_untaken(self) -> bool:
+        """Return whether some bytes are not yet acknowledged by the client's system (TCP)."""
+        wire = self._raw or self.transport
+        if wire is None:
+            return False
+        untaken = bytearray(4)
+        fcntl.ioctl(wire.get_extra_info("socket").fileno(), termios.TIOCOUTQ, untaken)
+        return any(untaken)
+
+    def pause_writing(self) -> None:
+        """Begin to enforce the minimum rate and the deadline, because the client is slow.
+
+        asyncio calls this when the operating system has not accepted all bytes.
+        """
+        self.writing_paused = True
+        self._begin_behind()
+
+    def resume_writing(self) -> None:
+        """Let `send` continue. asyncio calls this when the system has accepted all bytes."""
+        self.writing_paused = False
+        self._end_behind()
+        self._tell_taken()
+
+    def close(self) -> None:
+        """Close after the written bytes have been sent."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close without sending the remaining bytes."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def cut_off(self, reason: str) -> None:
+        """Close the connection at once, because its client uses too much of a shared resource."""
+        self._connections.closed_early[reason] += 1
+        self._connections.log_seldom(
+            reason, f"closed a connection of {self.client or 'a client'}: {reason}"
+        )
+        self._end_behind()
+        self.abort()
+
+    def _lost(self) -> None:
+        """Release the transport, and let `send` continue, because the connection is lost."""
+        self.transport = self._raw = None
+        self._end_behind()
+        self._tell_taken()
+
+    def _tell_taken(self) -> None:
+        """Let `send` continue, because its reply was accepted or the connection is lost."""
+        taken, self._taken = self._taken, None
+        if taken is not None and not taken.done():
+            taken.set_result(None)
+
+    def _begin_behind(self) -> None:
+        now = self._loop.time()
+        self._write_deadline = now + self._config.write_timeout_ms / 1000
+        self._pace = Pace(self._config.min_transfer_bytes_per_s, now, self._taken_bytes())
+        self._await_progress(now)
+        for slowest in self._connections.unsent.add(self, self.client, self._sending_bytes):
+            slowest.cut_off("unsent-limit")
+
+    def _end_behind(self) -> None:
+        if self._pace is None:
+            return
+        self._pace = None
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        self._connections.unsent.discard(self)
+
+    def _await_progress(self, now: float) -> None:
+        self._write_timer = self._loop.call_at(
+            min(now + self._config.transfer_grace_ms / 1000, self._write_deadline),
+            self._check_progress,
+        )
+
+    def _check_progress(self) -> None:
+        now = self._loop.time()
+        assert self._pace is not None
+        if now >= self._write_deadline or self._pace.is_too_slow(now, self._taken_bytes()):
+            self.cut_off("slow-reader")
+        else:
+            self._await_progress(now)
+
+    def _taken_bytes(self) -> int:
+        """Return how many bytes of the reply the operating system has accepted."""
+        wire = self._raw or self.transport
+        return self._written_bytes - (wire.get_write_buffer_size() if wire is not None else 0)
+
+
+def _write(transport: asyncio.Transport, parts: Sequence[Bytes]) -> None:
+    if len(parts) == 1:
+        transport.write(parts[0])
+    else:
+        transport.writelines(parts)
+    if transport.is_closing():  # the operating system has noticed that the client is gone
+        raise ConnectionResetError("the client is gone")
+
+
+def _pieces(parts: Iterable[Bytes]) -> Iterator[list[Bytes]]:
+    """Yield the bytes of `parts` in lists of buffers, without copying.
+
+    The buffers of each list together have _PIECE_BYTES, those of the last list maybe fewer.
+    """
+    piece: list[Bytes] = []
+    room = _PIECE_BYTES
+    for part in parts:
+        start = 0
+        while start < len(part):
+            some = memoryview(part)[start : start + room]
+            piece.append(some)
+            start += len(some)
+            room -= len(some)
+            if not room:
+                yield piece
+                piece, room = [], _PIECE_BYTES
+    if piece:
+        yield piece
+
+
+def _has_closed(raw: asyncio.Transport) -> bool:
+    """Return whether the operating system knows that the client is gone."""
+    poll = select.poll()
+    poll.register(raw.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))

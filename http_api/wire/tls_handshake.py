@@ -1,0 +1,105 @@
+"""The TLS handshake of an admitted connection, before HTTP begins.
+
+The connection limits also count connections during their handshake, so they also apply to clients
+that never finish it. The handshake has the same timeout as a request's head.
+"""
+
+import asyncio
+import logging
+import ssl
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, cast
+
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.wire.connection import Connection
+from holdfast.http_api.wire.connection_registry import Connections
+from holdfast.http_api.wire.tls import ServerTls
+
+_logger = logging.getLogger(__name__)
+
+#: How long the broker waits for the client's TLS close message when it closes a connection.
+CLOSING_S = 2.0
+
+
+class TlsDoor(asyncio.Protocol):
+    """A connection during its TLS handshake. After that, `make` makes the HTTP connection."""
+
+    def __init__(
+        self,
+        tls: ServerTls,
+        config: HttpConfig,
+        connections: Connections,
+        make: Callable[[], Connection],
+    ) -> None:
+        self._tls = tls
+        self._handshake_timeout_s = config.header_timeout_ms / 1000
+        self._connections = connections
+        self._make = make
+        self._raw: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._early = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake, unless a connection limit refuses the connection."""
+        raw = cast(asyncio.Transport, transport)
+        client = self._connections.enter(raw, is_plain=False)
+        if client is None:
+            return
+        self._raw = raw
+        self._connections.doors.add(self)
+        handshake = asyncio.get_running_loop().start_tls(
+            raw,
+            self,
+            self._tls.context,
+            server_side=True,
+            ssl_handshake_timeout=self._handshake_timeout_s,
+            ssl_shutdown_timeout=CLOSING_S,
+        )
+        # The first step of `start_tls` takes over the transport. That must happen before any byte
+        # is read.
+        begun = _resumed(handshake, handshake.send(None))
+        self._task = asyncio.create_task(
+            self._shake_hands(begun, raw, client), name="tls-handshake"
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """Keep decrypted bytes that arrive together with the end of the handshake."""
+        self._early += data
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._raw is not None:
+            self._raw.abort()
+
+    async def _shake_hands(
+        self, handshake: Awaitable[asyncio.Transport | None], raw: asyncio.Transport, client: str
+    ) -> None:
+        connection: Connection | None = None
+        try:
+            wire = await handshake
+            if wire is not None and not wire.is_closing():
+                connection = self._make()
+                wire.set_protocol(connection)
+        except (OSError, ssl.SSLError) as error:
+            self._connections.closed_early["tls-handshake"] += 1
+            _logger.debug("the TLS handshake with %s failed: %s", client, error)
+            raw.abort()
+        finally:
+            self._connections.doors.discard(self)
+            if connection is None:
+                self._connections.leave(client)
+        if connection is not None and wire is not None:
+            connection.begin(wire, client, raw)
+            if self._early:
+                connection.data_received(self._early)
+
+
+@types.coroutine
+def _resumed(
+    coroutine: Coroutine[Any, Any, asyncio.Transport | None], awaited: Any
+) -> Generator[Any, Any, asyncio.Transport | None]:
+    """Continue a coroutine that was run until it waits for the first time, for `awaited`."""
+    yield awaited
+    result: asyncio.Transport | None = yield from coroutine
+    return result
