@@ -1,7 +1,7 @@
 """Holdfast: a log-structured message broker with long polling.
 
-The client's names are here: `holdfast.Client`, `holdfast.AsyncClient`, `holdfast.errors`. They
-are imported when they are first used.
+The client's names are available here: `holdfast.Client`, `holdfast.AsyncClient`,
+`holdfast.errors`. They are imported at their first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
         AsyncClient,
         Client,
         Delivery,
+        GroupDescription,
         HoldfastError,
         Message,
         MessageBatch,
         PublishResult,
         PullResult,
         StoredOffsets,
+        TopicDescription,
         errors,
     )
 
@@ -26,11 +28,13 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Delivery",
+    "GroupDescription",
     "Message",
     "MessageBatch",
     "PublishResult",
     "PullResult",
     "StoredOffsets",
+    "TopicDescription",
     "HoldfastError",
     "errors",
 ]
@@ -44,3 +48,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(client, name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

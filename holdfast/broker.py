@@ -1,7 +1,7 @@
-"""The broker: every part, put together. The only file that knows all packages.
+"""The broker, which connects all parts. Only this file imports all packages.
 
-Start: lock the directory, listen (everything but health answers 503), recover, serve. Stop is
-the same backwards: held pulls are answered first, then requests end, then the log closes.
+Start: lock the directory, listen (all requests except health checks get 503), recover, serve. Stop
+is the reverse: answer held pulls, end requests, close the log.
 """
 
 import asyncio
@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, cast
 
+import lmdb
 from prometheus_client import CollectorRegistry
 
 from holdfast import __version__
 from holdfast.config import Config, changed_keys
-from holdfast.consumequeue.damage_book import Fault
+from holdfast.consumequeue.damage.damage_book import Fault
+from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service import GroupService
@@ -23,15 +25,19 @@ from holdfast.holdservice.pull_request_hold_service import PullRequestHoldServic
 from holdfast.http_api.access.service import AccessService
 from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
 from holdfast.http_api.server import Server, start_server
-from holdfast.storage import Storage, StorageEvents
-from holdfast.storage_metrics import StorageCollector
+from holdfast.storage.storage import Storage, StorageEvents, now_us
+from holdfast.storage.storage_metrics import StorageCollector
 
 _logger = logging.getLogger(__name__)
 
 
+class StorageUnusable(Exception):
+    """A disk error on the index, the state or the groups while they were opened."""
+
+
 class Broker:
-    """One broker over one data directory. `start` and `stop` are awaited on the event loop that
-    it then lives on; both may be called twice, and it is an async context manager."""
+    """One broker with one data directory, also an async context manager. Await `start` and `stop`
+    on the same event loop. Both may be called twice."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -42,18 +48,19 @@ class Broker:
         self._server: Server | None = None
         self._access: AccessService | None = None
         self.failed: asyncio.Future[Exception] | None = None
-        """Done when a part failed in a way that only a restart mends. Made by `start`."""
+        """A future that `start` creates. It completes with the error when a part has failed and
+        only a restart of the broker helps."""
 
     @property
     def url(self) -> str:
-        """Where it serves; only while started."""
+        """The URL that the broker serves; only while it is started."""
         assert self._server is not None
         host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
         return f"{self._server.scheme}://{host}:{self._server.port}"
 
     @property
     def status(self) -> BrokerStatus:
-        """What health checks say."""
+        """The status for health checks."""
         storage = self._storage
         if storage is None:
             return BrokerStatus(self._phase)
@@ -75,10 +82,11 @@ class Broker:
         )
 
     async def start(self) -> None:
-        """Recover and serve; returns once requests are answered.
+        """Recover and serve; return once the broker answers requests.
 
-        Raises DataDirInUse, NotADataDir, UnknownFormatVersion, RemoteWithoutAccess, or OSError (a
-        port in use, a directory that cannot be written); nothing is left running then.
+        Raise DataDirInUse, NotADataDir, UnknownFormatVersion, RemoteWithoutAccess,
+        StorageUnusable, or OSError (a port in use, a directory that is not writable). After an
+        error nothing is left running.
         """
         if self._phase != "stopped":
             return
@@ -99,14 +107,13 @@ class Broker:
         )
         hold = self._hold = PullRequestHoldService(
             self._config.holdservice,
-            # The store is there once it has been opened; nothing is held before that.
+            # The store exists after the storage is open; no pull is held before that.
             max_offset=lambda key: storage.store.max_offset(key),  # noqa: PLW0108
             scan=lambda *where: storage.store.scan_hot(*where),  # noqa: PLW0108
         )
         access = self._access = AccessService(self._config.access, self._config.data_dir)
         context = ApiContext(
-            # Set below, once there is one, and the groups with it; nothing asks for them while
-            # the phase is "recovering".
+            # Store and groups are set below. They are not used while the phase is "recovering".
             store=cast("MessageStore", None),
             hold=hold,
             groups=cast("GroupService", None),
@@ -133,7 +140,10 @@ class Broker:
             await access.start()
             self._audit("broker.start", version=__version__, config=changed_keys(self._config))
             self._server = await start_server(make_app(context), self._config.http_api)
-            context.store = await storage.open()
+            try:
+                context.store = await storage.open()
+            except (lmdb.Error, StateUnavailable) as error:
+                raise StorageUnusable(str(error)) from error
             context.store.topic_deleted = self._topic_deleted
             groups = self._groups = GroupService(
                 context.store,
@@ -141,8 +151,12 @@ class Broker:
                 self._config.groups,
                 places=hold,
                 ageing_us=storage.ageing.now_us,
+                wall_us=now_us,
                 passed_s=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+                may_subscribe=access.access.may_subscribe,
             )
+            context.store.check_new_queues = groups.check_new_queues
+            context.store.topic_created = groups.topic_created
             await groups.start()
             context.groups = groups
             hold.also_scan = groups.scan
@@ -154,11 +168,20 @@ class Broker:
             raise
         self._phase = "ready"
 
+    async def reload(self) -> None:
+        """Reload the TLS files and the access tokens now. Do nothing unless the server runs. The
+        regular checks for changed files continue."""
+        if self._server is None or self._access is None:
+            return
+        await self._server.reload()
+        await self._access.reload()
+        _logger.info("reloaded the TLS files and the access tokens")
+
     async def stop(self) -> None:
-        """Answer every held pull, finish what is under way, close the log."""
+        """Answer every held pull, finish the requests in progress, close the log."""
         if self._phase == "stopped":
             return
-        if self._phase == "ready":  # else nothing is held, and not all parts are there
+        if self._phase == "ready":  # otherwise no pull is held, and not all parts exist
             self._phase = "draining"
         if self._hold is not None:
             await self._hold.stop()
@@ -189,7 +212,13 @@ class Broker:
     ) -> None:
         await self.stop()
 
-    # -- what the parts tell ---------------------------------------------------------------
+    def gone_count(self) -> int:
+        """Return how many groups, and queues of groups, were removed since the start. Any thread
+        may call this."""
+        groups = self._groups
+        return 0 if groups is None else groups.gone_count
+
+    # -- callbacks of the parts ------------------------------------------------------------
 
     def _from_thread(self, function: object, argument: object) -> None:
         assert self.failed is not None

@@ -1,15 +1,15 @@
-"""The broker's configuration: every key, where its value came from, and the whole as one value.
+"""The broker's configuration: every key, the source of its value, and one object with all values.
 
-Sources in rising order: the defaults of the dataclasses, a TOML file, the environment, flags.
-A key is declared once, as a field made by `commitlog.setting`; its four names follow from the
-section and the field: `segment_bytes` in `[commitlog]`, HOLDFAST_COMMITLOG_SEGMENT_BYTES,
-`--commitlog-segment-bytes`, and `commitlog.segment_bytes` in messages. `holdfast.config_reference`
-writes the same declarations as a page.
+There are four sources: the defaults of the dataclasses, a TOML file, the environment, and flags. A
+later source of this list overrides the earlier ones. A key is declared once, as a field made by
+`commitlog.setting`. Its four names follow from section and field: `segment_bytes` in `[commitlog]`,
+HOLDFAST_COMMITLOG_SEGMENT_BYTES, `--commitlog-segment-bytes`, and `commitlog.segment_bytes` in
+messages. `holdfast.config_reference` generates a page from the same declarations.
 """
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -26,26 +26,38 @@ from holdfast.http_api.config import HttpConfig
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 
-#: Names under the prefix that are not the broker's: the command line's own options.
+#: Variables with the prefix that are options of the command line, not keys of the broker.
 _COMMAND_LINE_VARIABLES = {
     "HOLDFAST_URL",
     "HOLDFAST_TOKEN",
     "HOLDFAST_TOKEN_FILE",
     "HOLDFAST_CONFIG",
+    "HOLDFAST_TLS_CA_FILE",
+    "HOLDFAST_TLS_CERT",
+    "HOLDFAST_TLS_KEY",
+    # The former names of the three variables above.
     "HOLDFAST_CA_FILE",
     "HOLDFAST_CERT",
     "HOLDFAST_KEY",
 }
-#: Kubernetes sets these in every pod beside a service that is called "holdfast": name=value.
+#: A variable counts as a mistyped key if its similarity to the name of a key (difflib's ratio) is
+#: at least this.
+_MISTYPED = 0.8
+#: Variables, as name=value, that Kubernetes sets in every pod if a service is named "holdfast".
 _SERVICE_LINK = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT.*)=.*|PORT_.*|PORT=\w+://.*)")
 
-_SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB|TiB)", re.IGNORECASE | re.ASCII)
-_UNITS = {"kib": KIB, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
+_SIZE = re.compile(r"(\d{1,9}) ?(B|KiB|MiB|GiB|TiB)", re.IGNORECASE | re.ASCII)
+_SPAN = re.compile(r"(\d{1,9}) ?(ms|s|m|h|d|w)", re.ASCII)
+#: Milliseconds per unit of time.
+SPAN_UNITS = {
+    "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000
+}  # fmt: skip
+_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True} | {
     "false": False, "no": False, "off": False, "0": False
 }  # fmt: skip
 
-#: The first may not exceed the second: a value that a request gets unasked must be allowed.
+#: Pairs of keys. The first value must not exceed the second: a default must be within its limit.
 _ORDERED = (
     ("http_api.default_pull_messages", "http_api.max_pull_messages"),
     ("http_api.default_pull_bytes", "http_api.max_pull_bytes"),
@@ -57,21 +69,24 @@ _ORDERED = (
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that a broker is told. Immutable; parts are handed their section."""
+    """The whole configuration of a broker. It is immutable, and each part of the broker gets only
+    its own section."""
 
     data_dir: Path = setting(  # noqa: RUF009 - a Path is immutable
-        Path("holdfast-data"), "Folder that holds everything the broker keeps."
+        Path("holdfast-data"), "Directory for all data of the broker."
     )
     log_format: str = setting(
-        "text", "Form of the log lines on standard error.", choices=("text", "json")
+        "text", "Format of the log lines on standard error.", choices=("text", "json")
     )
     log_level: str = setting(
-        "info", "Least urgent log lines to write.", choices=("debug", "info", "warning", "error")
+        "info",
+        "Lowest level of the log lines that are written.",
+        choices=("debug", "info", "warning", "error"),
     )
     max_memory_bytes: int = setting(
         0,
-        "Memory of the process above which publishing is refused (503). 0: 80 % of what the "
-        "machine, the cgroup or a limit on address space allows.",
+        "Memory of the process above which a publish is refused (503). 0: 80 % of the memory that "
+        "the machine, the cgroup or an address space limit allows.",
         minimum=0,
     )
     commitlog: CommitLogConfig = field(default_factory=CommitLogConfig)
@@ -84,11 +99,12 @@ class Config:
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used. Nothing was started."""
+    """The configuration cannot be used. Nothing was started."""
 
 
 class UnknownKey(ConfigError):
-    """A key that does not exist; `nearest` is the known one most like it, where one is."""
+    """A key that does not exist. `nearest` is the most similar known key, None if no key is
+    similar."""
 
     def __init__(self, key: str, source: str, nearest: str | None) -> None:
         super().__init__(key, source, nearest)
@@ -102,7 +118,7 @@ class UnknownKey(ConfigError):
 
 
 class InvalidValue(ConfigError):
-    """A value that its key does not take; `allowed` says which it does."""
+    """A value that its key does not allow; `allowed` describes the allowed values."""
 
     def __init__(self, key: str, found: object, allowed: str, source: str) -> None:
         super().__init__(key, found, allowed, source)
@@ -116,7 +132,7 @@ class InvalidValue(ConfigError):
 
 
 class UnreadableFile(ConfigError):
-    """A configuration file that cannot be read, or is no TOML."""
+    """A configuration file that cannot be read or is not valid TOML."""
 
     def __init__(self, file: Path, cause: str) -> None:
         super().__init__(file, cause)
@@ -137,81 +153,100 @@ class Key:
 
     @property
     def name(self) -> str:
-        """Its name in messages: section and field joined by a point."""
+        """The name in messages: section and field joined by a dot."""
         return f"{self.section}.{self.field.name}" if self.section else self.field.name
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """The name of the environment variable."""
         return ENVIRONMENT_PREFIX + self.name.replace(".", "_").upper()
 
     @property
     def flag(self) -> str:
-        """Its name as a flag of `holdfast serve`."""
+        """The name of the flag of `holdfast serve`."""
         return "--" + self.name.replace(".", "-").replace("_", "-")
 
     @property
     def default(self) -> Any:
-        """Its value when no source gives one."""
+        """The value if no source sets the key."""
         return self.field.default
 
     @property
     def shown_default(self) -> str:
-        """Its default as one would write it."""
+        """The default as a user would write it."""
+        return self.shown(self.default)
+
+    def shown(self, value: Any) -> str:
+        """Return a value of this key as a user would write it."""
         if self.type is bool:
-            return str(self.default).lower()
-        if self.default == "":
+            return str(value).lower()
+        if value == "":
             return "none"
-        return format_size(self.default) if self.is_size else str(self.default)
+        return format_size(value) if self.is_size and value else str(value)
 
     @property
     def doc(self) -> str:
-        """What it does, in a sentence or two."""
+        """The description of the key, one or more sentences."""
         return str(self.field.metadata["doc"])
 
     @property
     def is_size(self) -> bool:
-        """Whether it counts bytes, so that texts like 16MiB are taken."""
+        """Whether the value is a number of bytes, so that texts like 16MiB are accepted."""
         return self.type is int and self.field.name.endswith("_bytes")
 
     @property
+    def is_span(self) -> bool:
+        """Whether the value is a duration, so that texts like 90s are accepted."""
+        return self.type is int and self.field.name.endswith("_ms")
+
+    @property
     def allowed(self) -> str:
-        """Which values it takes, in words."""
+        """The allowed values, in words."""
+        if self.field.metadata["form"]:
+            return str(self.field.metadata["form"][1])
         if self.field.metadata["choices"]:
             return " or ".join(self.field.metadata["choices"])
         if self.type is bool:
             return "true or false"
         if self.type is not int:
             return "a path" if self.type is Path else "a text"
-        show = format_size if self.is_size else str
-        minimum, maximum = self.field.metadata["minimum"], self.field.metadata["maximum"]
-        kind = "a size such as 16MiB" if self.is_size else "a whole number"
-        if minimum is not None and maximum is not None:
-            return f"{kind}, {show(minimum)} to {show(maximum)}"
-        return f"{kind}, at least {show(minimum)}" if minimum is not None else kind
+        show: Callable[[int], str] = str
+        kind = "a whole number"
+        if self.is_size:
+            show, kind = format_size, "a size such as 16MiB"
+        if self.is_span:
+            show, kind = "{} ms".format, "a time such as 90s"
+        low, high = self.field.metadata["minimum"], self.field.metadata["maximum"]
+        least = show(low) if low else "0"
+        if low is not None and high is not None:
+            return f"{kind}, {least} to {show(high)}"
+        return f"{kind}, at least {least}" if low is not None else kind
 
     def parse(self, found: object, source: str) -> Any:
-        """Return `found` (a TOML value, or a text) as this key's type.
+        """Return `found` (a TOML value or a text) as this key's type.
 
-        Raises InvalidValue when it is of another kind or outside the bounds.
+        Raise InvalidValue if `found` has another type or is out of bounds.
         """
         value = self._converted(found)
         minimum, maximum = self.field.metadata["minimum"], self.field.metadata["maximum"]
-        choices = self.field.metadata["choices"]
+        choices, form = self.field.metadata["choices"], self.field.metadata["form"]
         if (
             value is None
             or (minimum is not None and value < minimum)
             or (maximum is not None and value > maximum)
             or (choices is not None and value not in choices)
+            or (form is not None and re.fullmatch(form[0], value) is None)
         ):
             raise InvalidValue(self.name, found, self.allowed, source)
         return value
 
     def _converted(self, found: object) -> Any:
-        """Return `found` as this key's type, None when it is not of it."""
+        """Return `found` as this key's type, None if it cannot be converted."""
         if self.type is bool:
             return found if isinstance(found, bool) else _BOOLEANS.get(str(found).lower())
         if self.type is int:
+            if self.is_span:
+                return parse_span_ms(found)
             return parse_size(found) if self.is_size else _whole_number(found)
         if not isinstance(found, str) or not (found or self.default == ""):
             return None
@@ -220,7 +255,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The value that one key ended up with, and who set it last ("default" when nobody did)."""
+    """The final value of one key, and the source of this value ("default" if no source sets it)."""
 
     key: Key
     value: Any
@@ -229,7 +264,7 @@ class Resolved:
 
 @cache
 def keys() -> tuple[Key, ...]:
-    """Return every key there is, in the order of the declarations."""
+    """Return all keys in the order of their declarations."""
     found = []
     sections = get_type_hints(Config)
     for item in fields(Config):
@@ -243,22 +278,34 @@ def keys() -> tuple[Key, ...]:
 
 
 def load_config(
-    *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+    memory_bytes: int | None = None,
 ) -> Config:
-    """Return the configuration that the sources give together, the later winning.
+    """Return the configuration from all sources: a flag overrides the environment, and the
+    environment overrides the file.
 
-    `flags` goes by the keys' names ("commitlog.segment_bytes"). Raises ConfigError for a file
-    that cannot be read, a key that does not exist and a value that its key does not take.
+    `flags` maps names of keys ("commitlog.segment_bytes") to values. `memory_bytes` is the memory
+    that the process may use: if it is small, defaults that depend on memory are reduced. Raise
+    ConfigError for a file that cannot be read, a key that does not exist, or a value that its key
+    does not allow.
     """
-    return _composed(resolve(file=file, environ=environ, flags=flags))
+    return _composed(resolve(file=file, environ=environ, flags=flags, memory_bytes=memory_bytes))
 
 
 def resolve(
-    *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+    memory_bytes: int | None = None,
 ) -> list[Resolved]:
-    """Return every key's value and source, in the order of `keys()`. Raises as load_config."""
+    """Return every key's value and source, in the order of `keys()`. Raise what `load_config`
+    raises."""
     known = {key.name: key for key in keys()}
-    values = {key.name: Resolved(key, key.default, "default") for key in keys()}
+    values = {key.name: _unset(key, memory_bytes) for key in keys()}
     for given in (_from_file(file) if file else [], _from_environment(environ), _from_flags(flags)):
         for name, found, source in given:
             key = known.get(name)
@@ -266,6 +313,10 @@ def resolve(
                 raise UnknownKey(name, source, _nearest(name, known))
             values[name] = Resolved(key, key.parse(found, source), source)
     for smaller, larger in _ORDERED:
+        if values[smaller].value > values[larger].value and values[larger].source == _BY_MEMORY:
+            # A value that was set has priority over a default that was reduced for lack of memory.
+            value = min(values[smaller].value, known[larger].default)
+            values[larger] = Resolved(known[larger], value, _BY_MEMORY)
         if values[smaller].value > values[larger].value:
             raise InvalidValue(
                 smaller,
@@ -276,8 +327,23 @@ def resolve(
     return list(values.values())
 
 
+#: The source of a default that was reduced for lack of memory.
+_BY_MEMORY = "default for this much memory"
+
+
+def _unset(key: Key, memory_bytes: int | None) -> Resolved:
+    """Return the value of a key that no source sets."""
+    divisor = key.field.metadata["memory_divisor"]
+    if memory_bytes is not None and divisor is not None:
+        least = max(key.field.metadata["minimum"] or 0, 1)
+        value = max(memory_bytes // divisor // key.field.metadata["bytes_each"], least)
+        if value < key.default:
+            return Resolved(key, value, _BY_MEMORY)
+    return Resolved(key, key.default, "default")
+
+
 def changed_keys(config: Config) -> dict[str, object]:
-    """Return the values that differ from their defaults, by their keys' names."""
+    """Return the values that differ from their defaults, by key name."""
     values = {
         key.name: getattr(getattr(config, key.section) if key.section else config, key.field.name)
         for key in keys()
@@ -286,20 +352,28 @@ def changed_keys(config: Config) -> dict[str, object]:
 
 
 def parse_size(found: object) -> int | None:
-    """Return a number of bytes, given as such or as a text like 16MiB; None for anything else."""
+    """Return a number of bytes from a number or a text like 16MiB; None for other values."""
     matched = _SIZE.fullmatch(found) if isinstance(found, str) else None
     if matched is None:
         return _whole_number(found)
     return int(matched[1]) * _UNITS[matched[2].lower()]
 
 
+def parse_span_ms(found: object) -> int | None:
+    """Return milliseconds from a number or a text like 500ms, 90s or 7d; None for other values."""
+    matched = _SPAN.fullmatch(found) if isinstance(found, str) else None
+    if matched is None:
+        return _whole_number(found)
+    return int(matched[1]) * SPAN_UNITS[matched[2]]
+
+
 def format_size(size: int) -> str:
-    """Return a number of bytes in the largest unit that divides it: 16 MiB."""
+    """Return a number of bytes in the largest unit that divides it: 16 MiB, 1000 B."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         factor = _UNITS[unit.lower()]
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"
-    return str(size)
+    return f"{size} B"
 
 
 def _composed(resolved: list[Resolved]) -> Config:
@@ -338,9 +412,40 @@ def _from_environment(environ: Mapping[str, str]) -> _Given:
         key = by_variable.get(variable)
         if key is not None:
             given.append((key.name, value, f"environment variable {variable}"))
-        elif not _SERVICE_LINK.fullmatch(f"{variable}={value}"):
+        elif not _is_service_link(variable, value) and _is_meant_as_key(variable):
             raise UnknownKey(variable, "environment", _nearest(variable, by_variable))
     return given
+
+
+def unused_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables with the broker's prefix that are not keys, and are not similar to a
+    key. They may belong to other programs, for example HOLDFAST_VERSION."""
+    by_variable = {key.variable for key in keys()}
+    return [
+        variable
+        for variable, value in environ.items()
+        if variable.startswith(ENVIRONMENT_PREFIX)
+        and variable not in by_variable
+        and variable not in _COMMAND_LINE_VARIABLES
+        and not _is_service_link(variable, value)
+        and not _is_meant_as_key(variable)
+    ]
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    return _SERVICE_LINK.fullmatch(f"{variable}={value}") is not None
+
+
+def _is_meant_as_key(variable: str) -> bool:
+    """Return whether this variable was probably meant as a key: after the prefix, it begins with a
+    section's name, is a key's name without the section, or is spelled almost like a key."""
+    name = variable.removeprefix(ENVIRONMENT_PREFIX)
+    if any(key.section and name.startswith(f"{key.section.upper()}_") for key in keys()):
+        return True
+    if any(key.field.name.upper() == name for key in keys()):
+        return True
+    names = [key.variable.removeprefix(ENVIRONMENT_PREFIX) for key in keys()]
+    return bool(get_close_matches(name, names, n=1, cutoff=_MISTYPED))
 
 
 def _from_flags(flags: Mapping[str, object]) -> _Given:
@@ -355,7 +460,8 @@ def _whole_number(found: object) -> int | None:
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str | None:
-    """Return the known name most like this one; without its section, if that is what misses."""
+    """Return the known name that was probably meant, None if there is no similar name. If `name`
+    is a known name without its section, return that known name."""
     without_section = f"_{name.removeprefix(ENVIRONMENT_PREFIX)}"
     for candidate in known:
         if candidate.endswith((f".{name}", without_section)):

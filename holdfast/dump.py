@@ -1,32 +1,32 @@
-"""What a segment file holds, block by block, for people who look into one. Reads only.
+"""Show the content of a segment file to people, block by block. Nothing is changed.
 
-Needs no broker, no lock and no index: also a segment that a running broker writes, or a copy of
-one anywhere, can be looked at.
+No broker, lock or index is needed. The file may also be a segment that a running broker writes, or
+a copy of a segment outside a data directory.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_header import BatchFlag
-from holdfast.commitlog.disk import LinuxFile
+from holdfast.commitlog.disk.disk import LinuxFile
+from holdfast.commitlog.disk.owned_files import open_file
 from holdfast.commitlog.errors import CorruptBatch, LogError
-from holdfast.commitlog.log_scan import Damage, scan_segment
-from holdfast.commitlog.message_id import format_message_id
-from holdfast.commitlog.segment import Segment
-from holdfast.commitlog.segment_format import (
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_header import BatchFlag
+from holdfast.commitlog.format.message_id import format_message_id
+from holdfast.commitlog.format.segment_format import (
     SEGMENT_HEADER_SIZE,
     SegmentHeader,
     parse_segment_name,
 )
+from holdfast.commitlog.segments.log_scan import Damage, scan_segment
+from holdfast.commitlog.segments.segment import Segment
 
 Row = dict[str, Any]
 
 
 class NotASegment(LogError):
-    """Neither the header nor the name of the file makes it a segment."""
+    """Neither the header nor the name of the file is that of a segment."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -37,13 +37,14 @@ class NotASegment(LogError):
 
 
 def dump_segment(path: Path, *, messages: bool = False) -> Iterator[Row]:
-    """Yield a row for each block of the file, its damage and its unwritten end, by `kind`.
+    """Yield one row for each block, each damaged range, and the unwritten end of the file. The
+    value `kind` of a row is "block", "damage" or "unwritten".
 
-    With `messages` each block is followed by a row for each of its messages. Raises
-    NotASegment for a file that neither its header nor its name makes a segment, and
-    UnknownFormatVersion for one that a newer Holdfast wrote; OSError passes through.
+    With `messages`, one row of the kind "message" for each message follows its block. Raise
+    NotASegment if neither the header nor the name of the file is that of a segment, and
+    UnknownFormatVersion if a newer Holdfast wrote the file; OSError propagates.
     """
-    file = LinuxFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    file = LinuxFile(open_file(path.resolve()))
     try:
         for found in scan_segment(_segment(file, path)):
             if isinstance(found, Damage):
@@ -57,7 +58,8 @@ def dump_segment(path: Path, *, messages: bool = False) -> Iterator[Row]:
 
 
 def _segment(file: LinuxFile, path: Path) -> Segment:
-    """Return the file as a segment; a name that says where it starts mends a damaged header."""
+    """Return the file as a segment. If its header is damaged, take the start offset from the
+    file's name."""
     size = file.size()
     try:
         start = SegmentHeader.decode(file.read(SEGMENT_HEADER_SIZE, 0)).start_offset
@@ -100,7 +102,7 @@ def _message_row(batch: Batch, row: int) -> Row:
     try:
         shown: Row = {"body": body.decode()}
     except UnicodeDecodeError:
-        shown = {"body_base64": body}  # as JSON, bytes are base64
+        shown = {"body_base64": body}  # msgspec encodes bytes as base64 in JSON
     return {
         "kind": "message",
         "offset": offset,

@@ -1,4 +1,4 @@
-"""A broker in a process of its own, on a free port: for tests, benchmarks and demonstrations."""
+"""Run a broker in its own process, on a free port: for tests, benchmarks and demonstrations."""
 
 import os
 import selectors
@@ -19,7 +19,8 @@ _LOG_TAIL_BYTES = 4000
 
 
 class BrokerDidNotStart(Exception):
-    """The broker's process ended, or said nothing in time. `log` is the end of its log."""
+    """The broker's process ended, or it printed and logged nothing within the timeout. `log` is
+    the end of the broker's log."""
 
     def __init__(self, reason: str, log: str) -> None:
         super().__init__(reason, log)
@@ -31,14 +32,13 @@ class BrokerDidNotStart(Exception):
 
 
 class RunningBroker:
-    """A broker on `data_dir`, which is made if it is not there. Use it in `with`.
+    """A broker on `data_dir`, which is created if it does not exist. Use it in `with`.
 
-    `arguments` are more arguments of `holdfast serve`; `program` is what stands for `holdfast`
-    at the next start, for tests that put something before it. The port is free at the first
-    start and stays the same after that, so that clients find the broker again. Its log is the
-    file `log_path`, beside the data directory. A start may take as long as the log to recover
-    is large: `start_timeout_s` is how long it may say nothing, neither that it serves nor, in its
-    log, how far it is.
+    `arguments` are added to `holdfast serve`. `program` replaces the command `holdfast` at the next
+    start, for tests that run the broker under another program. The first start chooses a free port.
+    Later starts use the same port, so that clients find the broker again. The broker logs to the
+    file `log_path` next to the data directory. To recover a large log may take long, so a start
+    fails only if the broker prints and logs nothing for `start_timeout_s`.
     """
 
     def __init__(
@@ -61,20 +61,27 @@ class RunningBroker:
 
     @property
     def url(self) -> str:
-        """Where it serves, also while it is stopped. AttributeError before the first start."""
+        """The broker's URL, also while the broker is stopped. Raise AttributeError before the first
+        start."""
         if self._url is None:
             raise AttributeError("the broker has not been started yet")
         return self._url
 
     @property
     def pid(self) -> int:
-        """The process's id. AttributeError while it is stopped."""
+        """The id of the broker's process. Raise AttributeError while the broker is stopped."""
         if self._process is None:
             raise AttributeError("the broker is not running")
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
-        """Start the broker and return once it is ready. Raises BrokerDidNotStart."""
+        """Start the broker and return when it is ready. Do nothing if it was started already.
+        Raise BrokerDidNotStart."""
         if self._process is not None:
             return
         process = self.launch()
@@ -85,8 +92,8 @@ class RunningBroker:
             raise
 
     def launch(self) -> "subprocess.Popen[bytes]":
-        """Start the broker's process and return it at once, ready or not: for whoever wants to
-        see it end before that. `stop` and `kill` end it as ever."""
+        """Start the broker's process and return at once, before the broker is ready, so that the
+        caller can watch the process end early. End the process with `stop` or `kill`."""
         assert self._process is None, "it runs"
         port = 0 if self._url is None else int(self._url.rpartition(":")[2])
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -109,24 +116,24 @@ class RunningBroker:
     def stop(self) -> int:
         """Stop the broker as an operator does (SIGTERM) and return its exit status.
 
-        Kills it when it does not end in time. 0 when it was not running.
+        Kill the broker if it does not end within `stop_timeout_s`. Return 0 if it was not running.
         """
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the broker at once (SIGKILL), as a crash does."""
+        """End the broker at once (SIGKILL), like a crash."""
         self._end(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait until the broker ends by itself, and return its exit status. Raises
-        subprocess.TimeoutExpired; it is as it was then."""
+        """Wait until the broker ends by itself, and return its exit status. If it does not end
+        within `timeout_s`, raise subprocess.TimeoutExpired; the broker is then still running."""
         assert self._process is not None, "it does not run"
         status = self._process.wait(timeout_s)
         self.kill()
         return status
 
     def restart(self) -> None:
-        """Start the broker again on the same port, stopping it first if it runs."""
+        """Stop the broker if it runs, then start it on the same port."""
         self.stop()
         self.start()
 
@@ -139,7 +146,7 @@ class RunningBroker:
         cert_file: Path | None = None,
         key_file: Path | None = None,
     ) -> "Client":
-        """Return a client of it."""
+        """Return a client of this broker."""
         from holdfast.client import Client
 
         return Client(
@@ -152,7 +159,7 @@ class RunningBroker:
         )
 
     def async_client(self, *, token: str | None = None, timeout_ms: int = 30_000) -> "AsyncClient":
-        """Return a client of it for asyncio."""
+        """Return an asyncio client of this broker."""
         from holdfast.client import AsyncClient
 
         return AsyncClient(self.url, token=token, timeout_ms=timeout_ms)
@@ -170,7 +177,7 @@ class RunningBroker:
         self.stop()
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> str:
-        """Return the address in the first line on standard output."""
+        """Wait for the broker's first line on standard output, and return the URL in this line."""
         assert process.stdout is not None
         deadline = time.monotonic() + self._start_timeout_s
         line, logged = b"", self.log_path.stat().st_size

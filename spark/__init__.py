@@ -1,12 +1,15 @@
-"""Holdfast as a Spark data source: topics read in ranges, followed as streams, and written to.
+"""Holdfast as a Spark data source: batch reads, streaming reads, and writes.
 
     from holdfast.spark import bind, local_session, register
     spark.read.format("holdfast").option("url", ...).option("topic", ...).load()
 
-Importing this needs neither pyspark nor Java; `register` and `local_session` do.
+Importing this package needs neither pyspark nor Java; `register` and `local_session` need both.
+`read/` reads batches, `stream/` reads streams, and `write/` writes. `broker/` gets messages over
+HTTP, and `files/` gets them from the log's segment files.
 """
 
 from holdfast.spark.bound import Bound, bind
+from holdfast.spark.error_text import reason
 from holdfast.spark.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -28,7 +31,6 @@ from holdfast.spark.errors import (
     UnwritableRow,
     WriteRefused,
 )
-from holdfast.spark.reason import reason
 from holdfast.spark.session import local_session, register, require_java, ship
 
 __all__ = [

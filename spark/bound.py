@@ -1,21 +1,22 @@
-"""A read whose offsets are fixed here and now: to load, to replay, and to remember in a group."""
+"""A read with fixed offsets: `bind` fixes them, `load` reads the rows as often as needed, and
+`save` stores the end offsets in a group."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast.spark.broker_client import BrokerClient
-from holdfast.spark.catalog import NEVER_STORED, StoredOffsets
-from holdfast.spark.offsets import Given, OffsetRange, offsets_json
-from holdfast.spark.options import ReadOptions, parse_options
-from holdfast.spark.plan import BoundTopic, bind_topics, topic_names
-from holdfast.spark.range_options import RANGE_OPTIONS
+from holdfast.spark.broker.catalog import NEVER_STORED, StoredOffsets
+from holdfast.spark.broker.client import BrokerClient
+from holdfast.spark.options.offsets import Given, OffsetRange, offsets_json
+from holdfast.spark.options.ranges import RANGE_OPTIONS
+from holdfast.spark.options.read import ReadOptions, parse_options
+from holdfast.spark.read.plan import BoundTopic, bind_topics, topic_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Options that `bind` answers: a bound read has numbers in their place.
+#: The options, in lower case, that `bind` replaces by explicit offsets, topic ids and columns.
 _BOUND = frozenset(
     {
         "topic",
@@ -31,10 +32,10 @@ _BOUND = frozenset(
 
 @dataclass(frozen=True)
 class Bound:
-    """Fixed ranges of fixed topics. It may be loaded again and again, with the same rows.
+    """Fixed ranges of fixed topics. Each load returns the same rows.
 
-    `options` are all that it takes to load them, as plain strings: keep them (they hold the
-    token, if there is one) to replay the same rows another day, in another session.
+    `options` are all options that a load needs, as plain strings. Keep them to read the same rows
+    again later, in another session. They contain the token, if there is one.
     """
 
     options: Mapping[str, str] = field(repr=False)
@@ -44,24 +45,24 @@ class Bound:
 
     @property
     def offsets(self) -> dict[str, dict[int, OffsetRange]]:
-        """What is read: topic -> queue -> (start, end), the end exclusive."""
+        """The ranges: topic -> queue -> (start, end); the end is exclusive."""
         return {topic.name: dict(topic.ranges) for topic in self.topics}
 
     def load(self, spark: "SparkSession") -> "DataFrame":
-        """Return the rows as a DataFrame; registers the data source if need be."""
+        """Return the rows as a DataFrame. Register the data source first if necessary."""
         from holdfast.spark.session import register
 
         register(spark)
         return spark.read.format("holdfast").options(**self.options).load()
 
     def save(self) -> None:
-        """Move the group's offsets to the end of what is read, durably. May be called again.
+        """Durably store the end of this read as the group's offsets. Calling it again is safe.
 
-        Call it when the rows are safely processed: it does not ask whether they were. Raises
-        OffsetsMoved, and saves nothing of that topic, when somebody else moved the group since
-        it was bound, and TopicRecreated when the topic is another one by now; with several topics
-        each is saved on its own, in order. Raises ValueError when there is no group, and
-        InvalidOption when there is no broker: give `bind` its url beside the path.
+        Call it after the rows have been processed; `save` does not check that. Topics are saved one
+        by one, in order. At the first error, that topic and the topics after it are not saved:
+        OffsetsMoved if the group's offsets in a topic have changed since `bind`, TopicRecreated if
+        a topic was deleted and created again. Raises ValueError if there is no group, and
+        InvalidOption if there is no broker: a read with `path` must also give `url` to `bind`.
         """
         if self.group is None:
             raise ValueError("bind(..., group=...) names the group to save; this read has none")
@@ -83,14 +84,14 @@ def bind(
     group: str | None = None,
     **options: object,
 ) -> Bound:
-    """Fix what is to be read now, and return it; `options` are those of the data source, with
-    `path` in place of `url`, or beside it.
+    """Resolve the options to fixed offsets of fixed topics, and return them as a read.
 
-    With a `group`, each queue starts where the group has stored that it is, or at its earliest
-    message where it has stored nothing (a group that does not exist is created by `save`),
-    unless startingOffsets or startingTimestamp says otherwise.
+    `options` are those of the data source; `path` may replace `url`, or be given with it. With a
+    `group`, each queue starts at the group's stored offset, or at its earliest message if nothing
+    is stored (`save` creates a group that does not exist). An option whose name begins with
+    `starting` overrides the group's offsets.
     """
-    from holdfast.spark.reading import open_catalog  # needs pyarrow, this module does not
+    from holdfast.spark.read.reading import open_catalog  # imported here because it needs pyarrow
 
     all_options = {"url": url, "topic": topic, **options}
     given = {name: _text(value) for name, value in all_options.items() if value is not None}
@@ -111,7 +112,7 @@ def bind(
 def _starts(
     stored: Mapping[str, StoredOffsets], assigned: Mapping[str, frozenset[int]] | None
 ) -> dict[str | None, Mapping[int, int]]:
-    """Return where a group is, in the queues that are read: it may be in others, too."""
+    """Return the group's stored offsets, without the queues that are not read."""
     return {
         name: {
             queue: offset
@@ -125,9 +126,9 @@ def _starts(
 def _replayable(
     given: Mapping[str, str], parsed: ReadOptions, topics: tuple[BoundTopic, ...]
 ) -> dict[str, str]:
-    """Return the options that read the same rows whenever they are loaded.
+    """Return the options that read the same rows at every load.
 
-    Queues are assigned one by one, since a topic may get more of them.
+    Queues are assigned one by one, because a topic may get more queues later.
     """
     kept = {name: value for name, value in given.items() if name.lower() not in _BOUND}
     starts = {topic.name: {q: part.start for q, part in topic.ranges.items()} for topic in topics}
@@ -142,5 +143,5 @@ def _replayable(
 
 
 def _text(value: object) -> str:
-    """Return an option's value as Spark would hand it over."""
+    """Return an option's value as text, in the form in which Spark passes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,26 +1,26 @@
-"""What can go wrong in a read or a write, by who has to act.
+"""The errors of reads and writes, and what each means for the user.
 
     SparkError
-      InvalidOption          an option is unknown, contradicts another, or does not parse: yours
-      JavaMissing            Spark's own needs are not met: install the package it names
+      InvalidOption          an option is unknown, invalid, or contradicts another: fix the option
+      JavaMissing            there is no Java, or one that is too old for Spark: install Java
       BrokerUnavailable      no answer within the time allowed for retries: try again later
-      CertificateNotTrusted  what answers there cannot prove to be the broker
-      BrokerRefused          the broker answered with a problem that no retry mends
-      DataLost               rows that were asked for are not kept any more (failOnDataLoss)
-      TopicRecreated         the topic was deleted and made again since the offsets were bound
-      GoneFromStream         a stream has offsets of a topic or queue that it cannot read any more
+      CertificateNotTrusted  the server at the address cannot prove that it is the broker
+      BrokerRefused          the broker answered with a problem that no retry fixes
+      DataLost               requested rows are no longer stored (see failOnDataLoss)
+      TopicRecreated         the topic was deleted and created again since the offsets were fixed
+      GoneFromStream         a checkpoint names a topic or queue that the stream can no longer read
       CheckpointUnreadable   a stream's checkpoint holds offsets that this release cannot read
-      OffsetsMoved           somebody else moved the group's offsets since they were bound
+      OffsetsMoved           somebody else changed the group's stored offsets since `bind`
       UnknownTopic           the data directory has no topic of this name
-      FilesUnreadable        a data directory cannot be read from here, or not wholly trusted
-      ReplyMismatch          the broker's reply does not fit the request: a bug, never data
-      UnwritableColumn       a column that no message can have: yours
-      UnwritableRow          a row that no message can be made of: yours
-      WriteRefused           the broker refused rows for good
-      ReplayDiffers          rows sent again are not those that were stored under their sequence
-      IdentityMissing        Spark does not say of which query and batch a task is
+      FilesUnreadable        a data directory cannot be read from here, or its state is damaged
+      ReplyMismatch          the broker's reply does not fit the request: a defect, not bad data
+      UnwritableColumn       a column cannot be written, or is missing: fix the DataFrame
+      UnwritableRow          a row cannot be converted to a message: fix the row
+      WriteRefused           the broker refused rows permanently
+      ReplayDiffers          a repeated attempt sends other rows than the earlier attempt stored
+      IdentityMissing        Spark does not give a task its query id or batch number
 
-An error that reaches the user from a task travels as text, so its sentence says it all.
+An error travels from a task to the user as text only, so its message must be complete.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class SparkError(Exception):
 
 
 class InvalidOption(SparkError, ValueError):
-    """An option that cannot be obeyed. `option` is its name as documented."""
+    """An option that is unknown, invalid or contradictory. `option` is its documented name."""
 
     def __init__(self, option: str, detail: str) -> None:
         super().__init__(option, detail)
@@ -43,7 +43,7 @@ class InvalidOption(SparkError, ValueError):
 
 
 class JavaMissing(SparkError):
-    """There is no Java that this Spark can run on."""
+    """There is no Java that this version of Spark supports."""
 
     def __init__(self, found: str) -> None:
         super().__init__(found)
@@ -73,7 +73,7 @@ class BrokerUnavailable(SparkError):
 
 
 class CertificateNotTrusted(SparkError):
-    """What answers at the address shows no certificate that this reader trusts for it."""
+    """The server at the address has no certificate that this client trusts for that address."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(url, reason)
@@ -88,7 +88,8 @@ class CertificateNotTrusted(SparkError):
 
 
 class BrokerRefused(SparkError):
-    """The broker's problem+json, kept whole. `type` is its stable path, such as /problems/..."""
+    """The broker answered with an error. `problem` is the complete problem+json, and `type` is its
+    field `type`: a stable path, such as /problems/unknown-topic."""
 
     def __init__(self, status: int, problem: Mapping[str, object]) -> None:
         super().__init__(status, dict(problem))
@@ -102,7 +103,7 @@ class BrokerRefused(SparkError):
 
 
 class DataLost(SparkError):
-    """Offsets from `offset` up to `next_offset` were asked for, but are not there."""
+    """The messages at the offsets [`offset`, `next_offset`) were requested but are not stored."""
 
     def __init__(self, topic: str, queue: int, offset: int, next_offset: int, reason: str) -> None:
         super().__init__(topic, queue, offset, next_offset, reason)
@@ -121,7 +122,7 @@ class DataLost(SparkError):
 
 
 class TopicRecreated(SparkError):
-    """The topic of this name is not the one that the offsets belong to."""
+    """The topic with this name has another id than when its offsets were fixed."""
 
     def __init__(self, topic: str, bound_id: int, found_id: int) -> None:
         super().__init__(topic, bound_id, found_id)
@@ -138,7 +139,8 @@ class TopicRecreated(SparkError):
 
 
 class GoneFromStream(SparkError):
-    """A topic, or one queue of it, that a stream has read is not there or not asked for."""
+    """A topic or queue in a stream's checkpoint no longer exists, or the options no longer name
+    it."""
 
     def __init__(self, topic: str, queue: int | None) -> None:
         super().__init__(topic, queue)
@@ -156,7 +158,8 @@ class GoneFromStream(SparkError):
 
 
 class CheckpointUnreadable(SparkError):
-    """Offsets in a checkpoint that are none of this source's, or of another version of it."""
+    """A checkpoint holds offsets of another source, or of a version that this release cannot
+    read."""
 
     def __init__(self, found: object, reason: str) -> None:
         super().__init__(found, reason)
@@ -186,7 +189,7 @@ class OffsetsMoved(SparkError):
 
 
 class UnknownTopic(SparkError):
-    """A data directory's log knows no topic of this name."""
+    """The log in a data directory has no topic of this name."""
 
     def __init__(self, topic: str, path: str) -> None:
         super().__init__(topic, path)
@@ -201,14 +204,15 @@ class UnknownTopic(SparkError):
 
 
 def means_no_topic(error: SparkError) -> bool:
-    """Whether an error says that there is no such topic, in a broker or in a directory."""
+    """Return True if the error means that the topic does not exist, in a broker or in a
+    directory."""
     if isinstance(error, BrokerRefused):
         return error.type == "/problems/unknown-topic"
     return isinstance(error, UnknownTopic)
 
 
 class FilesUnreadable(SparkError):
-    """The segment files under `path` cannot serve."""
+    """The segment files under `path` cannot be used."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -240,7 +244,7 @@ class UnwritableColumn(SparkError, ValueError):
 
 
 class UnwritableRow(SparkError, ValueError):
-    """A row that is no message. `row` counts from 0 in its partition."""
+    """A row that cannot be converted to a message. `row` counts from 0 in its partition."""
 
     def __init__(self, partition: int, row: int, column: str, detail: str) -> None:
         super().__init__(partition, row, column, detail)
@@ -254,8 +258,10 @@ class UnwritableRow(SparkError, ValueError):
 
 
 class WriteRefused(SparkError):
-    """The broker refused rows from `first_row` to `last_row` of a partition, those among them
-    that go to these queues, with a problem that no retry mends."""
+    """The broker refused rows with a problem that no retry fixes.
+
+    Of the rows `first_row` to `last_row` of the partition, those for `queues` were refused.
+    """
 
     def __init__(
         self,
@@ -282,8 +288,10 @@ class WriteRefused(SparkError):
 
 
 class ReplayDiffers(SparkError):
-    """An earlier attempt stored other rows under the sequence that these have. These were not
-    stored, and none that were stored is lost."""
+    """An earlier attempt stored other rows under the same sequence number.
+
+    The rows of this attempt were not stored. The stored rows remain.
+    """
 
     def __init__(self, topic: str, queue: int, partition: int, first_row: int, reason: str) -> None:
         super().__init__(topic, queue, partition, first_row, reason)
@@ -304,7 +312,8 @@ class ReplayDiffers(SparkError):
 
 
 class IdentityMissing(SparkError):
-    """The task does not know its query and batch, so that a retry could not be told."""
+    """The task does not know its query id or batch number, so the broker could not recognise a
+    retry."""
 
     def __init__(self, missing: str) -> None:
         super().__init__(missing)

@@ -1,7 +1,5 @@
-"""Making the data source known to a Spark session, and sending it to executors that lack it.
-
-And a session on this machine where there is none.
-"""
+"""Register the data source with a Spark session, send it to executors, and start a local
+session."""
 
 import hashlib
 import os
@@ -16,9 +14,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import holdfast
+from holdfast.spark.deploy.archive import archive, came_as
+from holdfast.spark.deploy.pickling import bring
 from holdfast.spark.errors import JavaMissing
-from holdfast.spark.shipping import archive, came_as
-from holdfast.spark.travelling import bring
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +26,7 @@ _JAVA_VERSION = re.compile(r'version "(\d+)')
 
 _registered: "WeakSet[SparkSession]" = WeakSet()
 
-#: For one machine: nothing listens beyond it, and nothing is started that nobody looks at.
+#: Settings for one machine: Spark listens only on the loopback address, and starts no web UI.
 _LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -40,17 +38,18 @@ _LOCAL_SETTINGS = {
 
 
 def register(spark: "SparkSession", *, anew: bool = False) -> None:
-    """Make `spark.read.format("holdfast")` known to the session. Again does nothing.
+    """Register `spark.read.format("holdfast")` in the session. Registering again does nothing.
 
-    The Python of Spark's workers must have holdfast too: start the session with PYSPARK_PYTHON
-    set to an interpreter that has it (`local_session` does), or send it with `ship`. Spark notes
-    what it was sent by then with what is registered: with `anew` it is registered once more.
+    Spark's Python workers need holdfast, too: set PYSPARK_PYTHON to an interpreter that has it
+    before the session starts (`local_session` does), or send the package with `ship`. A
+    registration uses only archives that were sent to Spark before it. After you send another
+    archive, register again with `anew=True`.
     """
-    from holdfast.spark.source import HoldfastDataSource  # needs pyspark, this module does not
+    from holdfast.spark.source import HoldfastDataSource  # imported here because it needs pyspark
 
     if came_as() is not None:
-        bring(archive())  # by --py-files, which does not reach the process that drives a stream
-    if anew or spark not in _registered:  # Spark would warn of a source that is replaced
+        bring(archive())  # --py-files does not reach the process that drives a stream
+    if anew or spark not in _registered:  # Spark logs a warning when a source is replaced
         spark.dataSource.register(HoldfastDataSource)
         _registered.add(spark)
 
@@ -58,11 +57,11 @@ def register(spark: "SparkSession", *, anew: bool = False) -> None:
 def ship(spark: "SparkSession") -> Path:
     """Send the package to all executors of the session, and register the source in it.
 
-    Returns the archive that was sent, a temporary file. Sending the same source again does
-    nothing. Raises OSError when there is no room for the archive.
+    Return the archive that was sent, a temporary file. Sending the same source again does nothing.
+    Raises OSError if there is no room for the archive.
     """
     content = archive()
-    # Spark keeps what it was sent under the file's name, and refuses another of the same name.
+    # Spark stores an archive under its file name, and refuses different content with the same name.
     name = f"holdfast-{holdfast.__version__}-{hashlib.sha256(content).hexdigest()[:12]}.zip"
     path = Path(tempfile.mkdtemp(prefix="holdfast-ship-"), name)
     path.write_bytes(content)
@@ -75,9 +74,10 @@ def ship(spark: "SparkSession") -> Path:
 def local_session(
     cores: int | str = "*", *, settings: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """Return a session on this machine, with its workers on this Python and holdfast registered.
+    """Return a session on this machine, with the data source registered.
 
-    The one that is active, if there is one. Stop it when you are done. Raises JavaMissing.
+    Its workers run this Python interpreter. If a session is already active, that session is
+    returned. The caller must stop the session. Raises JavaMissing.
     """
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -93,7 +93,8 @@ def local_session(
 
 
 def require_java() -> Path:
-    """Return the Java that Spark will run on. Raises JavaMissing, which names the package."""
+    """Return the Java executable that Spark will run. Raises JavaMissing, which says how to install
+    Java."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
     try:

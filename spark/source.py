@@ -1,12 +1,12 @@
-"""The data source: what Spark calls on the driver when a read is made, and when.
+"""The data source: the methods that Spark calls on the driver for a read or write, and when.
 
-    schema()        once, at load(): the options are checked and a batch's offsets bound
-    reader()        for each plan of a batch, on a copy of the source with the offsets in it
-    streamReader()  for each start of a stream, twice
+    schema()        once, at load(): checks the options and fixes the offsets of a batch
+    reader()        for each plan of a batch, on a copy of the source that holds these offsets
+    streamReader()  twice for each start of a stream
     writer(), streamWriter()  for each write
 
-Spark pickles the source after schema() and hands copies of it to the planners of all actions
-on the DataFrame: this is what makes two actions see the same rows.
+Spark pickles the source after schema() and gives copies of it to the planners of all actions on the
+DataFrame. So all actions see the same rows.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from holdfast.spark.batch_source import HoldfastReader, PushdownReader
-from holdfast.spark.columns import ddl_of
+from holdfast.spark.deploy.pickling import Travelling
 from holdfast.spark.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -26,14 +25,15 @@ from holdfast.spark.errors import (
     SparkError,
     means_no_topic,
 )
-from holdfast.spark.options import STREAM_ONLY, ReadOptions, parse_options
-from holdfast.spark.plan import BoundTopic, bind_topics
-from holdfast.spark.reading import open_catalog
-from holdfast.spark.stream_options import StreamOptions, parse_stream_options
-from holdfast.spark.travelling import Travelling
+from holdfast.spark.options.columns import ddl_of
+from holdfast.spark.options.read import STREAM_ONLY, ReadOptions, parse_options
+from holdfast.spark.options.stream import StreamOptions, parse_stream_options
+from holdfast.spark.read.batch_source import HoldfastReader, PushdownReader
+from holdfast.spark.read.plan import BoundTopic, bind_topics
+from holdfast.spark.read.reading import open_catalog
 
 if TYPE_CHECKING:
-    from holdfast.spark.stream_source import HoldfastStreamReader
+    from holdfast.spark.stream.source import HoldfastStreamReader
 
 Value = TypeVar("Value")
 
@@ -55,10 +55,11 @@ class HoldfastDataSource(DataSource, metaclass=Travelling):
         return "holdfast"
 
     def schema(self) -> str:
-        """Check the options, bind a batch's offsets, and return the columns.
+        """Check the options, fix the offsets of a batch, and return the columns.
 
-        Spark does not say whether it is a batch or a stream that is loaded. Options that fit one
-        of them alone tell; else what is wrong with the batch alone is kept for who asks for one.
+        Spark does not tell the source whether the load is for a batch or a stream. If the options
+        are valid for only one of them, the load is for that one. If they are valid for both, an
+        error that concerns only a batch is kept, and `reader` raises it.
         """
         batch = _outcome(lambda: parse_options(self.options))
         self._stream = stream = _outcome(lambda: parse_stream_options(self.options))
@@ -80,37 +81,39 @@ class HoldfastDataSource(DataSource, metaclass=Travelling):
             return options, bind_topics(catalog, options)
 
     def reader(self, schema: StructType) -> HoldfastReader:
-        """Return a reader of what was bound. Raises InvalidOption for a schema of the user's."""
+        """Return a reader of the fixed ranges. Raises the error that schema() kept for a batch, and
+        InvalidOption if the user gave a schema."""
         if isinstance(self._batch, SparkError):
             raise self._batch
         options, topics = self._batch
         return (PushdownReader if options.pushdown else HoldfastReader)(options, topics)
 
-    # What follows is imported where it is asked for: see reading.py.
+    # The methods below import modules only when they are called; read/reading.py explains why.
 
     def streamReader(self, schema: StructType) -> "HoldfastStreamReader":  # noqa: N802  Spark's name
-        """Return a reader of the stream. Raises InvalidOption for a schema of the user's."""
-        from holdfast.spark.stream_source import HoldfastStreamReader
+        """Return a reader of the stream. Raises the error that schema() kept for a stream, and
+        InvalidOption if the user gave a schema."""
+        from holdfast.spark.stream.source import HoldfastStreamReader
 
         if isinstance(self._stream, SparkError):
             raise self._stream
         return HoldfastStreamReader(self._stream)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return a writer of a batch with these columns."""
-        from holdfast.spark.sink import batch_sink
+        """Return the writer of a batch with these columns."""
+        from holdfast.spark.write.sink import batch_sink
 
         return batch_sink(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return a writer of a stream with these columns."""
-        from holdfast.spark.sink import stream_sink
+        """Return the writer of a stream with these columns."""
+        from holdfast.spark.write.sink import stream_sink
 
         return stream_sink(self.options, schema, overwrite)
 
 
 def _outcome(make: Callable[[], Value]) -> Value | SparkError:
-    """Return what `make` returns, or the error that it raises."""
+    """Return the result of `make`, or the SparkError that it raises."""
     try:
         return make()
     except SparkError as error:
@@ -118,10 +121,8 @@ def _outcome(make: Callable[[], Value]) -> Value | SparkError:
 
 
 def _is_wrong_for_both(error: SparkError, options: ReadOptions) -> bool:
-    """Whether a batch's offsets could not be bound for a reason that stops a stream, too.
-
-    That is, whatever its checkpoint holds. A topic that is gone, it may have leave to do without.
-    """
+    """Return True if `error`, raised while a batch's offsets were fixed, would also stop a stream
+    with any checkpoint. A missing topic stops a stream only with failOnDataLoss."""
     if means_no_topic(error):
         return options.fail_on_data_loss
     return isinstance(

@@ -1,1 +1,1 @@
-"""Backups: taking one beside a running broker, verifying it, putting it back."""
+"""Backups: take a backup while a broker runs, verify it, restore it."""

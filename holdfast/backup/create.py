@@ -1,27 +1,27 @@
 """Take a backup of a data directory, also while a broker writes to it.
 
-Everything that was acknowledged before the backup began is in it. It never changes a file that
-an earlier manifest of the same folder names: until the new manifest is in place, the earlier
-backup is whole, and after that the new one.
+The backup contains everything that was acknowledged before it began. It never changes a file that
+an earlier manifest in the same folder lists. So the earlier backup stays complete until the new
+manifest is in place, and from then on the new backup is complete.
 """
 
 import contextlib
 import fcntl
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.backup.files import (
+    Progress,
     chunks,
     clone_file,
-    file_chunks,
+    fill_file,
+    opened_chunks,
     sha256_of,
     sync_tree,
-    write_file,
 )
 from holdfast.backup.manifest import (
     MANIFEST_NAME,
@@ -39,25 +39,37 @@ from holdfast.backup.source import (
     identity,
     log_snapshot,
 )
-from holdfast.commitlog.data_dir import LAYOUT_VERSION, require_data_dir
-from holdfast.commitlog.disk import make_directory, sync_directory
+from holdfast.commitlog.disk.data_dir import (
+    LAYOUT_VERSION,
+    is_readable,
+    read_version,
+    require_data_dir,
+)
+from holdfast.commitlog.disk.disk import make_directory
+from holdfast.commitlog.disk.owned_files import (
+    Folder,
+    opened_folder,
+    read_file,
+    refuse_planted,
+)
 from holdfast.commitlog.errors import LogError, UnknownFormatVersion
-from holdfast.commitlog.log_scan import Damage, scan_segment
-from holdfast.commitlog.segment import Segment
-from holdfast.consumequeue.lmdb_env import CORRUPT
-from holdfast.consumequeue.state_journal import state_in_log
-from holdfast.consumequeue.state_records import INCOMPLETE
-from holdfast.consumequeue.state_store import StateStore
-from holdfast.groups.opening import DIRECTORY as GROUPS_DIRECTORY
+from holdfast.commitlog.segments.log_scan import Damage, scan_segment
+from holdfast.commitlog.segments.segment import Segment
+from holdfast.consumequeue.lmdb_env.env import CORRUPT
+from holdfast.consumequeue.state.journal import state_in_log
+from holdfast.consumequeue.state.records import INCOMPLETE
+from holdfast.consumequeue.state.store import StateStore
+from holdfast.groups.storage.open import DIRECTORY as GROUPS_DIRECTORY
 
-#: There while a backup is being taken; what it leaves if it is cut short may be removed.
+#: This file exists while a backup is being taken. If it is there and no backup runs, the backup was
+#: interrupted, and its files may be removed.
 UNFINISHED = "UNFINISHED"
 
 _STATE_MAP_BYTES = 1024**3
 
 
 class BackupRefused(LogError):
-    """The folder given is not one that a backup may be put into. `reason` names the mend."""
+    """A backup may not be put into the given folder. `reason` says how to fix it."""
 
     def __init__(self, where: Path, reason: str) -> None:
         super().__init__(where, reason)
@@ -70,15 +82,15 @@ class BackupRefused(LogError):
 
 @dataclass(slots=True)
 class BackupReport:
-    """What was done."""
+    """The result of a backup."""
 
     manifest: Manifest
     copied_bytes: int = 0
     reused_bytes: int = 0
     cloned_bytes: int = 0
-    """Shared with the source's file system, which copies what is changed."""
+    """Bytes that the file system shares with the source (copy on write)."""
     notes: list[str] = field(default_factory=list)
-    """What is worth knowing and harms nothing."""
+    """Harmless observations."""
 
 
 def make_backup(
@@ -91,32 +103,34 @@ def make_backup(
 ) -> BackupReport:
     """Back up `data_dir` into the folder `target`.
 
-    `target` is new, empty, or holds what a backup that was cut short left; with `incremental` it
-    may hold an earlier backup, of which sealed segments are used again where their checksum still
-    fits. A source with damage is backed up as it is, and the manifest says so. Raises
-    NotADataDir, UnknownFormatVersion, BackupRefused; OSError (a full disk) and lmdb.Error pass
-    through. Whatever happens, an earlier backup in `target` stays whole.
+    `target` must be new or empty, or have only the files of an interrupted backup. With
+    `incremental` it may hold an earlier backup; sealed segments in it are reused if their checksum
+    still matches. A damaged source is backed up as it is, and the manifest lists the damage.
+    Raises NotADataDir, UnknownFormatVersion, BackupRefused, UnsafeFile; OSError (the disk is full,
+    for example) and lmdb.Error pass through. After any error, an earlier backup in `target` is
+    still complete.
     """
+    data_dir, target = data_dir.resolve(), target.resolve()
     _check_source(data_dir, target)
-    if target.resolve().is_relative_to(data_dir.resolve()):
+    if target.is_relative_to(data_dir):
         raise BackupRefused(target, "it lies in the data directory itself; name another folder")
-    with _locked_target(target) as previous:
+    with _locked_target(target) as (folder, previous):
         if previous is not None and not incremental:
             raise BackupRefused(
                 target,
                 "it holds a backup; add --incremental to bring that up to date, or name an empty "
                 "folder",
             )
-        return _Backup(data_dir, target, previous, holdfast_version, progress).run()
+        return _Backup(data_dir, folder, previous, holdfast_version, progress).run()
 
 
 class _Backup:
-    """One run."""
+    """One run of a backup."""
 
     def __init__(
         self,
         source: Path,
-        target: Path,
+        target: Folder,
         previous: Manifest | None,
         holdfast_version: str,
         progress: Callable[[int, int], None],
@@ -129,37 +143,37 @@ class _Backup:
         self._now_us = time.time_ns() // 1000
         self._id = f"{self._now_us:016d}"
         self._files: list[BackupFile] = []
-        self._new: list[Path] = []
-        """What this run wrote."""
+        self._new: list[str] = []
+        """The files that this run wrote, as names in the target."""
         self._damage: list[str] = []
         self._notes: list[str] = []
         self._copied = self._reused = self._cloned = 0
         self._done = self._total = 0
 
     def run(self) -> BackupReport:
-        (self._target / UNFINISHED).touch()
+        os.close(self._target.open(UNFINISHED, os.O_WRONLY | os.O_CREAT))
+        unfinished = f"{MANIFEST_NAME}.new"
         try:
             manifest = self._copy()
-            unfinished = self._target / f"{MANIFEST_NAME}.new"
-            self._new.append(unfinished)
-            write_file(unfinished, [encode_manifest(manifest)])
-            sync_tree(self._target)
+            self._write(unfinished, [encode_manifest(manifest)])
+            sync_tree(".", self._target.descriptor)
         except BaseException:
-            # What was copied so far would only take up room, on a disk that may be full.
-            for path in self._new:
+            # Remove the copies: they only use space, perhaps on a full disk.
+            for name in self._new:
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    self._target.remove(name)
             raise
-        unfinished.rename(self._target / MANIFEST_NAME)
-        sync_directory(self._target)
+        self._target.rename(unfinished, MANIFEST_NAME)
+        os.fsync(self._target.descriptor)
         self._remove_others(manifest)
         return BackupReport(manifest, self._copied, self._reused, self._cloned, self._notes)
 
     def _copy(self) -> Manifest:
-        # The first look at the state has stored offsets that the log to be read next has the
-        # messages of; the second has every topic that the log has messages of, and the begins
-        # of queues as retention moved them before it deleted what the log no longer has.
-        # The cursors of groups are taken first of all, for the same reason.
+        # The state is read twice: before and after the end of the log is found. The stored offsets
+        # come from the first read, so that the log contains all messages below them. The topics
+        # come from the second read, so that every topic in the log is included. The first offsets
+        # of queues also come from the second read, because retention stores them before it deletes
+        # messages. The groups' cursors are read before the log, as the stored offsets are.
         state = self._open_state()
         try:
             self._copy_groups()
@@ -214,8 +228,8 @@ class _Backup:
         found = identity(segment)
         if self._is_reused(name, found):
             return
-        stored_as = name if not (self._target / name).exists() else f"{name}.{self._id}"
-        size, checksum = self._clone(stored_as, segment) or self._write(
+        stored_as = name if not self._target.exists(name) else f"{name}.{self._id}"
+        size, checksum = self._clone(stored_as, segment) or self._write_segment(
             stored_as, segment, segment.file.size()
         )
         self._files.append(
@@ -226,12 +240,13 @@ class _Backup:
                 self._note_damage(damage)
 
     def _is_reused(self, name: str, found: str) -> bool:
-        """Use what an earlier backup has of a sealed segment, if it is still what it was."""
+        """Reuse the earlier backup's copy of a sealed segment if it is unchanged. Return whether it
+        is reused."""
         earlier = self._previous.get(name)
         if earlier is None or earlier.identity != found:
             return False
-        path = self._target / earlier.stored_as
-        if not path.exists() or sha256_of(path) != earlier.sha256:
+        is_there = self._target.exists(earlier.stored_as)
+        if not is_there or self._sha256_of(earlier.stored_as) != earlier.sha256:
             self._notes.append(f"{earlier.stored_as} was damaged in the backup: copied again")
             return False
         self._files.append(earlier)
@@ -240,8 +255,8 @@ class _Backup:
         return True
 
     def _copy_unsealed(self, segment: Segment, end_offset: int) -> None:
-        """Copy a segment whose footer is not written yet, or is damaged; the last one only to
-        where the log ends."""
+        """Copy a segment without an intact footer. Copy the last segment only up to the end of
+        the log."""
         name = f"commitlog/{segment.path.name}"
         is_tail = end_offset < segment.end_offset
         stored = min(
@@ -249,26 +264,41 @@ class _Backup:
             (end_offset if is_tail else segment.end_offset) - segment.start_offset,
         )
         stored_as = f"{name}.{self._id}"
-        size, checksum = self._write(stored_as, segment, stored)
+        size, checksum = self._write_segment(stored_as, segment, stored)
         role = "tail" if is_tail else "segment"
         self._files.append(BackupFile(role, name, stored_as, segment.size, size, checksum))
 
     def _clone(self, stored_as: str, segment: Segment) -> tuple[int, str] | None:
-        """Share the blocks of a segment that never changes, where the file system can."""
-        path = self._target / stored_as
-        self._new.append(path)
+        """Share the disk blocks of a sealed segment with the source if the file system can. Return
+        the segment's size and checksum, or None if the file system cannot share blocks."""
+        self._new.append(stored_as)
         size = segment.file.size()
-        if not clone_file(segment.path, path) or path.stat().st_size != size:
+        copy = self._target.create(stored_as)
+        try:
+            is_whole = clone_file(segment.path, copy) and os.fstat(copy).st_size == size
+        finally:
+            os.close(copy)
+        if not is_whole:
             return None
         self._cloned += size
-        return size, sha256_of(path, self._advance)
+        return size, self._sha256_of(stored_as, self._advance)
 
-    def _write(self, stored_as: str, segment: Segment, size: int) -> tuple[int, str]:
-        path = self._target / stored_as
-        self._new.append(path)
-        written = write_file(path, chunks(segment.file, size), progress=self._advance)
+    def _write_segment(self, stored_as: str, segment: Segment, size: int) -> tuple[int, str]:
+        written = self._write(stored_as, chunks(segment.file, size), self._advance)
         self._copied += written[0]
         return written
+
+    def _write(
+        self,
+        stored_as: str,
+        data: Iterable[bytes],
+        progress: Progress = lambda count: None,
+    ) -> tuple[int, str]:
+        self._new.append(stored_as)
+        return fill_file(self._target.create(stored_as), data, progress=progress)
+
+    def _sha256_of(self, stored_as: str, progress: Progress = lambda count: None) -> str:
+        return sha256_of(opened_chunks(self._target.open(stored_as, may_have_names=True)), progress)
 
     def _note_damage(self, damage: Damage) -> None:
         self._damage.append(
@@ -285,7 +315,7 @@ class _Backup:
             return None
 
     def _records(self, state: LiveState | None) -> dict[bytes, bytes] | None:
-        """Return the records, None when they are not all there."""
+        """Return the records, or None if they are incomplete."""
         if state is None:
             return None
         try:
@@ -305,56 +335,52 @@ class _Backup:
         return records
 
     def _write_state(self, records: dict[bytes, bytes]) -> None:
-        stored_as = f"state-{self._id}/data.mdb"
-        directory = (self._target / stored_as).parent
-        self._new += [directory / "data.mdb", directory / "lock.mdb"]
-        store = StateStore(directory, _STATE_MAP_BYTES)
-        try:
-            store.restore(records)
-        finally:
-            store.stop()
-        (directory / "lock.mdb").unlink(missing_ok=True)
-        path = self._target / stored_as
-        size = path.stat().st_size
-        self._files.append(
-            BackupFile("state", "state/data.mdb", stored_as, size, size, sha256_of(path))
-        )
+        folder = f"state-{self._id}"
+        self._new += [f"{folder}/data.mdb", f"{folder}/lock.mdb"]
+        with self._target.new_folder(folder) as made:
+            store = StateStore(made.path_by_descriptor, _STATE_MAP_BYTES)
+            try:
+                store.restore(records)
+            finally:
+                store.stop()
+            made.remove("lock.mdb")
+        self._add("state", "state/data.mdb", f"{folder}/data.mdb")
+
+    def _add(self, role: str, name: str, stored_as: str) -> None:
+        """Add a file that LMDB has written to the manifest."""
+        descriptor = self._target.open(stored_as)
+        size = os.fstat(descriptor).st_size
+        checksum = sha256_of(opened_chunks(descriptor))
+        self._files.append(BackupFile(role, name, stored_as, size, size, checksum))
         self._copied += size
 
     def _copy_groups(self) -> None:
-        """Copy the cursors of groups, if there are any. Without them a restored group goes on
+        """Copy the groups' cursors, if there are any. Without them a restored group continues
         from its stored offsets."""
-        stored_as = f"groups-{self._id}/data.mdb"
-        path = self._target / stored_as
-        self._new += [path, path.with_name("lock.mdb")]
-        make_directory(path.parent)
+        folder = f"groups-{self._id}"
+        self._new += [f"{folder}/data.mdb", f"{folder}/lock.mdb"]
+        source = self._source / "state" / GROUPS_DIRECTORY
         try:
-            is_there = copy_cursors(self._source / "state" / GROUPS_DIRECTORY, path.parent)
+            with self._target.new_folder(folder) as made:
+                is_there = copy_cursors(source, made.path_by_descriptor)
         except FileNotFoundError:
             return
         except CORRUPT as error:
             self._notes.append(f"state/groups: {error}; groups go on from their stored offsets")
             return
-        if not is_there:
-            return
-        size = path.stat().st_size
-        name = f"state/{GROUPS_DIRECTORY}/data.mdb"
-        self._files.append(BackupFile("groups", name, stored_as, size, size, sha256_of(path)))
-        self._copied += size
+        if is_there:
+            self._add("groups", f"state/{GROUPS_DIRECTORY}/data.mdb", f"{folder}/data.mdb")
 
     def _copy_access(self) -> None:
-        """Copy the tokens' files. Each is replaced whole by its writer, so each is whole."""
+        """Copy the token files. Their writer replaces each file atomically, so each is complete."""
         folder = self._source / "access"
         if not folder.is_dir():
             return
         for path in sorted(folder.glob("tokens*")):
-            if path.suffix in (".new", ".lock") or not path.is_file():
+            if path.suffix in (".new", ".lock"):
                 continue
             stored_as = f"access-{self._id}/{path.name}"
-            target = self._target / stored_as
-            self._new.append(target)
-            size, checksum = write_file(target, file_chunks(path))
-            target.chmod(0o600)
+            size, checksum = self._write(stored_as, [read_file(path)])
             self._files.append(
                 BackupFile("access", f"access/{path.name}", stored_as, size, size, checksum)
             )
@@ -363,19 +389,19 @@ class _Backup:
     # -- the end ---------------------------------------------------------------------------
 
     def _remove_others(self, manifest: Manifest) -> None:
-        """Remove what the manifest does not name: of earlier backups, or cut short."""
-        kept = {self._target / file.stored_as for file in manifest.files}
-        for folder in (self._target / "commitlog", *self._target.glob("access-*")):
-            for path in folder.glob("*"):
-                if path not in kept:
-                    path.unlink()
-        for folder in self._target.glob("*-*"):
-            if folder.name.partition("-")[0] not in ("state", "groups", "access"):
+        """Remove files that the manifest does not list: they are from earlier or interrupted
+        backups."""
+        kept = {file.stored_as for file in manifest.files}
+        kept_folders = {name.partition("/")[0] for name in kept}
+        for folder in _folders(self._target):
+            if folder != "commitlog" and folder not in kept_folders:
+                self._target.remove_folder(folder)
                 continue
-            if not any(path.parent == folder for path in kept):
-                shutil.rmtree(folder)
-        (self._target / UNFINISHED).unlink(missing_ok=True)
-        sync_directory(self._target)
+            for name in self._target.names(folder):
+                if f"{folder}/{name}" not in kept:
+                    self._target.remove(f"{folder}/{name}")
+        self._target.remove(UNFINISHED)
+        os.fsync(self._target.descriptor)
 
     def _advance(self, count: int) -> None:
         self._done += count
@@ -383,8 +409,9 @@ class _Backup:
 
 
 def _merged(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the second look, but with stored offsets as they were at the first: the log was
-    read in between, and may not have the messages that offsets point behind at the second."""
+    """Return the records of the second read of the state, but with the stored offsets of the first
+    read: the end of the log was found in between, so the log may lack messages below the stored
+    offsets of the second read."""
     offsets = {key: value for key, value in first.items() if key.startswith(b"offsets/")}
     others = {key: value for key, value in second.items() if not key.startswith(b"offsets/")}
     return others | offsets
@@ -392,35 +419,57 @@ def _merged(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dict[bytes
 
 def _check_source(path: Path, target: Path) -> None:
     require_data_dir(path)
-    found = (path / "VERSION").read_text("ascii", "replace").strip()
-    if found != LAYOUT_VERSION:
+    refuse_planted(path)
+    found = read_version(path)
+    if not is_readable(found):
         raise UnknownFormatVersion(f"data directory {path}", found[:40], LAYOUT_VERSION)
     if not (path / "commitlog").is_dir():
         raise BackupRefused(target, f"{path} has no log: 'holdfast check' says more")
 
 
 @contextmanager
-def _locked_target(target: Path) -> Iterator[Manifest | None]:
-    """Make the folder and keep other backups out of it; yield the backup that it holds."""
+def _locked_target(target: Path) -> Iterator[tuple[Folder, Manifest | None]]:
+    """Create the folder and lock it against other backups. Yield the folder, and the manifest of
+    the earlier backup in it (None if there is none)."""
     make_directory(target)
-    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_folder(target) as folder:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(folder.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BackupRefused(target, "another backup is being put there; wait for it") from error
-        yield _earlier(target)
-    finally:
-        os.close(descriptor)
+        previous = _earlier(folder)
+        _refuse_planted_target(folder)
+        yield folder, previous
 
 
-def _earlier(target: Path) -> Manifest | None:
-    found = {entry.name for entry in target.iterdir()} - {"lost+found"}
+def _earlier(target: Folder) -> Manifest | None:
+    found = set(target.names()) - {"lost+found"}
     if MANIFEST_NAME in found:
         try:
-            return decode_manifest((target / MANIFEST_NAME).read_bytes(), target)
+            raw = b"".join(opened_chunks(target.open(MANIFEST_NAME, may_have_names=True)))
+            return decode_manifest(raw, target.path)
         except NotABackup as error:
-            raise BackupRefused(target, f"{error.reason}, so name an empty folder") from error
+            raise BackupRefused(target.path, f"{error.reason}, so name an empty folder") from error
     if found and UNFINISHED not in found:
-        raise BackupRefused(target, f"it holds {min(found)!r}; name a new or an empty folder")
+        raise BackupRefused(target.path, f"it holds {min(found)!r}; name a new or an empty folder")
     return None
+
+
+def _refuse_planted_target(target: Folder) -> None:
+    """Check that all files and folders of backups in the target are regular files and folders. Call
+    this before anything in the target is changed. Raises UnsafeFile; OSError passes through."""
+    for name in {UNFINISHED, MANIFEST_NAME, f"{MANIFEST_NAME}.new"}.intersection(target.names()):
+        target.check(name)
+    for folder in _folders(target):
+        for name in target.names(folder):
+            target.check(f"{folder}/{name}")
+
+
+def _folders(target: Folder) -> list[str]:
+    """Return the names of the folders in the target that belong to a backup: this one, an earlier
+    one or an interrupted one."""
+    return [
+        name
+        for name in target.names()
+        if name == "commitlog" or name.startswith(("state-", "groups-", "access-"))
+    ]

@@ -1,4 +1,4 @@
-"""Copy and checksum the files of a backup. Zeros take no room where a file may be sparse."""
+"""Copy and checksum the files of a backup. Where a file may be sparse, zeros become holes."""
 
 import errno
 import fcntl
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.commitlog.disk import make_directory
+from holdfast.commitlog.disk.disk import make_directory
+from holdfast.commitlog.disk.owned_files import create_file, open_file
 
 _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
@@ -17,18 +18,18 @@ _FICLONE = 0x40049409
 _CANNOT_CLONE = {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
 
 Progress = Callable[[int], None]
-"""Called with bytes done since the last call."""
+"""Called with the number of bytes done since the last call."""
 
 
 class Readable(Protocol):
-    """What `commitlog.disk.File` is to those who only read."""
+    """The read interface of `commitlog.disk.disk.File`."""
 
     def read(self, size: int, position: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end."""
 
 
 def chunks(file: Readable, size: int) -> Iterator[bytes]:
-    """Yield the first `size` bytes of a file; OSError when it ends before."""
+    """Yield the first `size` bytes of a file. Raises OSError if the file is shorter."""
     at = 0
     while at < size:
         chunk = file.read(min(_CHUNK, size - at), at)
@@ -46,16 +47,26 @@ def write_file(
     allocate: bool = False,
     progress: Progress = lambda count: None,
 ) -> tuple[int, str]:
-    """Write a new file and sync it; return how many bytes `data` had, and their SHA-256.
+    """Write a new file and sync it; return the number of bytes in `data` and their SHA-256.
 
-    Zeros are left out of the file's extents; `size` lengthens it by zeros, with their room taken
-    from the disk if `allocate`. Replaces a file that is there. OSError passes through, and what
-    was written so far stays.
+    Zeros become holes. `size` extends the file with zeros; with `allocate` the disk space for
+    `size` is allocated. Replaces an existing file. OSError passes through; the bytes written
+    until then stay.
     """
     make_directory(path.parent)
+    return fill_file(create_file(path), data, size=size, allocate=allocate, progress=progress)
+
+
+def fill_file(
+    descriptor: int,
+    data: Iterable[bytes],
+    *,
+    size: int | None = None,
+    allocate: bool = False,
+    progress: Progress = lambda count: None,
+) -> tuple[int, str]:
+    """Write as `write_file` does, into a new file that is already open. Close the descriptor."""
     checksum = hashlib.sha256()
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
         if allocate and size is not None:
             os.posix_fallocate(descriptor, 0, size)
@@ -73,28 +84,21 @@ def write_file(
     return at, checksum.hexdigest()
 
 
-def clone_file(source: Path, path: Path) -> bool:
-    """Let a new file share the source's blocks until one of them is written to, and sync it; False
-    where that cannot be: on another file system, on one that does not share, for a source that is
-    gone. OSError passes through."""
+def clone_file(source: Path, copy: int) -> bool:
+    """Let the new file with the descriptor `copy` share the disk blocks of the source (copy on
+    write), and sync it. Return False if the files are on different file systems, if the file system
+    cannot share blocks, or if the source no longer exists. OSError passes through."""
     try:
-        descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(source)
     except FileNotFoundError:
         return False
     try:
-        make_directory(path.parent)
-        path.unlink(missing_ok=True)
-        copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
-        try:
-            fcntl.ioctl(copy, _FICLONE, descriptor)
-            os.fsync(copy)
-        except OSError as error:
-            if error.errno not in _CANNOT_CLONE:
-                raise
-            path.unlink()
-            return False
-        finally:
-            os.close(copy)
+        fcntl.ioctl(copy, _FICLONE, descriptor)
+        os.fsync(copy)
+    except OSError as error:
+        if error.errno not in _CANNOT_CLONE:
+            raise
+        return False
     finally:
         os.close(descriptor)
     return True
@@ -109,26 +113,28 @@ def _write_all(descriptor: int, chunk: bytes, at: int) -> None:
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes."""
-    with path.open("rb") as file:
+    """Yield a file's bytes in chunks."""
+    yield from opened_chunks(open_file(path, may_have_names=True))
+
+
+def opened_chunks(descriptor: int) -> Iterator[bytes]:
+    """Yield the bytes of an open file in chunks, then close the descriptor. If the iteration never
+    begins, the descriptor stays open."""
+    with os.fdopen(descriptor, "rb") as file:
         while chunk := file.read(_CHUNK):
             yield chunk
 
 
-def sha256_of(path: Path, progress: Progress = lambda count: None) -> str:
-    """Return the SHA-256 of a file."""
+def sha256_of(data: Iterable[bytes], progress: Progress = lambda count: None) -> str:
+    """Return the SHA-256 of a file, in hex. `data` yields the file's bytes in chunks."""
     checksum = hashlib.sha256()
-    for chunk in file_chunks(path):
+    for chunk in data:
         checksum.update(chunk)
         progress(len(chunk))
     return checksum.hexdigest()
 
 
-def sync_tree(directory: Path) -> None:
-    """Make the entries of a directory and of all below it durable."""
-    for folder, _, _ in os.walk(directory):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def sync_tree(directory: Path | str, dir_fd: int | None = None) -> None:
+    """Sync a directory and all directories below it; links are not followed."""
+    for _, _, _, descriptor in os.fwalk(directory, dir_fd=dir_fd):
+        os.fsync(descriptor)

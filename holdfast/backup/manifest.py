@@ -1,10 +1,10 @@
-"""What a backup says that it holds. Pure: bytes in, bytes out.
+"""The manifest of a backup: the list of its files. Pure: bytes in, bytes out.
 
-    holdfast-backup-1 <SHA-256 of all that follows, in hex>\n
+    holdfast-backup-1 <SHA-256 of the rest of the file, in hex>\n
     { ... }   JSON
 
-The manifest is written last, so a folder without one is no backup. Every byte of it is covered by
-its first line, and every byte of every other file by the manifest.
+The manifest is written last, so a folder without a manifest is not a backup. The first line has the
+checksum of the rest of the manifest, and the rest has the checksum of every other file.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _NAMES = re.compile(rf"commitlog/\d{{20}}|state/(groups/)?data\.mdb|access/{_PAR
 
 
 class NotABackup(LogError):
-    """A folder that is no whole backup, or one that is damaged. `reason` says which."""
+    """The folder is not a complete backup, or the backup is damaged. `reason` says which."""
 
     def __init__(self, where: object, reason: str) -> None:
         super().__init__(where, reason)
@@ -39,9 +39,9 @@ class NotABackup(LogError):
 class BackupFile:
     """One file of a backup.
 
-    `name` is its path in a data directory, `stored_as` its path in the backup. `size` is what it
-    has in a data directory: a segment that was being written is stored up to its last block, and
-    the rest is zeros. `identity` is there for what never changes again, a sealed segment.
+    `name` is its path in a data directory, `stored_as` its path in the backup. `size` is its size
+    in a data directory; a segment that was being written is stored only up to its last block, and
+    the rest reads as zeros. `identity` is set for sealed segments, which never change again.
     """
 
     role: str
@@ -55,8 +55,8 @@ class BackupFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All of a backup. Offsets are physical; the log is whole from `min_offset` to `end_offset`,
-    but for what `damage` lists, which was damaged before."""
+    """The contents of a backup. `min_offset` and `end_offset` are physical offsets. Between them
+    the log is complete, except for `damage`, which the source had already."""
 
     backup_id: str
     created_timestamp_us: int
@@ -73,13 +73,13 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest's bytes."""
+    """Return the manifest as bytes, with its checksum line."""
     text = json.dumps(asdict(manifest), indent=1).encode() + b"\n"
     return f"{FORMAT} {hashlib.sha256(text).hexdigest()}\n".encode() + text
 
 
 def decode_manifest(raw: bytes, where: object) -> Manifest:
-    """Return the manifest. Raises NotABackup for anything but one that is intact."""
+    """Return the manifest. Raises NotABackup unless it is intact."""
     first, newline, text = raw.partition(b"\n")
     found, _, checksum = first.decode("ascii", "replace").partition(" ")
     if found != FORMAT:

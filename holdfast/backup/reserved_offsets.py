@@ -1,27 +1,27 @@
-"""Leave room in restored queues for the offsets that were given out after the backup.
+"""Reserve the offsets in restored queues that messages may have got after the backup.
 
-Without it a restored queue gives offsets again that consumers have seen messages at. What is
-reserved is noted as lost and let go of: readers pass over it, and no message ever gets it.
+Otherwise new messages would get offsets at which consumers have already seen other messages.
+Reserved offsets are recorded as an accepted loss: readers skip them, and no message gets them.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.consumequeue.lost_ranges import LostRange, with_lost
-from holdfast.consumequeue.state_records import decode_lost, encode_lost, lost_key
-from holdfast.consumequeue.state_store import StateStore
-from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.state.records import decode_lost, encode_lost, lost_key
+from holdfast.consumequeue.state.store import StateStore
+from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
 
 _STATE_MAP_BYTES = 1024**3
 
-#: The reason that readers are told.
+#: The record of a reserved range has this reason.
 RESTORED = "restored"
 
 
 def reserve_offsets(data_dir: Path, ends: Mapping[QueueKey, int], count: int) -> None:
-    """Pass over `count` offsets behind each queue's end, in a directory that no broker has open.
-    `ends` says where queues end; one that is not named ends where it begins. Durable on return;
+    """Durably reserve `count` offsets after each queue's end, in a directory that no broker has
+    open. `ends` has the queues' end offsets; a queue that is not included ends at its first offset.
     StateCorrupt, StateFull, StateUnavailable, lmdb.Error and OSError pass through."""
     if not count:
         return

@@ -1,8 +1,8 @@
-"""Put a backup back, whole or not at all.
+"""Restore a backup completely or not at all.
 
-Everything is built and checked in a folder beside the target, and gets the target's name at the
-very end. What a backup does not have (the index, footers of segments that were being written) the
-broker builds at its first start.
+The data directory is built and checked in a folder next to the target, and renamed to the target
+at the very end. The parts that a backup does not contain (the index, footers of segments that were
+being written) are rebuilt by the broker at its first start.
 """
 
 import errno
@@ -15,12 +15,13 @@ from pathlib import Path
 from holdfast.backup.files import file_chunks, sync_tree, write_file
 from holdfast.backup.manifest import BackupFile, Manifest, NotABackup
 from holdfast.backup.stored import read_manifest
-from holdfast.commitlog.disk import make_directory, sync_directory
+from holdfast.commitlog.disk.disk import make_directory, sync_directory
+from holdfast.commitlog.disk.owned_files import DIRECTORY_MODE
 from holdfast.commitlog.errors import LogError
 
 
 class RestoreRefused(LogError):
-    """A place that nothing is restored to. `reason` names the mend."""
+    """A backup cannot be restored to the given place. `reason` says how to fix it."""
 
     def __init__(self, where: Path, reason: str) -> None:
         super().__init__(where, reason)
@@ -33,7 +34,7 @@ class RestoreRefused(LogError):
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What was put back."""
+    """The result of a restore."""
 
     manifest: Manifest
     restored_bytes: int
@@ -49,17 +50,25 @@ def restore_backup(
     """Build the data directory `data_dir` from a backup.
 
     Every byte is compared with the manifest before `data_dir` appears. `finish` is called with
-    the folder that is built before it gets its name; what it raises ends the restore. Raises
-    NotABackup, RestoreRefused, UnknownFormatVersion; OSError passes through. `data_dir` is then
-    as it was.
+    the built folder before it is renamed; an exception from it ends the restore. Raises
+    NotABackup, RestoreRefused, UnknownFormatVersion; OSError passes through. An exception before
+    the final rename leaves `data_dir` unchanged.
     """
+    source, data_dir = source.resolve(), data_dir.resolve()
     manifest = read_manifest(source)
     _refuse_taken(data_dir)
     make_directory(data_dir.absolute().parent)
-    # Of one name, so that what a restore that was cut short left is found by the next one.
+    # The name is fixed, so that the next restore finds and removes what an interrupted one left.
     building = data_dir.absolute().with_name(f".{data_dir.absolute().name}.restoring")
     shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(mode=0o750)
+    try:
+        building.mkdir(DIRECTORY_MODE)
+    except PermissionError as error:
+        raise RestoreRefused(
+            data_dir,
+            f"the user {os.geteuid()}, as whom this works, may not write to {building.parent}; "
+            f"name a new folder inside the empty one, such as {data_dir / 'data'}",
+        ) from error
     try:
         total = sum(file.stored_bytes for file in manifest.files)
         done = 0
@@ -69,7 +78,7 @@ def restore_backup(
             done += count
             progress(min(done, total), total)
 
-        (building / "commitlog").mkdir()
+        (building / "commitlog").mkdir(DIRECTORY_MODE)
         for file in manifest.files:
             _put_back(source, building, file, advance)
         write_file(building / "VERSION", [f"{manifest.layout_version}\n".encode()])
@@ -113,7 +122,6 @@ def _put_back(
     if (size, checksum) != (file.stored_bytes, file.sha256):
         raise NotABackup(source, f"{file.stored_as} is not what was written; nothing was restored")
     if file.role == "access":
-        (building / file.name).chmod(0o600)
         (building / file.name).parent.chmod(0o700)
 
 

@@ -1,35 +1,54 @@
-"""A data directory as it is at one moment, while a broker may be writing to it.
+"""A data directory at one moment, read while a broker may be writing to it.
 
-The log is read as a reader without a broker reads it: what was acknowledged before is in the
-page cache at the latest, and blocks prove themselves. So the walk, begun at any time, finds all
-that was acknowledged before it began, and ends at a batch's border.
+The log is read without the broker. Acknowledged blocks are at least in the page cache, and each
+block carries its own checksum. So a walk finds everything that was acknowledged before the walk
+began, and ends at a border between batches.
 """
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import lmdb
 
-from holdfast.commitlog.checksum import crc32c
-from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.log_scan import Damage, scan_log
-from holdfast.commitlog.read_only import ReadOnlyDisk, Snapshot
-from holdfast.commitlog.segment import Segment, read_trailer
-from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE, TRAILER_SIZE
-from holdfast.consumequeue.lmdb_env import CORRUPT
-from holdfast.consumequeue.state_store import FORMAT as STATE_FORMAT
-from holdfast.groups.cursor_store import has_rows, load_rows, mark_as_copy
-from holdfast.groups.stored_cursors import StoredCursors
+from holdfast.commitlog.disk.owned_files import FILE_MODE
+from holdfast.commitlog.disk.read_only import ReadOnlyDisk, Snapshot
+from holdfast.commitlog.errors import CorruptBatch, LogError
+from holdfast.commitlog.format.checksum import crc32c
+from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE, TRAILER_SIZE
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.log_scan import Damage, scan_log
+from holdfast.commitlog.segments.segment import Segment, read_trailer
+from holdfast.consumequeue.lmdb_env.env import CORRUPT, check_env_files
+from holdfast.consumequeue.state.store import FORMAT as STATE_FORMAT
+from holdfast.groups.storage.cursor_store import has_rows, load_rows, mark_as_copy
+from holdfast.groups.storage.stored_cursors import StoredCursors
 
-#: A block that is being written looks torn. It is looked at again so often, so long apart.
+_T = TypeVar("_T")
+
+#: A block that is being written looks torn. It is read at most this many times, at the interval
+#: _LOOK_AGAIN_S.
 _LOOKS = 20
 _LOOK_AGAIN_S = 0.01
+
+
+class StateGrows(LogError):
+    """The broker enlarged the LMDB file in `where` at each of several attempts to read it."""
+
+    def __init__(self, where: Path) -> None:
+        super().__init__(where)
+        self.where = where
+
+    def __str__(self) -> str:
+        return (
+            f"the broker enlarged the file in {self.where} at each of {_LOOKS} attempts to read "
+            "it; try again when it stores less"
+        )
 
 
 @dataclass(slots=True)
@@ -39,22 +58,22 @@ class LogSnapshot:
     log: CommitLog
     end_offset: int
     sealed: list[Segment] = field(default_factory=list)
-    """Ended, with an intact footer: they never change."""
+    """Segments that have ended and have an intact footer: they never change."""
     unsealed: list[Segment] = field(default_factory=list)
-    """The rest of those that hold blocks, oldest first."""
+    """The other segments with blocks, oldest first."""
     damage: list[Damage] = field(default_factory=list)
-    """What no block can be read from, below `end_offset`."""
+    """The places below `end_offset` from which no block can be read."""
     vanished: list[Path] = field(default_factory=list)
     """Segments that retention deleted before they could be opened."""
 
 
 @contextmanager
 def log_snapshot(directory: Path) -> Iterator[LogSnapshot]:
-    """Open the segments that are there now and find where the log ends. What was found stays
-    readable inside the context, whatever retention deletes.
+    """Open the current segments and find the end of the log. The segments stay readable inside the
+    context, even if retention deletes them.
 
-    Only what is not sealed is walked, with its payloads. All of it is synced before this returns,
-    so that it is on the source's disk too. Raises UnknownFormatVersion; OSError passes through.
+    Walks only the unsealed segments, including their payloads, and syncs them, so that they are
+    on the source's disk before this returns. Raises UnknownFormatVersion; OSError passes through.
     """
     files = Snapshot()
     log = CommitLog(directory, CommitLogConfig(), ReadOnlyDisk(files), now_us=lambda: 0)
@@ -64,7 +83,7 @@ def log_snapshot(directory: Path) -> Iterator[LogSnapshot]:
             (i for i, segment in enumerate(log.segments) if not _is_sealed(segment)),
             len(log.segments),
         )
-        # Segments are sealed in turn. One without a footer before sealed ones has lost it.
+        # Segments are sealed in order. An unsealed segment before a sealed one has lost its footer.
         sealed = [segment for segment in log.segments if _is_sealed(segment)]
         snapshot = LogSnapshot(log, 0, sealed, [], [], files.vanished)
         _walk(snapshot, log.segments[first:])
@@ -77,8 +96,8 @@ def log_snapshot(directory: Path) -> Iterator[LogSnapshot]:
 
 
 def identity(segment: Segment) -> str:
-    """Return what tells a sealed segment from every other: its header and its trailer, which
-    covers the table of its blocks."""
+    """Return a hash of a sealed segment's header and trailer. It identifies the segment, because
+    the trailer includes a checksum of the block table."""
     header = segment.file.read(SEGMENT_HEADER_SIZE, 0)
     trailer = segment.read(segment.end_offset - TRAILER_SIZE, TRAILER_SIZE)
     return hashlib.sha256(header + trailer).hexdigest()
@@ -93,7 +112,7 @@ def _is_sealed(segment: Segment) -> bool:
 
 
 def _walk(snapshot: LogSnapshot, segments: tuple[Segment, ...]) -> None:
-    """Fill in where the log ends, looking again at what may be a write under way."""
+    """Find the end of the log. Where a write may be in progress, read again."""
     durable = 0
     if segments:
         end = segments[0].first_offset
@@ -119,7 +138,8 @@ def _walk(snapshot: LogSnapshot, segments: tuple[Segment, ...]) -> None:
             break
         at = doubtful[0].start
         time.sleep(_LOOK_AGAIN_S)
-    # What was not proven durable and follows damage is a torn tail: a start would cut it.
+    # Damage that is not proven durable, and all blocks after it, are a torn tail: the next start of
+    # the broker would cut them off.
     torn = [found.start for found in damage if found.start >= durable]
     snapshot.end_offset = min([end, *torn])
     snapshot.damage = [found for found in damage if found.start < snapshot.end_offset]
@@ -136,17 +156,13 @@ class LiveState:
     """The records of `state/`, read while a broker may be writing them."""
 
     def __init__(self, directory: Path) -> None:
-        """Open. lmdb.Error passes through, OSError for one that is not there."""
+        """Open the state. lmdb.Error passes through, and OSError if the state is missing."""
         self._env = _open_live(directory)
 
     def records(self) -> tuple[dict[bytes, bytes], list[bytes]]:
-        """Return the records as they are now, and the keys of damaged ones. Raises one of
-        lmdb_env.CORRUPT for what is no state of this format."""
-        try:
-            return self._read()
-        except lmdb.MapResizedError:
-            self._env.set_mapsize(0)
-            return self._read()
+        """Return the current records and the keys of the damaged ones. Raises one of
+        lmdb_env.CORRUPT if this is not a state of this format."""
+        return _retry_resized(self._env, self._read)
 
     def _read(self) -> tuple[dict[bytes, bytes], list[bytes]]:
         records: dict[bytes, bytes] = {}
@@ -164,25 +180,27 @@ class LiveState:
         return records, damaged
 
     def close(self) -> None:
-        """Close; may be called twice."""
+        """Close the state. May be called twice."""
         self._env.close()
 
 
 def copy_cursors(directory: Path, target: Path) -> bool:
-    """Copy the groups' cursors in `directory`, as of one moment, into the new folder `target`,
-    while a broker may be writing them; return whether there are any. lmdb.Error passes through,
-    OSError for what is not there."""
+    """Copy a consistent snapshot of the groups' cursors in `directory` into the new folder
+    `target`, while a broker may be writing them. Return False if there are none. lmdb.Error
+    passes through, and OSError if `directory` is missing."""
     env = _open_live(directory)
+
+    def copy() -> bool:
+        with env.begin() as txn:
+            if not has_rows(txn):
+                return False
+        (target / "data.mdb").unlink(missing_ok=True)  # left by an interrupted attempt
+        env.copy(str(target), compact=True)
+        return True
+
     try:
-        for _ in range(_LOOKS):
-            try:
-                with env.begin() as txn:
-                    if not has_rows(txn):
-                        return False
-                env.copy(str(target), compact=True)
-                break
-            except lmdb.MapResizedError:
-                env.set_mapsize(0)
+        if not _retry_resized(env, copy):
+            return False
     finally:
         env.close()
     mark_as_copy(target)
@@ -191,28 +209,41 @@ def copy_cursors(directory: Path, target: Path) -> bool:
 
 
 def live_cursors(directory: Path) -> StoredCursors:
-    """Return the groups' cursors in `directory` as of one moment, while a broker may be writing
-    them. One of lmdb_env.CORRUPT passes through, OSError for what is not there."""
+    """Return a consistent snapshot of the groups' cursors in `directory`, while a broker may be
+    writing them. One of lmdb_env.CORRUPT passes through, and OSError if `directory` is missing."""
     env = _open_live(directory)
+
+    def read() -> StoredCursors:
+        with env.begin() as txn:
+            return load_rows(txn) if has_rows(txn) else StoredCursors()
+
     try:
-        while True:
-            try:
-                with env.begin() as txn:
-                    return load_rows(txn) if has_rows(txn) else StoredCursors()
-            except lmdb.MapResizedError:
-                env.set_mapsize(0)
+        return _retry_resized(env, read)
     finally:
         env.close()
 
 
+def _retry_resized(env: lmdb.Environment, read: Callable[[], _T]) -> _T:
+    """Return `read()`, repeated when the broker has enlarged the map of `env`. Raise StateGrows
+    after _LOOKS attempts: a partial copy must not be accepted as a backup."""
+    for _ in range(_LOOKS):
+        try:
+            return read()
+        except lmdb.MapResizedError:
+            env.set_mapsize(0)
+    raise StateGrows(Path(env.path()))
+
+
 def _open_live(directory: Path) -> lmdb.Environment:
-    """Open what a broker may be writing, to read it."""
+    """Open for reading an LMDB environment to which a broker may be writing."""
+    check_env_files(directory)
     return lmdb.open(
         str(directory),
         map_size=(directory / "data.mdb").stat().st_size + 2**24,
         readonly=True,
         max_readers=512,
-        # Whoever writes has made it. It is not made here, or it might be somebody else's.
+        mode=FILE_MODE,
+        # The broker has created the lock file. Do not create it here: its owner could be wrong.
         lock=(directory / "lock.mdb").exists(),
     )
 

@@ -1,31 +1,32 @@
-"""A backup as it lies: is every byte of it what was written, and its log as a data directory's."""
+"""A stored backup: verify its files, and read its log as if it were in a data directory."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.backup.files import sha256_of
+from holdfast.backup.files import file_chunks, sha256_of
 from holdfast.backup.manifest import MANIFEST_NAME, Manifest, NotABackup, decode_manifest
-from holdfast.commitlog.data_dir import LAYOUT_VERSION
-from holdfast.commitlog.disk import File, LinuxFile
+from holdfast.commitlog.disk.data_dir import LAYOUT_VERSION, is_readable
+from holdfast.commitlog.disk.disk import File, LinuxFile
+from holdfast.commitlog.disk.owned_files import open_file
 from holdfast.commitlog.errors import UnknownFormatVersion
 
 
 def is_backup(path: Path) -> bool:
     """Return whether a folder holds a backup, sound or not."""
-    return (path / MANIFEST_NAME).exists()
+    return os.path.lexists(path / MANIFEST_NAME)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a backup's manifest. Raises NotABackup, and UnknownFormatVersion for a backup of a
-    data directory that this Holdfast could not read; OSError passes through."""
+    """Return a backup's manifest. Raises NotABackup, and UnknownFormatVersion if this Holdfast
+    cannot read the format of the backup's data directory; OSError passes through."""
     try:
-        raw = (path / MANIFEST_NAME).read_bytes()
+        raw = b"".join(file_chunks(path / MANIFEST_NAME))
     except FileNotFoundError as error:
         reason = f"it has no {MANIFEST_NAME}, which is written last: the backup was not finished"
         raise NotABackup(path, reason) from error
     manifest = decode_manifest(raw, path)
-    if manifest.layout_version != LAYOUT_VERSION:
+    if not is_readable(manifest.layout_version):
         raise UnknownFormatVersion(f"backup {path}", manifest.layout_version, LAYOUT_VERSION)
     return manifest
 
@@ -35,8 +36,8 @@ def verify_files(
     manifest: Manifest,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
-    """Read every file of a backup and return what is wrong with it, by file; nothing if all is
-    as it was written. OSError passes through."""
+    """Read every file of a backup; return one text per file that is missing or has changed. An
+    empty list means that the backup is intact. OSError passes through."""
     wrong = []
     total = sum(file.stored_bytes for file in manifest.files)
     done = 0
@@ -53,31 +54,31 @@ def verify_files(
         elif stored.stat().st_size != file.stored_bytes:
             size = stored.stat().st_size
             wrong.append(f"{file.stored_as} has {size} bytes, not {file.stored_bytes}")
-        elif sha256_of(stored, advance) != file.sha256:
+        elif sha256_of(file_chunks(stored), advance) != file.sha256:
             wrong.append(f"{file.stored_as} is not what was written: its SHA-256 differs")
     return wrong
 
 
 class BackupFiles:
-    """The log's files as they were in the data directory. Look at it through a ReadOnlyDisk."""
+    """The log's files as they were in the data directory. Read them through a ReadOnlyDisk."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self._path = path
         self._files = {Path(file.name).name: file for file in manifest.of_role("segment", "tail")}
 
     def names(self, directory: Path) -> list[str]:
-        """Return the names of the segments, sorted; `directory` is not looked at."""
+        """Return the names of the segments, sorted; `directory` is ignored."""
         return sorted(self._files)
 
     def open(self, path: Path) -> File:
         """Open a segment."""
         file = self._files[path.name]
-        descriptor = os.open(self._path / file.stored_as, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(self._path / file.stored_as, may_have_names=True)
         return _StoredFile(LinuxFile(descriptor), file.stored_bytes, file.size)
 
 
 class _StoredFile:
-    """A file that reads as zeros from where it was stored to its size."""
+    """A file that is padded with zeros from its stored size to its original size."""
 
     def __init__(self, file: LinuxFile, stored_bytes: int, size: int) -> None:
         self._file = file
@@ -90,24 +91,25 @@ class _StoredFile:
         return self._file.read(size, position).ljust(size, b"\0")
 
     def read_nowait(self, size: int, position: int) -> bytes | None:
-        """Return what `read` does: nobody here minds to wait."""
+        """Return the same as `read`. This may wait for the disk, because no event loop runs
+        here."""
         return self.read(size, position)
 
     def size(self) -> int:
-        """Return the size that the file had."""
+        """Return the original size of the file."""
         return self._size
 
     def data_end(self, position: int) -> int:
-        """Return where the last data at or after `position` ends."""
+        """Return the end of the last data at or after `position`."""
         return self._file.data_end(position) if position < self._stored_bytes else position
 
     def write(self, buffers: object, position: int) -> None:
-        """A backup is only looked at."""
+        """Fail: a backup is read-only."""
         raise AssertionError(f"nothing is written: at {position}")
 
     def sync(self) -> None:
-        """Nothing was written."""
+        """Do nothing: a backup is read-only."""
 
     def close(self) -> None:
-        """Give the descriptor back; may be called twice."""
+        """Close the descriptor. May be called twice."""
         self._file.close()

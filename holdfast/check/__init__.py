@@ -1,5 +1,6 @@
-"""Verifying a data directory or a backup, changing nothing. What `holdfast check` runs, what a
-repair and a restore begin and end with, and tests after every crash."""
+"""Verification of a data directory or a backup, without changes. `holdfast check` runs it. A repair
+runs it before and after its steps, a restore runs it on the restored directory, and tests run it
+after every crash."""
 
 from holdfast.check.data_dir import check_data_dir
 from holdfast.check.report import CheckReport, DamagedPlace, Finding, LostOffsets

@@ -1,5 +1,5 @@
-"""Verify a data directory or a backup, changing nothing: every block of the log, every footer, the
-index against the log, the state's records, the tokens."""
+"""Verify a data directory or a backup without changing it: every block of the log, every footer,
+the index against the log, the records of the state, and the tokens."""
 
 import bisect
 import fcntl
@@ -14,28 +14,35 @@ from holdfast.check.groups_check import check_groups, live_cursors, stopped_curs
 from holdfast.check.log_check import LogCheck
 from holdfast.check.queue_cover import Evidence
 from holdfast.check.report import CheckReport, Offsets
-from holdfast.commitlog.batch_header import BatchHeader
-from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.data_dir import LAYOUT_VERSION, DataDirInUse, require_data_dir
+from holdfast.commitlog.disk.data_dir import (
+    LAYOUT_VERSION,
+    DataDirInUse,
+    is_readable,
+    read_version,
+    require_data_dir,
+)
+from holdfast.commitlog.disk.owned_files import open_file, refuse_planted
+from holdfast.commitlog.disk.read_only import Readable, ReadOnlyDisk
 from holdfast.commitlog.errors import UnknownFormatVersion
-from holdfast.commitlog.read_only import Readable, ReadOnlyDisk
-from holdfast.commitlog.segment_format import parse_segment_name
-from holdfast.consumequeue.consume_queue import CqUnit
-from holdfast.consumequeue.index import Index, IndexCorrupt
-from holdfast.consumequeue.state_journal import state_in_log
-from holdfast.consumequeue.state_records import (
+from holdfast.commitlog.format.batch_header import BatchHeader
+from holdfast.commitlog.format.segment_format import parse_segment_name
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.consumequeue.index.consume_queue import CqUnit
+from holdfast.consumequeue.index.index import Index, IndexCorrupt
+from holdfast.consumequeue.state.journal import state_in_log
+from holdfast.consumequeue.state.records import (
     DAMAGE,
     INCOMPLETE,
     MalformedRecord,
     decode_lost,
     parse_key,
 )
-from holdfast.consumequeue.state_store import StateCorrupt, StateStore
-from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.state.store import StateCorrupt, StateStore
+from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.group_table import GroupTable
-from holdfast.groups.opening import DIRECTORY as GROUPS_DIRECTORY
+from holdfast.groups.storage.group_table import GroupTable
+from holdfast.groups.storage.open import DIRECTORY as GROUPS_DIRECTORY
 
 _KNOWN = {
     *("commitlog", "consumequeue", "state", "access", "repaired"),
@@ -49,7 +56,7 @@ Records = dict[bytes, bytes]
 
 
 class BrokerRuns(DataDirInUse):
-    """A directory that cannot be looked at as a whole while a broker writes to it."""
+    """A broker is writing to the directory, so the whole directory cannot be checked."""
 
     def __str__(self) -> str:
         return (
@@ -67,15 +74,17 @@ def check_data_dir(
     progress: Progress = lambda done, total: None,
     disk: Readable | None = None,
 ) -> CheckReport:
-    """Check a data directory that no broker has open, or a backup.
+    """Check a backup, or a data directory that no broker has open.
 
-    `deep` also compares every payload with its CRC and proves its columns; without it headers
-    alone are read. With `live` a broker may be running: the log is checked up to where it ended
-    when the check began, and the state, but not the index. `is_locked`: the caller keeps brokers
-    out. `progress` gets bytes done and in all; `disk` is where the log's files are, the machine's
-    own if not given. Raises DataDirInUse, NotADataDir, NotABackup, UnknownFormatVersion; OSError
-    passes through. Findings are in the report.
+    With `deep`, compare every payload with its CRC and validate its columns; otherwise read only
+    the headers. With `live`, a broker may be running: check the state, and the log up to its end
+    when the check began, but not the index. With `is_locked`, the caller has already locked the
+    directory against brokers. `progress` is called with the bytes done and the total. `disk` gives
+    access to the log's files; the default is this machine's disk. Return the findings in the
+    report. Raises DataDirInUse, NotADataDir, NotABackup, UnknownFormatVersion; OSError passes
+    through.
     """
+    path = path.resolve()
     if is_backup(path):
         return _check_backup(path, deep, progress)
     report = CheckReport()
@@ -89,8 +98,9 @@ def check_data_dir(
 
 def _check_version(path: Path, report: CheckReport) -> None:
     require_data_dir(path)
-    version = (path / "VERSION").read_text("ascii", "replace").strip()
-    if version == LAYOUT_VERSION:
+    refuse_planted(path)
+    version = read_version(path)
+    if is_readable(version):
         return
     if version.isascii() and version.isdecimal():
         raise UnknownFormatVersion(f"data directory {path}", version[:40], LAYOUT_VERSION)
@@ -104,9 +114,9 @@ def _check_version(path: Path, report: CheckReport) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep brokers out. The lock file is not changed; without one no broker runs."""
+    """Lock the lock file, so that no broker starts. If the file is missing, no broker runs."""
     try:
-        descriptor = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(path / "lock")
     except FileNotFoundError:
         yield
         return
@@ -144,7 +154,7 @@ def _check_backup(path: Path, deep: bool, progress: Progress) -> CheckReport:
 
 
 class _Check:
-    """One run over one directory."""
+    """One check of one directory."""
 
     def __init__(self, path: Path, deep: bool, progress: Progress, report: CheckReport) -> None:
         self._path = path
@@ -154,15 +164,15 @@ class _Check:
         self._accepted: dict[QueueKey, list[Offsets]] = {}
         self._known_ends: dict[QueueKey, int] = {}
         self._is_from_log = False
-        """Whether (some of) the state had to be read from the log."""
+        """Whether some or all of the state had to be read from the log."""
         self._intact: Records = {}
-        """What of the state is not damaged."""
+        """The undamaged records of the state."""
         self._groups = GroupTable({})
 
     # -- which parts -----------------------------------------------------------------------
 
     def stopped(self, disk: Readable | None) -> CheckReport:
-        """Check everything; the caller keeps brokers out."""
+        """Check everything. The caller must have locked the directory against brokers."""
         self._check_names()
         self._check_access()
         records = self._check_state(self._path / "state")
@@ -192,13 +202,14 @@ class _Check:
         return self._report
 
     def live(self) -> CheckReport:
-        """Check what can be checked beside a running broker."""
+        """Check everything that can be checked while a broker runs."""
         self._report.scope = "log"
         self._check_names()
         self._check_access()
         found = live_cursors(self._path / "state" / GROUPS_DIRECTORY)
         with log_snapshot(self._path / "commitlog") as snapshot:
-            # Read after the log: retention notes what it will delete before it does.
+            # Read the state after the log: before retention deletes messages, it stores the new
+            # first offsets of their queues.
             table = self._check_records(self._live_state(), snapshot.log)
             self._check_log(snapshot.log, table, None, limit=snapshot.end_offset)
         check_groups(found, self._groups, table, self._report.ends, self._report)
@@ -256,7 +267,7 @@ class _Check:
     # -- the state -------------------------------------------------------------------------
 
     def _check_state(self, directory: Path) -> Records | None:
-        """Return the records that are intact, None where the log must tell (some of) them."""
+        """Return the intact records, or None if some or all records must be read from the log."""
         note, damage = self._report.note, self._report.damage
         if not (directory / "data.mdb").exists():
             what = "missing; it is read from the log at the next start"
@@ -296,7 +307,7 @@ class _Check:
         return None if damaged or is_new else records
 
     def _check_records(self, records: Records | None, log: CommitLog | None) -> TopicTable:
-        """Return what the records say; those that the state lacks are read from the log."""
+        """Return the topics of the records; read missing records from the log."""
         report = self._report
         is_complete = True
         if records is None:
@@ -326,7 +337,7 @@ class _Check:
         )
 
     def _read_lost(self, records: dict[bytes, bytes], table: TopicTable) -> None:
-        """Take what the state knows to be lost; say what was let go of."""
+        """Collect the ranges that the state records as lost; report those that were accepted."""
         if DAMAGE in records:
             self._report.note("state", "the broker has met damage in the log", "known-damage")
         for record, value in sorted(records.items()):
@@ -374,12 +385,16 @@ class _Check:
             check.walk(self._reput_offset, limit)
             if index is not None:
                 self._check_index(index, log, check, table)
+                kinds = {finding.kind for finding in report.findings}
+                if not kinds & {"index-damaged", "index-disagrees"}:
+                    report.indexed_to = self._reput_offset
         except IndexCorrupt as error:
             report.damage("consumequeue", f"{error}; {_REBUILD}", "index-damaged", mend=_REBUILD)
         check.conclude(self._known_ends)
         kinds = {finding.kind for finding in report.findings}
         if self._is_from_log and (report.places or report.lost) and "state-incomplete" not in kinds:
-            # The log alone took for its end what the index knows to be a loss.
+            # The log seemed complete when the state was read from it, but the index or the state
+            # shows that messages are missing. Then records may be missing, too.
             self._report_incomplete()
 
     def _report_headers(self, log: CommitLog) -> None:
@@ -423,7 +438,7 @@ class _Check:
         if index is None or header.physical_offset >= self._reput_offset:
             return
         if table.by_id(key[0]) is None:
-            return  # it is gone, or the broker's own: nobody reads that through the index
+            return  # a deleted topic, or the broker's own: not read through the index
         if header.end_offset <= check.cover.begins.get(key, 0):
             return
         unit = next(index.units(key, header.base_offset), None)
@@ -443,7 +458,7 @@ class _Check:
     def _check_index(
         self, index: Index, log: CommitLog, check: LogCheck, table: TopicTable
     ) -> None:
-        """Name what the index has and the log has not: what readers will miss."""
+        """Report the index entries whose blocks the log does not have: these messages are lost."""
         starts = [place.start for place in self._report.places]
         for key in index.queues():
             kept = check.cover.begins.get(key, 0)
@@ -463,7 +478,7 @@ class _Check:
                 check.evidence.append(Evidence(key, offsets, unit.physical_offset))
             self._report.damage(
                 check.name(key),
-                f"{len(gone)} of its batches are not in the log any more, or damaged there: "
+                f"batches that the log no longer has, or has damaged: {len(gone)}, "
                 f"between offsets {gone[0].base_offset} and {gone[-1].end_offset}",
                 "index-beyond-log",
                 mend="see what else was found; an index alone is deleted and rebuilt",

@@ -1,7 +1,7 @@
-"""Verify what groups with leases keep: every row of their cursors, and where those stand.
+"""Verify the state of groups with leases: every row of their cursors, and their offsets.
 
-Beside a running broker the cursors are read before the log is, so that no message that they have
-settled is missing from it.
+While a broker runs, the cursors are read before the log, so that the log contains every message
+that the cursors record as settled.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from holdfast.backup import source
 from holdfast.check.report import CheckReport
-from holdfast.consumequeue.lmdb_env import CORRUPT
-from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.consumequeue.lmdb_env.env import CORRUPT
+from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.cursor_rows import StoredCursor
-from holdfast.groups.cursor_store import CursorsCorrupt, CursorStore
-from holdfast.groups.done_chunks import CHUNK
-from holdfast.groups.group_table import GroupTable
-from holdfast.groups.rows import CursorKey
-from holdfast.groups.stored_cursors import StoredCursors
+from holdfast.groups.cursor.cursor_rows import StoredCursor
+from holdfast.groups.cursor.rows import CursorKey
+from holdfast.groups.cursor.settled_offsets import CHUNK
+from holdfast.groups.storage.cursor_store import CursorsCorrupt, CursorStore
+from holdfast.groups.storage.group_table import GroupTable
+from holdfast.groups.storage.stored_cursors import StoredCursors
 
 _WHERE = "state/groups"
 _AGAIN = "groups go on from their stored offsets, what they settled beyond those comes again"
@@ -25,16 +25,17 @@ _BY_ITSELF = "nothing to do: the broker does it at its next start"
 
 
 Cursors = StoredCursors | Exception | None
-"""What was read of all cursors, or what speaks against all of it; None: there is nothing."""
+"""The rows of all cursors, or the error that made all of them unreadable, or None if there are no
+cursors."""
 
 
 def stopped_cursors(directory: Path) -> Cursors:
-    """Read the rows in `directory`, which nobody has open. OSError passes through."""
+    """Read the rows in `directory`, which no process has open. OSError passes through."""
     return _read(directory, _stopped)
 
 
 def live_cursors(directory: Path) -> Cursors:
-    """Read the rows in `directory`, which a broker may be writing. OSError passes through."""
+    """Read the rows in `directory`, to which a broker may be writing. OSError passes through."""
     return _read(directory, source.live_cursors)
 
 
@@ -45,7 +46,7 @@ def check_groups(
     ends: Mapping[QueueKey, int],
     report: CheckReport,
 ) -> None:
-    """Check what was read; `ends` says where queues end. Findings are in the report."""
+    """Check the rows and add findings to the report. `ends` has the end offset of each queue."""
     if found is None:
         if len(groups):
             report.note(_WHERE, f"missing; {_AGAIN}", "groups-missing", mend=_BY_ITSELF)
@@ -86,7 +87,7 @@ def _check_ends(
 ) -> None:
     for key, stored in found.cursors.items():
         if groups.by_id(key[0]) is None or topics.by_id(key[1]) is None:
-            continue  # it is gone, and its rows go at the next start
+            continue  # deleted; the broker deletes its rows at the next start
         kept = topics.kept.get(key[1], {}).get(key[2], 0)
         end = max(ends.get(key[1:], 0), kept)
         if _settled_below(stored) > end:
@@ -100,7 +101,7 @@ def _check_ends(
 
 
 def _settled_below(stored: StoredCursor) -> int:
-    """Return the offset behind all that a cursor says anything of for certain."""
+    """Return the offset after all offsets whose state the cursor records."""
     chunks = (number * CHUNK + bits.bit_length() for number, bits in stored.chunks.items())
     return max([stored.row.floor, *chunks, *(at + 1 for at in stored.attempts)])
 

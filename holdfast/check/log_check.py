@@ -1,4 +1,4 @@
-"""The part of a check that walks the log: every block, every footer, what is missing between."""
+"""The part of a check that walks the log: every block, every footer, and the gaps in between."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -8,16 +8,16 @@ import numpy as np
 
 from holdfast.check.queue_cover import Evidence, QueueCover, lost_at, lost_in
 from holdfast.check.report import CheckReport, DamagedPlace, LostOffsets, Offsets
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
-from holdfast.commitlog.batch_header import BatchHeader
-from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.gap_block import GAP_TOPIC_ID
-from holdfast.commitlog.log_scan import Damage, scan_log
-from holdfast.commitlog.segment import Segment, read_trailer
-from holdfast.commitlog.segment_format import end_offset
-from holdfast.consumequeue.topic_table import TopicTable
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, check_batch
+from holdfast.commitlog.format.batch_header import BatchHeader
+from holdfast.commitlog.format.gap_block import GAP_TOPIC_ID
+from holdfast.commitlog.format.segment_format import end_offset
+from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.log_scan import Damage, scan_log
+from holdfast.commitlog.segments.segment import Segment, read_trailer
+from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 
 _NO_LIMITS = MessageLimits(2**31, 2**31, 2**31, 2**31)
@@ -29,7 +29,7 @@ _NEVER_MIND = "nothing to do; 'holdfast repair' writes it anew"
 
 
 class LogCheck:
-    """One walk over the log. `on_block` gets each intact block's header in log order."""
+    """One walk over the log. `on_block` receives each intact block's header, in log order."""
 
     def __init__(
         self,
@@ -57,19 +57,21 @@ class LogCheck:
         self.cover = QueueCover(begins)
         self.evidence: list[Evidence] = []
         self.told: set[QueueKey] = set()
-        """Queues of which the index has told what the log lacks."""
+        """Queues whose missing messages are already reported, because the index has their
+        entries."""
         self._timestamps: dict[QueueKey, int] = {}
 
     # -- the walk --------------------------------------------------------------------------
 
     def walk(self, durable: int, limit: int | None) -> None:
-        """Check every block. `durable` is a physical offset that is proven durable; `limit` is
-        where to stop beside a running broker."""
+        """Check every block. `durable` is a physical offset up to which the log is known to be
+        durable. If a broker is running, `limit` is the physical offset where the walk ends."""
         report, log = self._report, self._log
         start = log.min_offset
         total = sum(segment.size for segment in log.segments)
-        # From the first damage on, what is found waits here until it is proven durable, as in
-        # recovery: what is not will be cut, and says nothing.
+        # From the first damage on, blocks and damage wait here until a later block proves that they
+        # were durable, as in recovery. What remains unproven does not count, because the next start
+        # cuts it off.
         unproven: deque[tuple[Segment, Batch | Damage]] = deque()
         for segment, found in scan_log(log.segments, start, verify_payload=self._deep):
             at = found.start if isinstance(found, Damage) else found.header.physical_offset
@@ -135,7 +137,8 @@ class LogCheck:
         report.blocks += 1
         if header.topic_id == GAP_TOPIC_ID:
             return
-        report.messages += header.message_count
+        if header.topic_id != STATE_TOPIC_ID:
+            report.messages += header.message_count
         report.bytes += header.total_size
         where = f"block {header.physical_offset}"
         if self._deep:
@@ -182,7 +185,7 @@ class LogCheck:
                     key = (int(row["topic_id"]), int(row["queue_id"]))
                     offsets = (int(row["base_offset"]), end_offset(row))
                     self.evidence.append(Evidence(key, offsets, at))
-            return  # what it should describe is not known
+            return  # damaged blocks: what the footer should describe is unknown
         if not self._deep:
             return
         blocks, keys = block_tables(segment)
@@ -197,8 +200,8 @@ class LogCheck:
     # -- what it costs ---------------------------------------------------------------------
 
     def conclude(self, known_ends: Mapping[QueueKey, int]) -> None:
-        """Report what is damaged with what that costs, once all that is known of where queues
-        ended is there: `known_ends` is by the index and the state."""
+        """Report the damage and the lost messages. Call this last. `known_ends` are the ends of
+        queues that the index and the state have recorded."""
         report = self._report
         ends = dict(known_ends)
         for each in self.evidence:
@@ -269,7 +272,7 @@ class LogCheck:
         return LostOffsets(None if topic is None else topic.name, *key, *offsets)
 
     def name(self, key: QueueKey) -> str:
-        """Return a queue's name for people."""
+        """Return a queue's name for messages to people."""
         topic = self._table.by_id(key[0])
         return f"queue {key[1]} of {repr(topic.name) if topic else f'topic id {key[0]}'}"
 

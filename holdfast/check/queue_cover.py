@@ -1,8 +1,8 @@
-"""Which offsets of each queue the log has, and which it lacks. Pure.
+"""Which offsets of each queue the log contains and which it lacks. Pure.
 
-Offsets are dense, so what the blocks of a queue do not cover, from where it begins to where it is
-known to have ended, was there once. Evidence (a damaged block's header, a footer, the index) says
-which damaged place a lost range was in.
+The offsets of a queue have no gaps. So every offset between a queue's first offset and its known
+end existed once, even if no block has it now. Evidence (a damaged block's header, a footer, the
+index) shows in which damaged place a lost range was.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,8 @@ from holdfast.consumequeue.topics import QueueKey
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets that no block has, and between which physical offsets they lay."""
+    """Offsets that no block contains. Their blocks were between the physical offsets `low` and
+    `high`."""
 
     key: QueueKey
     offsets: Offsets
@@ -24,7 +25,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """That these offsets lay at a physical offset."""
+    """A proof that these offsets were stored at a physical offset."""
 
     key: QueueKey
     offsets: Offsets
@@ -33,7 +34,7 @@ class Evidence:
 
 @dataclass(slots=True)
 class QueueCover:
-    """The cover of all queues, as the log is walked. `begins` says where they begin."""
+    """The offsets of all queues, collected during a walk. `begins` are their first offsets."""
 
     begins: Mapping[QueueKey, int]
     ends: dict[QueueKey, int] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class QueueCover:
     def add(
         self, key: QueueKey, base_offset: int, end_offset: int, physical_offset: int
     ) -> Hole | None:
-        """Add a block; return the hole before it."""
+        """Add a block; return the hole before it, if any."""
         begin = self.begins.get(key, 0)
         expected = max(self.ends.get(key, begin), begin)
         hole = None
@@ -56,7 +57,7 @@ class QueueCover:
         return hole
 
     def end_at(self, known: Mapping[QueueKey, int]) -> list[Hole]:
-        """Add what queues are known to have had beyond their last block; return that."""
+        """Extend queues to their known ends. Return the holes after the last blocks of queues."""
         found = []
         for key, end in sorted(known.items()):
             begin = self.begins.get(key, 0)
@@ -72,7 +73,7 @@ class QueueCover:
 def lost_in(
     holes: Iterable[Hole], accepted: Mapping[QueueKey, list[Offsets]]
 ) -> dict[QueueKey, list[Offsets]]:
-    """Return what the holes cost, but for what is accepted."""
+    """Return the offsets of the holes, without the offsets that are accepted as lost."""
     lost: dict[QueueKey, list[Offsets]] = {}
     for hole in holes:
         left = subtracted(hole.offsets, accepted.get(hole.key, []))
@@ -87,8 +88,8 @@ def lost_at(
     evidence: Iterable[Evidence],
     holes: Iterable[Hole],
 ) -> list[tuple[QueueKey, Offsets]]:
-    """Return which lost offsets lay at a damaged place: by evidence, and where a queue has none,
-    all that was lost between the blocks around it."""
+    """Return the lost offsets that were in a damaged place, as the evidence shows. For a queue
+    without evidence, return all its lost offsets between its blocks before and after the place."""
     found: dict[QueueKey, list[Offsets]] = {}
     told: set[QueueKey] = set()
     for each in evidence:

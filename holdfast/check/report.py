@@ -1,18 +1,18 @@
-"""What a check found, and what that costs. Pure: no file, no clock."""
+"""The findings of a check and what they cost. Pure: no file, no clock."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.consumequeue.topics import QueueKey
 
 Offsets = tuple[int, int]
-"""Queue offsets from the first to before the second."""
+"""A range of queue offsets: the first offset, and the offset after the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostOffsets:
-    """Messages that cannot be read. `topic` is None where nobody knows its name any more."""
+    """Messages that cannot be read. `topic` is None if its name is no longer known."""
 
     topic: str | None
     topic_id: int
@@ -27,10 +27,11 @@ class LostOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be.
+    """A problem that a check found.
 
-    `kind` is a stable word. `damage`: messages or state are affected; else it is a note: the
-    broker mends it by itself, or it harms nothing. `start` and `end` are a place in the file.
+    `kind` is a stable code. `damage` means that messages or state are affected. Otherwise the
+    finding is a note: it is harmless, or the broker repairs it automatically. `start` and `end`
+    are byte positions in the file.
     """
 
     where: str
@@ -43,7 +44,7 @@ class Finding:
     lost: tuple[LostOffsets, ...] = ()
 
     def as_row(self) -> dict[str, Any]:
-        """Return it as a line of JSON has it."""
+        """Return the finding as a row of the JSON output."""
         fields = asdict(self)
         kind, is_damage = fields.pop("kind"), fields.pop("damage")
         row = {"kind": "damage" if is_damage else "note", "finding": kind, **fields}
@@ -52,9 +53,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DamagedPlace:
-    """A part of the log, in physical offsets, that no block can be read from though it was
-    durable. `name` is the segment's file, None for one that is missing; `header` is there where
-    it is intact and the payload is not."""
+    """A durable part of the log, in physical offsets, from which no block can be read. `name` is
+    the name of the segment's file, or None if the file is missing. `header` is set if the damage is
+    one block whose header is intact."""
 
     name: str | None
     start: int
@@ -65,42 +66,47 @@ class DamagedPlace:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What was looked at and what was found."""
+    """The totals and the findings of a check."""
 
     segments: int = 0
     blocks: int = 0
     messages: int = 0
+    """Messages of users, without the broker's own records."""
     bytes: int = 0
     queues: int = 0
     index_entries: int = 0
     topics: int = 0
     groups: int = 0
+    indexed_to: int = 0
+    """The physical offset up to which a sound index covers the log, or 0 if the index is not sound.
+    """
     scope: str = "all"
-    """"all"; "log" beside a running broker, whose index is not looked at; "backup"."""
+    """"all", "log" (a broker is running, so the index is not checked) or "backup"."""
     findings: list[Finding] = field(default_factory=list)
     places: list[DamagedPlace] = field(default_factory=list)
-    """Where the log is damaged, in its order."""
+    """The damaged places of the log, in log order."""
     lost: dict[QueueKey, list[Offsets]] = field(default_factory=dict)
-    """What is missing of each queue, but for what an operator has let go of."""
+    """The missing offsets of each queue, without those that an operator has accepted as lost."""
     ends: dict[QueueKey, int] = field(default_factory=dict)
-    """Where each queue ends, by all that is known."""
+    """The highest known end of each queue."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is damaged; notes may be there."""
+        """Whether nothing is damaged; there may be notes."""
         return not any(finding.damage for finding in self.findings)
 
     def note(self, where: object, what: object, kind: str, **more: Any) -> None:
-        """Add something harmless."""
+        """Add a harmless finding."""
         self.findings.append(Finding(str(where), str(what), damage=False, kind=kind, **more))
 
     def damage(self, where: object, what: object, kind: str, **more: Any) -> None:
-        """Add something that affects messages or state."""
+        """Add a finding that affects messages or state."""
         self.findings.append(Finding(str(where), str(what), damage=True, kind=kind, **more))
 
 
 def subtracted(offsets: Offsets, others: list[Offsets]) -> list[Offsets]:
-    """Return what of a range no other one covers; `others` are in order and apart."""
+    """Return the parts of a range that none of `others` covers. `others` must be sorted and must
+    not overlap."""
     left = []
     at, end = offsets
     for start, stop in others:

@@ -1,1 +1,1 @@
-"""The command line: one file a command group. Heavy libraries are imported where they are used."""
+"""The command line: one file per command group. Large libraries are imported inside functions."""

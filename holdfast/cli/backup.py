@@ -1,4 +1,4 @@
-"""holdfast backup and holdfast restore: copies of a data directory, and back."""
+"""holdfast backup and holdfast restore: copy a data directory, and rebuild it from the copy."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.exits import ExitCode
+from holdfast.cli.figures import shown_count, shown_size
 from holdfast.cli.output import is_terminal, safe_text, write_json_line
 from holdfast.cli.progress import progress
-from holdfast.config import format_size
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _EXISTING = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -24,13 +24,15 @@ _EXISTING = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.pass_context
 def backup(context: click.Context, target: Path, data_dir: Path, incremental: bool) -> None:
-    """Copy a data directory to the folder DEST, also while its broker runs.
+    """Copy a data directory to DEST, even while its broker runs.
 
-    Everything that was acknowledged before the backup began is in it. A source with damage is
-    copied as it is; the exit code is 1 then. 'holdfast check DEST' verifies a backup.
+    The copy contains everything that was acknowledged before the backup began. Damage in the source
+    is copied unchanged; the exit code is then 1. 'holdfast check DEST' verifies a backup.
     """
+    from holdfast.acting_user import act_as_owner_with
     from holdfast.backup.create import make_backup
 
+    data_dir, target = act_as_owner_with(data_dir, target)
     with progress("backing up") as show:
         report = make_backup(
             data_dir,
@@ -46,9 +48,9 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
         click.echo(f"damage: {safe_text(damage)}", err=True)
     if is_terminal():
         click.echo(
-            f"backed up {len(manifest.files)} files to {safe_text(str(target))}: "
-            f"{format_size(report.copied_bytes)} copied, {format_size(report.cloned_bytes)} "
-            f"cloned, {format_size(report.reused_bytes)} there already; "
+            f"backed up {shown_count(len(manifest.files), 'file')} to {safe_text(str(target))}: "
+            f"{shown_size(report.copied_bytes)} copied, {shown_size(report.cloned_bytes)} "
+            f"cloned, {shown_size(report.reused_bytes)} there already; "
             f"the log up to {manifest.end_offset}"
         )
     else:
@@ -81,14 +83,17 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
 )
 @click.pass_context
 def restore(context: click.Context, source: Path, data_dir: Path, reserve_offsets: int) -> None:
-    """Build the data directory --data-dir from the backup SRC, whole or not at all.
+    """Build a data directory from the backup SRC.
 
-    Every byte is compared with its checksum, and the result is checked before it gets its name.
+    The directory is built completely or not at all. Every byte is compared with its checksum, and
+    the result is checked before it gets its final name.
     """
+    from holdfast.acting_user import act_as_owner_from
     from holdfast.backup import reserved_offsets
     from holdfast.backup.restore import restore_backup
     from holdfast.check import CheckReport, check_data_dir
 
+    data_dir, source = act_as_owner_from(data_dir, source)
     reports: list[CheckReport] = []
 
     def finish(built: Path) -> None:
@@ -107,8 +112,9 @@ def restore(context: click.Context, source: Path, data_dir: Path, reserve_offset
     if is_terminal():
         verdict = "sound" if found.is_sound else "with the damage that was backed up"
         click.echo(
-            f"restored {found.messages:,} messages, {found.topics} topics and {found.groups} "
-            f"groups to {safe_text(str(data_dir))}: {verdict}"
+            f"restored {shown_count(found.messages, 'message')}, "
+            f"{shown_count(found.topics, 'topic')} and {shown_count(found.groups, 'group')} "
+            f"to {safe_text(str(data_dir))}: {verdict}"
         )
     else:
         write_json_line(

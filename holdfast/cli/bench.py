@@ -1,8 +1,8 @@
-"""holdfast bench: how quick a broker is, as its clients see it.
+"""holdfast bench: measure how fast a broker is for its clients.
 
-In a checkout and without an address this runs the project's own benchmarks, which start their
-brokers themselves; else it measures the broker at --url for a few seconds, on a topic of its own
-that it deletes again.
+In a checkout of the project, and if no address is given, the command runs the project's own
+benchmarks, which start their own brokers. Otherwise it measures the broker at --url for a few
+seconds. For this it creates a topic, which it deletes at the end.
 """
 
 import os
@@ -20,6 +20,7 @@ import click
 
 from holdfast.cli.connection import broker_options, open_client
 from holdfast.cli.exits import Failure
+from holdfast.cli.figures import shown_count
 from holdfast.cli.output import write_rows
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _SINGLE_PUBLISHES = 300
 _WAKES = 50
 _WAIT_MS = 5000
-#: By then a pull just sent is held.
+#: A pull that was sent this long ago has arrived at the broker, which holds it.
 _PARKED_AFTER_S = 0.02
 
 Row = dict[str, Any]
@@ -40,9 +41,10 @@ Row = dict[str, Any]
 @click.option("--size", "body_bytes", type=click.IntRange(0), default=100, show_default=True)
 @click.pass_context
 def bench(context: click.Context, /, messages: int, body_bytes: int, **where: Any) -> None:
-    """Measure a broker: latency, throughput, and how soon a held pull is answered.
+    """Measure a broker's latency and throughput.
 
-    In a checkout, without --url or HOLDFAST_URL, the project's own benchmarks are run.
+    This includes how soon a held pull is answered. In a checkout, without --url or HOLDFAST_URL,
+    the project's own benchmarks run.
     """
     given = context.get_parameter_source("url")
     own = Path(__file__).resolve().parents[2]
@@ -61,7 +63,8 @@ def bench(context: click.Context, /, messages: int, body_bytes: int, **where: An
 
 
 def measure(client: "Client", topic: str, messages: int, body: bytes) -> list[Row]:
-    """Return one row a measurement, on an empty topic of one queue."""
+    """Measure on `topic`, which must be empty and have one queue. Return one row per
+    measurement."""
     rows = []
     for durability in ("fsync", "written"):
         client.change_topic(topic, durability=durability)
@@ -92,7 +95,7 @@ def _publish_batches(client: "Client", topic: str, messages: int, body: bytes) -
 def _pull_all(client: "Client", topic: str, start: int, messages: int) -> None:
     found = sum(1 for _ in client.pull(topic, queue=0, offset=start, follow=False))
     if found != messages:
-        raise Failure(f"published {messages} messages and pulled {found}")
+        raise Failure(f"published {shown_count(messages, 'message')} and pulled {found:,}")
 
 
 def _end(client: "Client", topic: str) -> int:
@@ -100,7 +103,8 @@ def _end(client: "Client", topic: str) -> int:
 
 
 def _wakes(client: "Client", topic: str, body: bytes) -> list[float]:
-    """Return the seconds from a publish's acknowledgement to the answer of a held pull."""
+    """Return how many seconds after the acknowledgement of a publish the reply to a held pull
+    arrives, measured several times."""
     took = []
     offset = _end(client, topic)
     with ThreadPoolExecutor(1) as pool:
@@ -109,7 +113,7 @@ def _wakes(client: "Client", topic: str, body: bytes) -> list[float]:
             time.sleep(_PARKED_AFTER_S)
             client.publish(topic, body)
             acknowledged = time.perf_counter()
-            # Answered before the acknowledgement came back counts as at once.
+            # A reply that arrived before the acknowledgement counts as 0.
             took.append(max(0.0, pulled.result() - acknowledged))
             offset += 1
     return took

@@ -1,4 +1,4 @@
-"""holdfast check and holdfast dump: look at what is on the disk, without a broker."""
+"""holdfast check and holdfast dump: examine files on the disk, without a broker."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.exits import ExitCode, Failure
+from holdfast.cli.figures import shown_count, shown_size
 from holdfast.cli.output import is_terminal, safe_text, write_json_line
 from holdfast.cli.progress import progress
-from holdfast.config import format_size
 
 if TYPE_CHECKING:
     from holdfast.check import CheckReport
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def check(context: click.Context, directory: Path, quick: bool, live: bool) -> None:
-    """Verify a data directory that no broker runs on, or a backup; changing nothing.
+    """Verify a data directory or a backup.
 
-    Every block is compared with its checksums, and the index with the log. Damage is exit code
-    1; a note is something that a broker mends by itself. Code 6: it could not be looked at.
+    Nothing is changed. Without --live, no broker may run on the directory. Every block is compared
+    with its checksums, and the index with the log. The exit code is 1 for damage, and 6 if the
+    directory cannot be examined. A note is a problem that a broker repairs by itself.
     """
+    from holdfast.acting_user import act_as_owner
     from holdfast.check import check_data_dir
 
+    directory = act_as_owner(directory)
     try:
         with progress("checking") as show:
             report = check_data_dir(
@@ -59,12 +62,14 @@ def check(context: click.Context, directory: Path, quick: bool, live: bool) -> N
 )
 @click.option("--messages", is_flag=True, help="Also each block's messages.")
 def dump(file: Path, messages: bool) -> None:
-    """Print what a segment file holds, block by block, as lines of JSON.
+    """Print the blocks of a segment file as JSON lines.
 
-    Damage is a line of its own, and exit code 1.
+    Damage is a line of its own; the exit code is then 1.
     """
+    from holdfast.acting_user import act_as_owner
     from holdfast.dump import dump_segment
 
+    file = act_as_owner(file.parent) / file.name
     damages = 0
     for row in dump_segment(file, messages=messages):
         write_json_line(row)
@@ -77,7 +82,7 @@ def dump(file: Path, messages: bool) -> None:
 
 
 def print_report(report: "CheckReport") -> None:
-    """Print what was found for a person."""
+    """Print the findings in a form for people."""
     for finding in report.findings:
         kind = "damage" if finding.damage else "note"
         click.echo(f"{kind}: {safe_text(finding.where)}: {safe_text(finding.what)}")
@@ -88,15 +93,17 @@ def print_report(report: "CheckReport") -> None:
     verdict = "sound" if report.is_sound else "DAMAGED"
     scope = {"log": " (the index was not looked at)", "backup": " (a backup)"}
     click.echo(
-        f"{verdict}: {report.messages:,} messages in {report.blocks:,} blocks "
-        f"({format_size(report.bytes)}) of {report.segments} segments, {report.queues} queues, "
-        f"{report.index_entries:,} index entries, {report.topics} topics, {report.groups} groups"
+        f"{verdict}: {shown_count(report.messages, 'message')} in "
+        f"{shown_count(report.blocks, 'block')} ({shown_size(report.bytes)}) of "
+        f"{shown_count(report.segments, 'segment')}, {shown_count(report.queues, 'queue')}, "
+        f"{shown_count(report.index_entries, 'index entry')}, "
+        f"{shown_count(report.topics, 'topic')}, {shown_count(report.groups, 'group')}"
         f"{scope.get(report.scope, '')}"
     )
 
 
 def print_json(report: "CheckReport") -> None:
-    """Print what was found as lines of JSON, the summary last."""
+    """Print the findings as lines of JSON, and then a summary."""
     for finding in report.findings:
         write_json_line(finding.as_row())
     counts = ("segments", "blocks", "messages", "bytes", "queues", "index_entries", "topics")

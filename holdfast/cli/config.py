@@ -1,12 +1,13 @@
-"""holdfast config: what a broker started here would be told, and what it can be told."""
+"""holdfast config: show the settings that a broker would use if it were started here, or describe
+all settings."""
 
 import os
 from pathlib import Path
 
 import click
 
-from holdfast.cli.output import write_rows
-from holdfast.config import resolve
+from holdfast.cli.output import is_terminal, write_rows, write_table
+from holdfast.config import resolve, unused_variables
 
 
 def config_option(command: click.decorators.FC) -> click.decorators.FC:
@@ -23,17 +24,21 @@ def config_option(command: click.decorators.FC) -> click.decorators.FC:
 
 @click.group()
 def config() -> None:
-    """See the broker's configuration."""
+    """Show the broker's configuration."""
 
 
 @config.command("show")
 @config_option
 def show(config_file: Path | None) -> None:
-    """Print every key, its value and where that comes from.
+    """Print every key, its value and its source.
 
-    This is what `holdfast serve` would use here: defaults, the file, then the environment.
+    `holdfast serve` would use these values here: defaults, then the file, then the environment.
     """
-    resolved = resolve(file=config_file, environ=os.environ, flags={})
+    from holdfast.machine_memory import machine_bytes
+
+    resolved = resolve(file=config_file, environ=os.environ, flags={}, memory_bytes=machine_bytes())
+    for variable in unused_variables(os.environ):
+        click.echo(f"note: {variable} stands for no key", err=True)
     rows = [
         {
             "key": each.key.name,
@@ -42,7 +47,14 @@ def show(config_file: Path | None) -> None:
         }
         for each in resolved
     ]
-    write_rows(rows, ["key", "value", "source"])
+    if not is_terminal():
+        write_rows(rows, ["key", "value", "source"])
+        return
+    shown = [
+        {**row, "value": each.key.shown(each.value)}
+        for row, each in zip(rows, resolved, strict=True)
+    ]
+    write_table(shown, ["key", "value", "source"])
 
 
 @config.command("reference")

@@ -1,12 +1,15 @@
-"""The options of every command that talks to a broker, and the client made from them."""
+"""The options of every command that talks to a broker, and the client built from them."""
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from holdfast.cli.broker_option import BrokerOption
 from holdfast.cli.exits import ExitCode, Failure
+from holdfast.cli.logs import show_client_log
 from holdfast.cli.token_option import token_options
 from holdfast.cli.values import as_url
 
@@ -16,16 +19,30 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8711"
 
 _TLS_FILES = (
-    ("--ca-file", "ca_file", "Authorities that the broker's certificate must come from (PEM)."),
-    ("--cert", "cert_file", "Certificate to show to the broker (PEM)."),
-    ("--key", "key_file", "Its key (PEM); without it the certificate's file holds it."),
+    # The option, its former name, the command's parameter, and the help text.
+    (
+        "--tls-ca-file",
+        "--ca-file",
+        "ca_file",
+        "Authorities that the broker's certificate must come from (PEM).",
+    ),
+    ("--tls-cert", "--cert", "cert_file", "Certificate to show to the broker (PEM)."),
+    (
+        "--tls-key",
+        "--key",
+        "key_file",
+        "Its key (PEM); without it the certificate's file holds it.",
+    ),
 )
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options --url and --token, and those of TLS."""
+    """Give a command the options --url, --token and --token-file, and the options for TLS."""
     url = click.option(
         "--url",
+        cls=BrokerOption,
         envvar="HOLDFAST_URL",
         default=DEFAULT_URL,
         show_default=True,
@@ -37,22 +54,71 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def tls_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --ca-file, --cert and --key, as `ca_file`, `cert_file` and `key_file`."""
-    for flag, name, what in reversed(_TLS_FILES):
+    """Give a command the options --tls-ca-file, --tls-cert and --tls-key. The command receives them
+    as `ca_file`, `cert_file` and `key_file`. Their former names, without tls, are still
+    accepted."""
+    for flag, former, name, what in reversed(_TLS_FILES):
         command = click.option(
             flag,
             name,
-            envvar=f"HOLDFAST_{flag.strip('-').replace('-', '_').upper()}",
+            cls=BrokerOption,
+            former=former,
+            envvar=[_variable(flag), _variable(former)],
             type=click.Path(dir_okay=False),
             metavar="FILE",
-            show_envvar=True,
-            help=what,
+            help=f"{what}  [env var: {_variable(flag)}]",
         )(command)
     return command
 
 
+def options_before_commands(command: _Command) -> _Command:
+    """Give the root command the options about the broker. They are hidden in its help, except
+    --url. The sub-commands read them from the root command and check them."""
+    names: list[tuple[str, str | None, str]] = [
+        ("--url", None, "url"),
+        ("--token", None, "token"),
+        ("--token-file", None, "token_file"),
+        *((flag, former, name) for flag, former, name, _ in _TLS_FILES),
+    ]
+    for flag, former, name in reversed(names):
+        command = click.option(
+            flag,
+            name,
+            cls=BrokerOption,
+            former=former,
+            hidden=flag != "--url",
+            help="Where the broker is. This and the other options about the broker may stand "
+            "before the command or behind it.",
+        )(command)
+    return command
+
+
+def check_takes_broker(context: click.Context, command: click.Command) -> None:
+    """Raise UsageError if a broker option was given before a command that talks to no broker."""
+    if _talks_to_broker(command):
+        return
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if isinstance(parameter, BrokerOption) and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"'{context.command_path} {command.name}' talks to no broker: leave "
+                f"{parameter.opts[0]} out."
+            )
+
+
+def _talks_to_broker(command: click.Command) -> bool:
+    if isinstance(command, click.Group):
+        return any(map(_talks_to_broker, command.commands.values()))
+    return any(isinstance(parameter, BrokerOption) for parameter in command.params)
+
+
+def _variable(flag: str) -> str:
+    return f"HOLDFAST_{flag.strip('-').replace('-', '_').upper()}"
+
+
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the broker's options, and call it with an open client in their place."""
+    """Give a command the options about the broker. When the command runs, it receives an open
+    client instead of these options."""
 
     @broker_options
     @wraps(command)
@@ -78,11 +144,14 @@ def open_client(
     cert_file: str | None,
     key_file: str | None,
 ) -> "Client":
-    """Return a client from the values of the broker's options. Raises Failure."""
+    """Return a client for the values of the options about the broker. Raises Failure if they are
+    invalid."""
     from holdfast.client import Client
 
+    show_client_log()
     try:
-        # A person is told at once that nobody answers; producers and followers retry all the same.
+        # With timeout_ms=0 the user sees at once that no broker answers. Producers, and readers and
+        # consumers that follow, still retry.
         return Client(
             url,
             token=token,

@@ -1,4 +1,5 @@
-"""holdfast consume: print what a group is given, and acknowledge it as it is printed."""
+"""holdfast consume: print the messages that a group receives, and acknowledge each after printing
+it."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,12 +13,12 @@ from holdfast.cli.connection import with_client
 from holdfast.cli.message_format import Formatter, message_object
 from holdfast.cli.output import write_json_line
 from holdfast.cli.pull import format_option
-from holdfast.cli.values import as_group, as_topics
+from holdfast.cli.values import as_group, as_span, as_topics
 
 if TYPE_CHECKING:
     from holdfast.client import Client, Message, ReceivedMessage
 
-#: Asked for at once when nothing is taken.
+#: With --no-ack, one request shows at most this many messages.
 _BROWSED = 256
 
 
@@ -28,7 +29,9 @@ _BROWSED = 256
 @click.option("--max", "count", type=click.IntRange(0), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Wait for more when nothing is left; Ctrl-C stops.")
 @click.option("--filter", "expression", help="Only these: tags a,b, or a SQL92 condition.")
-@click.option("--lease-ms", type=click.IntRange(1000), help="Length of the leases.")
+@click.option(
+    "--lease-ms", callback=as_span(1000), metavar="TIME", help="Length of the leases, such as 90s."
+)
 @click.option("--no-ack", is_flag=True, help="Only look: take nothing, and acknowledge nothing.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, with receipt and attempt.")
 @format_option
@@ -46,14 +49,15 @@ def consume(
     as_json: bool,
     form: Formatter,
 ) -> None:
-    """Print what a group is given of TOPIC, and acknowledge what is printed.
+    """Print a group's messages, and acknowledge them.
 
-    A group that is not there is made. Several of these share the messages of a group.
+    A group that does not exist is created. Several consumers share the messages of a group.
     """
     if no_ack and follow:
         raise click.UsageError("--no-ack only looks at what is there: leave --follow out.")
     for topic in topics:
-        # Told at once when there is nobody, or nothing, to consume; a consumer outlives restarts.
+        # This request fails at once if there is no broker or no such topic. The consumer below
+        # would retry for ever, because it survives restarts of the broker.
         client.describe_topic(topic)
     show = _show_json if as_json else partial(_show, form)
     if no_ack:
@@ -82,8 +86,8 @@ def _browsed(
     member: str | None,
     expression: str | None,
 ) -> "Iterator[ReceivedMessage]":
-    """Yield what the group would give."""
-    from holdfast.client.consume_options import own_member
+    """Yield the messages that the group would receive, without leasing them."""
+    from holdfast.client.consume.options import own_member
 
     browser = member or own_member()
     while True:

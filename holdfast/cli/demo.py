@@ -1,4 +1,4 @@
-"""holdfast demo: everything once, on real input, with a broker of its own."""
+"""holdfast demo: show the main features on real input, with the demo's own broker."""
 
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from holdfast.cli.exits import ExitCode, Failure
 )
 @click.pass_context
 def demo(context: click.Context, file: Path | None) -> None:
-    """Show publish, long poll, kill -9, replay and Spark in a minute or two.
+    """Show the main features in a minute or two.
 
-    Starts a broker on a temporary folder and a free port of this machine, and leaves nothing
-    behind. Exit code 1 when anything went otherwise than promised.
+    The demo shows publish, long poll, kill -9, replay and Spark. It starts a broker on a temporary
+    folder and a free port of this machine, and leaves nothing behind. The exit code is 1 if
+    anything did not work as promised.
     """
     from rich.console import Console
 

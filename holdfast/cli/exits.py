@@ -1,14 +1,16 @@
-"""How the command line ends: every failure becomes one line and one stable exit code.
+"""The exit codes of the command line, and the conversion of exceptions to one line and a code.
 
-docs/cli.md promises the codes. An exception that is not named here is a bug, and keeps its
-traceback.
+docs/cli.md promises the codes. An exception that is not converted here is a bug, and is shown with
+its traceback.
 """
 
 from enum import IntEnum
 
+from holdfast.cli.figures import shown_count
+
 
 class ExitCode(IntEnum):
-    """What a shell sees. The numbers never change their meaning."""
+    """The exit codes of every command. The numbers never change their meaning."""
 
     OK = 0
     FAILED = 1
@@ -52,7 +54,8 @@ _BY_STATUS = {
 
 
 class Failure(Exception):
-    """The end of a command: a sentence that names the mend, and the code to exit with."""
+    """Ends a command with an exit code, and with a sentence that says what failed and how to fix
+    it."""
 
     def __init__(self, sentence: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(sentence, code)
@@ -64,16 +67,18 @@ class Failure(Exception):
 
 
 def failure_of(error: Exception) -> Failure | None:
-    """Return how a command ends that met `error`; None for an exception that is a bug."""
+    """Return the Failure for `error`. Return None for an exception that is not expected (a bug)."""
+    from holdfast.acting_user import BelongsToAnother, CannotActAsOwner
     from holdfast.backup.create import BackupRefused
     from holdfast.backup.restore import RestoreRefused
-    from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
+    from holdfast.commitlog.disk.data_dir import DataDirInUse, NotADataDir
+    from holdfast.commitlog.disk.owned_files import UnsafeFile
     from holdfast.commitlog.errors import LogError, UnknownFormatVersion
     from holdfast.config import ConfigError
     from holdfast.http_api.access.binding import RemoteWithoutAccess
     from holdfast.http_api.access.token_file import TokensLocked, TokensUnreadable
-    from holdfast.http_api.framing import ParserMissing
-    from holdfast.http_api.tls import TlsUnusable
+    from holdfast.http_api.wire.framing import ParserMissing
+    from holdfast.http_api.wire.tls import TlsUnusable
 
     if isinstance(error, Failure):
         return error
@@ -85,6 +90,8 @@ def failure_of(error: Exception) -> Failure | None:
     if isinstance(error, RemoteWithoutAccess | TokensLocked | TokensUnreadable):
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, ParserMissing | TlsUnusable):
+        return Failure(str(error), ExitCode.REFUSED)
+    if isinstance(error, CannotActAsOwner | BelongsToAnother | UnsafeFile):
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, LogError):
         return Failure(str(error))
@@ -98,7 +105,10 @@ def _of_client_error(error: Exception) -> Failure | None:
 
     if isinstance(error, errors.PublishFailed):
         cause = _of_client_error(error.cause)
-        return Failure(str(error), cause.code if cause else ExitCode.FAILED)
+        if cause is None:
+            return Failure(str(error))
+        count = shown_count(error.message_count, "message")
+        return Failure(f"{count} to {error.topic} failed: {cause.sentence}", cause.code)
     if isinstance(error, errors.CertificateNotTrusted):
         return Failure(str(error), ExitCode.UNREACHABLE)
     if isinstance(error, errors.ConnectionFailed):
@@ -108,7 +118,9 @@ def _of_client_error(error: Exception) -> Failure | None:
             ExitCode.UNREACHABLE,
         )
     if isinstance(error, errors.ApiError):
-        return Failure(str(error), _BY_STATUS.get(error.status, ExitCode.FAILED))
+        from holdfast.cli.advice import sentence_of
+
+        return Failure(sentence_of(error), _BY_STATUS.get(error.status, ExitCode.FAILED))
     if isinstance(error, errors.HoldfastError):
         return Failure(str(error))
     return None

@@ -1,6 +1,6 @@
-"""holdfast group: see groups, and move the offsets that they store.
+"""holdfast group: show groups, and change their stored offsets.
 
-What only groups with leases have is in leased_group.py.
+The commands for groups with leases are in leased_group.py.
 """
 
 import sys
@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.connection import with_client
-from holdfast.cli.group_view import show_group
+from holdfast.cli.group_view import LISTED, show_group
 from holdfast.cli.output import is_terminal, write_json_line, write_rows
 from holdfast.cli.start import AtTime, Earliest, Latest, Start
-from holdfast.cli.values import as_group, as_start, as_topic
+from holdfast.cli.values import as_group, as_span, as_start, as_topic
 
 if TYPE_CHECKING:
     from holdfast.client import Client
-    from holdfast.client.group_calls import ResetTo
+    from holdfast.client.consume.group_api import ResetTo
 
 
 @click.group()
 def group() -> None:
-    """Make groups, see how far they are, and move them."""
+    """Create groups, show their progress, and move them."""
 
 
 @group.command("list")
 @with_client
 def list_groups(client: "Client") -> None:
-    """List the groups by name. One without a mode only stores offsets."""
-    write_rows(client.groups(), ["group", "mode", "topics", "lag_messages"])
+    """List the groups by name. A group without a mode only stores offsets."""
+    write_rows(client.groups(), LISTED)
 
 
 @group.command("describe")
@@ -37,29 +37,30 @@ def list_groups(client: "Client") -> None:
 @click.option("--watch", is_flag=True, help="Show it again and again; Ctrl-C stops.")
 @click.option(
     "--interval",
-    "interval_s",
-    type=click.FloatRange(0.1),
-    default=2.0,
+    "interval_ms",
+    callback=as_span(100, unit="s"),
+    metavar="TIME",
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
-    help="How often --watch shows it.",
+    help="How often --watch shows it: 2s, 500ms, or seconds.",
 )
+@click.option("--wide", is_flag=True, help="One table with all that is known; 160 columns.")
 @with_client
-def describe(client: "Client", name: str, watch: bool, interval_s: float) -> None:
-    """Show how far a group is behind, queue by queue.
+def describe(client: "Client", name: str, watch: bool, interval_ms: int, wide: bool) -> None:
+    """Show a group's lag, queue by queue.
 
-    Of a group with leases also what is available, in flight, delayed and dead, how much was
-    served, and its members.
+    For a group with leases, this also shows the available, in-flight, delayed and dead messages,
+    how many were served, and the members.
     """
     from time import sleep
 
-    show_group(client.describe_group(name))
+    show_group(client.describe_group(name), is_wide=wide)
     while watch:
-        sleep(interval_s)
+        sleep(interval_ms / 1000)
         described = client.describe_group(name)
         if is_terminal():
             click.clear()
-        show_group(described)
+        show_group(described, is_wide=wide)
         sys.stdout.flush()
 
 
@@ -102,7 +103,7 @@ def reset(client: "Client", name: str, topic: str, to: Start, dry_run: bool) -> 
 
 
 def _target(start: Start) -> "ResetTo":
-    """Return what the client takes for --to."""
+    """Return the value of --to as the argument of Client.reset_offsets."""
     match start:
         case Earliest():
             return "earliest"

@@ -1,4 +1,4 @@
-"""holdfast group create, seek, redrive, delete: what groups with leases have beside offsets."""
+"""holdfast group create, seek, redrive, delete: the commands for groups with leases."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.connection import with_client
+from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.group import group as group
+from holdfast.cli.group_differences import group_differences
 from holdfast.cli.group_view import show_group
 from holdfast.cli.message_format import Formatter
 from holdfast.cli.output import is_terminal, write_json_line, write_rows
@@ -17,6 +19,7 @@ from holdfast.cli.values import (
     as_group,
     as_milliseconds,
     as_place_in_queue,
+    as_span,
     as_start,
     as_topic_filters,
     as_weighted_topics,
@@ -24,7 +27,7 @@ from holdfast.cli.values import (
 
 if TYPE_CHECKING:
     from holdfast.client import Client, Message
-    from holdfast.client.group_calls import ResetTo, SeekTo
+    from holdfast.client.consume.group_api import ResetTo, SeekTo
 
 
 @group.command("create")
@@ -52,7 +55,9 @@ if TYPE_CHECKING:
     type=click.Choice(["earliest", "latest"]),
     help="Where queues begin of which no offset is stored.",
 )
-@click.option("--lease-ms", type=click.IntRange(1000), help="Length of a lease.")
+@click.option(
+    "--lease-ms", callback=as_span(1000), metavar="TIME", help="Length of a lease, such as 90s."
+)
 @click.option("--max-in-flight", type=click.IntRange(1), help="Leases at once, of all members.")
 @click.option(
     "--max-attempts", type=click.IntRange(0), help="Failures that make a dead letter; 0: none do."
@@ -60,18 +65,25 @@ if TYPE_CHECKING:
 @click.option(
     "--backoff-ms",
     callback=as_milliseconds,
-    metavar="MS,...",
+    metavar="TIME,...",
     help="How long each failure keeps a message back; the last for all after it.",
 )
 @click.option("--dead-letter-topic", metavar="TOPIC", help='Where dead letters go; "" drops them.')
+@click.option("--replace", is_flag=True, help="Change a group that exists and is not like this.")
 @with_client
 def create(
-    client: "Client", name: str, topics: dict[str, int], filters: dict[str, str], **settings: Any
+    client: "Client",
+    name: str,
+    topics: dict[str, int],
+    filters: dict[str, str],
+    replace: bool,
+    **settings: Any,
 ) -> None:
-    """Make a group with leases, or change it.
+    """Create a group with leases, or check its settings.
 
-    What is not given is the broker's default, or stays as it is. Topics that are given are all
-    that the group has then. A group that only stored offsets goes on from them.
+    A group that exists with other topics or settings is not changed, and the exit code is 5. With
+    --replace it is changed: the given topics replace its topics, and settings that are not given
+    stay. A group that only stored offsets continues from these offsets.
     """
     unknown = [topic for topic in filters if topic not in topics]
     if unknown:
@@ -79,8 +91,26 @@ def create(
     terms = {
         topic: {"weight": weight, "filter": filters.get(topic)} for topic, weight in topics.items()
     }
-    client.create_group(name, terms or None, **settings)
+    existing = None if replace else _config_of(client, name)
+    if existing is None:
+        client.create_group(name, terms or None, **settings)
+    elif differences := group_differences(existing, terms or None, settings):
+        raise Failure(
+            f"the group {name!r} exists with {'; '.join(differences)}; add --replace to change it",
+            ExitCode.CONFLICT,
+        )
     show_group(client.describe_group(name))
+
+
+def _config_of(client: "Client", name: str) -> Mapping[str, Any] | None:
+    """Return the settings of a group with leases, or None if there is no such group."""
+    from holdfast.client.errors import UnknownGroup
+
+    try:
+        config: Mapping[str, Any] | None = client.describe_group(name).get("config")
+    except UnknownGroup:
+        return None
+    return config
 
 
 @group.command("seek")
@@ -101,9 +131,9 @@ def create(
 )
 @with_client
 def seek(client: "Client", name: str, to: Start | None, places: dict[str, dict[int, int]]) -> None:
-    """Let a group with leases start again from somewhere.
+    """Move a group with leases to another place.
 
-    What is leased then is not the members' any more.
+    All leases of its members end.
     """
     if (to is None) == (not places):
         raise click.UsageError("Say where: either --to or --offset.")
@@ -133,15 +163,15 @@ def _target(to: Start) -> "ResetTo":
 
 @group.command("redrive")
 @click.argument("name", callback=as_group)
-@click.option("--max", "count", type=click.IntRange(0), help="Put back at most so many.")
+@click.option("--max", "count", type=click.IntRange(1), help="Put back at most so many.")
 @click.option("--dry-run", is_flag=True, help="Print the dead letters, and put none back.")
 @format_option
 @with_client
 def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form: Formatter) -> None:
-    """Put a group's dead letters back where they came from.
+    """Put a group's dead letters back into their topics.
 
-    Each keeps its key, tag and properties, and counts as put back once it is synced: a redrive
-    that was cut short goes on where it was, and puts nothing back twice.
+    Each message keeps its key, tag and properties, and counts as put back once it is synced. An
+    interrupted redrive continues where it stopped, and puts no message back twice.
     """
     if dry_run:
         for number, letter in enumerate(_letters(client, name)):
@@ -156,13 +186,15 @@ def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form:
     rows = [{"topic": topic, "redriven": number} for topic, number in done.topics.items()]
     write_rows(rows, ["topic", "redriven"], title=f"{name}: from {done.dead_letter_topic}")
     if done.stuck:
-        click.echo(f"{done.stuck} stay where they are: their topic is gone, or not named", err=True)
+        click.echo(
+            f"{done.stuck} stay where they are: they do not name a topic of the group", err=True
+        )
 
 
 def _letters(client: "Client", name: str) -> "Iterator[Message]":
-    """Yield the dead letters that were not put back."""
+    """Yield the dead letters that have not been put back yet."""
+    from holdfast.client.consume.redrive import dead_letter_topic, group_of_redriving, letters_of
     from holdfast.client.errors import UnknownGroup
-    from holdfast.client.redrive import dead_letter_topic, group_of_redriving, letters_of
 
     topic = dead_letter_topic(name, client.describe_group(name))
     try:
@@ -179,7 +211,7 @@ def _letters(client: "Client", name: str) -> "Iterator[Message]":
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_client
 def delete(client: "Client", name: str, yes: bool) -> None:
-    """Delete a group with all that is known of it. Its messages stay in their topics."""
+    """Delete a group and its state. Its messages stay in their topics."""
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("Deleting a group cannot be undone: confirm it with --yes.")

@@ -1,7 +1,8 @@
-"""The command `holdfast`: its commands, and the one door through which every failure leaves."""
+"""The command `holdfast`: its sub-commands, and the single place that reports failures."""
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from holdfast.cli.backup import backup, restore
 from holdfast.cli.bench import bench
 from holdfast.cli.check import check, dump
 from holdfast.cli.config import config
+from holdfast.cli.connection import check_takes_broker, options_before_commands
 from holdfast.cli.consume import consume
 from holdfast.cli.demo import demo
 from holdfast.cli.exits import ExitCode, Failure, failure_of
@@ -21,20 +23,31 @@ from holdfast.cli.publish import publish
 from holdfast.cli.pull import pull
 from holdfast.cli.repair import repair
 from holdfast.cli.serve import serve
+from holdfast.cli.status import status, top
 from holdfast.cli.token import token
 from holdfast.cli.topic import topic
 
 
 class Root(click.Group):
-    """The root command. A failure is one line on standard error and a code of `exits`."""
+    """The root command. It reports a failure as one line on standard error, and exits with a code
+    from exits.py."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which they were added: the most important first."""
+        return list(self.commands)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run, print what failed, and exit; never returns."""
+        """Run the command, print a failure, and exit. Never returns."""
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
         except Failure as failure:
             code = _fail(failure.sentence, failure.code)
+        except click.exceptions.NoArgsIsHelpError as error:
+            # The user has given a command group without a command: show the help of the group.
+            with suppress(BrokenPipeError):
+                error.show()
+            code = error.exit_code
         except click.UsageError as error:
             code = _fail(_usage_line(error), error.exit_code)
         except click.ClickException as error:
@@ -43,17 +56,22 @@ class Root(click.Group):
             code = ExitCode.INTERRUPTED
         sys.exit(code if isinstance(code, int) else ExitCode.OK)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the command line. If help is requested, click writes the help in this method."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError:
+            raise _reader_went_away() from None
+
     def invoke(self, context: click.Context) -> Any:
-        """Run the command, turning the failures that have a name into click's."""
+        """Run the command. Convert known failures to Failure."""
         try:
             done = super().invoke(context)
             sys.stdout.flush()
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except BrokenPipeError:
-            # What is still buffered has nowhere to go; without this, Python says so at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise click.exceptions.Exit(ExitCode.OUTPUT_CLOSED) from None
+            raise _reader_went_away() from None
         except Exception as error:
             failure = failure_of(error)
             if failure is None:
@@ -62,9 +80,17 @@ class Root(click.Group):
         return done
 
 
+def _reader_went_away() -> click.exceptions.Exit:
+    """Return the exit of a command whose output is no longer read (the pipe was closed)."""
+    # Discard buffered output; otherwise Python reports an error at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return click.exceptions.Exit(ExitCode.OUTPUT_CLOSED)
+
+
 def _fail(sentence: str, code: int) -> int:
-    # A sentence may quote what another sent: nothing in it is for the terminal to obey.
-    click.echo(f"holdfast: {safe_text(' '.join(sentence.split()))}", err=True)
+    # The message may quote text of another client, so escape control characters.
+    with suppress(BrokenPipeError):  # if nobody reads the message, the exit code is enough
+        click.echo(f"holdfast: {safe_text(' '.join(sentence.split()))}", err=True)
     return code
 
 
@@ -76,16 +102,23 @@ def _usage_line(error: click.UsageError) -> str:
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="holdfast", message="%(prog)s %(version)s")
-def main() -> None:
+@options_before_commands
+@click.pass_context
+def main(context: click.Context, /, **_about_the_broker: str | None) -> None:
     """A message broker that keeps a log: publish, long-poll, replay.
 
-    Start one with `holdfast serve`. Commands that talk to a broker find it by --url or
-    HOLDFAST_URL. On a terminal they print tables, else JSON lines.
+    Start one with `holdfast serve`. Commands that talk to a broker use --url or HOLDFAST_URL. On a
+    terminal they print tables, otherwise JSON lines.
     """
+    command = main.get_command(context, context.invoked_subcommand or "")
+    if command is not None:
+        check_takes_broker(context, command)
 
 
 COMMANDS = (
     serve,
+    status,
+    top,
     topic,
     publish,
     pull,

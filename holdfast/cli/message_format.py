@@ -1,4 +1,5 @@
-"""How a message is printed: by name (json, raw, pretty) or by a format in kcat's manner."""
+"""How a message is printed: in one of the forms json, raw and pretty, or with a format as in
+kcat."""
 
 import os
 import re
@@ -15,7 +16,8 @@ Formatter = Callable[["Message"], bytes]
 
 NAMES = ("json", "raw", "pretty")
 
-#: What follows the percent sign. Absent keys and tags are empty.
+#: The meaning and the formatter of each character after a percent sign. If a message has no key or
+#: tag, an empty text is printed for it.
 FIELDS: dict[str, tuple[str, Formatter]] = {
     "n": ("topic", lambda message: message.topic.encode()),
     "q": ("queue", lambda message: b"%d" % message.queue),
@@ -36,9 +38,10 @@ _PIECE = re.compile(r"%(?P<field>.?)|\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escape>.?)
 
 
 def make_formatter(form: str) -> Formatter:
-    """Return what prints a message in this form: one of NAMES, or a format with % signs.
+    """Return the function that formats messages in this form. The form is one of NAMES, or a format
+    with % fields.
 
-    Raises ValueError for a sign after % or a backslash that means nothing.
+    Raises ValueError for an unknown field or escape.
     """
     named: dict[str, Formatter] = {"json": _json_line, "raw": _raw_line, "pretty": _pretty}
     if form in named:
@@ -54,7 +57,8 @@ def make_formatter(form: str) -> Formatter:
 
 
 def message_object(message: "Message") -> dict[str, object]:
-    """Return a message as the HTTP API writes it; a body that is no UTF-8 goes as base64."""
+    """Return a message in the form of the HTTP API, to be encoded as JSON. A body that is not UTF-8
+    becomes base64."""
     try:
         body: dict[str, object] = {"body": str(message.body, "utf-8")}
     except UnicodeDecodeError:
@@ -106,7 +110,7 @@ def _raw_line(message: "Message") -> bytes:
 
 
 def _pretty(message: "Message") -> bytes:
-    """Return a heading and the text, with nothing in it that a terminal would obey."""
+    """Return a heading and the body as text, with control characters escaped."""
     stored = datetime.fromtimestamp(message.store_timestamp_ms / 1000, UTC).astimezone()
     heading = f"{message.queue}:{message.offset}  {stored.isoformat(' ', 'milliseconds')}"
     for name, value in (("key", message.key), ("tag", message.tag)):

@@ -1,4 +1,4 @@
-"""A progress bar on standard error while a person looks, and nothing otherwise."""
+"""Show a progress bar on standard error if it is a terminal; otherwise show nothing."""
 
 import sys
 import time
@@ -8,12 +8,13 @@ from contextlib import contextmanager
 _INTERVAL_S = 0.1
 
 Show = Callable[[int, int | None, int], None]
-"""Called with bytes done, bytes in all (None: unknown) and the number of things (0: not told)."""
+"""The function is called with three numbers: the bytes done, the total bytes (None if they are
+unknown), and the number of things done (0 if they are not counted)."""
 
 
 @contextmanager
 def progress(things: str) -> Iterator[Show]:
-    """Yield what shows progress; cheap enough to be called for every message."""
+    """Yield the function that shows progress. It is fast enough to be called for every message."""
     if not sys.stderr.isatty():
         yield lambda done, total, count: None
         return

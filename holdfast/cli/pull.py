@@ -1,4 +1,4 @@
-"""holdfast pull: read a topic from anywhere to anywhere, or follow it."""
+"""holdfast pull: read a range of a topic, or follow it."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ _FORMAT_HELP = (
 
 
 def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the option --format; it gets what prints a message, as `form`."""
+    """Give a command the option --format. The command receives the formatter as `form`."""
     return click.option(
         "--format",
         "form",
@@ -73,16 +73,17 @@ def pull(
     skip_corrupt: bool,
     form: Formatter,
 ) -> None:
-    """Print the messages of TOPIC, of all its queues or of one.
+    """Print the messages of TOPIC, from all queues or one.
 
-    Each queue comes in order; between queues there is none.
+    The messages of one queue are in order. Between queues there is no order.
     """
     if follow and until is not None:
         raise click.UsageError("--follow has no end and --until is one: give one of them.")
     if queue is None and (isinstance(start, AtOffset) or isinstance(until, AtOffset)):
         raise click.UsageError("An offset counts in one queue: say which with --queue.")
     if follow or until is not None:
-        # Told at once when there is nobody to follow; a follower then outlives restarts.
+        # This request fails at once if there is no broker or no such topic. With --follow the
+        # reader below would retry for ever, because it survives restarts of the broker.
         queue_count = client.describe_topic(topic)["queue_count"]
     out = sys.stdout.buffer
     with client.pull(
@@ -104,7 +105,7 @@ def pull(
 
 
 def _beginning(start: Start) -> dict[str, Any]:
-    """Return what the client takes for a start."""
+    """Return the arguments of Client.pull for a start."""
     match start:
         case Earliest():
             return {"start": "earliest"}
@@ -117,7 +118,7 @@ def _beginning(start: Start) -> dict[str, Any]:
 
 
 def _before(until: Start, messages: "Iterable[Message]", queues: int) -> "Iterator[Message]":
-    """Yield messages until each queue has reached the end; what is stored later never shows."""
+    """Yield messages before `until`, and stop once every queue has reached it."""
     ended: set[int] = set()
     for message in messages:
         if message.queue in ended:

@@ -1,4 +1,4 @@
-"""holdfast repair: make a damaged data directory sound, and say first what that costs."""
+"""holdfast repair: repair a damaged data directory, and list the messages that cannot be saved."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.exits import ExitCode
+from holdfast.cli.figures import shown_count, shown_size
 from holdfast.cli.output import is_terminal, safe_text, write_json_line
 from holdfast.cli.progress import progress
-from holdfast.config import format_size
 
 if TYPE_CHECKING:
     from holdfast.repair import RepairReport
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def repair(context: click.Context, directory: Path, accept_loss: bool) -> None:
-    """Make a damaged data directory sound that no broker runs on.
+    """Repair a damaged data directory that no broker uses.
 
-    What costs no message is mended at once. Where messages cannot be read any more, this says
-    which, changes nothing and ends with code 1; with --accept-loss it lets go of them: readers
-    pass over their offsets, which never stand for other messages, and the damaged bytes are kept
-    in DIR/repaired. Restoring a backup instead loses nothing that the backup has.
+    Damage that costs no message is repaired at once. If messages can no longer be read, this lists
+    them, changes nothing and ends with code 1. With --accept-loss it gives them up: readers skip
+    their offsets, which are never given to other messages, and the damaged bytes are kept in
+    DIR/repaired. Restoring a backup instead loses nothing that the backup has.
     """
+    from holdfast.acting_user import act_as_owner
     from holdfast.repair import repair_data_dir
 
+    directory = act_as_owner(directory)
     with progress("repairing") as show:
         report = repair_data_dir(
             directory,
@@ -54,15 +56,18 @@ def _print(report: "RepairReport") -> None:
         click.echo("topics and stored offsets that neither the state nor the log has are let go of")
     if not report.loss.is_nothing:
         verb = "were" if done else "would be"
-        click.echo(
-            f"{report.loss.messages:,} messages and {format_size(report.loss.bytes)} of the log "
-            f"{verb} let go of"
-        )
-    if not done:
-        click.echo("nothing was changed; add --accept-loss, or restore a backup")
-        return
+        count = shown_count(report.loss.messages_at_least, "message")
+        if report.loss.may_be_more:
+            count = f"an unknown number of messages (at least {report.loss.messages_at_least})"
+        click.echo(f"{count} and {shown_size(report.loss.bytes)} of the log {verb} let go of")
     if report.copies is not None:
         click.echo(f"what was overwritten is kept in {safe_text(str(report.copies))}")
+    if not done:
+        changed = (
+            "only what loses nothing was repaired" if report.is_begun else "nothing was changed"
+        )
+        click.echo(f"{changed}; add --accept-loss, or restore a backup")
+        return
     for finding in report.after.findings if report.after else ():
         if finding.damage:
             click.echo(f"still damaged: {safe_text(finding.where)}: {safe_text(finding.what)}")
@@ -90,7 +95,9 @@ def _print_json(report: "RepairReport") -> None:
             "kind": "summary",
             "is_sound": report.is_sound,
             "done": report.after is not None,
-            "messages": report.loss.messages,
+            "begun": report.is_begun,
+            "messages": "unknown" if report.loss.may_be_more else report.loss.messages,
+            "messages_at_least": report.loss.messages_at_least,
             "bytes": report.loss.bytes,
             "topics_may_be_missing": report.loss.topics_may_be_missing,
             "copies": None if report.copies is None else str(report.copies),

@@ -1,4 +1,4 @@
-"""holdfast serve: a broker in the foreground, until SIGTERM, SIGINT or a poisoned log."""
+"""holdfast serve: run a broker in the foreground, until a signal stops it or it fails."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ import click
 from holdfast.cli.config import config_option
 from holdfast.config import Key, keys, load_config
 
-#: Other names of a key's flag.
+#: Some keys have a short option in addition to their normal one.
 _SHORT = {"http_api.host": "--host", "http_api.port": "--port"}
-#: What most want to say, and so stands first in the help.
+#: The keys that most users set; the help lists them first.
 _FIRST = ("data_dir", *_SHORT)
 _METAVARS = {bool: "true|false", int: "N", str: "TEXT", Path: "DIR"}
 
@@ -21,8 +21,8 @@ _METAVARS = {bool: "true|false", int: "N", str: "TEXT", Path: "DIR"}
 def _key_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each key of the configuration.
 
-    Values are texts: `load_config` checks them, so that a flag, a variable and a line in a file
-    fail alike.
+    The command gets the values as text. `load_config` checks them, so that a wrong value gives the
+    same error in an option, in an environment variable and in the file.
     """
     in_order = sorted(keys(), key=lambda key: key.name not in _FIRST)
     for key in reversed(in_order):
@@ -49,20 +49,26 @@ def _parameter(key: Key) -> str:
 @config_option
 @_key_options
 def serve(config_file: Path | None, **options: str | None) -> None:
-    """Run a broker until it is told to stop.
+    """Run a broker until a signal stops it.
 
-    The first line on standard output says where it serves, once it does. Logs go to standard
-    error. SIGTERM and SIGINT stop it within five seconds: held pulls are answered, what is being
-    published is finished.
+    Once it serves, the first line on standard output is its address. Logs go to standard error.
+    SIGTERM and SIGINT stop it within five seconds: it answers held pulls, and finishes publishes in
+    progress. SIGHUP reloads the TLS files and the access tokens.
     """
     given = {key.name: options[_parameter(key)] for key in keys()}
     flags = {name: value for name, value in given.items() if value is not None}
-    config = load_config(file=config_file, environ=os.environ, flags=flags)
+
+    from holdfast.machine_memory import machine_bytes
+
+    config = load_config(
+        file=config_file, environ=os.environ, flags=flags, memory_bytes=machine_bytes()
+    )
 
     from holdfast.cli.serving import run
 
     code = run(config)
-    # Its loop no longer listens: a second signal must not make a failure of a stop in order.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # The event loop no longer handles signals. A second signal must not kill the process now,
+    # because then a clean stop would end with a wrong exit code.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)

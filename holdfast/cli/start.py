@@ -1,34 +1,35 @@
-"""Where to start or end reading, as a person writes it: an offset, an end of the queue, a time.
+"""Parse a place in a queue as a person writes it: an offset, `earliest`, `latest`, or a time.
 
-A time is ISO 8601 (local time where it names no zone), epoch milliseconds, `now`, or so long
-ago: -90s, -30m, -1h, -2d, -1w. Whole numbers from 10^12 on are taken as epoch milliseconds
-(that was September 2001; as an offset it is centuries of a busy queue).
+A time is written in ISO 8601 (without a zone it is local time), in epoch milliseconds, as `now`, or
+relative to now: -90s, -30m, -1h, -2d, -1w. An integer of 10^12 or more is a time in epoch
+milliseconds, a smaller one is an offset. This is safe: 10^12 ms is September 2001, and even a busy
+queue needs centuries to reach that offset.
 """
 
 import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from holdfast.config import SPAN_UNITS, parse_span_ms
+
 _AGO = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)", re.ASCII)
-_DURATION = re.compile(r"(\d{1,9})(s|m|h|d|w)", re.ASCII)
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _FIRST_EPOCH_MS = 10**12
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Earliest:
-    """The first message that is kept."""
+    """The first stored message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """After the newest message."""
+    """The place after the newest message."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtOffset:
-    """This offset in the queue."""
+    """An offset in the queue."""
 
     offset: int
 
@@ -44,7 +45,8 @@ Start = Earliest | Latest | AtOffset | AtTime
 
 
 def parse_start(text: str, now_ms: int) -> Start:
-    """Return what `text` means at `now_ms`. Raises ValueError with the forms that are known."""
+    """Return the place that `text` means at the time `now_ms`. Raises ValueError for any other
+    text; its message lists the known forms."""
     if text == "earliest":
         return Earliest()
     if text == "latest":
@@ -56,12 +58,13 @@ def parse_start(text: str, now_ms: int) -> Start:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Return the epoch milliseconds that `text` means. Raises ValueError as parse_start does."""
+    """Return the time that `text` means, in epoch milliseconds. Raises the same ValueError as
+    parse_start."""
     if text == "now":
         return now_ms
     ago = _AGO.fullmatch(text)
     if ago is not None:
-        return max(0, now_ms - int(ago[1]) * _UNIT_MS[ago[2]])
+        return max(0, now_ms - int(ago[1]) * SPAN_UNITS[ago[2]])
     try:
         timestamp_ms = round(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
@@ -75,10 +78,11 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """Return the milliseconds that a text such as 90s, 12h or 30d means; raises ValueError for
-    another text, and for one that means no time or more than a hundred years."""
-    found = _DURATION.fullmatch(text)
-    duration_ms = int(found[1]) * _UNIT_MS[found[2]] if found is not None else 0
-    if not 0 < duration_ms <= 36_525 * _UNIT_MS["d"]:
-        raise ValueError(f"{text!r} is no time such as 90s, 30m, 12h, 30d or 52w")
+    """Return the milliseconds of a duration such as 90s, 12h or 30d.
+
+    Raises ValueError for any other text, for 0, and for more than a hundred years.
+    """
+    duration_ms = None if text.isdecimal() else parse_span_ms(text)
+    if duration_ms is None or not 0 < duration_ms <= 36_525 * SPAN_UNITS["d"]:
+        raise ValueError(f"{text!r} is no time such as 500ms, 90s, 30m, 12h, 30d or 52w")
     return duration_ms

@@ -1,5 +1,6 @@
-"""holdfast token: who may do what. Works on a data directory, with or without its broker."""
+"""holdfast token: manage the access tokens in a data directory. The broker may run or not."""
 
+import contextlib
 import getpass
 import os
 import time
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.exits import ExitCode, Failure
-from holdfast.cli.output import is_terminal, safe_text, write_json_line, write_rows
+from holdfast.cli.output import Column, is_terminal, safe_text, write_json_line, write_rows
 from holdfast.cli.start import parse_duration, parse_time
+from holdfast.cli.values import as_size
 
 if TYPE_CHECKING:
     from holdfast.http_api.access.grants import Grant
@@ -51,9 +53,9 @@ def _as_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke access tokens.
+    """Create, list and revoke access tokens.
 
-    A broker asks for them with access.authentication, and knows of every change within a second.
+    A broker requires them with access.authentication. It notices every change within a second.
     """
 
 
@@ -79,6 +81,18 @@ def token() -> None:
     help="Write it into this new file, which nobody else may read, and do not print it.",
 )
 @click.option(
+    "--publish-messages-per-s",
+    type=click.IntRange(0, 2**53),
+    metavar="N",
+    help="Messages a second that it may publish, 0 for as many as it likes; else as configured.",
+)
+@click.option(
+    "--publish-bytes-per-s",
+    callback=as_size,
+    metavar="SIZE",
+    help="Bytes a second that it may publish, 0 for as many as it likes; else as configured.",
+)
+@click.option(
     "--certificate",
     default="",
     callback=_as_name,
@@ -93,19 +107,25 @@ def create(
     expires_at: str | None,
     out: Path | None,
     certificate: str,
+    publish_messages_per_s: int | None,
+    publish_bytes_per_s: int | None,
 ) -> None:
-    """Make a token and print it, this once: the broker keeps no more than its hash."""
+    """Create a token and print it once. The broker stores only its hash."""
+    from holdfast.acting_user import act_as_owner
     from holdfast.http_api.access.token_changes import CertificateTaken, create_token
     from holdfast.http_api.access.token_file import TokenFile
 
     if certificate and out is not None:
         raise click.UsageError("--out is for a token, and --certificate makes none.")
-    file = TokenFile(data_dir)
     now_ms = time.time_ns() // 1_000_000
     expires_ms = _expires_ms(expires_in, expires_at, now_ms)
-    # Made before the token is: one that nobody has the text of would be of no use.
+    # Create the file before the token, because a token whose text cannot be written is useless. The
+    # file belongs to the user who runs this command, even if that is root.
     descriptor = _new_secret_file(out) if out is not None else None
+    user = _user()
+    rates = (publish_messages_per_s, publish_bytes_per_s)
     try:
+        file = TokenFile(act_as_owner(data_dir))
         made, text = create_token(
             file,
             name=name,
@@ -113,17 +133,21 @@ def create(
             now_ms=now_ms,
             expires_ms=expires_ms,
             certificate=certificate,
+            publish_rates=None if rates == (None, None) else rates,
         )
         if descriptor is not None:
             with os.fdopen(descriptor, "w") as written:
                 written.write(f"{text}\n")
     except BaseException as error:
         if out is not None:
-            out.unlink(missing_ok=True)
+            # If root runs this, the process now has only the rights of the data directory's owner,
+            # and so it may not be allowed to delete the file.
+            with contextlib.suppress(OSError):
+                out.unlink(missing_ok=True)
         if isinstance(error, CertificateTaken):
             raise Failure(str(error), ExitCode.CONFLICT) from error
         raise
-    _audit(file, "token.create", made)
+    _audit(file, "token.create", made, user)
     row = {**_row(made, now_ms), "token": text}
     if out is not None or certificate:
         del row["token"]
@@ -137,18 +161,26 @@ def create(
 @token.command("list")
 @_data_dir_option
 def list_tokens(data_dir: Path) -> None:
-    """List the tokens and what they may do. The tokens themselves are not kept anywhere."""
+    """List the tokens and their grants. The tokens themselves are not stored."""
+    from holdfast.acting_user import act_as_owner
     from holdfast.http_api.access.token_file import TokenFile
 
-    file = TokenFile(_existing(data_dir))
+    file = TokenFile(act_as_owner(_existing(data_dir)))
     now_ms = time.time_ns() // 1_000_000
     read = file.read()
     for fault in read.faults:
         click.echo(f"warning: {safe_text(fault)}; the next change mends it", err=True)
-    write_rows(
-        [_row(each, now_ms) for each in read.content.tokens],
-        ["token_id", "name", "grants", "certificate", "created", "expires", "state"],
-    )
+    rows = [_row(each, now_ms) for each in read.content.tokens]
+    columns = [
+        Column("token_id", "token id"),
+        Column("name", "name"),
+        Column("grants", "grants"),
+        Column("created", "created (UTC)", _to_the_minute, is_text=True),
+        Column("expires", "expires (UTC)", _to_the_minute, is_text=True),
+        Column("state", "state"),
+    ]
+    seldom = ("certificate", "publish_messages_per_s", "publish_bytes_per_s")
+    write_rows(rows, [*columns, *(each for each in seldom if any(row.get(each) for row in rows))])
 
 
 @token.command("revoke")
@@ -156,16 +188,18 @@ def list_tokens(data_dir: Path) -> None:
 @click.argument("token_ids", nargs=-1, required=True, metavar="TOKEN_ID...")
 def revoke(data_dir: Path, token_ids: tuple[str, ...]) -> None:
     """Revoke tokens by their ids. The broker refuses them within a second."""
+    from holdfast.acting_user import act_as_owner
     from holdfast.http_api.access.token_changes import UnknownToken, revoke_tokens
     from holdfast.http_api.access.token_file import TokenFile
 
-    file = TokenFile(_existing(data_dir))
+    user = _user()
+    file = TokenFile(act_as_owner(_existing(data_dir)))
     try:
         revoked = revoke_tokens(file, token_ids)
     except UnknownToken as error:
         raise Failure(str(error), ExitCode.NOT_FOUND) from error
     for each in revoked:
-        _audit(file, "token.revoke", each)
+        _audit(file, "token.revoke", each, user)
 
 
 def _existing(data_dir: Path) -> Path:
@@ -198,6 +232,11 @@ def _new_secret_file(out: Path) -> int:
 
 
 def _row(token: "Token", now_ms: int) -> dict[str, Any]:
+    messages, size = token.publish_rates or (None, None)
+    rates = {
+        **({} if messages is None else {"publish_messages_per_s": messages}),
+        **({} if size is None else {"publish_bytes_per_s": size}),
+    }
     return {
         "token_id": token.token_id,
         "name": token.name,
@@ -206,6 +245,7 @@ def _row(token: "Token", now_ms: int) -> dict[str, Any]:
         "created": _iso(token.created_ms),
         "expires": None if token.expires_ms is None else _iso(token.expires_ms),
         "state": "expired" if token.is_expired(now_ms) else "valid",
+        **rates,
     }
 
 
@@ -217,8 +257,13 @@ def _iso(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
-def _audit(file: "TokenFile", act: str, token: "Token") -> None:
-    """Tell the audit log, whether or not a broker runs. Without it, the change stands."""
+def _to_the_minute(iso: str) -> str:
+    return iso[:16].replace("T", " ")
+
+
+def _audit(file: "TokenFile", act: str, token: "Token", user: str) -> None:
+    """Append a line to the audit log; no broker needs to run. If that fails, only warn: the change
+    was made."""
     from holdfast.http_api.access.audit import AuditFile, audit_line
     from holdfast.http_api.access.config import AccessConfig
 
@@ -229,7 +274,7 @@ def _audit(file: "TokenFile", act: str, token: "Token") -> None:
         act=act,
         about=token.token_id,
         outcome="done",
-        principal=f"user:{_user()}",
+        principal=f"user:{user}",
         client="",
         details={"name": token.name, "grants": [str(grant) for grant in token.grants]},
     )

@@ -1,23 +1,28 @@
-"""The options --token and --token-file: the token that a command shows to the broker.
+"""The options --token and --token-file: the token that a command sends to the broker.
 
-What stands on a command line is seen by everybody on the machine (`ps`), so there are other ways:
-a file, and variables of the environment. What is given as an option goes before the environment.
+Every user of the machine can see a command line (`ps`). So the token can also come from a file, or
+from environment variables. Options take precedence over the environment.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
+from holdfast.cli.broker_option import BrokerOption
+
 _FROM_FILE = "holdfast.token"
-_MAX_BYTES = 4096
+_MAX_BYTES = 65536
 
 
 def token_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --token and --token-file; it is called with `token`, None for none."""
+    """Give a command the options --token and --token-file. The command receives the token as
+    `token`, or None if there is no token."""
     file = click.option(
         "--token-file",
+        cls=BrokerOption,
         envvar="HOLDFAST_TOKEN_FILE",
         show_envvar=True,
         type=click.Path(dir_okay=False, path_type=Path),
@@ -29,6 +34,7 @@ def token_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     token = click.option(
         "--token",
+        cls=BrokerOption,
         envvar="HOLDFAST_TOKEN",
         show_envvar=True,
         callback=_chosen,
@@ -42,14 +48,26 @@ def _read(context: click.Context, _parameter: click.Parameter, file: Path | None
         return
     try:
         with file.open("rb") as opened:
-            text = opened.read(_MAX_BYTES).decode("ascii").strip()
+            text = opened.read(_MAX_BYTES).decode().strip()
     except OSError as error:
         raise click.BadParameter(f"{file}: {error.strerror or error}.") from error
     except UnicodeDecodeError:
         text = ""
-    if not text or len(text.split()) != 1:
+    if text.startswith("{"):
+        text = _token_of_json(text)
+    if not text.isascii() or len(text.split()) != 1:
         raise click.BadParameter(f"{file} holds no token, or more than that.")
     context.meta[_FROM_FILE] = text
+
+
+def _token_of_json(text: str) -> str:
+    """Return the token in the JSON output of 'holdfast token create', or "" if there is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ""
+    token = found.get("token")
+    return token if isinstance(token, str) else ""
 
 
 def _chosen(context: click.Context, _parameter: click.Parameter, token: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""holdfast topic: make, list, describe, change and delete topics."""
+"""holdfast topic: create, list, describe, change and delete topics."""
 
 import sys
 from collections.abc import Mapping
@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.connection import with_client
-from holdfast.cli.output import is_terminal, write_json_line, write_rows
-from holdfast.cli.values import as_size, as_topic
+from holdfast.cli.output import is_terminal, write_json_line, write_rows, write_table
+from holdfast.cli.topic_view import (
+    LISTED,
+    QUEUES,
+    described_topics,
+    message_count,
+    shown_settings,
+)
+from holdfast.cli.values import as_size, as_span, as_topic
 
 if TYPE_CHECKING:
     from holdfast.client import Client
 
 
 def _settings(command: Any) -> Any:
-    """Give a command the options for what a topic can be told; those not given are None."""
+    """Give a command the options for a topic's settings. An option that is not given is None."""
     for option in (
         click.option(
             "--queues", type=click.IntRange(min=1), help="Number of queues, of each level."
@@ -27,11 +34,18 @@ def _settings(command: Any) -> Any:
         ),
         click.option(
             "--retention-ms",
-            type=click.IntRange(min=0),
-            help="Keep messages this long; 0: for ever.",
+            callback=as_span(),
+            metavar="TIME",
+            help="Keep messages this long, such as 12h or 7d; 0: for ever.",
         ),
         click.option(
             "--retention-bytes", callback=as_size, metavar="SIZE", help="Keep this much; 0: all."
+        ),
+        click.option(
+            "--max-bytes",
+            callback=as_size,
+            metavar="SIZE",
+            help="Refuse producers beyond this much; 0: never.",
         ),
         click.option(
             "--max-message-bytes",
@@ -50,7 +64,7 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @click.group()
 def topic() -> None:
-    """Make, list, describe, change and delete topics."""
+    """Create, list, describe, change and delete topics."""
 
 
 @topic.command("create")
@@ -63,19 +77,27 @@ def topic() -> None:
 )
 @with_client
 def create(client: "Client", name: str, **settings: Any) -> None:
-    """Make a topic, or make sure that it is as the options say.
+    """Create a topic, or check its settings.
 
-    A topic that exists with other values is left as it is, and the exit code is 5.
+    A topic that exists with other settings is not changed, and the exit code is 5.
     """
     client.create_topic(name, **_given(settings))
     _show(client.describe_topic(name))
 
 
 @topic.command("list")
+@click.option("--names", is_flag=True, help="Print the names alone, one a line: one request.")
 @with_client
-def list_topics(client: "Client") -> None:
-    """List the topics by name."""
-    write_rows(client.topics(), ["topic", "topic_id", "queue_count"])
+def list_topics(client: "Client", names: bool) -> None:
+    """List the topics, their sizes and newest messages.
+
+    This takes a request for each topic; --names does not.
+    """
+    if names:
+        for each in client.topics():
+            click.echo(each["topic"])
+        return
+    write_rows(described_topics(client), LISTED)
 
 
 @topic.command("describe")
@@ -117,12 +139,6 @@ def _show(described: Mapping[str, Any]) -> None:
     if not is_terminal():
         write_json_line(described)
         return
-    config = "  ".join(
-        f"{name}={'none' if value is None else value}"
-        for name, value in described["config"].items()
-    )
-    write_rows(
-        described["queues"],
-        ["queue", "min_offset", "max_offset", "bytes", "newest_timestamp_ms"],
-        title=f"{described['topic']} (id {described['topic_id']})  {config}",
-    )
+    click.echo(f"{described['topic']} (id {described['topic_id']}): {shown_settings(described)}")
+    queues = [{**queue, "messages": message_count(queue)} for queue in described["queues"]]
+    write_table(queues, QUEUES)

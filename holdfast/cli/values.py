@@ -1,40 +1,45 @@
-"""What option values mean: each function is a click callback that checks a text and converts it."""
+"""Checks and converts the values of options. Each `as_` function is a click callback; `as_span`
+returns one."""
 
 import re
 import time
+from collections.abc import Callable
 
 import click
 
+from holdfast.cli.figures import shown_span
 from holdfast.cli.message_format import Formatter, make_formatter
+from holdfast.cli.outgoing import parse_property
 from holdfast.cli.output import is_terminal
 from holdfast.cli.start import Start, parse_duration, parse_start
-from holdfast.config import parse_size
+from holdfast.config import SPAN_UNITS, parse_size, parse_span_ms
 
 Context = click.Context
 Parameter = click.Parameter
 
 
 def as_url(_context: Context, _parameter: Parameter, text: str) -> str:
-    """Take an address of a broker."""
+    """Check a broker's address."""
     if not text.startswith(("http://", "https://")):
         raise click.BadParameter(f"{text!r} must begin with http:// or https://.")
     return text
 
 
 def as_topic(_context: Context, _parameter: Parameter, text: str) -> str:
-    """Take a topic's name."""
+    """Check a topic's name."""
     return _checked_name("topic", text)
 
 
 def as_topics(_context: Context, _parameter: Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Take topics' names."""
+    """Check topics' names."""
     return tuple(_checked_name("topic", text) for text in texts)
 
 
 def as_weighted_topics(
     _context: Context, _parameter: Parameter, texts: tuple[str, ...]
 ) -> dict[str, int]:
-    """Take topics' names, each with its weight behind an equals sign, or without one."""
+    """Convert topics' names, each with an optional weight after an equals sign. The default weight
+    is 1."""
     weights: dict[str, int] = {}
     for text in texts:
         topic, _, weight = text.partition("=")
@@ -47,7 +52,7 @@ def as_weighted_topics(
 def as_topic_filters(
     _context: Context, _parameter: Parameter, texts: tuple[str, ...]
 ) -> dict[str, str]:
-    """Take filters of topics: the topic, an equals sign, and its filter."""
+    """Convert filters of topics: each is the topic, an equals sign, and the filter."""
     filters: dict[str, str] = {}
     for text in texts:
         topic, found, expression = text.partition("=")
@@ -57,19 +62,40 @@ def as_topic_filters(
     return filters
 
 
+def as_span(minimum_ms: int = 0, unit: str = "ms") -> Callable[..., int | None]:
+    """Return a callback that converts a duration, such as 90s or 7d, to milliseconds.
+
+    A number without a unit is in `unit`, as the option's name says. A duration shorter than
+    `minimum_ms` is refused.
+    """
+
+    def convert(_context: Context, _parameter: Parameter, text: str | None) -> int | None:
+        if text is None:
+            return None
+        span_ms = _span_ms(text, unit)
+        if span_ms is None:
+            raise click.BadParameter(f"{text!r} is no time; write such as 500ms, 90s or 7d.")
+        if span_ms < minimum_ms:
+            raise click.BadParameter(f"{text!r} is too short; at least {shown_span(minimum_ms)}.")
+        return span_ms
+
+    return convert
+
+
 def as_milliseconds(_context: Context, _parameter: Parameter, text: str | None) -> list[int] | None:
-    """Take numbers of milliseconds, separated by commas."""
+    """Convert durations, such as 1s or 5000, separated by commas, to milliseconds."""
     if text is None:
         return None
-    if not re.fullmatch(r"\d{1,15}(,\d{1,15})*", text, re.ASCII):
-        raise click.BadParameter(f"{text!r}: write milliseconds such as 1000,5000,60000.")
-    return [int(each) for each in text.split(",")]
+    spans = [parse_span_ms(each) for each in text.split(",")]
+    if None in spans:
+        raise click.BadParameter(f"{text!r}: write times such as 1s,5s,1m, or milliseconds.")
+    return [span for span in spans if span is not None]
 
 
 def as_place_in_queue(
     _context: Context, _parameter: Parameter, texts: tuple[str, ...]
 ) -> dict[str, dict[int, int]]:
-    """Take offsets, each as TOPIC:QUEUE:OFFSET."""
+    """Convert offsets, each given as TOPIC:QUEUE:OFFSET."""
     places: dict[str, dict[int, int]] = {}
     for text in texts:
         topic, *numbers = text.rsplit(":", 2)
@@ -80,13 +106,23 @@ def as_place_in_queue(
     return places
 
 
+def as_properties(
+    _context: Context, _parameter: Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    """Convert properties, each given as NAME=VALUE."""
+    try:
+        return dict(map(parse_property, texts))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
+
+
 def as_group(_context: Context, _parameter: Parameter, text: str) -> str:
-    """Take a group's name."""
+    """Check a group's name."""
     return _checked_name("group", text)
 
 
 def as_size(_context: Context, _parameter: Parameter, text: str | None) -> int | None:
-    """Take a number of bytes, such as 65536 or 16MiB."""
+    """Convert a number of bytes, such as 65536 or 16MiB."""
     if text is None:
         return None
     size = parse_size(text)
@@ -96,7 +132,8 @@ def as_size(_context: Context, _parameter: Parameter, text: str | None) -> int |
 
 
 def as_duration(_context: Context, _parameter: Parameter, text: str | None) -> int | None:
-    """Take a while, such as 90s or 12h, in milliseconds."""
+    """Convert a duration, such as 90s or 12h, to milliseconds. A number without a unit is
+    refused."""
     if text is None:
         return None
     try:
@@ -106,7 +143,7 @@ def as_duration(_context: Context, _parameter: Parameter, text: str | None) -> i
 
 
 def as_regex(_context: Context, _parameter: Parameter, text: str | None) -> str | None:
-    """Take a regular expression of Python's kind that compiles."""
+    """Check that a Python regular expression compiles."""
     if text is not None:
         try:
             re.compile(text)
@@ -116,7 +153,7 @@ def as_regex(_context: Context, _parameter: Parameter, text: str | None) -> str 
 
 
 def as_start(_context: Context, _parameter: Parameter, text: str | None) -> Start | None:
-    """Take an end of the queue, an offset or a time, seen from now."""
+    """Convert `earliest`, `latest`, an offset or a time. A relative time is relative to now."""
     if text is None:
         return None
     try:
@@ -126,15 +163,24 @@ def as_start(_context: Context, _parameter: Parameter, text: str | None) -> Star
 
 
 def as_formatter(_context: Context, _parameter: Parameter, text: str | None) -> Formatter:
-    """Take a form in which messages are printed; without one it is the output that decides."""
+    """Convert the name of a form, or a format, to the function that formats messages. The default
+    is pretty on a terminal, otherwise json."""
     try:
         return make_formatter(text or ("pretty" if is_terminal() else "json"))
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from error
 
 
+def _span_ms(text: str, unit: str) -> int | None:
+    """Return the milliseconds of a duration, or None for any other text. A number without a unit is
+    in `unit`, and may have a fraction."""
+    if re.fullmatch(r"\d{1,15}(\.\d{1,6})?", text, re.ASCII):
+        return round(float(text) * SPAN_UNITS[unit])
+    return parse_span_ms(text)
+
+
 def _checked_name(kind: str, text: str) -> str:
-    from holdfast.client.requests import checked_name
+    from holdfast.client.transport.requests import checked_name
 
     try:
         return checked_name(kind, text)

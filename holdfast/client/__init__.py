@@ -1,5 +1,9 @@
-"""The Python client. Its names are imported when they are first used, so that what needs no
-client, such as a Spark executor, does not pay for one."""
+"""The Python client: `produce/` publishes, `read/` reads by offset, and `consume/` consumes in
+groups. All three use `transport/`.
+
+Each name is imported when it is first used. So a program that uses only a part of this package
+(a Spark executor, for example) does not load the whole client.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,21 +11,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.client import errors
     from holdfast.client.async_client import AsyncClient
-    from holdfast.client.async_producer import AsyncProducer, SendHandle
-    from holdfast.client.consumer import AsyncConsumer, Consumer
-    from holdfast.client.delivery import Delivery, ReceivedMessage, ReceiveResult, Settling
+    from holdfast.client.consume.consumer import AsyncConsumer, Consumer
+    from holdfast.client.consume.delivery import Delivery, ReceivedMessage, ReceiveResult, Settling
+    from holdfast.client.descriptions import (
+        BrokerInfo,
+        Fairness,
+        GroupConfig,
+        GroupDescription,
+        GroupMember,
+        GroupQueue,
+        GroupSummary,
+        GroupTopic,
+        OffsetsReset,
+        QueueDescription,
+        Served,
+        Split,
+        Subscription,
+        TopicConfig,
+        TopicDescription,
+        TopicSummary,
+    )
     from holdfast.client.errors import HoldfastError
-    from holdfast.client.message import (
+    from holdfast.client.produce.async_producer import AsyncProducer, SendHandle
+    from holdfast.client.produce.blocking_producer import BlockingSendHandle, Producer
+    from holdfast.client.read.message import (
         Message,
         MessageBatch,
         PublishResult,
         PullResult,
         StoredOffsets,
     )
-    from holdfast.client.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
-    from holdfast.client.reader import AsyncReader, Reader
+    from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
+    from holdfast.client.read.readers import AsyncReader, Reader
     from holdfast.client.sync_client import Client
-    from holdfast.client.sync_producer import BlockingSendHandle, Producer
 
 __all__ = [
     "AsyncClient",
@@ -45,6 +67,22 @@ __all__ = [
     "Settling",
     "AsyncOffsetConsumer",
     "OffsetConsumer",
+    "BrokerInfo",
+    "Fairness",
+    "GroupConfig",
+    "GroupDescription",
+    "GroupMember",
+    "GroupQueue",
+    "GroupSummary",
+    "GroupTopic",
+    "OffsetsReset",
+    "QueueDescription",
+    "Served",
+    "Split",
+    "Subscription",
+    "TopicConfig",
+    "TopicDescription",
+    "TopicSummary",
     "HoldfastError",
     "errors",
 ]
@@ -52,25 +90,41 @@ __all__ = [
 _MODULES = {
     "AsyncClient": "async_client",
     "Client": "sync_client",
-    "Message": "message",
-    "MessageBatch": "message",
-    "PublishResult": "message",
-    "PullResult": "message",
-    "StoredOffsets": "message",
-    "AsyncProducer": "async_producer",
-    "Producer": "sync_producer",
-    "SendHandle": "async_producer",
-    "BlockingSendHandle": "sync_producer",
-    "AsyncReader": "reader",
-    "Reader": "reader",
-    "AsyncConsumer": "consumer",
-    "Consumer": "consumer",
-    "Delivery": "delivery",
-    "ReceivedMessage": "delivery",
-    "ReceiveResult": "delivery",
-    "Settling": "delivery",
-    "AsyncOffsetConsumer": "offset_consumer",
-    "OffsetConsumer": "offset_consumer",
+    "Message": "read.message",
+    "MessageBatch": "read.message",
+    "PublishResult": "read.message",
+    "PullResult": "read.message",
+    "StoredOffsets": "read.message",
+    "AsyncProducer": "produce.async_producer",
+    "Producer": "produce.blocking_producer",
+    "SendHandle": "produce.async_producer",
+    "BlockingSendHandle": "produce.blocking_producer",
+    "AsyncReader": "read.readers",
+    "Reader": "read.readers",
+    "AsyncConsumer": "consume.consumer",
+    "Consumer": "consume.consumer",
+    "Delivery": "consume.delivery",
+    "ReceivedMessage": "consume.delivery",
+    "ReceiveResult": "consume.delivery",
+    "Settling": "consume.delivery",
+    "AsyncOffsetConsumer": "read.offset_consumer",
+    "OffsetConsumer": "read.offset_consumer",
+    "BrokerInfo": "descriptions",
+    "Fairness": "descriptions",
+    "GroupConfig": "descriptions",
+    "GroupDescription": "descriptions",
+    "GroupMember": "descriptions",
+    "GroupQueue": "descriptions",
+    "GroupSummary": "descriptions",
+    "GroupTopic": "descriptions",
+    "OffsetsReset": "descriptions",
+    "QueueDescription": "descriptions",
+    "Served": "descriptions",
+    "Split": "descriptions",
+    "Subscription": "descriptions",
+    "TopicConfig": "descriptions",
+    "TopicDescription": "descriptions",
+    "TopicSummary": "descriptions",
     "HoldfastError": "errors",
 }
 
@@ -83,3 +137,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"holdfast.client.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,57 +1,74 @@
-"""The client for asyncio: every request of the API by name, and the readers and producers.
+"""The client for asyncio: one method per request of the API, plus readers, producers, consumers.
 
-`Client` in sync_client.py has the same names for callers without an event loop; its methods
-are made from these.
+`Client` in sync_client.py has the same methods for callers without an event loop. They are derived
+from the methods here.
 """
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import chain
-from typing import Any, Literal, Self
+from typing import Any, Self
 from urllib.parse import quote
 
 import msgspec
 
-from holdfast.client.async_producer import AsyncProducer
-from holdfast.client.consume_options import ConsumeOptions, SerialBy, own_member
-from holdfast.client.consumer import AsyncConsumer
-from holdfast.client.errors import UnknownTopic
-from holdfast.client.group_calls import GroupCalls
-from holdfast.client.message import (
+from holdfast.client.consume.consumer import AsyncConsumer
+from holdfast.client.consume.group_api import GroupCalls
+from holdfast.client.consume.options import ConsumeOptions, SerialBy, own_member
+from holdfast.client.consume.redrive import Redriven, redrive
+from holdfast.client.descriptions import (
+    BrokerInfo,
+    D,
+    Durability,
+    End,
+    GroupSummary,
+    Split,
+    TopicDescription,
+    TopicSummary,
+    described,
+)
+from holdfast.client.errors import (
+    ApiError,
+    CertificateNotTrusted,
+    ConnectionFailed,
+    UnknownTopic,
+)
+from holdfast.client.produce.async_producer import AsyncProducer
+from holdfast.client.produce.coalescing import SharedPublishing
+from holdfast.client.produce.message_checks import Body, as_bytes
+from holdfast.client.produce.new_message import NewMessage
+from holdfast.client.produce.options import ProducerOptions, ProducerTarget
+from holdfast.client.produce.publish_request import publish_alone
+from holdfast.client.produce.sender import IdentityPool
+from holdfast.client.read.message import (
     LoneMessage,
     Message,
     MessageBatch,
     PublishResult,
     PullResult,
 )
-from holdfast.client.message_checks import Body, as_bytes
-from holdfast.client.message_run import MessageRun
-from holdfast.client.new_message import NewMessage
-from holdfast.client.offset_consumer import AsyncOffsetConsumer, OffsetConsumeOptions
-from holdfast.client.producing import ProducerOptions, ProducerTarget
-from holdfast.client.publishing import publish_alone
-from holdfast.client.pulling import (
+from holdfast.client.read.message_run import MessageRun
+from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetConsumeOptions
+from holdfast.client.read.pull import (
     PullOptions,
     Start,
-    TopicDescription,
     describe_topic,
     find_offset,
     pull_queue,
 )
-from holdfast.client.reader import AsyncReader
-from holdfast.client.redrive import Redriven, group_of_redriving, redrive
-from holdfast.client.requests import JSON, MSGPACK, Requests, checked_name
-from holdfast.client.retry import RetryPolicy
-from holdfast.client.sender import IdentityPool
-from holdfast.client.shared_publishing import SharedPublishing
-from holdfast.client.sources import QueueSource, Range, Source, TopicSource
-from holdfast.client.tls import File, TlsFiles
-from holdfast.client.transport import Transport
+from holdfast.client.read.pull import TopicDescription as TopicFacts
+from holdfast.client.read.readers import AsyncReader
+from holdfast.client.read.sources import QueueSource, Range, Source, TopicSource
+from holdfast.client.timestamps import Time, as_timestamp_ms
+from holdfast.client.transport.async_transport import Transport
+from holdfast.client.transport.requests import JSON, MSGPACK, Requests, checked_name
+from holdfast.client.transport.retry import ONCE, RetryPolicy
+from holdfast.client.transport.tls import File, TlsFiles
 
 DEFAULT_URL = "http://127.0.0.1:8711"
 
-Offsets = Mapping[int, int] | Literal["earliest", "latest"]
+Offsets = Mapping[int, int] | End
 
 
 class _Messages(msgspec.Struct):
@@ -61,12 +78,14 @@ class _Messages(msgspec.Struct):
 class AsyncClient(GroupCalls):
     """A client of the broker at `url`, for one event loop. Use it in `async with`, or close it.
 
-    `token` is sent as bearer token. For a broker that serves TLS, `ca_file` names the authorities
-    to trust in place of the system's, `cert_file` and `key_file` the certificate to show (PEM;
-    ValueError when they cannot be used). What fails in a way that passes (no connection, a broker
-    that is restarting or busy) is tried again for `timeout_ms`, with growing pauses. Methods
-    raise ApiError when the broker refuses, ConnectionFailed when it does not answer. Cancelling
-    any of them is safe; what a cancelled publish sent may still be stored.
+    `token` is sent as a bearer token. The three files are for a broker that serves TLS: `ca_file`
+    holds the authorities to trust (default: those of the system); `cert_file` and `key_file` hold
+    the client's own certificate and its key. They are PEM files; unusable files raise ValueError.
+
+    Transient failures (no connection, a broker that is restarting or busy) are retried for
+    `timeout_ms`, with growing pauses. Methods raise ApiError when the broker refuses a request,
+    and ConnectionFailed when it does not answer. Cancelling any method is safe; a cancelled
+    publish may still be stored.
     """
 
     def __init__(
@@ -93,9 +112,10 @@ class AsyncClient(GroupCalls):
 
     @classmethod
     def over(cls, transport: Requests) -> Self:
-        """Return a client of which only the requests are meant, over another transport.
+        """Return a client that sends its requests over another transport.
 
-        Each of its publishes is a request.
+        Do not use the producers and consumers of this client. Each publish is sent in a request
+        of its own.
         """
         client = cls.__new__(cls)
         client.url = transport.url
@@ -107,10 +127,10 @@ class AsyncClient(GroupCalls):
         return client
 
     async def close(self) -> None:
-        """Close the producers that are open, which sends what they hold, the consumers that are
-        members of groups, which leave them, then all connections.
+        """Close the open producers (which send their buffers), then the consumers (which leave
+        their groups), then all connections.
 
-        Readers that wait end with ClientClosed. May be called twice.
+        Waiting readers end with ClientClosed. May be called twice.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._transport.close)
@@ -133,19 +153,21 @@ class AsyncClient(GroupCalls):
         self,
         topic: str,
         queues: int | None = None,
-        durability: str | None = None,
+        durability: Durability | None = None,
         *,
         priority_levels: int | None = None,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         max_message_bytes: int | None = None,
-    ) -> dict[str, Any]:
-        """Create a topic, or ensure that it is there, and return its description.
+        max_bytes: int | None = None,
+    ) -> TopicDescription:
+        """Create a topic, or ensure that it exists, and return its description.
 
-        What is not given is the broker's default for a new topic and not compared for one that
-        exists. `durability` is "fsync" (acknowledged once synced to the disk) or "written". With
-        `priority_levels` (1 to 10) it has as many times `queues`: of each, one for each level.
-        Raises TopicConflict when it exists with another value of what is given.
+        In a new topic, settings that are not given get the broker's defaults. An existing topic
+        is not changed: TopicConflict is raised if it has another value for a given setting.
+        `durability` says when the broker acknowledges a message: once it is synced to disk
+        ("fsync"), or once it is written to the operating system ("written"). With
+        `priority_levels` (1 to 10) the topic has `queues` times `priority_levels` queues.
         """
         given = {
             "queues": queues,
@@ -154,25 +176,27 @@ class AsyncClient(GroupCalls):
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "max_message_bytes": max_message_bytes,
+            "max_bytes": max_bytes,
         }
         fields = {name: value for name, value in given.items() if value is not None}
-        return await self._json("PUT", _topic_path(topic), body=fields)
+        return await self._described(TopicDescription, "PUT", _topic_path(topic), body=fields)
 
-    async def change_topic(self, topic: str, /, **fields: int | str | None) -> dict[str, Any]:
-        """Change a topic's `queues` (of each level; only more), `durability`, `retention_ms`,
-        `retention_bytes` or `max_message_bytes`, and return its description.
+    async def change_topic(self, topic: str, /, **fields: int | str | None) -> TopicDescription:
+        """Change settings of a topic; return its description.
 
-        None takes a retention limit away.
+        The settings are `queues` (the number per priority level; it can only grow), `durability`,
+        `retention_ms`, `retention_bytes`, `max_bytes` and `max_message_bytes`. For
+        `retention_ms`, `retention_bytes` and `max_bytes`, None removes the limit.
         """
-        return await self._json("PATCH", _topic_path(topic), body=fields)
+        return await self._described(TopicDescription, "PATCH", _topic_path(topic), body=fields)
 
-    async def topics(self) -> list[dict[str, Any]]:
-        """Return all topics, by name."""
-        return await self._listing("/v1/topics", "topics")
+    async def topics(self) -> list[TopicSummary]:
+        """Return all topics, sorted by name."""
+        return await self._listing(TopicSummary, "/v1/topics", "topics")
 
-    async def describe_topic(self, topic: str) -> dict[str, Any]:
+    async def describe_topic(self, topic: str) -> TopicDescription:
         """Return a topic's id, configuration and queues with their offsets."""
-        return await self._json("GET", _topic_path(topic))
+        return await self._described(TopicDescription, "GET", _topic_path(topic))
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with all its messages."""
@@ -186,27 +210,29 @@ class AsyncClient(GroupCalls):
         self,
         topic: str,
         body: Body,
+        *,
         key: str | None = None,
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
         queue: int | None = None,
-        *,
-        durability: str | None = None,
+        durability: Durability | None = None,
         ttl_ms: int | None = None,
         priority: int | None = None,
     ) -> PublishResult:
-        """Publish one message and return where it is stored, once it is.
+        """Publish one message; return its queue, offset and id once it is stored.
 
-        Text is stored as UTF-8. The queue is the one given, else that of the key, else the one
-        whose turn it is. Groups deliver messages of a higher `priority` (0 to 9; 4 if not given)
-        first where the topic has levels for them, and none that is older than `ttl_ms`. A retry
-        is not stored twice. For many messages use `producer`.
+        Text is stored as UTF-8. If `queue` is None, the key chooses the queue; if `key` is None,
+        too, the queues take turns. Groups deliver messages of higher `priority` (0 to 9,
+        default 4) first if the topic has priority levels. Groups do not deliver a message that is
+        older than its `ttl_ms`. A retry never stores the message twice. For many messages use
+        `producer`.
 
-        Calls that are made while another one to the topic, at the same durability, is under way
-        share the next request: many tasks on one client get far more through than with a client
-        each. Each has its own result or error, and its own time and end; a large message, and
-        any call when nothing is under way, goes at once. The synchronous client's calls have a
-        request each.
+        Concurrent calls with the same topic and durability share requests: messages that arrive
+        while a request is in flight are sent together in the next one. So tasks that share one
+        client reach a higher rate than tasks with one client each. Each call still has its own
+        result or error, timeout and cancellation. A message never waits only to be sent together
+        with others: it is sent at once if no request is in flight, or if it is large. In the
+        synchronous client each call sends its own request.
         """
         message = NewMessage(
             as_bytes(body),
@@ -227,7 +253,7 @@ class AsyncClient(GroupCalls):
         self,
         topic: str,
         queue: int | None = None,
-        durability: str | None = None,
+        durability: Durability | None = None,
         linger_ms: float = ProducerOptions.linger_ms,
         *,
         priority: int | None = None,
@@ -238,13 +264,17 @@ class AsyncClient(GroupCalls):
     ) -> AsyncProducer:
         """Return a producer that batches messages to `topic`; use it in `async with`.
 
-        A batch leaves when it has `batch_bytes`, after `linger_ms`, or when one of its messages
-        is waited for. `max_in_flight` requests may be under way, one for each queue: order in a
-        queue is the order of the sends. `buffer_bytes` bounds what waits, `delivery_timeout_ms`
-        how long a batch is tried. A retry is not stored twice. With `queue` all messages go
-        there; `priority` is that of messages that do not say. A topic that does not exist is
-        created with the broker's defaults, if the broker creates topics by itself. Queues that
-        are added later are used by producers made then.
+        A batch is sent when it reaches `batch_bytes`, after `linger_ms`, or when the caller waits
+        for one of its messages. Up to `max_in_flight` requests are in flight, but never two with
+        messages of the same queue, so each queue stores messages in the order of the sends.
+        `buffer_bytes` limits the bytes that wait for an acknowledgement; batches that are still
+        being filled may use half of this in addition. `delivery_timeout_ms` limits how long a
+        batch is retried. A retry never stores a message twice.
+
+        If `queue` is given, all messages are sent to that queue. `priority` is the default for
+        messages that are sent without a priority. A missing topic is created with the broker's
+        defaults, if the broker allows automatic creation. When queues are added to the topic, only
+        producers that are started later use them.
         """
         producer = AsyncProducer(
             self._producer_target(topic),
@@ -263,13 +293,13 @@ class AsyncClient(GroupCalls):
         return producer
 
     def _producer_target(self, topic: str) -> ProducerTarget:
-        async def describe() -> TopicDescription:
+        async def describe() -> TopicFacts:
             try:
                 return await describe_topic(self._transport, checked_name("topic", topic))
             except UnknownTopic:
-                if not (await self.info()).get("auto_create_topics", True):
+                if not (await self._json("GET", "/v1/info")).get("auto_create_topics", True):
                     raise
-                await self.create_topic(topic)
+                await self._json("PUT", _topic_path(topic), body={})
                 return await describe_topic(self._transport, topic)
 
         return ProducerTarget(self._transport, checked_name("topic", topic), describe)
@@ -282,8 +312,8 @@ class AsyncClient(GroupCalls):
         queue: int | None = None,
         offset: int | None = None,
         *,
-        start: str | None = None,
-        timestamp_ms: int | None = None,
+        start: End | None = None,
+        timestamp_ms: Time | None = None,
         follow: bool = True,
         tag: str | None = None,
         filter: str | None = None,
@@ -291,19 +321,22 @@ class AsyncClient(GroupCalls):
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
     ) -> AsyncReader[Message]:
-        """Read the messages of a queue in order, or of all queues of the topic without `queue`.
+        """Read the messages of one queue in order; without `queue`, of all queues of the topic.
 
-        Reading starts at `offset`, at `start` ("earliest", which is the default, or "latest")
-        or with what was stored from `timestamp_ms` on. It goes on for ever, waiting at the
-        broker for what comes (`wait_ms` a request) and for a broker that is away; with
-        `follow=False` it ends where the queue ended at the beginning. `tag` ("a,b": one of
-        these) and `filter` (a SQL92 condition on properties) are applied by the broker. Messages
-        that are damaged on the broker's disk end it with RecordCorrupt; with `skip_corrupt` they
-        are passed over, and the log `holdfast.client` says which.
+        Reading starts at `offset`, at `start` ("earliest", the default, or "latest"), or at the
+        first message stored at or after `timestamp_ms` (milliseconds since 1970, or a datetime
+        with a time zone). With `follow=True` reading never ends: each request waits up to `wait_ms`
+        at the broker for new messages, and requests are retried while the broker is unreachable.
+        With `follow=False` reading ends at the max_offset that the queue had at the start.
 
-        Up to `max_bytes` are fetched at once, the next range while one is worked on. Raises
-        OffsetTrimmed, OffsetBeyondEnd, RecordCorrupt, TopicRecreated, CorruptBatch for bytes
-        that fail their checksum, and UnknownTopic.
+        The broker sends only messages that match `tag` ("a,b" means a or b) and `filter` (a SQL92
+        condition on properties). A message that is damaged on the broker's disk ends the reading
+        with RecordCorrupt; with `skip_corrupt` such messages are skipped, and the logger
+        `holdfast.client` reports the skipped offsets.
+
+        Each request fetches up to `max_bytes` of messages; the next request is sent while the
+        caller processes these messages. Raises OffsetTrimmed, OffsetBeyondEnd, RecordCorrupt,
+        TopicRecreated, UnknownTopic, and CorruptBatch for bytes that fail their checksum.
         """
         options = PullOptions(
             max_bytes=max_bytes,
@@ -322,17 +355,18 @@ class AsyncClient(GroupCalls):
         queue: int,
         offset: int | None = None,
         *,
-        start: str | None = None,
-        timestamp_ms: int | None = None,
+        start: End | None = None,
+        timestamp_ms: Time | None = None,
         follow: bool = True,
         skip_corrupt: bool = False,
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
     ) -> AsyncReader[MessageBatch]:
-        """Read a queue's messages as the batches they are stored in, for those who want arrays.
+        """Read a queue's messages in the batches in which they are stored, for array processing.
 
-        As `pull` in everything else. The first and last batch are cut to the range by their
-        `start_row` and `end_row`.
+        Everything else is as in `pull`. The first and the last batch may also contain messages
+        outside of the requested range: use only the rows from `start_row` (inclusive) to `end_row`
+        (exclusive).
         """
         options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, skip_corrupt=skip_corrupt)
         start_ = _start(offset, start, timestamp_ms)
@@ -366,10 +400,10 @@ class AsyncClient(GroupCalls):
         filter: str | None = None,
         skip_corrupt: bool = False,
     ) -> PullResult:
-        """Pull once, and return what is there from `offset` on, or arrives within `wait_ms`.
+        """Pull once; return the messages from `offset` on. Wait up to `wait_ms` for the first.
 
-        At most `max_messages`, and of more than one at most `max_bytes`. `skip_corrupt` as in
-        `pull`; what was passed over is in `skipped`.
+        Return at most `max_messages`, and at most `max_bytes` unless a single message is larger.
+        `skip_corrupt` works as in `pull`; `skipped` lists the skipped ranges.
         """
         options = PullOptions(
             max_messages=max_messages,
@@ -403,8 +437,9 @@ class AsyncClient(GroupCalls):
         max_in_flight: int = 32,
         concurrency: int = 1,
         serial_by: SerialBy | None = None,
-        start: str | None = None,
+        start: End | None = None,
         follow: bool = True,
+        wait_for_delayed: bool = False,
         filter: str | None = None,
         lease_ms: int | None = None,
         settled: bool = False,
@@ -413,26 +448,33 @@ class AsyncClient(GroupCalls):
         ack_batch: int = 64,
         ack_interval_ms: float = 5,
     ) -> AsyncConsumer:
-        """Take part in a group: its messages of a topic, or of several, are shared out among its
-        members, under leases. Iterate over what is returned, or `run` a handler.
+        """Return a consumer that is a member of a group: iterate over it, or `run` a handler.
 
-        A group that is not there is made, and one that only stores offsets gets leases, from
-        those offsets on; `start` ("earliest", which is the default, or "latest") is where other
-        queues begin. Use `create_group` for anything else that it may be.
+        The group distributes the messages of its topics among its members, each under a lease.
+        A missing group is created. A group that only stores offsets becomes a group with leases
+        that continues from those offsets; queues without an offset begin at `start` ("earliest",
+        the default, or "latest"). Use `create_group` for all other settings.
 
-        At most `max_in_flight` messages are held at once, and so few that the worker is kept
-        busy. `concurrency` is how many are worked on at once: of each key (in a keyed group) or
-        queue one at a time, or as `serial_by` says ("key", "queue", "nothing"). Leases (of
-        `lease_ms`, else of the group's length) are extended at half their time until a message is
-        settled. What is said of messages is sent together: after `ack_batch`, after
-        `ack_interval_ms`, or when there is nothing else to do. `settled`: messages are settled as
-        they are sent, so that a crash loses those in hand. `filter`: tags separated by commas, or
-        a SQL92 condition; the others stay for other members. With `follow=False` it ends when
-        nothing is left.
+        The consumer prefetches just enough messages to keep the worker busy, and holds at most
+        `max_in_flight`. Up to `concurrency` messages are processed at once, but only one per key
+        (in a keyed group) or per queue; `serial_by` ("key", "queue" or "nothing") overrides that.
+        Each receive waits up to `wait_ms` at the broker and returns up to `max_bytes`.
 
-        `member` is the name under which the group knows it; two may never share one. Raises
-        UnknownTopic, ExclusiveHeld, Forbidden. A broker that is away is waited for, and a lost
-        reply is asked for again.
+        A lease lasts `lease_ms` (default: the group's setting) and is extended at half its time
+        until the message is settled. Acknowledgements are sent in batches: after `ack_batch` of
+        them, after `ack_interval_ms`, or when the consumer is idle. With `settled`, the broker
+        acknowledges messages as it sends them; then a crash loses messages that are being
+        processed.
+
+        `filter` is a list of tags separated by commas, or a SQL92 condition; other members get
+        the messages that do not match. With `follow=False` the consumer ends when no message is
+        available. A message that waits for its retry delay is not available; with
+        `wait_for_delayed` the consumer also waits for such messages before it ends.
+
+        `member` is this member's name in the group; each member needs its own. Raises
+        UnknownTopic, ExclusiveHeld, Forbidden. With `follow`, requests are retried for ever while
+        the broker is unreachable. A receive whose reply was lost is repeated and returns the same
+        messages.
         """
         topics = (topic,) if isinstance(topic, str) else tuple(topic)
         return AsyncConsumer(
@@ -446,6 +488,7 @@ class AsyncClient(GroupCalls):
                 serial_by=serial_by,
                 start=start,
                 follow=follow,
+                wait_for_delayed=wait_for_delayed,
                 filter=filter,
                 lease_ms=lease_ms,
                 settled=settled,
@@ -462,7 +505,7 @@ class AsyncClient(GroupCalls):
         topic: str,
         group: str,
         *,
-        start: str = "earliest",
+        start: End = "earliest",
         follow: bool = True,
         commit_interval_ms: int = 1000,
         tag: str | None = None,
@@ -471,14 +514,15 @@ class AsyncClient(GroupCalls):
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
     ) -> AsyncOffsetConsumer:
-        """Return the messages of all queues from the group's stored offsets on; iterate over it.
+        """Read all queues from the group's stored offsets on; iterate over the result.
 
-        Queues without a stored offset start at `start`. A message counts as processed when the
-        next one is asked for; that is stored every `commit_interval_ms` (0: at once) and on
-        closing, so after a crash some messages come again and none is passed over. The group is
-        for one consumer at a time: when another one moves its offsets, OffsetsChanged is raised.
-        It is for groups that only store offsets; those with leases are for `consume`.
-        `tag`, `filter` and `skip_corrupt` as in `pull`.
+        Queues without a stored offset begin at `start`. A message counts as processed when the
+        caller asks for the next one. Offsets are stored every `commit_interval_ms` (if this is 0,
+        after each message) and on closing, so after a crash some messages are delivered again and
+        none is skipped. Only one consumer may use the group at a time: if another consumer
+        changes the offsets, OffsetsChanged is raised. This method is only for groups that store
+        offsets; for groups with leases use `consume`. `tag`, `filter` and `skip_corrupt` work as
+        in `pull`.
         """
         options = OffsetConsumeOptions(
             group=checked_name("group", group),
@@ -496,23 +540,23 @@ class AsyncClient(GroupCalls):
         )
         return AsyncOffsetConsumer(self._transport, options)
 
-    async def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> tuple[int, int | None]:
-        """Return the first offset stored at or after a time, and its time.
+    async def offset_at(self, topic: str, queue: int, timestamp_ms: Time) -> tuple[int, int | None]:
+        """Return the offset and the store time (ms) of the first message stored at or after a time.
 
-        (max_offset, None) when there is none.
+        Return (max_offset, None) when there is no such message.
         """
         topic = checked_name("topic", topic)
-        return await find_offset(self._transport, topic, queue, timestamp_ms)
+        return await find_offset(self._transport, topic, queue, as_timestamp_ms(timestamp_ms))
 
     async def message(self, message_id: str) -> Message:
-        """Return one message. Raises UnknownMessage, also for a text that is no message id."""
+        """Return one message. Raises UnknownMessage, also for text that is not a message id."""
         reply = await self._transport.request(
             "GET", f"/v1/messages/{quote(message_id, safe='')}", headers={"Accept": MSGPACK}
         )
         return reply.msgpack(LoneMessage).as_message()
 
     async def search(self, topic: str, key: str, limit: int = 64) -> list[Message]:
-        """Return the newest messages with a key, newest first, at most `limit`."""
+        """Return the newest messages with a key, newest first, at most `limit` of them."""
         reply = await self._transport.request(
             "GET",
             f"{_topic_path(topic)}/messages/search",
@@ -529,45 +573,84 @@ class AsyncClient(GroupCalls):
         max_bytes: int | None = None,
         min_splits: int = 1,
         *,
-        start_timestamp_ms: int | None = None,
-        end_timestamp_ms: int | None = None,
-    ) -> list[dict[str, Any]]:
-        """Return a plan for parallel readers: pieces of queues of about `max_bytes` each.
+        start_timestamp_ms: Time | None = None,
+        end_timestamp_ms: Time | None = None,
+    ) -> list[Split]:
+        """Return a plan for parallel readers: ranges of queues of about `max_bytes` each.
 
-        Queues that `start` and `end` do not name start at the earliest and end at the latest.
+        `start` and `end` are offsets by queue, or "earliest" or "latest" for all queues. A queue
+        that `start` does not contain is read from its earliest offset; a queue that `end` does not
+        contain is read to its latest offset.
         """
         given: dict[str, str | int | None] = {
             "start": _offsets_param(start),
             "end": _offsets_param(end),
-            "start_timestamp_ms": start_timestamp_ms,
-            "end_timestamp_ms": end_timestamp_ms,
+            "start_timestamp_ms": _timestamp_ms(start_timestamp_ms),
+            "end_timestamp_ms": _timestamp_ms(end_timestamp_ms),
             "max_bytes": max_bytes,
             "min_splits": min_splits,
         }
         params = {name: value for name, value in given.items() if value is not None}
         reply = await self._json("GET", f"{_topic_path(topic)}/splits", params=params)
-        splits: list[dict[str, Any]] = reply["splits"]
-        return splits
+        return [described(Split, each, self.url) for each in reply["splits"]]
 
-    # -- groups, of which GroupCalls has the rest; the broker ----------------------------------
+    # -- groups (the rest is in GroupCalls) and the broker -------------------------------------
 
     async def redrive(self, group: str, max_messages: int | None = None) -> Redriven:
-        """Put a group's dead letters back where they came from, in their order, and say how many.
+        """Republish a group's dead letters to their original topics, in order; return the counts.
 
-        Each is published as it was, without what the dead letter added, and acknowledged once it
-        is synced; what a crash keeps from being acknowledged is not stored twice when it is tried
-        again (for as long as the broker remembers producers). Raises NoDeadLetters.
+        The broker does the work. It publishes each message as it was originally, without the
+        dead-letter properties, and acknowledges the dead letter once the message is synced. If a
+        crash prevents that acknowledgement, a later redrive does not store the message twice (as
+        long as the broker remembers the producer). If the group does not subscribe to the original
+        topic of a dead letter, the dead letter stays and is counted in `stuck`. Raises
+        NoDeadLetters.
         """
-        checked_name("group", group_of_redriving(group))
-        return await redrive(self._transport, self, group, max_messages)
+        return await redrive(self._transport, group, max_messages)
 
-    async def groups(self) -> list[dict[str, Any]]:
-        """Return all groups, by name. One without a `mode` only stores offsets."""
-        return await self._listing("/v1/groups", "groups")
+    async def groups(self) -> list[GroupSummary]:
+        """Return all groups, sorted by name. A group without a `mode` only stores offsets."""
+        return await self._listing(GroupSummary, "/v1/groups", "groups")
 
-    async def info(self) -> dict[str, Any]:
-        """Return what the broker says of itself."""
-        return await self._json("GET", "/v1/info")
+    async def info(self) -> BrokerInfo:
+        """Return the broker's version and main settings."""
+        return await self._described(BrokerInfo, "GET", "/v1/info")
+
+    async def status(self) -> dict[str, Any]:
+        """Return the `phase`, `degraded`, `read_only` and `alarms` that /readyz reports, also when
+        the broker is not ready."""
+        try:
+            # "Not ready" is a valid answer here, not a reason to retry.
+            reply = await self._transport.request("GET", "/readyz", retry=ONCE)
+            return reply.json(dict[str, Any])
+        except ApiError as error:
+            if "phase" not in error.members:
+                raise
+            return dict(error.members)
+
+    async def metrics(self) -> str:
+        """Return the broker's metrics in the Prometheus text format."""
+        reply = await self._transport.request("GET", "/metrics")
+        return bytes(reply.body).decode()
+
+    async def ready(self, wait_ms: int = 0) -> bool:
+        """Return whether the broker serves requests; wait up to `wait_ms` until it does.
+
+        Return False while the broker is unreachable, recovering or stopping. Raises other
+        ApiErrors, CertificateNotTrusted and BadReply at once.
+        """
+        retry = RetryPolicy(give_up_after_s=wait_ms / 1000) if wait_ms else ONCE
+        try:
+            await self._transport.request("GET", "/readyz", retry=retry)
+        except CertificateNotTrusted:
+            raise
+        except ConnectionFailed:
+            return False
+        except ApiError as error:
+            if error.status != 503:
+                raise
+            return False
+        return True
 
     async def _json(
         self,
@@ -586,13 +669,16 @@ class AsyncClient(GroupCalls):
         )
         return reply.json(dict[str, Any])
 
-    async def _listing(self, path: str, name: str) -> list[dict[str, Any]]:
-        """Return all pages of a listing."""
-        items: list[dict[str, Any]] = []
+    async def _described(self, kind: type[D], method: str, path: str, *, body: object = None) -> D:
+        return described(kind, await self._json(method, path, body=body), self.url)
+
+    async def _listing(self, kind: type[D], path: str, name: str) -> list[D]:
+        """Return the items of all pages of a listing."""
+        items: list[D] = []
         params: dict[str, str | int] = {}
         while True:
             page = await self._json("GET", path, params=params)
-            items += page[name]
+            items += [described(kind, each, self.url) for each in page[name]]
             if page["next"] is None:
                 return items
             params["after"] = page["next"]
@@ -610,10 +696,14 @@ def _batches(fetched: Range) -> Iterable[MessageBatch]:
             yield part
 
 
-def _start(offset: int | None, start: str | None, timestamp_ms: int | None) -> Start:
+def _timestamp_ms(time: Time | None) -> int | None:
+    return None if time is None else as_timestamp_ms(time)
+
+
+def _start(offset: int | None, start: End | None, timestamp_ms: Time | None) -> Start:
     if offset is None and start is None and timestamp_ms is None:
         start = "earliest"
-    return Start(offset, start, timestamp_ms)
+    return Start(offset, start, _timestamp_ms(timestamp_ms))
 
 
 def _topic_path(topic: str) -> str:

@@ -1,29 +1,36 @@
-"""What a client can raise, by what the caller can do about it. Pure.
+"""The errors that a client raises, grouped by what the caller can do. Pure.
+
+"Retried first" means that the client retries and raises the error only if the retries fail.
 
 HoldfastError
-  ConnectionFailed      no answer: refused, reset, timed out (after all retries)
-    CertificateNotTrusted    TLS: not one that this client trusts; not tried again
-  BadReply              an answer that the API does not promise, such as a proxy's page
-  ClientClosed          the client was closed, perhaps while it was being read from
-  ApiError              the broker refused: `type` is the stable word, `members` the values
-    Unauthenticated     no token, or one that is not valid (any more)               401
+  ConnectionFailed      no reply: refused, reset, timed out (after all retries)
+    CertificateNotTrusted    this client does not trust the broker's certificate; not retried
+  BadReply              a reply that the API does not define, such as a proxy's page
+  ClientClosed          the client was closed, perhaps during the call
+  ApiError              the broker refused; `type` is the stable code, `members` has the values
+    Unauthenticated     no token, or a token that is invalid or has expired         401
     Forbidden           the token does not grant this                               403
     UnknownTopic, UnknownQueue, UnknownGroup, UnknownMessage                        404
-    TopicConflict       the topic exists with another setting                       409
-    TopicRecreated      the topic was deleted and made again                        409
-    OffsetTrimmed       the offset is below what is kept                            410
+    TopicConflict       the topic exists with a different setting                   409
+    TopicRecreated      the topic was deleted and created again                     409
+    OffsetTrimmed       retention has deleted the offset                            410
     OffsetBeyondEnd     the offset is above max_offset                              416
-    OffsetsChanged      another one moved the group's offsets                       412
-    ExclusiveHeld       another member has the group to itself                      409
+    OffsetsChanged      another consumer changed the group's offsets                412
+    ExclusiveHeld       the group is exclusive, and another member holds it         409
     GroupBusy           the group's mode cannot change while messages are leased    409
-    MessageTooLarge     a message, key, tag or its properties are over the limit    413
+    RedriveRunning      another redrive of the group is running; retried first      409
+    MessageTooLarge     a message, key, tag or its properties exceed the limit      413
     RecordCorrupt       the pull starts in a damaged range                          500
-    SequenceGap, ProducerFenced    an idempotent producer's place was taken      409, 403
-    TooManyHeld, Overloaded, DiskFull, Unavailable    passing: retried first
+    SequenceGap         the broker has not stored the producer's preceding batch    409
+    ProducerFenced      a newer producer with the same id has taken over            403
+    TooManyProducers    the limit of idempotent producers is reached                409
+    TooManyHeld, Overloaded, DiskFull, Unavailable    transient; retried first
+    SyncTimeout         the disk has not confirmed a publish in time; retried first,
+                        without storing it twice                                    503
   ProducerError
-    ProducerBufferFull  send() in asyncio while the buffer is full: await drain()
-    ProducerClosed      send() after close
-    PublishFailed       messages were not stored and nobody had looked at their handles
+    ProducerBufferFull  the buffer is full (asyncio only): await drain() before send()
+    ProducerClosed      send() before the start or after close()
+    PublishFailed       messages were not stored, and no handle has reported it
 CorruptBatch            bytes that fail their checksum (holdfast.commitlog.errors)
 """
 
@@ -34,13 +41,13 @@ from holdfast.commitlog.errors import CorruptBatch as CorruptBatch
 
 
 class HoldfastError(Exception):
-    """Any failure that a client reports, but for CorruptBatch."""
+    """Any failure that a client reports, except CorruptBatch."""
 
 
 class ConnectionFailed(HoldfastError):
-    """The broker could not be reached, or the connection ended before its answer.
+    """The broker could not be reached, or the connection ended before the reply.
 
-    `maybe_executed` is False when the request certainly never reached the broker.
+    `maybe_executed` is False when the request certainly did not reach the broker.
     """
 
     def __init__(self, url: str, reason: str, maybe_executed: bool) -> None:
@@ -54,9 +61,9 @@ class ConnectionFailed(HoldfastError):
 
 
 class CertificateNotTrusted(ConnectionFailed):
-    """What answers at the address shows no certificate that this client trusts for it.
+    """This client does not trust the certificate of the server at this address.
 
-    Nothing was sent, and trying again would not help.
+    No request was sent, and a retry would not help.
     """
 
     def __init__(self, url: str, reason: str) -> None:
@@ -66,12 +73,12 @@ class CertificateNotTrusted(ConnectionFailed):
     def __str__(self) -> str:
         return (
             f"the certificate of {self.url} is not trusted: {self.reason}; use the name that it is "
-            "for, or give the file of the authority that signed it (ca_file, --ca-file)"
+            "for, or give the file of the authority that signed it (ca_file, --tls-ca-file)"
         )
 
 
 class BadReply(HoldfastError):
-    """An answer that the API does not promise."""
+    """A reply that the API does not define."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(url, reason)
@@ -83,20 +90,20 @@ class BadReply(HoldfastError):
 
 
 class ClientClosed(HoldfastError):
-    """The client is closed; what was under way has ended."""
+    """The client is closed; requests in flight have ended."""
 
     def __str__(self) -> str:
         return "the client is closed"
 
 
 class ApiError(HoldfastError):
-    """The broker refused a request; RFC 9457's members are the attributes.
+    """The broker refused a request. The attributes are the fields of its problem object (RFC 9457).
 
-    `type` is the stable word after /problems/, `members` holds what it adds, `retry_after_s`
-    is None when the broker did not say.
+    `type` is the last part of the problem's type URI, a stable code. `members` holds the fields
+    that RFC 9457 does not define. `retry_after_s` is None if the broker sent no Retry-After.
     """
 
-    #: Whether the same request may succeed in a while, with nothing done by anybody.
+    #: Whether the error is transient: the same request may succeed later.
     is_passing: ClassVar[bool] = False
 
     def __init__(
@@ -121,15 +128,15 @@ class ApiError(HoldfastError):
 
 
 class Unauthenticated(ApiError):
-    """The broker asks for a token, and there was none, or one that is not valid (any more)."""
+    """The broker requires a token; it was missing, invalid or expired."""
 
 
 class Forbidden(ApiError):
-    """The token is valid, but does not grant this."""
+    """The token is valid but does not grant this request."""
 
     @property
     def verb(self) -> str:
-        """What it lacks: a verb, or several of which one would do."""
+        """The missing permission: one verb, or several verbs of which any one is enough."""
         return str(self.members.get("verb", ""))
 
 
@@ -147,15 +154,15 @@ class UnknownQueue(ApiError):
 
 
 class UnknownGroup(ApiError):
-    """Nothing is stored for such a group."""
+    """The broker stores nothing for this group."""
 
 
 class UnknownMessage(ApiError):
-    """There is no message with such an id (any more)."""
+    """No message with this id exists, or it was deleted."""
 
 
 class TopicConflict(ApiError):
-    """The topic exists, and `field` is `existing` where `given` was asked for."""
+    """The topic exists, but its setting `field` has the value `existing`, not the `given` one."""
 
     @property
     def field(self) -> str:
@@ -164,25 +171,25 @@ class TopicConflict(ApiError):
 
     @property
     def given(self) -> Any:
-        """What was asked for."""
+        """The value that was requested."""
         return self.members["given"]
 
     @property
     def existing(self) -> Any:
-        """What the topic has."""
+        """The topic's value."""
         return self.members["existing"]
 
 
 class TopicRecreated(ApiError):
-    """The topic was deleted and made again under its name; its offsets mean other messages."""
+    """The topic was deleted and created again, so its old offsets now belong to other messages."""
 
 
 class OffsetTrimmed(ApiError):
-    """The offset is below what retention has kept; `min_offset` is the first that is there."""
+    """Retention has deleted the offset; `min_offset` is the first offset that exists."""
 
     @property
     def min_offset(self) -> int:
-        """The first offset that is kept."""
+        """The first offset that exists."""
         return int(self.members["min_offset"])
 
     @property
@@ -192,7 +199,7 @@ class OffsetTrimmed(ApiError):
 
 
 class OffsetBeyondEnd(ApiError):
-    """The offset is above `max_offset`, so it was never given out (or lost with its disk)."""
+    """The offset is above `max_offset`: it was never assigned, or was lost with a disk."""
 
     @property
     def max_offset(self) -> int:
@@ -201,52 +208,62 @@ class OffsetBeyondEnd(ApiError):
 
 
 class OffsetsChanged(ApiError):
-    """A compare-and-swap failed: the group's offsets are not those that were read."""
+    """A compare-and-swap failed: the group's offsets changed after they were read."""
 
 
 class ExclusiveHeld(ApiError):
-    """The group is exclusive, and another member's until it leaves."""
+    """The group is exclusive: another member receives all messages until that member leaves."""
 
 
 class GroupBusy(ApiError):
     """Messages of the group are leased, so its mode cannot change now."""
 
 
+class RedriveRunning(ApiError):
+    """Another request is redriving the group's dead letters."""
+
+    is_passing = True
+
+
 class MessageTooLarge(ApiError):
-    """A message, or one of its texts, is over the limit; nothing of the request was stored."""
+    """A message, or its key, tag or properties, exceeds the limit; nothing was stored."""
 
 
 class RecordCorrupt(ApiError):
-    """The pull starts in a damaged range of the log; `next_offset` is past it."""
+    """The pull starts in a damaged range of the log; `next_offset` is after that range."""
 
     @property
     def next_offset(self) -> int:
-        """The first offset after the damage."""
+        """The first offset after the damaged range."""
         return int(self.members["next_offset"])
 
 
 class SequenceGap(ApiError):
-    """The broker does not know the batch before this one of the same producer."""
+    """The broker does not know the preceding batch of the same producer."""
 
 
 class ProducerFenced(ApiError):
-    """A producer with the same id and a higher epoch took over."""
+    """A producer with the same id and a higher epoch has taken over."""
+
+
+class TooManyProducers(ApiError):
+    """The broker's limit of idempotent producers is reached; it accepts no new one."""
 
 
 class TooManyHeld(ApiError):
-    """The broker holds as many pulls as it may."""
+    """The broker's limit of held pulls is reached."""
 
     is_passing = True
 
 
 class Overloaded(ApiError):
-    """Too much waits to be written."""
+    """The broker's write backlog is too large."""
 
     is_passing = True
 
 
 class DiskFull(ApiError):
-    """The broker's disk is full; publishing resumes by itself once there is room."""
+    """The broker's disk is full; publishing resumes automatically once there is room."""
 
     is_passing = True
 
@@ -257,7 +274,13 @@ class Unavailable(ApiError):
     is_passing = True
 
 
-#: Problem types with a class of their own; every other one is a plain ApiError.
+class SyncTimeout(ApiError):
+    """The disk has not confirmed a publish in time: the messages may be stored or not."""
+
+    is_passing = True
+
+
+#: Problem types with their own class; any other type is a plain ApiError.
 _CLASS_BY_TYPE: dict[str, type[ApiError]] = {
     "unauthenticated": Unauthenticated,
     "forbidden": Forbidden,
@@ -272,13 +295,16 @@ _CLASS_BY_TYPE: dict[str, type[ApiError]] = {
     "offsets-changed": OffsetsChanged,
     "group-exclusive": ExclusiveHeld,
     "group-busy": GroupBusy,
+    "redrive-running": RedriveRunning,
     "message-too-large": MessageTooLarge,
     "corrupt-record": RecordCorrupt,
     "sequence-gap": SequenceGap,
     "producer-fenced": ProducerFenced,
+    "too-many-producers": TooManyProducers,
     "too-many-held": TooManyHeld,
     "overloaded": Overloaded,
     "disk-full": DiskFull,
+    "sync-timeout": SyncTimeout,
     "recovering": Unavailable,
     "draining": Unavailable,
 }
@@ -289,7 +315,7 @@ _OWN_MEMBERS = {"type", "status", "title", "detail", "instance"}
 def api_error(
     status: int, problem: Mapping[str, Any], retry_after_s: float | None = None
 ) -> ApiError:
-    """Return the error that a problem (an object of RFC 9457) stands for."""
+    """Return the error for a problem object (RFC 9457)."""
     type_ = str(problem.get("type", "about:blank")).rsplit("/", 1)[-1]
     return _CLASS_BY_TYPE.get(type_, ApiError)(
         status,
@@ -306,7 +332,7 @@ class ProducerError(HoldfastError):
 
 
 class ProducerBufferFull(ProducerError):
-    """The producer holds as many unacknowledged bytes as it may."""
+    """The producer's limit of unacknowledged bytes is reached."""
 
     def __init__(self, buffer_bytes: int) -> None:
         super().__init__(buffer_bytes)
@@ -327,7 +353,8 @@ class ProducerClosed(ProducerError):
 
 
 class PublishFailed(ProducerError):
-    """`message_count` messages were not stored (or not provably); `cause` is the first reason."""
+    """`message_count` messages failed: not stored, or possibly stored without confirmation.
+    `cause` is the first error."""
 
     def __init__(self, topic: str, message_count: int, cause: Exception) -> None:
         super().__init__(topic, message_count, cause)

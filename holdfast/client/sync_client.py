@@ -1,36 +1,57 @@
-"""The client for callers without an event loop: AsyncClient's names, waiting for each result.
+"""The client for callers without an event loop: AsyncClient's methods, as blocking calls.
 
-Its requests and readers block in the calling thread, over sockets of their own: no other thread
-has a part in them. Producers and consumers, which do something while nobody calls them, run on a
-loop in a thread that is started with the first of them.
+`publish`, `pull_once` and the readers of `pull` and `pull_batches` block in the calling thread, on
+their own sockets. All other requests, the producers and the consumers run on an event loop in a
+background thread, which starts when it is first needed.
 """
 
 import functools
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from holdfast.client.async_client import DEFAULT_URL, AsyncClient
-from holdfast.client.async_producer import AsyncProducer
-from holdfast.client.blocking import BlockingTransport, finished
-from holdfast.client.consumer import AsyncConsumer, Consumer
-from holdfast.client.loop_thread import LoopThread
-from holdfast.client.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
-from holdfast.client.reader import AsyncReader, BlockingReader, Reader
-from holdfast.client.retry import RetryPolicy
-from holdfast.client.sync_producer import Producer
-from holdfast.client.target import Target
-from holdfast.client.tls import File, TlsFiles
+from holdfast.client.consume.consumer import AsyncConsumer, Consumer
+from holdfast.client.produce.async_producer import AsyncProducer
+from holdfast.client.produce.blocking_producer import Producer
+from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
+from holdfast.client.read.readers import AsyncReader, BlockingReader, Reader
+from holdfast.client.transport.blocking_transport import BlockingTransport, finished
+from holdfast.client.transport.loop_thread import LoopThread
+from holdfast.client.transport.retry import RetryPolicy
+from holdfast.client.transport.target import Target
+from holdfast.client.transport.tls import File, TlsFiles
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def _named_ours(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a copy of an AsyncClient method whose qualified name is Client.NAME, because error
+    messages for wrong arguments show that name."""
+    assert isinstance(method, FunctionType)
+    ours = FunctionType(
+        method.__code__,
+        method.__globals__,
+        method.__name__,
+        method.__defaults__,
+        method.__closure__,
+    )
+    functools.update_wrapper(ours, method)
+    del ours.__wrapped__  # type: ignore[attr-defined]
+    ours.__kwdefaults__ = method.__kwdefaults__
+    ours.__qualname__ = f"Client.{method.__name__}"
+    return ours
+
+
 def _waiting(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate["Client", P], R]:
-    """Return the method of Client that runs one of AsyncClient to its end, on a loop."""
+    """Return the Client method that runs an AsyncClient method on the background loop."""
+
+    method = _named_ours(method)
 
     @functools.wraps(method)
     def waiting(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,7 +63,9 @@ def _waiting(
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate["Client", P], R]:
-    """Return the method of Client that runs one of AsyncClient to its end, in this thread."""
+    """Return the Client method that runs an AsyncClient method in the calling thread."""
+
+    method = _named_ours(method)
 
     @functools.wraps(method)
     def blocking(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -54,7 +77,9 @@ def _blocking(
 def _reading(
     method: Callable[Concatenate[AsyncClient, P], AsyncReader[R]],
 ) -> Callable[Concatenate["Client", P], Reader[R]]:
-    """Return the method of Client that reads what one of AsyncClient reads."""
+    """Return the Client method that returns a blocking reader of the same messages."""
+
+    method = _named_ours(method)
 
     @functools.wraps(method)
     def reading(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Reader[R]:
@@ -68,7 +93,9 @@ def _reading(
 def _consuming(
     method: Callable[Concatenate[AsyncClient, P], AsyncConsumer],
 ) -> Callable[Concatenate["Client", P], Consumer]:
-    """Return the method of Client that consumes what one of AsyncClient consumes."""
+    """Return the Client method that returns a blocking consumer with the same options."""
+
+    method = _named_ours(method)
 
     @functools.wraps(method)
     def consuming(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Consumer:
@@ -80,7 +107,9 @@ def _consuming(
 def _consuming_by_offsets(
     method: Callable[Concatenate[AsyncClient, P], AsyncOffsetConsumer],
 ) -> Callable[Concatenate["Client", P], OffsetConsumer]:
-    """Return the method of Client that consumes by offsets what one of AsyncClient does."""
+    """Return the Client method that returns a blocking offset consumer with the same options."""
+
+    method = _named_ours(method)
 
     @functools.wraps(method)
     def consuming(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> OffsetConsumer:
@@ -92,7 +121,9 @@ def _consuming_by_offsets(
 def _producing(
     method: Callable[Concatenate[AsyncClient, P], AsyncProducer],
 ) -> Callable[Concatenate["Client", P], Producer]:
-    """Return the method of Client that makes a producer with the options of AsyncClient's."""
+    """Return the Client method that returns a blocking producer with the same options."""
+
+    method = _named_ours(method)
 
     @functools.wraps(method)
     def producing(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Producer:
@@ -105,13 +136,13 @@ def _producing(
 
 
 class Client:
-    """A client of the broker at `url`, for any threads. Use it in `with`, or close it.
+    """A client of the broker at `url`, for any number of threads. Use it in `with`, or close it.
 
-    `token` is sent as bearer token; `ca_file`, `cert_file` and `key_file` are for a broker that
-    serves TLS (see AsyncClient). What fails in a way that passes (no connection, a broker
-    that is restarting or busy) is tried again for `timeout_ms`, with growing pauses. Methods
-    raise ApiError when the broker refuses, ConnectionFailed when it does not answer. A client
-    does not survive a fork: make one in each process.
+    `token` is sent as a bearer token; `ca_file`, `cert_file` and `key_file` are for a broker that
+    serves TLS (see AsyncClient). Transient failures (no connection, a broker that is restarting
+    or busy) are retried for `timeout_ms`, with growing pauses. Methods raise ApiError when the
+    broker refuses a request, ConnectionFailed when it does not answer. A client does not survive
+    a fork: create one in each process.
     """
 
     def __init__(
@@ -137,6 +168,7 @@ class Client:
         self._transport = BlockingTransport(
             Target.of(url, token, TlsFiles(ca_file, cert_file, key_file)),
             RetryPolicy(give_up_after_s=timeout_ms / 1000),
+            retry_log=self._client._transport.retry_log,
         )
         self._requests = AsyncClient.over(self._transport)
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -169,6 +201,9 @@ class Client:
     store_offsets = _waiting(AsyncClient.store_offsets)
     reset_offsets = _waiting(AsyncClient.reset_offsets)
     info = _waiting(AsyncClient.info)
+    ready = _waiting(AsyncClient.ready)
+    status = _waiting(AsyncClient.status)
+    metrics = _waiting(AsyncClient.metrics)
 
     pull = _reading(AsyncClient.pull)
     pull_batches = _reading(AsyncClient.pull_batches)
@@ -177,9 +212,10 @@ class Client:
     producer = _producing(AsyncClient.producer)
 
     def close(self) -> None:
-        """Close the producers that are open, which sends what they hold, then all connections.
+        """Close the open producers (which send their buffers), then the consumers (which leave
+        their groups), then all connections.
 
-        Readers that wait end with ClientClosed. May be called twice.
+        Waiting readers end with ClientClosed. May be called twice.
         """
         with ExitStack() as stack:
             stack.callback(finished, self._transport.close())

@@ -1,1 +1,1 @@
-"""The demonstration: real input from publisher to waiting consumer to Spark, and a kill -9."""
+"""The demonstration: real input, a waiting consumer, a kill -9, a replay, and Spark."""

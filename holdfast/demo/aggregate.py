@@ -9,7 +9,8 @@ from rich.text import Text
 
 
 def missing_for_spark() -> str | None:
-    """Return what has to be installed before Spark can run, None when nothing has to."""
+    """Return a sentence that says what must be installed for Spark, or None if nothing is
+    missing."""
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
@@ -27,9 +28,10 @@ def missing_for_spark() -> str | None:
 def aggregate_with_spark(
     url: str, topic: str, starting_offsets: dict[int, int], *, is_reading: bool
 ) -> Table:
-    """Read a topic from the offsets given to its end, and aggregate by key.
+    """Read a topic from the given offsets to its end, and aggregate by key.
 
-    Readings are averaged by their "value"; lines are only counted, the busiest keys first.
+    The average is that of the field "value" if the messages are readings, otherwise that of the
+    messages' sizes. Return the 12 keys with the most messages, beginning with the largest number.
     """
     from pyspark.sql import functions as f
 
@@ -67,7 +69,7 @@ def aggregate_with_spark(
 
 
 def shown(rows: Iterable[Any], title: str, *, is_reading: bool) -> Table:
-    """Return rows of Spark's as a table. Keys are shown as they are, whatever is in them."""
+    """Return Spark's rows as a table. Keys are shown literally, without markup."""
     table = Table(
         "key",
         "messages",

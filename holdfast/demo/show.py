@@ -1,7 +1,7 @@
-"""The demonstration itself: six steps, said in plain words, each shown with what really happens.
+"""The demonstration: six steps, each explained in plain words and shown live.
 
-Everything runs on loopback against one broker process over a temporary folder; nothing is left
-running and nothing is left behind.
+Everything runs on loopback, with one broker process over a temporary folder. At the end no process
+and no file is left.
 """
 
 import tempfile
@@ -25,17 +25,18 @@ from holdfast.running_broker import RunningBroker
 
 TOPIC = "demo"
 QUEUES = 4
-#: Readings published one by one at first, to see each of them wake the waiting consumer.
+#: This many readings are first published one by one, to show that each wakes the waiting consumer.
 SINGLES = 5
-#: How long is streamed at most, and the pause between two rounds of readings or slices of lines.
+#: The longest time of streaming, without the restart of the broker.
 STREAM_S = 12.0
+#: The longest pause between two rounds of readings or two slices of lines.
 ROUND_S = 0.05
-#: A file is streamed in slices of this many lines, so that the kill falls in mid-stream.
+#: A file is streamed in slices of this many lines, and the broker is killed after half of them.
 SLICE_LINES = 250
 
 
 class Follower(threading.Thread):
-    """A consumer that long-polls all queues from the start and notes what it gets."""
+    """A consumer that long-polls all queues from the start and records each message."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(name="follower", daemon=True)
@@ -46,7 +47,7 @@ class Follower(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Take messages until the client is closed."""
+        """Read messages until the client is closed."""
         try:
             for message in self._messages:
                 with self.arrived:
@@ -55,13 +56,13 @@ class Follower(threading.Thread):
                     self.arrived.notify_all()
         except ClientClosed:
             pass
-        except Exception as error:  # shown by the main thread
+        except Exception as error:  # the main thread shows it
             with self.arrived:
                 self.error = error
                 self.arrived.notify_all()
 
     def wait_for(self, places: set[tuple[int, int]], timeout_s: float = 30.0) -> bool:
-        """Wait until everything at these places has come; return whether it has."""
+        """Wait until the messages at these places have arrived; return whether they have."""
         with self.arrived:
             self.arrived.wait_for(
                 lambda: self.error is not None or self.bodies.keys() >= places, timeout_s
@@ -72,10 +73,10 @@ class Follower(threading.Thread):
 
 
 def run_demo(file: Path | None, console: Console) -> bool:
-    """Show everything; return whether all of it went as it should.
+    """Run all steps; return whether every step went as expected.
 
-    Raises FileNotFoundError for a file that is not there, ModuleNotFoundError when psutil, which
-    reads this machine, is not installed.
+    Raises FileNotFoundError for a missing file, and ModuleNotFoundError if psutil, which reads
+    this machine's values, is not installed.
     """
     readings = machine_readings() if file is None else file_lines(file)
     first = list(islice(readings, SINGLES))
@@ -221,7 +222,7 @@ class _Demo:
         table = aggregate_with_spark(url, TOPIC, middle, is_reading=self._file is None)
         self._console.print(table)
 
-    # -- how it is said: in Rich's markup, so what is not the demo's own is escaped -----------
+    # -- output in Rich's markup; text from outside the demonstration is escaped ---------------
 
     def _step(self, number: int, title: str, text: str) -> None:
         self._console.print(f"\n[bold cyan]{number}/6  {title}[/]: {text}")
@@ -234,7 +235,7 @@ class _Demo:
 
 
 def _round(readings: Iterator[Reading]) -> list[Reading]:
-    """Return one round of the machine's readings: up to the first sensor coming again."""
+    """Return the next readings, at most 64. Stop after the first reading whose sensor repeats."""
     part: list[Reading] = []
     seen: set[str | None] = set()
     for reading in readings:

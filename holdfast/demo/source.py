@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One message to be: what was measured (or a line), keyed by where it comes from."""
+    """A message to publish: a measured value, or a line of a file."""
 
     key: str | None
     tag: str | None
@@ -17,10 +17,10 @@ class Reading:
 
 
 def machine_readings() -> Iterator[Reading]:
-    """Yield readings of this machine, round after round, without end and without pausing.
+    """Yield readings of this machine, without end and without pauses. Read all sensors in turn.
 
-    One message a sensor: key is the sensor, tag its kind, body JSON with "value". Raises
-    ModuleNotFoundError when psutil is not installed.
+    The key of a reading is the sensor, the tag is the kind of sensor, and the body is JSON with the
+    field "value". Raises ModuleNotFoundError if psutil is not installed.
     """
     import psutil
 
@@ -47,7 +47,7 @@ def _reading(sensor: str, kind: str, value: float, unit: str, now: float) -> Rea
 
 
 def file_lines(path: Path) -> Iterator[Reading]:
-    """Yield a file's lines, byte for byte without their newline; the first word is the key."""
+    """Yield a file's lines as bytes, without the newline; the first word is the key."""
     with path.open("rb") as lines:
         for line in lines:
             body = line.rstrip(b"\r\n")

@@ -1,5 +1,5 @@
-"""Making a damaged data directory sound. The only thing that ever drops bytes of a log, and only
-when it is told to; even then a copy of them is kept."""
+"""Repair of a damaged data directory. A repair drops damaged bytes of the log only if the operator
+accepts the loss, and it keeps a copy of these bytes."""
 
 import fcntl
 import os
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.check import CheckReport, check_data_dir
-from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.data_dir import DataDirInUse, require_data_dir
-from holdfast.commitlog.read_only import ReadOnlyDisk
+from holdfast.commitlog.disk.data_dir import DataDirInUse, require_data_dir
+from holdfast.commitlog.disk.owned_files import open_file, refuse_planted
+from holdfast.commitlog.disk.read_only import ReadOnlyDisk
+from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.repair.apply import Repair
 from holdfast.repair.plan import (
     DropIndex,
@@ -30,14 +31,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What was found, what is let go of, and what was done."""
+    """The findings, the loss, and the result of a repair."""
 
     before: CheckReport
     loss: Loss
     after: CheckReport | None
-    """What a check finds now; None when nothing was done, for want of `accept_loss`."""
+    """The findings after the repair. This is None if the repair stopped because it would lose
+    messages and `accept_loss` was not given."""
     copies: Path | None
-    """Where copies of what was overwritten are."""
+    """The folder with copies of the overwritten data, or None if nothing was overwritten."""
+    is_begun: bool = False
+    """Whether the repair stopped after the steps without loss, because it found only then that
+    further steps would lose messages."""
 
     @property
     def is_sound(self) -> bool:
@@ -51,13 +56,17 @@ def repair_data_dir(
     accept_loss: bool,
     progress: Progress = lambda done, total: None,
 ) -> RepairReport:
-    """Make a data directory sound that no broker has open.
+    """Repair a data directory that no broker has open.
 
-    What costs no message is mended at once. If making it sound costs messages, nothing at all is
-    changed unless `accept_loss`. Raises DataDirInUse, NotADataDir, UnknownFormatVersion,
-    NotRepairable; OSError and lmdb.Error pass through. May be cut short and run again.
+    If the repair would lose messages and `accept_loss` is False, nothing is changed. Exception: if
+    the loss is found only after the steps without loss, the repair stops after these steps. Without
+    a loss, all damage is repaired. A repair may be interrupted and run again. Raises
+    DataDirInUse, NotADataDir, UnknownFormatVersion, NotRepairable, UnsafeFile; OSError and
+    lmdb.Error pass through.
     """
+    path = path.resolve()
     require_data_dir(path)
+    refuse_planted(path)
     with _locked(path):
         before = check_data_dir(path, is_locked=True, progress=progress)
         loss = loss_of(before)
@@ -65,20 +74,21 @@ def repair_data_dir(
         if not loss.is_nothing and not accept_loss:
             return RepairReport(before, loss, None, None)
         repair = Repair(path)
-        # The index goes last: it may be the only one that knows how far a queue went.
+        # Drop the index last: it may be the only record of a queue's end.
         early = [step for step in steps if step != DropIndex()]
         repair.do(early, loss)
         found = before
         if early:
-            # A header that was mended may let more be seen, or less.
+            # A repaired header may make more blocks readable, or fewer.
             found = check_data_dir(path, is_locked=True, progress=progress)
             lossless_steps(found)
             loss = loss_of(found)
-        # A repair that was cut short may have let go of what is still damaged.
+        # An interrupted repair may have accepted the loss of blocks that are still damaged.
         needed = not loss.is_nothing or bool(found.places) or _has_notes_of_damage(found)
         if needed:
             if not loss.is_nothing and not accept_loss:
-                return RepairReport(before, loss, None, None)
+                copies = repair.copies if repair.copies.exists() else None
+                return RepairReport(before, loss, None, copies, is_begun=bool(early))
             losing = steps_of_loss(found, _segment_ends(path))
             repair.keep_copies(found, loss, losing)
             repair.do(losing, loss)
@@ -92,7 +102,7 @@ def repair_data_dir(
 
 
 def _has_notes_of_damage(report: CheckReport) -> bool:
-    """Return whether the state is damaged, or remembers damage that is not there any more."""
+    """Return whether the state is damaged, or records damage that no longer exists."""
     kinds = {finding.kind for finding in report.findings}
     return bool(kinds & {"known-damage", "state-record", "state-damaged"})
 
@@ -108,7 +118,7 @@ def _segment_ends(path: Path) -> dict[str, int]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    descriptor = open_file(path / "lock", os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +131,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class _BrokerRuns(DataDirInUse):
-    """A repair changes files under a broker's feet."""
+    """A broker is running; a repair would change its files."""
 
     def __str__(self) -> str:
         return (

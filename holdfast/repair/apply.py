@@ -1,8 +1,8 @@
-"""The steps of a repair, done: each is safe to be cut short and done again.
+"""Executes the steps of a repair. Each step may be interrupted and repeated.
 
-Before anything is changed, what will be overwritten is copied to `repaired/TIME/` and synced. Then
-the state is told what was let go of; then the log is changed, then the index is dropped. So a
-repair that is cut short leaves damage that the next one finds, and never a gap that nobody knows.
+First, the data that will be overwritten is copied to `repaired/TIME/` and synced. Then the accepted
+loss is recorded in the state, then the log is changed, and finally the index is dropped. So after
+an interrupted repair, the next repair finds the rest of the damage, and every gap is recorded.
 """
 
 import os
@@ -16,15 +16,13 @@ import numpy as np
 
 from holdfast.backup.files import chunks, write_file
 from holdfast.check.report import CheckReport
-from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.data_dir import LAYOUT_VERSION
-from holdfast.commitlog.disk import LinuxDisk, make_directory, sync_directory
+from holdfast.commitlog.disk.data_dir import LAYOUT_VERSION
+from holdfast.commitlog.disk.disk import LinuxDisk, make_directory, sync_directory
+from holdfast.commitlog.disk.owned_files import open_file
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.gap_block import gap_blocks
-from holdfast.commitlog.log_scan import Damage
-from holdfast.commitlog.segment import Segment
-from holdfast.commitlog.segment_format import (
+from holdfast.commitlog.format.gap_block import gap_blocks
+from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
     END_MARK_SIZE,
     KEY_DTYPE,
@@ -34,9 +32,12 @@ from holdfast.commitlog.segment_format import (
     encode_footer,
     segment_name,
 )
+from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.log_scan import Damage
+from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.lost_ranges import LostRange, LostRanges, with_lost
-from holdfast.consumequeue.state_journal import state_in_log
-from holdfast.consumequeue.state_records import (
+from holdfast.consumequeue.state.journal import state_in_log
+from holdfast.consumequeue.state.records import (
     DAMAGE,
     INCOMPLETE,
     decode_lost,
@@ -44,9 +45,9 @@ from holdfast.consumequeue.state_records import (
     lost_key,
     parse_key,
 )
-from holdfast.consumequeue.state_store import StateCorrupt, StateStore, set_aside
-from holdfast.groups.cursor_store import CursorsCorrupt, CursorStore
-from holdfast.groups.opening import DIRECTORY as GROUPS_DIRECTORY
+from holdfast.consumequeue.state.store import StateCorrupt, StateStore, set_aside
+from holdfast.groups.storage.cursor_store import CursorsCorrupt, CursorStore
+from holdfast.groups.storage.open import DIRECTORY as GROUPS_DIRECTORY
 from holdfast.repair.plan import (
     DropIndex,
     EmptySegment,
@@ -67,8 +68,7 @@ _STATE_MAP_BYTES = 1024**3
 
 
 class Repair:
-    """One repair of a directory that the caller keeps brokers out of. `open` before any step,
-    `close` after them."""
+    """One repair of a directory. The caller must have locked the directory against brokers."""
 
     def __init__(self, path: Path, disk: LinuxDisk | None = None) -> None:
         self._path = path
@@ -76,12 +76,13 @@ class Repair:
         self._now_us = time.time_ns() // 1000
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._now_us // 1_000_000))
         self.copies = path / "repaired" / f"{stamp}-{self._now_us % 1_000_000:06d}"
-        """Where what is overwritten is copied to."""
+        """The folder for copies of overwritten data."""
 
     # -- copies ----------------------------------------------------------------------------
 
     def keep_copies(self, report: CheckReport, loss: Loss, steps: Iterable[Step]) -> None:
-        """Copy aside what the steps will overwrite, with what was found. Durable on return."""
+        """Copy the data that the steps will overwrite, and write the findings into a file,
+        durably."""
         make_directory(self.copies)
         log = self._log()
         try:
@@ -106,7 +107,7 @@ class Repair:
     # -- steps -----------------------------------------------------------------------------
 
     def do(self, steps: Iterable[Step], loss: Loss) -> None:
-        """Do the steps in their order; OSError and lmdb.Error pass through."""
+        """Execute the steps in order. OSError and lmdb.Error pass through."""
         for step in steps:
             match step:
                 case WriteVersion():
@@ -154,23 +155,23 @@ class Repair:
             try:
                 SegmentHeader.decode(segment.file.read(SEGMENT_HEADER_SIZE, 0))
             except CorruptBatch:
-                # What it said is not known: it ended where the next one begins.
+                # The size in the header is unknown; the segment ended where the next one begins.
                 size = max(size, following[0] - start) if following else size
             if size > segment.file.size():
-                os.truncate(path, size)
+                descriptor = open_file(path, os.O_RDWR)
+                try:
+                    os.ftruncate(descriptor, size)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
             segment.file.write([SegmentHeader(start, size, self._now_us).encode()], 0)
             segment.file.sync()
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)  # its length, too
-            finally:
-                os.close(descriptor)
         finally:
             log.close()
 
     def _write_footer(self, name: str) -> None:
-        """Write the footer of a segment that has ended; one that is being written has none, and
-        none is written where it would not fit."""
+        """Write the footer of a segment that has ended. Do not write it if the segment has not
+        ended yet, or if the footer does not fit into the segment."""
         log = self._log()
         try:
             segment = _named(log, name)
@@ -213,14 +214,14 @@ class Repair:
             log.close()
 
     def _empty_segment(self, start: int, end: int) -> None:
-        """Make a file of holes that says that it has no blocks."""
+        """Create a sparse segment file whose footer lists no blocks."""
         path = self._path / "commitlog" / segment_name(start)
         footer = encode_footer(start, np.zeros(0, BLOCK_DTYPE), np.zeros(0, KEY_DTYPE))
         header = SegmentHeader(start, end - start, self._now_us).encode()
         mark = encode_end_mark(start + SEGMENT_HEADER_SIZE)
         unfinished = path.with_suffix(".new")
         write_file(unfinished, [header, mark], size=end - start)
-        with unfinished.open("r+b") as file:
+        with os.fdopen(open_file(unfinished, os.O_RDWR), "r+b") as file:
             file.seek(end - start - len(footer))
             file.write(footer)
             file.flush()
@@ -247,8 +248,8 @@ class Repair:
             state.stop()
 
     def _mend_groups(self) -> None:
-        """Let go of what is damaged of the groups' cursors, as a start does it: messages that it
-        said were settled are delivered again."""
+        """Drop the damaged rows of the groups' cursors, as the broker does at a start. Messages
+        that these rows recorded as settled are delivered again."""
         directory = self._path / "state" / GROUPS_DIRECTORY
         try:
             store = CursorStore(directory, _STATE_MAP_BYTES)
@@ -261,7 +262,7 @@ class Repair:
             set_aside(directory, self.copies / "state" / GROUPS_DIRECTORY)
 
     def _open_state(self) -> StateStore:
-        """Open the state, completed from the log as a start does it."""
+        """Open the state, and add missing records from the log, as the broker does at a start."""
         directory = self._path / "state"
         try:
             state = StateStore(directory, _STATE_MAP_BYTES)
@@ -291,7 +292,8 @@ class Repair:
         return log
 
     def _zero(self, segment: Segment, start: int, end: int) -> None:
-        """Write zeros over what is not zero; both physical offsets."""
+        """Fill the log from `start` to `end` (physical offsets) with zeros. Do not write chunks
+        that are zero already."""
         at = start
         while at < end:
             size = min(len(_ZEROS), end - at)
@@ -302,14 +304,14 @@ class Repair:
 
 
 class _Part:
-    """A file from a position on."""
+    """The part of a segment's file from a position on."""
 
     def __init__(self, segment: Segment, start: int) -> None:
         self._segment = segment
         self._start = start
 
     def read(self, size: int, position: int) -> bytes:
-        """Return bytes from there."""
+        """Return at most `size` bytes at a position in this part."""
         return self._segment.file.read(size, self._start + position)
 
 
@@ -318,7 +320,7 @@ def _named(log: CommitLog, name: str) -> Segment:
 
 
 def _accepted(records: dict[bytes, bytes]) -> dict[int, dict[int, LostRanges]]:
-    """Return what earlier repairs let go of, by topic id and queue."""
+    """Return the losses that earlier repairs recorded as accepted, by topic id and queue."""
     found: dict[int, dict[int, LostRanges]] = {}
     for key, value in records.items():
         kind, *rest = parse_key(key)

@@ -1,17 +1,21 @@
-"""What a repair would do about what a check found. Pure: it decides, `apply` acts.
+"""Which steps repair the findings of a check. Pure: this module decides, `apply` acts.
 
-Only three steps let go of bytes: GapOver, EndAt and EmptySegment, each for a place that no block
-can be read from. Whatever they overwrite is copied aside before. All others lose nothing.
+Only three steps drop bytes: GapOver, EndAt and EmptySegment, each for a place from which no block
+can be read. The overwritten bytes are copied first. All other steps lose nothing.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.check.report import CheckReport, DamagedPlace, LostOffsets
-from holdfast.commitlog.batch_header import ALIGNMENT
 from holdfast.commitlog.errors import LogError
-from holdfast.commitlog.gap_block import SMALLEST_GAP
-from holdfast.commitlog.segment_format import END_MARK_SIZE, SEGMENT_HEADER_SIZE, TRAILER_SIZE
+from holdfast.commitlog.format.batch_header import ALIGNMENT
+from holdfast.commitlog.format.gap_block import SMALLEST_GAP
+from holdfast.commitlog.format.segment_format import (
+    END_MARK_SIZE,
+    SEGMENT_HEADER_SIZE,
+    TRAILER_SIZE,
+)
 
 #: The smallest segment file: a header page, an end mark and an empty footer.
 _SMALLEST_SEGMENT = SEGMENT_HEADER_SIZE + END_MARK_SIZE + TRAILER_SIZE
@@ -19,33 +23,34 @@ _SMALLEST_SEGMENT = SEGMENT_HEADER_SIZE + END_MARK_SIZE + TRAILER_SIZE
 
 @dataclass(frozen=True, slots=True)
 class WriteVersion:
-    """Write VERSION anew."""
+    """Rewrite the VERSION file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """Move a file that is not part of the log, though its name says so, to the copies."""
+    """Move a file that has a segment's name, but is not part of the log, into the folder of
+    copies."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class WriteHeader:
-    """Write a segment's header page anew, and lengthen a file that was cut short by zeros."""
+    """Rewrite a segment's header page; extend a truncated file with zeros."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class WriteFooter:
-    """Write a segment's footer anew from its blocks."""
+    """Rewrite a segment's footer from its blocks."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class GapOver:
-    """Put a gap where blocks are damaged, from one physical offset to another."""
+    """Write a gap block over damaged blocks, from one physical offset to another."""
 
     name: str
     start: int
@@ -54,7 +59,7 @@ class GapOver:
 
 @dataclass(frozen=True, slots=True)
 class EndAt:
-    """End a segment where its damage begins: nothing that can be read follows in it."""
+    """End a segment where its damage begins, because no readable block follows in it."""
 
     name: str
     start: int
@@ -63,7 +68,7 @@ class EndAt:
 
 @dataclass(frozen=True, slots=True)
 class EmptySegment:
-    """Put a segment without blocks where files are missing."""
+    """Create a segment without blocks in place of missing files."""
 
     start: int
     end: int
@@ -71,18 +76,18 @@ class EmptySegment:
 
 @dataclass(frozen=True, slots=True)
 class RenewState:
-    """Note in the state what was let go of, so that readers pass over it, and forget what was
-    noted as damaged."""
+    """Record the accepted loss in the state, so that readers skip it, and delete the records of
+    damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class MendGroups:
-    """Forget what is damaged of the groups' cursors, or set all of them aside."""
+    """Drop the damaged rows of the groups' cursors, or set all cursors aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropIndex:
-    """Delete the index: the next start builds it."""
+    """Delete the index; the next start rebuilds it."""
 
 
 Step = (
@@ -100,7 +105,7 @@ Step = (
 
 
 class NotRepairable(LogError):
-    """Damage that no repair makes sound. `reason` says what would."""
+    """Damage that a repair cannot make sound. `reason` says what would help."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(where, reason)
@@ -113,26 +118,34 @@ class NotRepairable(LogError):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a repair lets go of: `bytes` of the log, among them these messages."""
+    """What a repair loses: `bytes` of the log, with the messages in `lost`."""
 
     lost: tuple[tuple[LostOffsets, str], ...]
-    """Offsets with the reason, a stable word."""
+    """The lost offsets, each with its reason, a stable code."""
     bytes: int
     topics_may_be_missing: bool
+    may_be_more: bool = False
+    """Whether more messages may be lost, because no header, footer or index shows the content of
+    some damaged blocks. These blocks may have held the last messages of a queue."""
 
     @property
-    def messages(self) -> int:
-        """How many messages."""
+    def messages_at_least(self) -> int:
+        """How many messages are known to be lost."""
         return sum(each.end_offset - each.start_offset for each, _ in self.lost)
 
     @property
+    def messages(self) -> int | None:
+        """How many messages are lost, or None if the number cannot be known."""
+        return None if self.may_be_more else self.messages_at_least
+
+    @property
     def is_nothing(self) -> bool:
-        """Whether nothing is let go of."""
+        """Whether the repair loses nothing."""
         return not self.lost and not self.bytes and not self.topics_may_be_missing
 
 
 def loss_of(report: CheckReport) -> Loss:
-    """Return what making this directory sound costs."""
+    """Return what a repair of this directory would lose."""
     reasons: dict[tuple[int, int, int], str] = {}
     names: dict[int, str | None] = {}
     for finding in report.findings:
@@ -150,11 +163,14 @@ def loss_of(report: CheckReport) -> Loss:
     )
     size = sum(place.end - place.start for place in report.places if place.name is not None)
     kinds = {finding.kind for finding in report.findings}
-    return Loss(lost, size, "state-incomplete" in kinds)
+    may_be_more = any(
+        place.header is None and place.end > report.indexed_to for place in report.places
+    )
+    return Loss(lost, size, "state-incomplete" in kinds, may_be_more)
 
 
 def lossless_steps(report: CheckReport) -> list[Step]:
-    """Return the steps that lose nothing, in their order. Raises NotRepairable."""
+    """Return the steps that lose nothing, in order. Raises NotRepairable."""
     steps: list[Step] = []
     for finding in report.findings:
         name = finding.where.removeprefix("commitlog/")
@@ -162,7 +178,7 @@ def lossless_steps(report: CheckReport) -> list[Step]:
             case "version":
                 steps.insert(0, WriteVersion())
             case "segment-unusable" | "segment-behind-hole":
-                # Before any header is written: it may hide where the segment before it ends.
+                # This must be the first step: the file may hide the end of the segment before it.
                 steps.insert(0, SetAside(name))
             case "segment-header":
                 steps.append(WriteHeader(name))
@@ -186,8 +202,8 @@ def lossless_steps(report: CheckReport) -> list[Step]:
 
 
 def steps_of_loss(report: CheckReport, segment_ends: Mapping[str, int]) -> list[Step]:
-    """Return the steps that let go of what is damaged, in their order; `segment_ends` says of
-    each file where it ends in the log. Raises NotRepairable."""
+    """Return the steps that drop the damaged parts, in order. `segment_ends` holds the physical
+    end offset of each file. Raises NotRepairable."""
     steps: list[Step] = [RenewState()]
     changed: list[str] = []
     for place in _merged(report.places):
@@ -212,7 +228,7 @@ def steps_of_loss(report: CheckReport, segment_ends: Mapping[str, int]) -> list[
 
 
 def _merged(places: Sequence[DamagedPlace]) -> list[DamagedPlace]:
-    """Return places in order, those that touch within a file as one."""
+    """Return the places in order; adjacent places in one file are merged."""
     merged: list[DamagedPlace] = []
     for place in places:
         last = merged[-1] if merged else None

@@ -1,1 +1,1 @@
-"""Reading the log's segment files without a broker: what is in them, and the rows themselves."""
+"""Read the log's segment files without a broker: the catalog of a data directory, and the rows."""

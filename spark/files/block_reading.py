@@ -1,29 +1,32 @@
-"""A stretch of one queue's blocks, read from a segment file and proven: what the decoder takes."""
+"""Read and verify blocks of one queue from a segment file. The result has the form that
+arrow/decoder.py needs."""
 
 from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
-from holdfast.commitlog.batch_header import HEADER_SIZE
-from holdfast.commitlog.batch_run import BatchRun
-from holdfast.commitlog.bodies_apart import BodiesApart, unwritten
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.header_table import Int64s
-from holdfast.commitlog.segment_format import Blocks
-from holdfast.spark.decode import MAX_ROWS, TARGET_BYTES
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.header_table import Int64s
+from holdfast.commitlog.format.segment_format import Blocks
+from holdfast.commitlog.format.split_bodies import BodiesApart, unwritten
+from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES
 from holdfast.spark.files.segment_file import SegmentFile
 
-#: Reading so many bytes that belong to others costs about what another call costs.
+#: Reading this many unneeded bytes costs about as much as another system call.
 NEAR_BYTES = 8 * 1024
-#: Bodies of so many bytes a block are worth a place of their own.
+#: If the bodies of a block have at least this mean size, reading them into a buffer of their own is
+#: faster.
 APART_BYTES = 16 * 1024
-#: What a row of the block table says of its block's header, by the header's names.
+#: The fields of a block header that its row in the block table also has.
 _TOLD = ("topic_id", "queue_id", "base_offset", "physical_offset", "message_count")
 
 
 def groups(rows: Blocks) -> Iterator[Blocks]:
-    """Cut rows into groups, each of about the size of one record batch; one block at least."""
+    """Divide the rows of a block table into groups of about the size of one record batch. Each
+    group has at least one block."""
     sizes = np.cumsum(rows["size"], dtype=np.int64)
     counts = np.cumsum(rows["message_count"], dtype=np.int64)
     at = 0
@@ -38,9 +41,13 @@ def groups(rows: Blocks) -> Iterator[Blocks]:
 
 
 def read_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
-    """Return the blocks of these rows, in order, proven by both checksums and to be those that
-    the rows tell of. Raises CorruptBatch, UnknownFormatVersion; OSError passes through."""
-    # A lone block's bodies lie together as they are, and its refusal is the format's own.
+    """Return the blocks of these rows, in order. Verify both checksums, and that each block matches
+    its row.
+
+    Raises CorruptBatch, UnknownFormatVersion; OSError passes through.
+    """
+    # The bodies of a single block are contiguous anyway, and reading it whole gives a clearer
+    # error.
     are_large = int(rows["body_bytes"].sum(dtype=np.int64)) >= APART_BYTES * len(rows)
     apart = are_large and len(rows) > 1
     run = (_with_bodies_apart if apart else _as_they_lie)(file, rows)
@@ -52,8 +59,8 @@ def read_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
 
 
 def _as_they_lie(file: SegmentFile, rows: Blocks) -> BatchRun:
-    """Read blocks one after another into one buffer. What lies near each other in the file is one
-    call; what lies between is read aside."""
+    """Read blocks one after another into one buffer. One system call reads several blocks that are
+    near each other; the bytes between the blocks go to a scratch buffer."""
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
     if int(sizes.min()) < HEADER_SIZE:
         raise CorruptBatch("bad-size", f"a block of {int(sizes.min())} bytes")
@@ -73,8 +80,8 @@ def _as_they_lie(file: SegmentFile, rows: Blocks) -> BatchRun:
 
 
 def _with_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
-    """Read the bodies of all blocks next to each other, as the column that they become: the system
-    puts them there, and nobody copies them again."""
+    """Read the bodies of all blocks directly into the buffer that becomes the body column, so that
+    they are not copied again."""
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
     bodies = rows["body_bytes"].astype(np.int64)
     apart = BodiesApart.room_for(sizes, rows["message_count"].astype(np.int64), bodies)
@@ -86,6 +93,7 @@ def _with_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
 
 
 def _extents(gaps: Int64s, near_bytes: int = NEAR_BYTES) -> Iterator[tuple[int, int]]:
-    """Yield from which block to before which one call reads, given what lies between them."""
+    """Yield (first, end) of the blocks that each system call reads, given the gaps between
+    blocks."""
     is_apart = (gaps > near_bytes) | (gaps < 0)
     return pairwise([0, *(np.flatnonzero(is_apart) + 1).tolist(), len(gaps) + 1])

@@ -1,7 +1,8 @@
-"""What there is to read, told by the log's files alone: the Catalog of a data directory.
+"""The Catalog of a data directory, read only from its segment files.
 
-Beside a running broker it tells what the broker would, but for the last moments: what a topic in
-fsync mode binds is on the disk by then, what groups store is what the log has of it.
+If a broker runs, this catalog shows new messages slightly later than the broker. In a topic with
+fsync durability, it shows only messages that are on the disk. A group's offsets are those that the
+log recorded last.
 """
 
 import time
@@ -10,29 +11,30 @@ from typing import Self
 
 import numpy as np
 
-from holdfast.commitlog.segment_format import Blocks, end_offset
+from holdfast.commitlog.format.segment_format import Blocks, end_offset
 from holdfast.consumequeue.topics import Topic
-from holdfast.spark.catalog import OutOfRange, Split, StoredOffsets, TopicState
+from holdfast.spark.broker.catalog import OutOfRange, Split, StoredOffsets, TopicState
 from holdfast.spark.errors import FilesUnreadable, TopicRecreated, UnknownTopic
 from holdfast.spark.files.log_files import LogFiles, LogSegment
 from holdfast.spark.files.log_state import LogState
 from holdfast.spark.files.walked_blocks import WalkedBlocks
-from holdfast.spark.offsets import OffsetRange, QueueState, SegmentRange
+from holdfast.spark.options.offsets import OffsetRange, QueueState, SegmentRange
 
-#: A file that retention deleted may be gone a moment before the log says from where its queues
-#: are kept.
+#: After retention has deleted a file, it takes a moment until the log records the new first offsets
+#: of the queues. The catalog reads the log at most this many times to find them.
 _NOTE_ATTEMPTS = 4
+#: The pause between two of these reads.
 _NOTE_PAUSE_S = 0.05
-#: A plan sends at most so many rows of blocks along with a part: 400 KiB.
+#: A plan sends at most this many rows of the block table with a part (about 450 KiB).
 MAX_ROWS_SENT = 8192
 
 
 class FileCatalog:
-    """A data directory seen from Spark. Ask it again and again: only what is new is read. Close
-    it, or use it as a context manager. For one thread at a time.
+    """The catalog of a data directory. Repeated calls read only new data. Close it, or use it as a
+    context manager. Use it from one thread at a time.
 
-    Every method raises FilesUnreadable where the directory cannot be read, UnknownFormatVersion
-    for one that a newer Holdfast wrote, and UnknownTopic.
+    Every method raises FilesUnreadable if the directory cannot be read, UnknownFormatVersion if a
+    newer Holdfast wrote it, and UnknownTopic if the topic does not exist.
     """
 
     def __init__(self, path: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -57,7 +59,7 @@ class FileCatalog:
         yield from self._state.topics()
 
     def describe(self, topic: str) -> TopicState:
-        """Return what the topic is and holds now."""
+        """Return the topic's id and the current range of each queue."""
         for attempt in range(1, _NOTE_ATTEMPTS + 1):
             self._refresh()
             found = self._topic(topic)
@@ -70,7 +72,8 @@ class FileCatalog:
         return TopicState(topic, found.topic_id, queues, levels)
 
     def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
-        """Return the first offset stored at or after a time, the queue's end when there is none."""
+        """Return the first offset stored at or after a time, or the queue's end if there is
+        none."""
         found = self._topic(topic)
         bounds = self._bounds(found, self._durable(found))
         low, high = bounds.get(queue, QueueState(0, 0))
@@ -79,8 +82,8 @@ class FileCatalog:
         return high
 
     def stored_offsets(self, group: str, topic: str) -> StoredOffsets | None:
-        """Return a group's offsets, None when there is no such group. Those of a group with
-        leases are what its floors last left in the log."""
+        """Return a group's offsets, or None if the group does not exist. The offsets of a group
+        with leases are its floors: all messages below a floor are settled."""
         stored = self._state.offsets(group, self._topic(topic).topic_id)
         return None if stored is None else StoredOffsets(stored.offsets, f'"{stored.version}"')
 
@@ -94,14 +97,16 @@ class FileCatalog:
         min_splits: int,
         lease_ms: int = 0,
     ) -> list[Split]:
-        """Return the ranges cut into parts of about `max_bytes`, by queue and offset. Nobody is
-        there to keep them from retention: `lease_ms` says nothing. Raises TopicRecreated, and
-        OutOfRange for a range that the queue does not have."""
+        """Return the ranges cut into parts of about `max_bytes`, ordered by queue and offset.
+
+        Files cannot be leased, so `lease_ms` has no effect. Raises TopicRecreated, and OutOfRange
+        for a range that the queue does not have.
+        """
         self._refresh()
         found = self._topic(topic)
         if found.topic_id != topic_id:
             raise TopicRecreated(topic, topic_id, found.topic_id)
-        bounds = self._bounds(found, None)  # what was bound was durable then
+        bounds = self._bounds(found, None)  # no limit: the ranges were durable when they were fixed
         for queue, part in ranges.items():
             low, high = bounds.get(queue, QueueState(0, 0))
             if part.start < low or part.end > high:
@@ -118,7 +123,7 @@ class FileCatalog:
         except OSError as error:
             raise FilesUnreadable(self._path, str(error)) from error
 
-    # -- what the log and its state say ------------------------------------------------------
+    # -- the log and its state ------------------------------------------------------
 
     def _refresh(self) -> None:
         self._log.refresh()
@@ -136,12 +141,13 @@ class FileCatalog:
         return topic
 
     def _durable(self, topic: Topic) -> int | None:
-        """Return below which place of the log the topic's messages may be read, None for all."""
+        """Return the physical offset below which the topic's messages may be read; None means that
+        there is no limit."""
         return self._log.durable_offset() if topic.config.durability == "fsync" else None
 
     def _bounds(self, topic: Topic, durable: int | None) -> dict[int, QueueState]:
-        """Return where the topic's queues begin and end: those of which there is anything below
-        `durable`, None for all."""
+        """Return the range of each queue that has messages below the physical offset `durable`;
+        None means that there is no limit."""
         kept = self._state.kept(topic.topic_id)
         ends = dict(kept)
         for queue, end in self._state.lost_ends(topic.topic_id).items():
@@ -151,8 +157,8 @@ class FileCatalog:
         return {queue: QueueState(kept.get(queue, 0), end) for queue, end in ends.items()}
 
     def _visible_ends(self, topic_id: int, durable: int | None) -> dict[int, int]:
-        """Return of each queue that has blocks up to where they may be read: those that lie below
-        `durable`, None for all."""
+        """Return the end of each queue that has blocks. Only blocks below the physical offset
+        `durable` count; None means that all blocks count."""
         ends: dict[int, int] = {}
         for segment in self._log.segments:
             for queue, (first, end) in segment.blocks.queues(topic_id).items():
@@ -162,8 +168,8 @@ class FileCatalog:
         return ends
 
     def _is_note_missing(self, topic: Topic, bounds: Mapping[int, QueueState]) -> bool:
-        """Return whether a queue's first messages went with the log's oldest files, and the log
-        does not say so, yet."""
+        """Return True if a queue's first messages were deleted with the oldest files, but the log
+        does not yet record the queue's new first offset."""
         segments = self._log.segments
         if not segments or segments[0].file.start_offset == 0:
             return False
@@ -178,7 +184,8 @@ class FileCatalog:
     def _rows_from_time(
         self, topic_id: int, queue: int, timestamp_us: int, start: int, end: int
     ) -> Iterator[tuple[LogSegment, Blocks]]:
-        """Yield the blocks of a queue within [start, end) that were stored at or after a time."""
+        """Yield a queue's blocks in [start, end) that were stored at or after a time, with their
+        segment."""
         for segment, rows in self._log.rows(topic_id, queue, start, end):
             first = int(np.searchsorted(rows["store_timestamp_us"], timestamp_us))
             if first < len(rows):
@@ -188,7 +195,8 @@ class FileCatalog:
 def _durable_end(
     segment: LogSegment, topic_id: int, queue: int, offsets: tuple[int, int], durable: int
 ) -> int:
-    """Return up to where a queue's messages in a segment lie below this place of the log."""
+    """Return the end of a queue's messages in a segment that are below the physical offset
+    `durable`."""
     end = offsets[0]
     for rows in segment.blocks.rows(topic_id, queue, *offsets):
         below = rows[rows["physical_offset"] + rows["size"] <= durable]
@@ -198,8 +206,8 @@ def _durable_end(
 
 
 class _Cut:
-    """A range of one queue, to be cut by bytes at the borders of blocks. Its rows are gone through
-    twice, and never held."""
+    """A range of one queue, to be cut by bytes at block borders. To save memory, the rows of the
+    block table are read twice and not kept."""
 
     def __init__(self, log: LogFiles, topic_id: int, queue: int, part: OffsetRange) -> None:
         self._log = log
@@ -207,13 +215,13 @@ class _Cut:
         self._queue = queue
         self._part = part
         self.size_bytes = sum(int(rows["size"].sum(dtype=np.int64)) for _, rows in self._rows())
-        """Stored bytes of the blocks that have the range."""
+        """The stored bytes of the blocks that contain the range."""
 
     def _rows(self) -> Iterator[tuple[LogSegment, Blocks]]:
         return self._log.rows(self._topic_id, self._queue, *self._part)
 
     def splits(self, target: int) -> Iterator[Split]:
-        """Yield parts of about `target` bytes that together are the range; none is empty."""
+        """Yield the parts of the range, of about `target` bytes each. None of them is empty."""
         pieces = max(1, -(-self.size_bytes // target))
         wanted = [self.size_bytes * piece // pieces for piece in range(1, pieces)]
         start, start_bytes, at_bytes = self._part.start, 0, 0
@@ -238,7 +246,8 @@ class _Cut:
 
 
 def _extend(segments: list[SegmentRange], segment: LogSegment, rows: Blocks) -> None:
-    """Add where these blocks of one segment lie."""
+    """Add to `segments` the physical range of these blocks. If the last range in `segments` is in
+    the same segment, join the two ranges."""
     if not len(rows):
         return
     first = int(rows["physical_offset"][0])
@@ -251,6 +260,7 @@ def _extend(segments: list[SegmentRange], segment: LogSegment, rows: Blocks) -> 
 
 
 def _to_send(segment: LogSegment, rows: Blocks) -> bytes:
-    """Return the rows where they cannot be looked up in the file, if they are not too many."""
+    """Return the rows of the block table that the plan sends with a part. Return no rows if the
+    file has a footer, or if there are too many rows."""
     is_found_by_walking = isinstance(segment.blocks, WalkedBlocks)
     return rows.tobytes() if is_found_by_walking and len(rows) <= MAX_ROWS_SENT else b""

@@ -1,7 +1,8 @@
-"""One range of one queue -> its rows as record batches, from segment files. Runs inside a task.
+"""Read one range of one queue from segment files, as record batches. Runs inside a task.
 
-What cannot be had of the files comes as Lost, in its place: whoever asked decides whether that
-fails, is left out, or is had another way. The rows are the same each time: blocks never change.
+If the files do not have some rows, a Lost object takes their place. The caller decides whether to
+fail, to skip these rows, or to read them from the broker. Every read gives the same rows, because
+blocks never change.
 """
 
 from collections.abc import Iterator
@@ -12,30 +13,30 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from holdfast.commitlog.batch import tag_summary, tags_code
-from holdfast.commitlog.batch_run import BatchRun
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.segment_format import (
+from holdfast.commitlog.format.batch import tag_summary, tags_code
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
     Blocks,
     end_offset,
     end_offsets,
     rows_from,
 )
-from holdfast.spark.decode import cut, decode, portion
+from holdfast.spark.arrow.decoder import cut, decode, portion
 from holdfast.spark.files.block_reading import groups, read_blocks
 from holdfast.spark.files.sealed_blocks import SealedBlocks
 from holdfast.spark.files.segment_file import LOG_DIRECTORY, SegmentFile
 from holdfast.spark.files.walked_blocks import WalkedBlocks
-from holdfast.spark.offsets import QueueRange, SegmentRange
-from holdfast.spark.options import ReadOptions
+from holdfast.spark.options.offsets import QueueRange, SegmentRange
+from holdfast.spark.options.read import ReadOptions
 
 _MISSING = "not in the log's files"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Offsets from `start` to before `end` that the files do not give."""
+    """Offsets from `start` to before `end` that the files do not have."""
 
     start: int
     end: int
@@ -45,8 +46,10 @@ class Lost:
 def read_files(
     path: str, part: QueueRange, options: ReadOptions
 ) -> Iterator[pa.RecordBatch | Lost]:
-    """Yield the rows of `part` in order of their offsets, and Lost in place of those that are not
-    there. Raises UnknownFormatVersion."""
+    """Yield the rows of `part` in order of their offsets, with a Lost in place of missing rows.
+
+    Raises UnknownFormatVersion.
+    """
     offset, reason = part.start, ""
     for segment in part.segments:
         try:
@@ -79,7 +82,7 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     rows = cut(run, offset, part.end)
     if options.tags:
-        # The field comes as int64: the same bits.
+        # `field` returns the unsigned 64-bit summary as an int64 with the same bits.
         wanted = np.uint64(tag_summary(map(tags_code, options.tags))).astype(np.int64)
         may_have = run.field("tag_summary")[rows.block] & wanted != 0
         rows = type(rows)(*(column[may_have] for column in rows))
@@ -87,17 +90,18 @@ def _batches(
         yield decode(run, each, part, options.columns, tags=options.tags)
 
 
-#: The first offset of blocks, that after the last, and the blocks; or why they cannot be read.
+#: (first offset, end offset, the blocks or the reason why they cannot be read).
 _Found = tuple[int, int, BatchRun | str]
 
 
 def _blocks_of(
     file: SegmentFile, segment: SegmentRange, part: QueueRange, offset: int
 ) -> Iterator[_Found]:
-    """Yield the blocks of a part in one segment, from `offset` on, in runs.
+    """Yield the blocks of a part in one segment, from `offset` on; adjacent blocks come together.
 
-    The plan or the footer is believed as long as what it says is there: a damaged one costs no
-    message, so at the first doubt the headers themselves are walked.
+    The block table of the plan or the footer says where the blocks are. If a row of the table does
+    not match the file, the blocks after it are found by a walk over the block headers, so that a
+    damaged table loses no message.
     """
     read_to = segment.first
     for base, end, found in _runs(file, _told(file, segment, part, offset), segment):
@@ -116,7 +120,8 @@ def _blocks_of(
 def _told(
     file: SegmentFile, segment: SegmentRange, part: QueueRange, offset: int
 ) -> Iterator[Blocks]:
-    """Yield what the plan, or else the footer, tells of the blocks of a part from `offset` on."""
+    """Yield the block table's rows for a part from `offset` on. The table is that of the plan if it
+    has one, otherwise that of the footer."""
     if segment.blocks:
         rows = np.frombuffer(segment.blocks, BLOCK_DTYPE)
         yield rows_from(rows, part.topic_id, part.queue, offset)
@@ -125,7 +130,7 @@ def _told(
 
 
 def _runs(file: SegmentFile, tables: Iterator[Blocks], segment: SegmentRange) -> Iterator[_Found]:
-    """Yield what the rows tell of: neighbours without a gap as runs, what is damaged alone."""
+    """Yield the blocks of these rows: adjacent blocks together, damaged blocks one by one."""
     for rows in tables:
         inside = rows["physical_offset"] < segment.end
         rows = rows[inside & (rows["physical_offset"] >= segment.first)]

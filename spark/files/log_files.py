@@ -1,17 +1,17 @@
-"""The log's segment files in one directory as a row, as far as they can be trusted just now.
+"""The log's segment files in one directory, in order, up to the current end of the log.
 
-`refresh` may be called again and again, beside a broker that writes: new files are opened, deleted
-ones let go, and only what was written since is walked. Nothing is written; one thing is asked of
-the system: that what was read be on the disk (`durable_offset`).
+`refresh` may be called repeatedly while a broker writes. It opens new files, closes deleted ones,
+and reads only the block headers that were written since the last call. This module writes nothing,
+but `durable_offset` may sync files.
 """
 
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.segment_format import Blocks, parse_segment_name
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.format.segment_format import Blocks, parse_segment_name
 from holdfast.spark.errors import FilesUnreadable
 from holdfast.spark.files.sealed_blocks import SealedBlocks
 from holdfast.spark.files.segment_file import LOG_DIRECTORY, SegmentFile
@@ -21,7 +21,8 @@ _log = logging.getLogger("holdfast.spark")
 
 
 class LogSegment:
-    """One segment: its file, and its blocks from its footer or by walking it."""
+    """One segment: its file, and its blocks. The blocks come from the footer, or from a walk over
+    the block headers."""
 
     def __init__(self, file: SegmentFile) -> None:
         self.file = file
@@ -29,7 +30,8 @@ class LogSegment:
         self._is_decided = False
 
     def look_for_footer(self) -> None:
-        """Take the footer, if there is an intact one by now; a damaged one is looked at once."""
+        """Use the footer as soon as the file has an intact one. A damaged footer is checked only
+        once."""
         sealed = None if self._is_decided else SealedBlocks.of(self.file)
         if sealed is not None:
             self._is_decided = True
@@ -49,14 +51,14 @@ class LogFiles:
         self.segments: tuple[LogSegment, ...] = ()
 
     def close(self) -> None:
-        """Close all files; may be called twice."""
+        """Close all files. May be called twice."""
         for segment in self._open.values():
             segment.file.close()
         self._open.clear()
         self.segments = ()
 
     def refresh(self) -> None:
-        """Look at what is there now. Raises FilesUnreadable, UnknownFormatVersion."""
+        """Update `segments` from the directory. Raises FilesUnreadable, UnknownFormatVersion."""
         try:
             self._open_files()
             row = self._without_overlaps()
@@ -79,12 +81,12 @@ class LogFiles:
             try:
                 self._open[start] = LogSegment(SegmentFile.open(self._directory, start))
             except FileNotFoundError:
-                continue  # retention was faster
+                continue  # retention has deleted it meanwhile
             except CorruptBatch as error:
                 _log.warning("%s/%020d is left out: %s", self._directory, start, error)
 
     def _without_overlaps(self) -> list[LogSegment]:
-        """Return the segments in order, without those that lie inside the one before."""
+        """Return the segments in order, without segments that begin inside the preceding one."""
         row: list[LogSegment] = []
         for _, segment in sorted(self._open.items()):
             if not row or segment.file.start_offset >= row[-1].file.end_offset:
@@ -92,10 +94,11 @@ class LogFiles:
         return row
 
     def _walk(self, row: list[LogSegment]) -> tuple[LogSegment, ...]:
-        """Walk the segments without a footer; return the row up to where the log ends now.
+        """Walk the segments without a footer. Return the segments up to the current end of the log.
 
-        A segment that the log has gone on after is complete: it is walked again, and damage in it
-        was durable if what follows proves that.
+        A walk stops at bytes that are not a block. If later segments have blocks, these may prove
+        that the bytes were once durable, so that they are damage. Then the segment is walked again,
+        and the walk skips the damage.
         """
         for segment in row:
             if isinstance(segment.blocks, WalkedBlocks):
@@ -114,7 +117,8 @@ class LogFiles:
         return tuple(row)
 
     def _prove_by(self, segments: list[LogSegment]) -> None:
-        """Let a block of each sealed segment say what was durable before it."""
+        """Increase the proven durable offset, from one block header of each sealed segment. A block
+        header records up to which offset the log was durable."""
         for segment in segments:
             if isinstance(segment.blocks, SealedBlocks):
                 place = segment.blocks.any_place()
@@ -127,11 +131,14 @@ class LogFiles:
                 if header.physical_offset == place:
                     self._proven = max(self._proven, header.durable_offset)
 
-    # -- what is durable ---------------------------------------------------------------------
+    # -- durability -----------------------------------------------------------------------
 
     def durable_offset(self) -> int:
-        """Return up to where what `refresh` found is on the disk: all of it, if the files can be
-        synced (which makes it so), else what the blocks themselves prove."""
+        """Return the physical offset up to which the log is on the disk, as of the last `refresh`.
+
+        Syncs the files, so that this is the end of the log. If a file cannot be synced, returns the
+        highest offset that was synced before, or that a block header records as durable.
+        """
         if not self.segments:
             return 0
         last = self.segments[-1]
@@ -149,13 +156,13 @@ class LogFiles:
         self._synced_to = max(end, proven)
         return self._synced_to
 
-    # -- what is in it -----------------------------------------------------------------------
+    # -- contents --------------------------------------------------------------------------
 
     def rows(
         self, topic_id: int, queue: int, start: int, end: int
     ) -> Iterator[tuple[LogSegment, Blocks]]:
-        """Yield the blocks of a queue with offsets in [start, end), in order, with the segment
-        that has them."""
+        """Yield (segment, rows of its block table) for a queue's blocks with offsets in
+        [start, end), in order."""
         for segment in self.segments:
             first, behind = segment.blocks.queues(topic_id).get(queue, (0, 0))
             if first < end and start < behind:

@@ -1,9 +1,11 @@
-"""Topics, kept and lost ranges and groups' offsets as the log itself has them: its newest snapshot,
-and the changes noted after it."""
+"""The state in the log: topics, kept and lost ranges, and groups' offsets.
 
-from holdfast.commitlog.batch import Batch
+It is read from the newest snapshot of the state in the log, and from the changes after it.
+"""
+
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.consumequeue.state_records import (
+from holdfast.commitlog.format.batch import Batch
+from holdfast.consumequeue.state.records import (
     MalformedRecord,
     StoredOffsets,
     decode_kept,
@@ -16,7 +18,7 @@ from holdfast.consumequeue.state_records import (
     parse_key,
     topic_key,
 )
-from holdfast.consumequeue.state_replay import StateReplay
+from holdfast.consumequeue.state.replay import StateReplay
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic
 from holdfast.spark.errors import FilesUnreadable
 from holdfast.spark.files.log_files import LogFiles
@@ -26,33 +28,34 @@ _FOR_EVER = 2**62
 
 
 class LogState:
-    """The records. `refresh` after the log was; the rest tells what they say."""
+    """The state records as of the last `refresh`. Callers must refresh the log before."""
 
     def __init__(self, path: str, log: LogFiles) -> None:
         self._path = path
         self._log = log
         self._replay = StateReplay()
         self._following: int | None = None
-        """The offset in the state's queue to go on from, None before the first look."""
+        """The next offset to read in the state's queue; None before the first refresh."""
 
     @property
     def records(self) -> dict[bytes, bytes]:
-        """Every record by its key."""
+        """All records, by key."""
         return self._replay.records
 
     def refresh(self) -> None:
-        """Take what was noted since the last look. Raises FilesUnreadable where damage leaves it
-        open which topics and offsets there are; OSError passes through."""
+        """Read the records since the last refresh. Raises FilesUnreadable if damage makes the
+        topics and offsets uncertain; OSError passes through."""
         if self._following is not None:
             try:
                 self._following = self._apply(self._replay, self._following)
                 return
             except CorruptBatch:
-                pass  # perhaps a snapshot follows the damage
+                pass  # there may be a snapshot after the damage
         self._replay, self._following = self._from_newest_snapshot()
 
     def _from_newest_snapshot(self) -> tuple[StateReplay, int]:
-        """Return the records read from as far back as they must be, and where they end."""
+        """Return the records, read from the newest snapshot on, and the offset after the last of
+        them."""
         damage: CorruptBatch | None = None
         begins = [
             segment.blocks.queues(STATE_TOPIC_ID)[_QUEUE][0]
@@ -66,7 +69,7 @@ class LogState:
             except CorruptBatch as error:
                 damage = error
                 continue
-            # A log that has its beginning has every change from the first on.
+            # From offset 0 on, the queue of the state has every change, even without a snapshot.
             if replay.has_snapshot or begin == 0:
                 return replay, following
         if damage is None and not begins and self._has_beginning():
@@ -80,7 +83,8 @@ class LogState:
         return bool(segments) and segments[0].file.start_offset == 0
 
     def _apply(self, replay: StateReplay, start: int) -> int:
-        """Apply what is noted from this offset on; return where it ends. Raises CorruptBatch."""
+        """Apply the records from offset `start` on, and return the offset after the last record.
+        Raises CorruptBatch."""
         following = start
         for segment, rows in self._log.rows(STATE_TOPIC_ID, _QUEUE, start, _FOR_EVER):
             for row in rows:
@@ -95,7 +99,7 @@ class LogState:
                 following = header.end_offset
         return following
 
-    # -- what they say -----------------------------------------------------------------------
+    # -- look-ups -------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -103,7 +107,7 @@ class LogState:
         return sorted(parts[1] for parts in keys if parts[0] == "topic")
 
     def topic(self, name: str) -> Topic | None:
-        """Return a topic, None if there is none of this name. Raises FilesUnreadable."""
+        """Return a topic, or None if it does not exist. Raises FilesUnreadable."""
         value = self.records.get(topic_key(name))
         try:
             return None if value is None else decode_topic(name, value)
@@ -111,7 +115,8 @@ class LogState:
             raise FilesUnreadable(self._path, str(error)) from error
 
     def kept(self, topic_id: int) -> dict[int, int]:
-        """Return where a topic's queues begin; one that is not named begins at 0."""
+        """Return the first offset that retention keeps in each queue of a topic. A queue that is
+        not listed begins at 0."""
         value = self.records.get(kept_key(topic_id))
         try:
             return {} if value is None else decode_kept(value)
@@ -119,7 +124,8 @@ class LogState:
             raise FilesUnreadable(self._path, str(error)) from error
 
     def lost_ends(self, topic_id: int) -> dict[int, int]:
-        """Return up to where queues have lost messages: no lost offset is given out again."""
+        """Return the end of the last lost range of each queue. Lost offsets are never assigned
+        again, so a queue's end is never lower."""
         value = self.records.get(lost_key(topic_id))
         try:
             lost = {} if value is None else decode_lost(value)
@@ -128,7 +134,7 @@ class LogState:
         return {queue: ranges[-1].end_offset for queue, ranges in lost.items() if ranges}
 
     def offsets(self, group: str, topic_id: int) -> StoredOffsets | None:
-        """Return a group's stored offsets on a topic, None when there is no such group."""
+        """Return a group's stored offsets on a topic, or None if the group does not exist."""
         value = self.records.get(offsets_key(group, topic_id))
         try:
             if value is not None:

@@ -1,5 +1,7 @@
-"""The blocks of a sealed segment, by its footer's block table: searched in the file, a row at a
-time, and read a stretch at a time, so that no table is ever in memory as a whole."""
+"""The blocks of a sealed segment, from the block table in its footer.
+
+The table is searched in the file and read in parts, so it is never in memory as a whole.
+"""
 
 import bisect
 import time
@@ -7,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holdfast.commitlog.checksum import crc32c_extended
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.segment_format import (
+from holdfast.commitlog.format.checksum import crc32c_extended
+from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
     TRAILER_SIZE,
     Blocks,
@@ -19,25 +21,26 @@ from holdfast.commitlog.segment_format import (
 )
 from holdfast.spark.files.segment_file import FileChange, SegmentFile
 
-#: So many rows are read at once: 3.5 MB.
+#: At most this many rows are read at once; they have about 3.5 MB.
 ROWS_AT_ONCE = 65_536
 _ROW = BLOCK_DTYPE.itemsize
 _CHUNK_BYTES = 4 * 1024 * 1024
 
-#: Files whose tables this process found intact. Plans come again and again, and the key tables of
-#: a large log take longer to read than all else of a plan.
+#: Files whose tables this process found intact, so that it does not check them again for each plan.
+#: Reading all tables of a large log takes longer than the rest of a plan.
 _intact: set[FileChange] = set()
 _MOST_REMEMBERED = 65_536
-#: A file that changed so lately may change again without that being seen.
+#: If a file was changed less than this many nanoseconds ago, it may change again without a new
+#: change time. So the file is not remembered as intact yet.
 _SETTLED_NS = 1_000_000_000
 
-#: Before every row of its queue, and behind every one.
+#: Base offsets that sort before and after all rows of a queue.
 _FIRST, _BEHIND = -1, 2**63
 
 
 class SealedBlocks:
-    """Rows of a block table, in order of topic, queue and base offset. OSError passes through
-    all methods."""
+    """The rows of a block table, ordered by topic, queue and base offset. All methods may raise
+    OSError."""
 
     def __init__(self, file: SegmentFile, trailer: FooterTrailer) -> None:
         self._file = file
@@ -49,8 +52,11 @@ class SealedBlocks:
 
     @classmethod
     def of(cls, file: SegmentFile) -> "SealedBlocks | None":
-        """Return the blocks of a segment with a footer whose trailer is intact, else None. The
-        tables are not looked at: `is_intact` does. Raises UnknownFormatVersion."""
+        """Return the blocks of a segment, or None if the segment has no footer with an intact
+        trailer.
+
+        Does not verify the footer's tables; `is_intact` does. Raises UnknownFormatVersion.
+        """
         raw = file.read(file.end_offset - TRAILER_SIZE, TRAILER_SIZE)
         try:
             trailer = FooterTrailer.decode(raw)
@@ -65,8 +71,8 @@ class SealedBlocks:
         return self._count
 
     def is_intact(self) -> bool:
-        """Return whether the tables are what the trailer's checksum means. Reads all of them,
-        unless this process has, and the file has not changed since."""
+        """Return True if the tables match the trailer's checksum. Reads the tables, unless this
+        process has already found them intact and the file has not changed since."""
         change = self._file.last_change()
         if change in _intact:
             return True
@@ -90,8 +96,7 @@ class SealedBlocks:
         return crc == self._trailer.tables_crc
 
     def queues(self, topic_id: int) -> dict[int, tuple[int, int]]:
-        """Return of each queue of a topic that has blocks: its first offset, and that after its
-        last."""
+        """Return (first offset, end offset) of each queue of a topic that has blocks."""
         found = self._queues.get(topic_id)
         if found is None:
             found = self._queues[topic_id] = {}
@@ -103,13 +108,13 @@ class SealedBlocks:
         return found
 
     def rows(self, topic_id: int, queue: int, start: int, end: int) -> Iterator[Blocks]:
-        """Yield the rows of a queue's blocks with offsets in [start, end), in order. Of a damaged
-        table perhaps not all of them, but never another queue's."""
+        """Yield the rows of a queue's blocks with offsets in [start, end), in order. If the table
+        is damaged, rows may be missing, but rows of another queue never appear."""
         first, behind = self._stretch(topic_id, queue)
         if first == behind:
             return
-        # Most often all of it is asked for: then nothing is searched.
-        if start > self._row(first)[2]:  # the block that holds `start` begins before it, or at it
+        # Usually the whole queue is requested. Then neither of these searches is needed.
+        if start > self._row(first)[2]:  # the block with `start` in it begins at or before `start`
             first = max(first, self._find(topic_id, queue, start, first, behind) - 1)
         if end <= self._row(behind - 1)[2]:
             behind = self._find(topic_id, queue, end - 1, first, behind)
@@ -120,12 +125,12 @@ class SealedBlocks:
                 yield rows
 
     def any_place(self) -> int | None:
-        """Return where one of its blocks is, None if it has none."""
+        """Return the physical offset of one block, or None if there are no blocks."""
         return int(self._read(0, 1)["physical_offset"][0]) if self._count else None
 
     def _stretch(self, topic_id: int, queue: int, begin: int | None = None) -> tuple[int, int]:
-        """Return a queue's first row, which is `begin` if that is known, and the one behind its
-        last."""
+        """Return the numbers of a queue's first row and of the row after its last. `begin` is the
+        number of the first row, if it is known."""
         found = self._stretches.get((topic_id, queue))
         if found is None:
             if begin is None:
@@ -137,7 +142,8 @@ class SealedBlocks:
     def _find(
         self, topic_id: int, queue: int, base_offset: int, first: int = 0, behind: int | None = None
     ) -> int:
-        """Return the first row behind all that are up to this place, if it is among these rows."""
+        """Return the number of the first row that sorts after (topic_id, queue, base_offset).
+        Search only the rows from `first` to before `behind`."""
         place = (topic_id, queue, base_offset)
         return bisect.bisect_right(range(self._count), place, first, behind, key=self._row)
 

@@ -1,7 +1,8 @@
-"""One segment file, open for reading: which one it is, and its bytes by physical offset.
+"""One segment file, open for reading: its identity, and its bytes by physical offset.
 
-Read by calls, never through a mapping: where a file system lets a deleted file go under its
-readers, a mapping would kill the process that looks at it. For any thread.
+The file is read with system calls and never mapped into memory: on some file systems a deleted file
+disappears although it is open, and access to a mapping would then kill the process. Any thread may
+use a SegmentFile.
 """
 
 import os
@@ -9,21 +10,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from holdfast.commitlog.disk import LinuxFile
+from holdfast.commitlog.disk.disk import LinuxFile
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.segment import Segment
-from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE, SegmentHeader, segment_name
+from holdfast.commitlog.format.segment_format import (
+    SEGMENT_HEADER_SIZE,
+    SegmentHeader,
+    segment_name,
+)
+from holdfast.commitlog.segments.segment import Segment
 
 LOG_DIRECTORY = "commitlog"
-#: Stands for the time of creation where the header page is damaged: its name alone says which
-#: file it is.
+#: Creation time of a file with a damaged header page; only its name then identifies it.
 UNKNOWN_TIME_US = -1
 _IOV_MAX = 1024  # Linux's UIO_MAXIOV
 
 
 class FileChange(NamedTuple):
-    """What tells a file, as it is, from every other, and from itself once it has changed. But a
-    change that follows the last within milliseconds may not move the time `at_ns` of it."""
+    """Identifies a file and its last change.
+
+    If a file changes twice within milliseconds, the second change may not change `at_ns`.
+    """
 
     device: int
     inode: int
@@ -32,7 +38,8 @@ class FileChange(NamedTuple):
 
 
 class SegmentFile:
-    """An open segment file. Offsets are physical. It stays readable when it is deleted."""
+    """An open segment file. All offsets are physical. On most file systems the file stays readable
+    after it is deleted."""
 
     def __init__(self, path: Path, descriptor: int, header: SegmentHeader) -> None:
         self.path = path
@@ -43,9 +50,11 @@ class SegmentFile:
 
     @classmethod
     def open(cls, directory: Path, start_offset: int) -> Self:
-        """Open the segment of this name in `commitlog/`. Raises OSError, UnknownFormatVersion,
-        and CorruptBatch for a file too short to be one. With a damaged header page, name and size
-        say where it begins and ends."""
+        """Open the segment with this start offset in `directory`.
+
+        If the header page is damaged, the file's name and size give its range. Raises OSError,
+        UnknownFormatVersion, and CorruptBatch if the file is too short for a segment.
+        """
         path = directory / segment_name(start_offset)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -60,21 +69,22 @@ class SegmentFile:
 
     @property
     def first_offset(self) -> int:
-        """Where its first block is."""
+        """The physical offset of the segment's first block."""
         return self.start_offset + SEGMENT_HEADER_SIZE
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What no other segment has, though it be under the same name in another directory."""
+        """(start offset, creation time). No other segment has the same pair, not even a segment
+        with the same name in another directory."""
         return self.start_offset, self.created_timestamp_us
 
     def last_change(self) -> FileChange:
-        """Return which file this is, and when it changed last. OSError passes through."""
+        """Return the file's identity and last change. OSError passes through."""
         found = os.fstat(self._fd)
         return FileChange(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
     def read(self, physical_offset: int, size: int) -> bytes:
-        """Return bytes of the file; fewer only at its end. OSError passes through."""
+        """Return `size` bytes; fewer only at the end of the file. OSError passes through."""
         parts = []
         position = physical_offset - self.start_offset
         while size > 0 and (part := os.pread(self._fd, size, position)):
@@ -84,7 +94,7 @@ class SegmentFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, physical_offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill all of `buffers`, one after another. Raises CorruptBatch at the file's end;
+        """Fill all of `buffers`, one after another. Raises CorruptBatch if the file ends first;
         OSError passes through."""
         for at in range(0, len(buffers), _IOV_MAX):
             waiting = list(buffers[at : at + _IOV_MAX])
@@ -99,11 +109,12 @@ class SegmentFile:
                     waiting[0] = waiting[0][count:]
 
     def sync(self) -> None:
-        """Return once what is in the file is on the disk. OSError passes through."""
+        """Return once the file's content is on the disk. OSError passes through."""
         os.fdatasync(self._fd)
 
     def as_segment(self) -> Segment:
-        """Return it as those who search behind damage take it. Close its file after use."""
+        """Return the file as a Segment, for `scan_segment`, which finds blocks after damage. Close
+        the Segment's file after use."""
         return Segment(
             LinuxFile(os.dup(self._fd)),
             self.path,
@@ -113,7 +124,7 @@ class SegmentFile:
         )
 
     def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close the file. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,10 +1,13 @@
-"""The blocks of a segment without a footer, found by walking its headers: above all of the one
-that is being written, which is walked on from where it ended whenever it is looked at.
+"""The blocks of a segment without a footer, found by a walk from block header to block header.
 
-What ends the walk is half written, was torn by a crash, or is damage, and only what was durable
-once can be damaged (FORMAT.md 7.5). So the walk passes over damage that lies below the highest
-durable offset that any block proves, and waits before the rest. Of blocks above it the payload is
-proven here: their header may have been written and they not.
+Usually this is the segment that is being written; each walk continues where the last one ended.
+
+A walk may meet bytes that are not a block: half written, torn by a crash, or damaged. Only bytes
+that were once durable count as damaged (FORMAT.md 7.5). Each block header records up to which
+offset the log was durable; the highest of these offsets is the proven durable offset. Below the
+proven offset, the walk skips bytes that are not a block. Above the proven offset, the walk stops at
+such bytes, and it also verifies the payload of each block, because the header may have been written
+before the payload.
 """
 
 from collections.abc import Iterator
@@ -12,17 +15,16 @@ from contextlib import closing
 
 import numpy as np
 
-from holdfast.commitlog.batch_header import HEADER_SIZE
-from holdfast.commitlog.checksum import crc32c
-from holdfast.commitlog.header_table import (
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
+from holdfast.commitlog.format.checksum import crc32c
+from holdfast.commitlog.format.header_table import (
     HEADER_DTYPE,
     Headers,
     block_ends,
     intact_headers,
     intact_headers_apart,
 )
-from holdfast.commitlog.log_scan import Damage, scan_segment
-from holdfast.commitlog.segment_format import (
+from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
     END_MARK_SIZE,
     TRAILER_SIZE,
@@ -31,30 +33,32 @@ from holdfast.commitlog.segment_format import (
     end_offsets,
     is_end_mark,
 )
+from holdfast.commitlog.segments.log_scan import Damage, scan_segment
 from holdfast.spark.files.segment_file import SegmentFile
 
-#: Blocks of so many bytes, on average, are large: their headers are read one by one, so many
-#: before they are looked at.
+#: Blocks of at least this mean size are large: each header is read by a call of its own.
 _LARGE_BYTES = 4 * 1024
-_AT_ONCE = 256
-#: Small ones are read with all that is between their headers, so much at once.
+_AT_ONCE = 256  # at most this many headers of large blocks per step
+#: Small blocks are read whole: each call reads a window of at least this many bytes.
 _LEAST_BYTES = 16 * 1024
-_MOST_BYTES = 4 * 1024 * 1024
-_DENSE = 32
+_MOST_BYTES = 4 * 1024 * 1024  # the largest window
+_DENSE = 32  # if a window has more headers than this, the next window is larger
 
 
 class WalkedBlocks:
-    """The blocks of one segment up to where the walk has come. OSError passes through `advance`,
-    and so does UnknownFormatVersion for a block that a newer Holdfast wrote."""
+    """The blocks of one segment that the walk has found so far.
+
+    `advance` may raise OSError, and UnknownFormatVersion for a block of a newer Holdfast.
+    """
 
     def __init__(self, file: SegmentFile, *, start: int | None = None) -> None:
-        """`start` is where a block begins, the first one if not given."""
+        """`start` is the physical offset of a block; the default is the segment's first block."""
         self.end = file.first_offset if start is None else start
-        """Where the next block would be."""
+        """The physical offset at which the next block would begin."""
         self.durable_offset = 0
-        """The highest durable offset that its blocks prove."""
+        """The proven durable offset."""
         self.is_ended = False
-        """Whether the walk met the segment's end: no block comes after it."""
+        """True once the walk has reached the segment's end: no more blocks can follow."""
         self._file = file
         self._rows: dict[tuple[int, int], list[Blocks]] = {}
         self._are_large = True
@@ -67,7 +71,8 @@ class WalkedBlocks:
     # -- walking -----------------------------------------------------------------------------
 
     def advance(self, durable_offset: int = 0, *, until: int | None = None) -> None:
-        """Walk on, to before `until` at most. `durable_offset` was proven by others."""
+        """Continue the walk, at most to before `until`. `durable_offset` is the durable offset that
+        other segments prove."""
         self.durable_offset = max(self.durable_offset, durable_offset)
         border = self._file.end_offset if until is None else until
         while not self.is_ended and self.end < border:
@@ -80,8 +85,8 @@ class WalkedBlocks:
         self.is_ended = self.is_ended or self.end >= self._file.end_offset
 
     def _headers_at(self, at: int, border: int) -> Headers:
-        """Return some headers of blocks that follow one another from this place on; none only if
-        there is no block."""
+        """Return headers of consecutive blocks from the physical offset `at` on. The result is
+        empty only if no block begins there."""
         if self._are_large:
             headers = intact_headers_apart(self._file.read, at, border, _AT_ONCE)
         else:
@@ -97,7 +102,7 @@ class WalkedBlocks:
         return headers
 
     def _take(self, headers: Headers) -> bool:
-        """Take blocks up to the first that is not wholly there; return whether all are."""
+        """Add blocks up to the first incomplete one. Return True if the walk may continue."""
         self.durable_offset = max(self.durable_offset, int(headers["durable_offset"].max()))
         ends = block_ends(headers)
         whole = len(headers)
@@ -125,7 +130,7 @@ class WalkedBlocks:
             self._rows.setdefault(key, []).append(piece)
 
     def _pass_damage(self) -> bool:
-        """Look at what is no block; return whether the walk goes on behind it."""
+        """Examine bytes that are not a block. Return True if the walk continues after them."""
         at, end = self.end, self._file.end_offset
         if at + END_MARK_SIZE + TRAILER_SIZE > end:
             self.is_ended = True
@@ -135,30 +140,31 @@ class WalkedBlocks:
             self.is_ended = True
             return False
         if at == self._searched_at and not any(found):
-            return False  # still unwritten
+            return False  # these bytes were searched before, and are still unwritten
         damage = self._search(at)
         if damage is None:
-            return True  # it became a block meanwhile
+            return True  # meanwhile the broker has completed a block here
         self._searched_at = at
         if damage.reason == "unwritten":
             return False
         if damage.start >= self.durable_offset and not self._is_proven_behind(damage):
             return False
         if damage.header is not None:
-            # Its offsets are its own for ever: whoever reads there is told.
+            # The offsets of a damaged block are never assigned again. Keep its row, so that a read
+            # of these offsets reports the damage.
             self._put(np.frombuffer(self._file.read(damage.start, HEADER_SIZE), HEADER_DTYPE))
         self.end = damage.end
         return True
 
     def _search(self, at: int) -> Damage | None:
-        """Return the damage that begins here, None where a block does."""
+        """Return the damage that begins at `at`, or None if a block begins there."""
         segment = self._file.as_segment()
         with closing(segment.file):
             found = next(scan_segment(segment, at), None)
         return found if isinstance(found, Damage) else None
 
     def _is_proven_behind(self, damage: Damage) -> bool:
-        """Return whether what follows proves that what is damaged was durable."""
+        """Return True if blocks after the damage prove that the damaged bytes were durable."""
         at = damage.end
         while at < self._file.end_offset:
             headers = self._headers_at(at, self._file.end_offset)
@@ -169,11 +175,10 @@ class WalkedBlocks:
             at = int(block_ends(headers)[-1])
         return False
 
-    # -- what was found ----------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------
 
     def queues(self, topic_id: int) -> dict[int, tuple[int, int]]:
-        """Return of each queue of a topic that has blocks: its first offset, and that after its
-        last."""
+        """Return (first offset, end offset) of each queue of a topic that has blocks."""
         return {
             queue: (int(pieces[0][0]["base_offset"]), end_offset(pieces[-1][-1]))
             for (topic, queue), pieces in self._rows.items()
@@ -192,7 +197,7 @@ class WalkedBlocks:
 
 
 def _rows_of(headers: Headers) -> Blocks:
-    """Return headers as a footer's block table has them."""
+    """Return headers in the format of a footer's block table."""
     rows: Blocks = np.empty(len(headers), BLOCK_DTYPE)
     for name in BLOCK_DTYPE.names or ():
         rows[name] = headers["total_size" if name == "size" else name]

@@ -1,0 +1,203 @@
+"""A broker's status, read from its readiness endpoint and its metrics."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.client import Client
+
+#: A certificate that expires within this time is reported as a problem.
+CERTIFICATE_WARNING_S = 14 * 86_400
+
+
+@dataclass(slots=True)
+class TopicStatus:
+    """The metrics of one topic. The counts of messages and bytes in and out begin at the start of
+    the broker."""
+
+    topic: str
+    messages: int = 0
+    bytes: int = 0
+    oldest_seconds: float | None = None
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(slots=True)
+class GroupStatus:
+    """A group's lag on a topic, according to its stored offsets."""
+
+    group: str
+    topic: str
+    lag_messages: int
+    lag_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class BrokerFigures:
+    """The values that are read from the broker's metrics."""
+
+    version: str = ""
+    uptime_seconds: float = 0.0
+    resident_bytes: int = 0
+    connections: int = 0
+    held_pulls: int = 0
+    held_receives: int = 0
+    in_flight: int = 0
+    disk_free_bytes: int = 0
+    log_bytes: int = 0
+    log_segments: int = 0
+    topic_count: int = 0
+    group_count: int = 0
+    groups_at_limit: list[str] = field(default_factory=list)
+    certificate_expires_seconds: float | None = None
+    """The seconds from now until the certificate expires; None without TLS."""
+    topics: list[TopicStatus] = field(default_factory=list)
+    groups: list[GroupStatus] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BrokerStatus:
+    """A broker's status. `figures` is None if the token does not permit reading the metrics."""
+
+    url: str
+    phase: str
+    read_at: float
+    """The time of this reading, on the monotonic clock, in seconds."""
+    degraded: list[dict[str, str]]
+    read_only: str | None
+    alarms: Mapping[str, str]
+    figures: BrokerFigures | None = None
+
+    @property
+    def troubles(self) -> list[str]:
+        """One sentence for each thing that is wrong."""
+        found = [] if self.phase == "ready" else [f"the broker is {self.phase}"]
+        if self.read_only is not None:
+            found.append(f"nothing can be published: {self.read_only}")
+        found += [f"publishing is refused ({name}): {why}" for name, why in self.alarms.items()]
+        found += [f"damage ({each['reason']}): {each['detail']}" for each in self.degraded]
+        if self.figures is not None:
+            found += [
+                f"the group {group} is at its limit and delivers nothing new for now"
+                for group in self.figures.groups_at_limit
+            ]
+            expires_s = self.figures.certificate_expires_seconds
+            if expires_s is not None and expires_s < CERTIFICATE_WARNING_S:
+                days = max(int(expires_s // 86_400), 0)
+                found.append(f"the broker's certificate expires in {days} days")
+        return found
+
+    @property
+    def is_well(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.troubles
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the status as a dict that can be written as a line of JSON."""
+        row = asdict(self)
+        del row["read_at"]
+        return {"is_well": self.is_well, **row}
+
+
+def read_status(client: "Client") -> BrokerStatus:
+    """Return the status of the client's broker. If the token does not permit reading the metrics,
+    `figures` is None. Raises all other errors of the client."""
+    from holdfast.client.errors import Forbidden, Unauthenticated
+
+    ready = client.status()
+    found = BrokerStatus(
+        client.url,
+        ready["phase"],
+        time.monotonic(),
+        ready["degraded"],
+        ready["read_only"],
+        ready["alarms"],
+    )
+    try:
+        found.figures = figures_of(client.metrics(), time.time())
+    except (Forbidden, Unauthenticated):
+        found.figures = None
+    return found
+
+
+def figures_of(text: str, now_s: float) -> BrokerFigures:
+    """Return the figures from the metrics, which are given in the Prometheus text format."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name.removeprefix("holdfast_")
+            samples[name].append((sample.labels, sample.value))
+
+    def number(name: str) -> float:
+        return samples[name][0][1] if samples[name] else 0.0
+
+    expiry = samples["tls_certificate_expiry_timestamp_seconds"]
+    start_s = number("process_start_time_seconds")
+    return BrokerFigures(
+        version=samples["build_info"][0][0]["version"] if samples["build_info"] else "",
+        uptime_seconds=round(max(now_s - start_s, 0.0), 3) if start_s else 0.0,
+        resident_bytes=int(number("process_resident_memory_bytes")),
+        connections=int(number("http_connections")),
+        held_pulls=int(number("long_poll_parked")),
+        held_receives=int(number("group_waiting")),
+        in_flight=int(number("group_in_flight")),
+        disk_free_bytes=int(number("disk_free_bytes")),
+        log_bytes=int(number("log_size_bytes")),
+        log_segments=int(number("log_segments")),
+        topic_count=int(number("topics")),
+        group_count=len({labels["group"] for labels, _ in samples["group_lag_messages"]}),
+        groups_at_limit=[labels["group"] for labels, _ in samples["group_at_limit"]],
+        certificate_expires_seconds=round(expiry[0][1] - now_s, 3) if expiry else None,
+        topics=_topics(samples),
+        groups=_groups(samples),
+    )
+
+
+_Samples = Mapping[str, Iterable[tuple[dict[str, str], float]]]
+
+_TOPIC_FIELDS = {
+    "topic_messages": "messages",
+    "topic_bytes": "bytes",
+    "messages_in_total": "messages_in",
+    "messages_out_total": "messages_out",
+    "bytes_in_total": "bytes_in",
+    "bytes_out_total": "bytes_out",
+}
+
+
+def _topics(samples: _Samples) -> list[TopicStatus]:
+    """Return the topics, the largest first."""
+    found: dict[str, TopicStatus] = {}
+    for metric, name in _TOPIC_FIELDS.items():
+        for labels, value in samples[metric]:
+            topic = found.setdefault(labels["topic"], TopicStatus(labels["topic"]))
+            setattr(topic, name, int(value))
+    for labels, value in samples["topic_oldest_message_seconds"]:
+        if (known := found.get(labels["topic"])) is not None:
+            known.oldest_seconds = value
+    return sorted(found.values(), key=lambda topic: (-topic.bytes, topic.topic))
+
+
+def _groups(samples: _Samples) -> list[GroupStatus]:
+    """Return the lag of each group on each topic, the largest lag first."""
+    ages = {
+        (labels["group"], labels["topic"]): value for labels, value in samples["group_lag_seconds"]
+    }
+    found = [
+        GroupStatus(
+            labels["group"],
+            labels["topic"],
+            int(value),
+            ages.get((labels["group"], labels["topic"])),
+        )
+        for labels, value in samples["group_lag_messages"]
+    ]
+    return sorted(found, key=lambda each: (-each.lag_messages, each.group, each.topic))

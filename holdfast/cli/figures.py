@@ -1,0 +1,61 @@
+"""Formats counts, sizes, ages and durations for people. Pure, except for reading the clock.
+
+Output for programs (lines of JSON) has plain numbers instead.
+"""
+
+import time
+
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_SPANS_MS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"))
+
+
+def shown_count(count: int, thing: str) -> str:
+    """Return a count with its noun, such as "1 message" or "12,502 messages"."""
+    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{count:,} {thing if count == 1 else plural}"
+
+
+def shown_size(size: int) -> str:
+    """Return a number of bytes with a unit, rounded, such as "512 B" or "1.5 KiB"."""
+    for factor, unit in _UNITS:
+        if size >= factor:
+            number = size / factor
+            return f"{number:.1f} {unit}" if number < 100 else f"{number:.0f} {unit}"
+    return f"{size} B"
+
+
+def shown_span(span_ms: float) -> str:
+    """Return a duration in at most two units, such as "250ms", "42s", "5m10s" or "2d4h"."""
+    if span_ms < 1000:
+        return f"{max(round(span_ms), 0)}ms"
+    left = round(span_ms)
+    for index, (factor, unit) in enumerate(_SPANS_MS):
+        if left >= factor:
+            count, left = divmod(left, factor)
+            shown = f"{count}{unit}"
+            if index + 1 < len(_SPANS_MS):
+                smaller, smaller_unit = _SPANS_MS[index + 1]
+                if left >= smaller:
+                    shown += f"{left // smaller}{smaller_unit}"
+            return shown
+    raise AssertionError(span_ms)
+
+
+def shown_age(timestamp_ms: int) -> str:
+    """Return how long ago a time was, such as "3m10s ago"."""
+    return f"{shown_span(now_ms() - timestamp_ms)} ago"
+
+
+def shown_seconds(seconds: float) -> str:
+    """Return a number of seconds as a duration, such as "3m10s". Return "-" for 0."""
+    return shown_span(seconds * 1000) if seconds else "-"
+
+
+def shown_number(number: int) -> str:
+    """Return an integer with a comma between thousands."""
+    return f"{number:,}"
+
+
+def now_ms() -> int:
+    """Return the wall clock time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

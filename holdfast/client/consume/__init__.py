@@ -1,0 +1,1 @@
+"""Consume in groups: membership, leases, handlers, acknowledgements, group requests."""

@@ -1,0 +1,133 @@
+"""Collects and sends acknowledgements and other settle requests of a consumer.
+
+Acknowledgements are batched; all other verbs are sent at once. Only one request is in flight at a
+time. Calls that are made meanwhile are sent together afterwards, so that the broker needs one
+durable commit for many messages. Settling is idempotent, so a request without a reply is retried.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holdfast.client.consume.delivery import Settling, Status, Verb
+
+_log = logging.getLogger("holdfast.client")
+
+#: One request has at most this many receipts.
+MAX_RECEIPTS = 256
+
+
+class Terms(NamedTuple):
+    """The verb and the options of a request, which apply to all its deliveries. `topic` is empty
+    unless the group shares processing time among its topics."""
+
+    verb: Verb
+    delay_ms: int | None = None
+    lease_ms: int | None = None
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A delivery that was settled or extended. `used_ms` is its processing time."""
+
+    receipt: str
+    settling: Settling
+    used_ms: float
+
+
+Send = Callable[[Terms, Sequence[Said]], Awaitable[Sequence[Status]]]
+
+
+class Settler:
+    """Sends acknowledgements and other settle requests. Belongs to one event loop.
+
+    `send` sends one request and retries it. Acknowledgements wait until there are `batch` of them
+    or `interval_s` has passed. `confirmed(count)` is called when the broker has replied for
+    `count` deliveries. If `send` fails, `failed(error)` is called, and the results of all pending
+    deliveries raise that error.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        *,
+        batch: int,
+        interval_s: float,
+        confirmed: Callable[[int], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._send = send
+        self._batch = batch
+        self._interval_s = interval_s
+        self._confirmed = confirmed
+        self._failed = failed
+        self._pending: dict[Terms, list[Said]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def pending(self) -> int:
+        """How many deliveries wait to be sent."""
+        return sum(map(len, self._pending.values()))
+
+    def add(self, terms: Terms, said: Said) -> None:
+        """Add a settled delivery and send it, at once or with its batch."""
+        self._pending.setdefault(terms, []).append(said)
+        if terms.verb != "ack" or self.pending >= self._batch:
+            self.flush_soon()
+        elif self._timer is None and self._pump is None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.flush_soon)
+
+    def flush_soon(self) -> None:
+        """Send the pending deliveries without waiting for more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pending and self._pump is None:
+            self._pump = asyncio.create_task(self._send_all())
+
+    async def flush(self) -> None:
+        """Send the pending deliveries and wait for all replies. A failure is not raised here, but
+        passed to `failed`."""
+        self.flush_soon()
+        while self._pump is not None:
+            await asyncio.wait([self._pump])
+
+    async def _send_all(self) -> None:
+        try:
+            while self._pending:
+                terms = next(iter(self._pending))
+                waiting = self._pending.pop(terms)
+                said, rest = waiting[:MAX_RECEIPTS], waiting[MAX_RECEIPTS:]
+                if rest:
+                    self._pending[terms] = rest
+                try:
+                    statuses = await self._send(terms, said)
+                except Exception as error:
+                    self._give_up(said, error)
+                    return
+                for each, status in zip(said, statuses, strict=True):
+                    each.settling.settled(status)
+                self._tell_of_stale(terms.verb, statuses.count("stale"))
+                self._confirmed(len(said))
+        finally:
+            self._pump = None
+
+    def _tell_of_stale(self, verb: Verb, count: int) -> None:
+        if count and verb != "extend":
+            _log.warning(
+                "%s came too late for %d of the messages: their leases had ended, and others may "
+                "have them; give the group a longer lease_ms, or ask for fewer at a time",
+                verb,
+                count,
+            )
+
+    def _give_up(self, said: Sequence[Said], error: Exception) -> None:
+        waiting = [*said, *(each for others in self._pending.values() for each in others)]
+        self._pending.clear()
+        for each in waiting:
+            each.settling.failed(error)
+        self._failed(error)

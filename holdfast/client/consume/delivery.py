@@ -1,0 +1,231 @@
+"""Messages that a group delivers. Each has a receipt, with which it can be settled. A consumer's
+Delivery also has methods for this; the consumer sends these calls later, in batches."""
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+from holdfast.client.read.message import LoneMessage, Message
+
+Verb = Literal["ack", "nack", "release", "extend", "reject"]
+Status = Literal["done", "stale", "invalid"]
+
+
+class ReceivedMessage(Message, frozen=True, gc=False, eq=False):
+    """A message of a group. `receipt` is needed to settle the message; it is None if the message
+    needs no settling. `attempt` is the number of this delivery, from 1. `redelivered` is True if a
+    member may have received the message before."""
+
+    receipt: str | None
+    attempt: int
+    redelivered: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as in the HTTP API's JSON, including the receipt."""
+        delivered = {
+            "receipt": self.receipt,
+            "attempt": self.attempt,
+            "redelivered": self.redelivered,
+        }
+        return {**Message.to_dict(self), **delivered}
+
+
+class ReceiveResult(NamedTuple):
+    """The reply to one receive. At most `available` more messages were available then. `active` is
+    False if this member gets no messages because another member is the group's active member."""
+
+    messages: list[ReceivedMessage]
+    available: int
+    active: bool
+
+
+class Delivered(LoneMessage, frozen=True, kw_only=True):
+    """A message in the msgpack reply to a receive."""
+
+    receipt: str | None = None
+    attempt: int = 1
+    redelivered: bool = False
+
+    def as_received(self) -> ReceivedMessage:
+        """Return a ReceivedMessage that takes its fields from this object."""
+        return ReceivedMessage(self.body, self, 0, self.receipt, self.attempt, self.redelivered)
+
+
+class Settling:
+    """The pending result of settling a delivery: `await` it, or call `result()` in another thread.
+
+    Reading the result is optional. It is "done" if the message is settled durably. It is "stale" if
+    the lease had ended, and the message was delivered again or settled differently. If the
+    consumer failed, its error is raised.
+    """
+
+    __slots__ = ("_consumer", "_error", "_status", "_waiters")
+
+    def __init__(self, consumer: "Settles | None", status: Status | None = None) -> None:
+        self._consumer = consumer
+        self._status = status
+        self._error: Exception | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def done(self) -> bool:
+        """Return whether the broker has replied or the consumer has failed."""
+        return self._status is not None or self._error is not None
+
+    def __await__(self) -> Generator[Any, None, Status]:
+        return self._wait().__await__()
+
+    def result(self, timeout_s: float | None = None) -> Status:
+        """Wait for the status. Do not call this in the thread of the consumer's event loop. Raises
+        TimeoutError."""
+        if self._status is not None:
+            return self._status
+        assert self._consumer is not None
+        waiting = asyncio.run_coroutine_threadsafe(self._wait(), self._consumer.loop)
+        return waiting.result(timeout_s)
+
+    async def _wait(self) -> Status:
+        if not self.done():
+            assert self._consumer is not None
+            self._consumer.flush_soon()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        if self._error is not None:
+            raise self._error
+        assert self._status is not None
+        return self._status
+
+    def settled(self, status: Status) -> None:
+        """Record the broker's reply and wake the waiters. Call on the loop."""
+        self._status = status
+        self._wake()
+
+    def failed(self, error: Exception) -> None:
+        """Record that the broker will not reply, and wake the waiters. Call on the loop."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+
+class Settles(Protocol):
+    """The consumer of a delivery, which sends its acknowledgements."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop on which the consumer runs."""
+        ...
+
+    def settle(self, delivery: "Delivery", verb: Verb, delay_ms: int | None = None) -> Settling:
+        """Record how a delivery is settled. Callable from any thread."""
+        ...
+
+    def extend(self, delivery: "Delivery", lease_ms: int | None) -> Settling:
+        """Request a longer lease for a delivery. Callable from any thread."""
+        ...
+
+    def flush_soon(self) -> None:
+        """Send pending acknowledgements without waiting for more. Call on the loop."""
+        ...
+
+
+class Unit(NamedTuple):
+    """Messages that must be processed in order, one at a time: those of a queue, those of a key of
+    a topic, or only a single message (then `offset` is set)."""
+
+    topic: str
+    queue: int | None = None
+    key: str | None = None
+    offset: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A consumer's record of one delivery. Times are in seconds of the event loop's clock."""
+
+    consumer: Settles
+    #: When to extend the lease.
+    extend_at_s: float
+    #: None until the delivery is ready to be processed.
+    unit: Unit | None = None
+    #: When the delivery was passed to the caller or handler; None until then.
+    taken_at_s: float | None = None
+    #: The pending result; None until the delivery is settled.
+    settling: Settling | None = None
+    #: Whether a handler processes the delivery. If so, the next delivery of the unit waits until
+    #: the handler returns, even if the handler settles this one before.
+    is_handled: bool = False
+    #: Whether the broker has reported that this member no longer holds the message.
+    is_lost: bool = False
+
+
+class Delivery(ReceivedMessage, frozen=True, gc=True, eq=False):
+    """A message that a consumer received, with the methods to settle it.
+
+    Only the first call of ack, nack, release or reject counts. Any thread may call; the consumer
+    sends the call soon after. Until such a call the consumer extends the lease automatically. In a
+    block `with delivery:`, the end of the block acknowledges the message and an exception nacks it
+    (cancellation or an interrupt releases it), unless the block has settled it.
+    """
+
+    _lease: Lease
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether ack, nack, release or reject was called."""
+        return self._lease.settling is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease is known to have ended before the message was settled. Another member
+        may have the message now, and settling it returns "stale"."""
+        return self._lease.is_lost
+
+    def ack(self) -> Settling:
+        """Acknowledge the message: it is processed."""
+        return self._lease.consumer.settle(self, "ack")
+
+    def nack(self, delay_ms: int | None = None) -> Settling:
+        """Report that processing failed. The message is delivered again after `delay_ms` (default:
+        the group's back-off); after too many failures it becomes a dead letter."""
+        return self._lease.consumer.settle(self, "nack", delay_ms)
+
+    def release(self) -> Settling:
+        """Return the message unprocessed: it is redelivered at once, and no failure is counted."""
+        return self._lease.consumer.settle(self, "release")
+
+    def reject(self) -> Settling:
+        """Report that no member can process the message: it becomes a dead letter at once."""
+        return self._lease.consumer.settle(self, "reject")
+
+    def extend(self, lease_ms: int | None = None) -> Settling:
+        """Extend the lease: it ends `lease_ms` from now (default: the group's setting).
+
+        The consumer extends leases automatically while its process runs. Call this only if
+        processing may block the whole process.
+        """
+        return self._lease.consumer.extend(self, lease_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.is_settled:
+            return
+        if error is None:
+            self.ack()
+        elif isinstance(error, Exception):
+            self.nack()
+        else:  # cancellation or an interrupt is no failure of the message
+            self.release()

@@ -1,0 +1,136 @@
+"""The requests about groups with leases: settings, receiving, settling."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.client.consume.delivery import Delivered, Status, Verb
+from holdfast.client.transport.requests import JSON, MSGPACK, Requests, checked_name
+from holdfast.client.transport.retry import RetryPolicy
+
+TopicTerms = Mapping[str, int | Mapping[str, Any]]
+"""Topics of a group, each with its weight or with {"weight": ..., "filter": ...}."""
+
+Topics = str | Sequence[str] | TopicTerms
+
+_HEADERS = {"Content-Type": JSON, "Accept": JSON}
+
+
+class ReceiveReply(msgspec.Struct):
+    """The msgpack reply to a receive."""
+
+    messages: list[Delivered]
+    available: int = 0
+    active: bool = True
+
+
+class _Result(msgspec.Struct):
+    status: Status
+
+
+class _SettleReply(msgspec.Struct):
+    results: list[_Result]
+
+
+def group_path(group: str) -> str:
+    """Return a group's path. Raises ValueError for an invalid name."""
+    return f"/v1/groups/{checked_name('group', group)}"
+
+
+def topic_terms(topics: Topics) -> dict[str, Mapping[str, Any]]:
+    """Return topics in the form of a PUT request. Raises ValueError for an invalid name."""
+    if isinstance(topics, str):
+        topics = [topics]
+    if not isinstance(topics, Mapping):
+        topics = dict.fromkeys(topics, 1)
+    return {
+        checked_name("topic", topic): {"weight": terms} if isinstance(terms, int) else terms
+        for topic, terms in topics.items()
+    }
+
+
+async def put_group(
+    transport: Requests, group: str, settings: Mapping[str, Any], retry: RetryPolicy | None = None
+) -> dict[str, Any]:
+    """Create or change a group; return its description."""
+    reply = await transport.request(
+        "PUT",
+        group_path(group),
+        headers=_HEADERS,
+        body=msgspec.json.encode(settings),
+        retry=retry,
+    )
+    return reply.json(dict[str, Any])
+
+
+async def describe_group(
+    transport: Requests, group: str, retry: RetryPolicy | None = None
+) -> dict[str, Any]:
+    """Return a group's description. Raises UnknownGroup."""
+    reply = await transport.request("GET", group_path(group), retry=retry)
+    return reply.json(dict[str, Any])
+
+
+async def receive(
+    transport: Requests,
+    group: str,
+    ask: Mapping[str, Any],
+    *,
+    wait_ms: int,
+    retry: RetryPolicy | None = None,
+) -> ReceiveReply:
+    """Receive once. `ask` holds the JSON fields of the request. A request with an `attempt_id` can
+    be retried safely: if its reply was lost, the retry returns that reply."""
+    is_repeatable = "attempt_id" in ask or bool(ask.get("browse"))
+    reply = await transport.request(
+        "POST",
+        f"{group_path(group)}/receive",
+        headers={"Content-Type": JSON, "Accept": MSGPACK},
+        body=msgspec.json.encode({**ask, "wait_ms": wait_ms}),
+        wait_s=wait_ms / 1000,
+        safe=is_repeatable,
+        retry=retry,
+    )
+    return reply.msgpack(ReceiveReply)
+
+
+async def settle(
+    transport: Requests,
+    group: str,
+    verb: Verb,
+    receipts: Sequence[str],
+    *,
+    delay_ms: int | None = None,
+    lease_ms: int | None = None,
+    cumulative: bool = False,
+    used_ms: float | None = None,
+    retry: RetryPolicy | None = None,
+) -> list[Status]:
+    """Settle or extend several receipts with one verb, durably; return the status of each."""
+    body: dict[str, Any] = {"receipts": receipts}
+    optional = {"delay_ms": delay_ms, "lease_ms": lease_ms, "used_ms": used_ms}
+    body |= {name: value for name, value in optional.items() if value is not None}
+    if cumulative:
+        body["cumulative"] = True
+    reply = await transport.request(
+        "POST",
+        f"{group_path(group)}/{verb}",
+        headers=_HEADERS,
+        body=msgspec.json.encode(body),
+        retry=retry,
+    )
+    return [each.status for each in reply.json(_SettleReply).results]
+
+
+async def leave(
+    transport: Requests, group: str, member: str, retry: RetryPolicy | None = None
+) -> None:
+    """Remove a member from a group; its messages are released."""
+    await transport.request(
+        "POST",
+        f"{group_path(group)}/leave",
+        headers=_HEADERS,
+        body=msgspec.json.encode({"member": member}),
+        retry=retry,
+    )

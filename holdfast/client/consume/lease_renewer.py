@@ -1,0 +1,84 @@
+"""The leases of a consumer's unsettled messages, extended at half their time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from holdfast.client.consume.ack_batcher import MAX_RECEIPTS
+from holdfast.client.consume.delivery import Delivery, Status
+
+Extend = Callable[[Sequence[str]], Awaitable[Sequence[Status]]]
+
+
+class LeaseKeeper:
+    """Extends leases by `lease_s`. Belongs to one event loop.
+
+    `extend` sends a request and retries it. `lost(delivery)` is called for each delivery whose
+    lease has ended at the broker.
+    """
+
+    def __init__(self, extend: Extend, lost: Callable[[Delivery], None]) -> None:
+        self._extend = extend
+        self._lost = lost
+        #: The deliveries by `id()`, because a message may be redelivered before this member knows
+        #: that its first lease is lost.
+        self._held: dict[int, Delivery] = {}
+        #: Set when a lease may have to be extended before the time until which `keep` sleeps.
+        self._sooner = asyncio.Event()
+        self.lease_s = 30.0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, delivery: Delivery) -> None:
+        """Start extending a delivery's lease."""
+        self._held[id(delivery)] = delivery
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Return whether a delivery's lease is being extended."""
+        return id(delivery) in self._held
+
+    def let_go(self, delivery: Delivery) -> bool:
+        """Stop extending a delivery's lease. Return False if it was not being extended."""
+        return self._held.pop(id(delivery), None) is not None
+
+    def extended(self, delivery: Delivery, at_s: float, lease_s: float) -> None:
+        """Record that a lease was extended for `lease_s`, counted from `at_s`."""
+        delivery._lease.extend_at_s = at_s + lease_s / 2
+        self._sooner.set()
+
+    def following(self, delivery: Delivery) -> list[Delivery]:
+        """Return the held deliveries of the same key and queue with higher offsets."""
+        return [
+            each
+            for each in self._held.values()
+            if each.key == delivery.key is not None
+            and (each.topic, each.queue) == (delivery.topic, delivery.queue)
+            and each.offset > delivery.offset
+        ]
+
+    async def keep(self) -> None:
+        """Extend the held leases for ever. Raises the errors of `extend`."""
+        loop = asyncio.get_running_loop()
+        while True:
+            now_s, half_s = loop.time(), self.lease_s / 2
+            next_s = min(
+                (each._lease.extend_at_s for each in self._held.values()), default=now_s + half_s
+            )
+            if next_s <= now_s:
+                # Include the leases that are due soon in the same request.
+                soon_s = now_s + half_s / 4
+                due = [e for e in self._held.values() if e._lease.extend_at_s <= soon_s]
+                await self._extend_some(due[:MAX_RECEIPTS], now_s)
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._sooner.wait(), min(half_s, next_s - now_s))
+                self._sooner.clear()
+
+    async def _extend_some(self, deliveries: Sequence[Delivery], now_s: float) -> None:
+        statuses = await self._extend([each.receipt or "" for each in deliveries])
+        for delivery, status in zip(deliveries, statuses, strict=True):
+            if status == "done":
+                delivery._lease.extend_at_s = now_s + self.lease_s / 2
+            elif self.let_go(delivery):
+                self._lost(delivery)

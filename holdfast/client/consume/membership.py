@@ -1,0 +1,532 @@
+"""A member of a group on an event loop: its leases and its pending acknowledgements.
+
+Three activities run concurrently: receiving enough messages to keep the worker busy, extending
+the leases of unsettled messages at half their time, and collecting and sending acknowledgements.
+Requests are retried while the broker is unreachable. consumer.py hands out the deliveries in
+`ready`.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from holdfast.client.consume import group_requests
+from holdfast.client.consume.ack_batcher import Said, Settler, Terms
+from holdfast.client.consume.credit import Credit
+from holdfast.client.consume.delivery import (
+    Delivered,
+    Delivery,
+    Lease,
+    Settling,
+    Status,
+    Unit,
+    Verb,
+)
+from holdfast.client.consume.dispatcher import Dispatcher
+from holdfast.client.consume.group_requests import ReceiveReply
+from holdfast.client.consume.join import GroupFacts, join
+from holdfast.client.consume.lease_renewer import LeaseKeeper
+from holdfast.client.consume.options import ConsumeOptions
+from holdfast.client.consume.paces import FEW, Paces
+from holdfast.client.consume.returned_keys import CameBack
+from holdfast.client.errors import ClientClosed, HoldfastError
+from holdfast.client.read.sources import EMPTY_PULL_S
+from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.retry import UntilToldRetryPolicy
+
+_log = logging.getLogger("holdfast.client")
+
+#: A leaving member retries its last requests for at most this long.
+LEAVING_S = 10.0
+#: One receive limits at most this many slow keys and queues; every broker accepts this number.
+MAX_LIMITS = 256
+
+
+class Membership:
+    """One member of a group. Belongs to one event loop, except `settle` and `extend`."""
+
+    def __init__(self, transport: Requests, options: ConsumeOptions) -> None:
+        self.options = options
+        self.ready: Dispatcher[Delivery] = Dispatcher(options.concurrency)
+        #: The error that ended the membership.
+        self.failure: Exception | None = None
+        #: Whether the broker has no more messages and this member holds none. Never with `follow`.
+        self.is_at_end = False
+        self.available = 0
+        self.is_active = True
+        self._transport = transport
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._receiver: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._credit = Credit(options.concurrency, options.max_in_flight)
+        #: How long the messages of each unit (key or queue) take. None if `concurrency` is 1: then
+        #: no other unit could be processed while one unit is slow.
+        self._paces: Paces[Unit] | None = Paces() if options.concurrency > 1 else None
+        #: The receive in flight requests no messages of these slow units. The value is how many
+        #: messages of the unit may wait in this member.
+        self._excluded: Mapping[Unit, int] = {}
+        #: Completed when one of the excluded units has no waiting message left.
+        self._ran_dry: asyncio.Future[None] | None = None
+        self._leases = LeaseKeeper(self._extend, self._lost)
+        self._came_back = CameBack()
+        #: How many settled or extended messages have no reply yet.
+        self._unconfirmed = 0
+        self._settler = Settler(
+            self._send,
+            batch=max(1, min(options.ack_batch, options.max_in_flight // 2)),
+            interval_s=options.ack_interval_ms / 1000,
+            confirmed=self._confirmed,
+            failed=self._fail,
+        )
+        self._facts = GroupFacts()
+        self._leave_by_s: float | None = None
+        #: With `follow`, requests are retried for ever. None means the client's own policy.
+        self._policy = UntilToldRetryPolicy(None, left_s=self._left_s) if options.follow else None
+
+    # -- handing out -------------------------------------------------------------------------
+
+    def take(self) -> Delivery | None:
+        """Return the next delivery that may be processed now; None if there is none."""
+        delivery = self.ready.take()
+        if delivery is not None:
+            delivery._lease.taken_at_s = self.loop.time()
+            if self._paces is not None:
+                unit = delivery._lease.unit
+                assert unit is not None
+                self._paces.take(unit, delivery._lease.taken_at_s)
+                if self._excluded and self._excluded.get(unit):
+                    self._look_if_dry(unit)
+            self.note_change()  # there may be room to receive more
+        elif not len(self.ready):
+            self._settler.flush_soon()  # nothing to process: do not wait for more acknowledgements
+        return delivery
+
+    def handled(self, delivery: Delivery) -> None:
+        """Record that a handler has returned: the next delivery of its unit may be processed."""
+        self._out_of_hand(delivery)
+        self.note_change()
+
+    def _out_of_hand(self, delivery: Delivery) -> None:
+        if self.ready.done(delivery) and self._paces is not None:
+            unit = delivery._lease.unit
+            assert unit is not None
+            self._paces.finish(unit, self.loop.time())
+            if self._excluded and unit in self._excluded:
+                self._look_if_dry(unit)
+
+    def _look_if_dry(self, unit: Unit) -> None:
+        if self._ran_dry is not None and not self._ran_dry.done() and not self.ready.waiting(unit):
+            self._ran_dry.set_result(None)
+
+    # -- beginning and ending ----------------------------------------------------------------
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop on which the member runs."""
+        assert self._loop is not None, "it has begun"
+        return self._loop
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether start() was called."""
+        return self._receiver is not None
+
+    def start(self) -> None:
+        """Start receiving on the running loop. Call once."""
+        self._loop = asyncio.get_running_loop()
+        self._receiver = asyncio.create_task(self._guarded(self._receive))
+
+    def stop_receiving(self) -> None:
+        """Stop receiving. May be repeated."""
+        if self._receiver is not None:
+            self._receiver.cancel()
+
+    async def leave(self) -> None:
+        """Release unsettled messages, send pending acknowledgements, and leave the group.
+
+        Retries for LEAVING_S at most. Raises the error that kept the acknowledgements from being
+        sent, unless the member had failed before.
+        """
+        if self._receiver is None:
+            return
+        self._leave_by_s = self.loop.time() + LEAVING_S
+        self.stop_receiving()
+        await asyncio.wait([self._receiver])
+        failed_before = self.failure is not None
+        held = (*self.ready.in_hand, *self.ready.drain())
+        self._release(sorted(held, key=lambda delivery: delivery.offset))
+        await self._settler.flush()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        with suppress(HoldfastError):
+            # Leaving also releases messages whose receive reply was lost.
+            await group_requests.leave(
+                self._transport, self.options.group, self.options.member, self._policy
+            )
+        if self.failure is not None and not failed_before:
+            raise self.failure
+
+    async def flush(self) -> None:
+        """Return once all acknowledgements are durable. Raises the error that prevented it."""
+        await self._settler.flush()
+        if self.failure is not None:
+            raise self.failure
+
+    async def change(self, within_s: float | None = None) -> None:
+        """Wait until note_change() is called, for `within_s` at most. Then a delivery may be
+        available, or the member may have ended."""
+        waiter = self.loop.create_future()
+        self._waiters.append(waiter)
+        if within_s is None:
+            await waiter
+            return
+        timer = self.loop.call_later(within_s, self.note_change)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+
+    def note_change(self) -> None:
+        """Wake the tasks that wait in change()."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+        self.note_change()
+
+    def _left_s(self) -> float | None:
+        return None if self._leave_by_s is None else self._leave_by_s - self.loop.time()
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        self._facts = await join(self._transport, self.options, self._policy)
+        self._leases.lease_s = (self.options.lease_ms or self._facts.lease_ms) / 1000
+        self._keeper = asyncio.create_task(self._guarded(self._leases.keep))
+        ask = self._ask()
+        waits_for_delayed = False
+        attempt_id: str | None = None
+        excluded: Mapping[Unit, int] = {}
+        while True:
+            asked_at_s = self.loop.time()
+            slow = {} if self._paces is None else self._paces.slow(asked_at_s)
+            # Messages of slow units may be given back to the broker. If the last receive is to be
+            # repeated, its reply could contain later messages of the same units; so then consider
+            # only the units that this receive excluded.
+            if slow:
+                may_hand_back = slow if attempt_id is None else slow.keys() & excluded.keys()
+                if await self._hand_back({unit: slow[unit] for unit in may_hand_back}, slow):
+                    continue  # during the wait handlers may have returned, so `slow` is outdated
+            credit = self._credit.ask(self._buffered(slow), self._held)
+            if not credit:
+                slow_in_s = None if self._paces is None else self._paces.changes_in_s(asked_at_s)
+                await self.change(slow_in_s)
+                continue
+            self._came_back.forget_answered()
+            attempt_id = attempt_id or secrets.token_hex(8)
+            limits, excluded = self._limits(slow)
+            waits = self.options.follow or waits_for_delayed
+            reply = await self._receive_unless_dry(
+                {**ask, **limits, "max_messages": credit, "attempt_id": attempt_id},
+                self.options.wait_ms if waits else 0,
+                excluded,
+                asked_at_s,
+            )
+            if reply is None:
+                continue  # the next receive has the same attempt id: no reply is lost
+            attempt_id, waits_for_delayed = None, False
+            self._credit.replied(credit, len(reply.messages), self._buffered(slow))
+            was_active, self.is_active = self.is_active, reply.active
+            self.available = reply.available
+            doubtful = self._take_in(reply.messages)
+            self.note_change()
+            if doubtful:
+                await self._clear_doubts(doubtful)
+            if reply.messages or (reply.active and not was_active):
+                continue
+            if waits:
+                await asyncio.sleep(max(0.0, asked_at_s + EMPTY_PULL_S - self.loop.time()))
+            elif self._held or len(self.ready):
+                await self.change()
+            elif self.options.wait_for_delayed and await self._has_delayed():
+                waits_for_delayed = True
+            elif not excluded:
+                self.is_at_end = True
+                self.note_change()
+                return
+
+    async def _receive_unless_dry(
+        self, ask: Mapping[str, Any], wait_ms: int, excluded: Mapping[Unit, int], now_s: float
+    ) -> ReceiveReply | None:
+        """Receive once and return the reply.
+
+        Cancel the request and return None as soon as the limits are outdated: when an excluded
+        unit has no waiting message left, or becomes stuck (see paces.py) while it has waiting
+        messages that could be given back to the broker.
+        """
+        receive = group_requests.receive(
+            self._transport, self.options.group, ask, wait_ms=wait_ms, retry=self._policy
+        )
+        if not excluded:
+            return await receive
+        self._excluded = excluded
+        self._ran_dry = self.loop.create_future()
+        receiving = asyncio.create_task(receive)
+        assert self._paces is not None
+        hoarding = () if self.options.settled else filter(self.ready.waiting, excluded)
+        stuck_in_s = self._paces.stuck_in_s(hoarding, now_s)
+        try:
+            await asyncio.wait(
+                (receiving, self._ran_dry),
+                timeout=stuck_in_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            self._excluded, self._ran_dry = {}, None
+            receiving.cancel()
+            await asyncio.wait((receiving,))
+        return None if receiving.cancelled() else receiving.result()
+
+    @property
+    def _held(self) -> int:
+        return len(self._leases) + self._unconfirmed
+
+    def _buffered(self, slow: Mapping[Unit, int]) -> int:
+        """Return how many waiting messages keep the worker busy; messages of slow units do not
+        count."""
+        return len(self.ready) - (sum(map(self.ready.waiting, slow)) if slow else 0)
+
+    async def _hand_back(self, units: Mapping[Unit, int], slow: Mapping[Unit, int]) -> bool:
+        """Release waiting messages of these slow units, beyond the number that may wait; wait for
+        the broker's reply. Return whether any message was released.
+
+        Do this for a unit that is stuck, and for every unit if there is too little room for the
+        messages of other units. No other message of these units is in flight, so the broker
+        redelivers the released messages in order.
+        """
+        if self.options.settled:
+            return False
+        is_short = self._credit.is_short(self._buffered(slow), self._held)
+        handed_back: list[Settling] = []
+        for unit, ahead in units.items():
+            if (is_short or ahead < FEW) and self._has_limit(unit):
+                handed_back += self._release(self.ready.cut(unit, ahead))
+        for settling in handed_back:
+            await settling
+        return bool(handed_back)
+
+    def _release(self, deliveries: Sequence[Delivery]) -> list[Settling]:
+        """Release deliveries that this member still holds, the last one first, because in a keyed
+        group the release of a message also revokes the later messages of its key."""
+        return [
+            delivery.release()
+            for delivery in reversed(deliveries)
+            if not delivery.is_settled and not delivery.is_lost
+        ]
+
+    def _limits(self, slow: Mapping[Unit, int]) -> tuple[dict[str, Any], dict[Unit, int]]:
+        """Return the fields of a receive that limit how many messages of each slow unit it returns.
+        Also return the units of which it returns no message (see `_excluded`)."""
+        limits: list[dict[str, Any]] = []
+        excluded: dict[Unit, int] = {}
+        for unit, ahead in slow.items():
+            if self._has_limit(unit) and len(limits) < MAX_LIMITS:
+                room = max(0, ahead - self.ready.waiting(unit))
+                of = {"queue": unit.queue} if unit.key is None else {"key": unit.key}
+                limits.append({"topic": unit.topic, **of, "max_messages": room})
+                if not room:
+                    excluded[unit] = ahead
+        return {"limits": limits} if limits else {}, excluded
+
+    def _has_limit(self, unit: Unit) -> bool:
+        """Return whether the broker can limit the messages of a unit. It cannot if the unit is a
+        single message, or a key in a group that is not keyed."""
+        return unit.offset is None and (unit.key is None or self._facts.is_keyed)
+
+    async def _has_delayed(self) -> bool:
+        """Return whether messages of the topics wait for their retry delay."""
+        described = await group_requests.describe_group(
+            self._transport, self.options.group, self._policy
+        )
+        return any(
+            queue["delayed"]
+            for topic in described["topics"]
+            if topic["topic"] in self.options.topics
+            for queue in topic["queues"]
+        )
+
+    def _ask(self) -> dict[str, Any]:
+        options = self.options
+        ask: dict[str, Any] = {
+            "member": options.member,
+            "max_bytes": options.max_bytes,
+            "topics": list(options.topics),
+        }
+        if options.lease_ms is not None:
+            ask["lease_ms"] = options.lease_ms
+        if options.filter is not None:
+            ask["filter"] = options.filter
+        if options.settled:
+            ask["settled"] = True
+        return ask
+
+    def _take_in(self, messages: Sequence[Delivered]) -> list[Delivery]:
+        """Accept received messages; return those that the broker may have revoked."""
+        extend_at_s = self.loop.time() + self._leases.lease_s / 2
+        doubtful: list[Delivery] = []
+        for each, is_doubtful in zip(messages, self._came_back.doubts(messages), strict=True):
+            delivery = Delivery(
+                each.body,
+                each,
+                0,
+                each.receipt,
+                each.attempt,
+                each.redelivered,
+                Lease(self, extend_at_s),
+            )
+            if each.receipt is not None:
+                self._leases.hold(delivery)
+            if is_doubtful:
+                doubtful.append(delivery)
+            else:
+                self._make_ready(delivery)
+        return doubtful
+
+    async def _clear_doubts(self, doubtful: Sequence[Delivery]) -> None:
+        """Make those uncertain deliveries ready whose leases are still valid; forget the others.
+
+        Extending the leases shows which are valid, once the broker has handled the nacks and
+        releases that may have revoked them.
+        """
+        for delivery in doubtful:
+            await self._came_back.until_known(delivery)
+        statuses = await self._extend([delivery.receipt or "" for delivery in doubtful])
+        for delivery, status in zip(doubtful, statuses, strict=True):
+            if status != "done":
+                self._leases.let_go(delivery)
+            elif self._leases.holds(delivery):
+                self._make_ready(delivery)
+        self.note_change()
+
+    def _make_ready(self, delivery: Delivery) -> None:
+        delivery._lease.unit = unit = self._unit(delivery)
+        self.ready.add(delivery, unit)
+
+    def _unit(self, delivery: Delivery) -> Unit:
+        """Return the unit of a delivery: its key, its queue, or only the message itself."""
+        by = self.options.serial_by or ("key" if self._facts.is_keyed else "queue")
+        if by == "queue":
+            return Unit(delivery.topic, delivery.queue)
+        if by == "key" and delivery.key is not None:
+            return Unit(delivery.topic, key=delivery.key)
+        return Unit(delivery.topic, delivery.queue, offset=delivery.offset)
+
+    # -- leases ------------------------------------------------------------------------------
+
+    async def _extend(self, receipts: Sequence[str]) -> list[Status]:
+        return await self._settle("extend", receipts, lease_ms=self.options.lease_ms)
+
+    def _lost(self, delivery: Delivery) -> None:
+        delivery._lease.is_lost = True
+        self.ready.drop(delivery, self._unit(delivery))
+        if delivery._lease.taken_at_s is not None:
+            _log.warning(
+                "the lease of %s %d:%d has ended while it was worked on; it comes again",
+                delivery.topic,
+                delivery.queue,
+                delivery.offset,
+            )
+        self.note_change()
+
+    # -- settling ----------------------------------------------------------------------------
+
+    def settle(self, delivery: Delivery, verb: Verb, delay_ms: int | None = None) -> Settling:
+        """Record how a delivery is settled; only the first call counts. Any thread may call."""
+        lease = delivery._lease
+        if lease.settling is None:
+            lease.settling = Settling(self, "done" if delivery.receipt is None else None)
+            self._on_loop(self._said, delivery, verb, delay_ms)
+        return lease.settling
+
+    def extend(self, delivery: Delivery, lease_ms: int | None) -> Settling:
+        """Request a longer lease for a delivery. Any thread may call."""
+        settling = Settling(self, "done" if delivery.receipt is None else None)
+        if delivery.receipt is not None:
+            self._on_loop(self._said_extend, delivery, lease_ms, settling)
+        return settling
+
+    def flush_soon(self) -> None:
+        """Send pending acknowledgements without waiting for more."""
+        self._settler.flush_soon()
+
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        if asyncio._get_running_loop() is self._loop:
+            call(*arguments)
+            return
+        try:
+            self.loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError as error:
+            raise ClientClosed from error
+
+    def _said(self, delivery: Delivery, verb: Verb, delay_ms: int | None) -> None:
+        lease = delivery._lease
+        if not lease.is_handled:
+            self._out_of_hand(delivery)
+        if delivery.receipt is not None and lease.settling is not None:
+            self._leases.let_go(delivery)
+            self._unconfirmed += 1
+            used_ms = 0.0
+            topic = ""
+            if lease.taken_at_s is not None and verb != "release":
+                used_ms = (self.loop.time() - lease.taken_at_s) * 1000
+                topic = delivery.topic if self._facts.shares_time else ""
+            said = Said(delivery.receipt, lease.settling, used_ms)
+            self._settler.add(Terms(verb, delay_ms, topic=topic), said)
+            if self._facts.is_keyed and verb in ("nack", "release"):
+                # The broker also revokes the later messages of the key.
+                for follower in self._leases.following(delivery):
+                    self._leases.let_go(follower)
+                    self._lost(follower)
+                # A reply that is in flight now may also contain revoked messages.
+                self._came_back.note(delivery, lease.settling)
+        self.note_change()
+
+    def _said_extend(self, delivery: Delivery, lease_ms: int | None, settling: Settling) -> None:
+        assert delivery.receipt is not None
+        if lease_ms is not None:
+            self._leases.extended(delivery, self.loop.time(), lease_ms / 1000)
+        self._unconfirmed += 1
+        self._settler.add(Terms("extend", lease_ms=lease_ms), Said(delivery.receipt, settling, 0.0))
+
+    async def _send(self, terms: Terms, said: Sequence[Said]) -> list[Status]:
+        return await self._settle(
+            terms.verb,
+            [each.receipt for each in said],
+            delay_ms=terms.delay_ms,
+            lease_ms=terms.lease_ms,
+            used_ms=sum(each.used_ms for each in said) / len(said) if terms.topic else None,
+        )
+
+    async def _settle(self, verb: Verb, receipts: Sequence[str], **terms: Any) -> list[Status]:
+        return await group_requests.settle(
+            self._transport, self.options.group, verb, receipts, retry=self._policy, **terms
+        )
+
+    def _confirmed(self, count: int) -> None:
+        self._unconfirmed -= count
+        self.note_change()

@@ -1,0 +1,1 @@
+"""Publish: gather messages into batches, send these in order, and repeat them safely."""

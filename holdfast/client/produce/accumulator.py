@@ -1,0 +1,326 @@
+"""Messages collected into batches, one open batch per queue, until they are sent. Pure.
+
+A batch is *open* while messages are added, then *ready*, then *taken* by a request, then *settled*
+(stored or failed). Messages of a queue are in only one request at a time, and the batches of a
+queue are sent in the order in which they became ready. So a queue keeps the order of its sends.
+
+The clock is passed in; there is no loop and no lock. Callers that share an Accumulator between
+threads must lock it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from holdfast.client.errors import UnknownQueue
+from holdfast.client.produce.message_checks import (
+    Body,
+    as_bytes,
+    check_priority,
+    check_text,
+    check_ttl,
+    properties_size,
+    too_large,
+)
+from holdfast.client.produce.pending_batch import PendingBatch, Stored
+from holdfast.commitlog.format.batch import queue_for_key
+from holdfast.commitlog.format.batch_check import MessageLimits
+from holdfast.commitlog.format.priority import DEFAULT_PRIORITY, level_of, level_of_queue
+
+#: The size that is counted for each message in addition to its body and texts. It is about the
+#: memory that Python needs, and it limits the number of empty messages in a batch.
+MESSAGE_OVERHEAD_BYTES = 32
+
+#: One request has at most this many batches of a queue: for retries, the broker remembers the
+#: offsets of this many batches per queue.
+MAX_BATCHES_PER_QUEUE = 5
+
+#: The limits of one request. They are far below the broker's defaults (16 MiB, 100,000 messages).
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+MAX_REQUEST_MESSAGES = 50_000
+MAX_REQUEST_BATCHES = 1_000
+
+_MAX_CACHED_TEXTS = 100_000
+_MAX_FAILURES_KEPT = 1000
+
+
+class Accumulator:
+    """The batches of one producer that are not settled yet.
+
+    `opened(batch)` is called for each new batch, so that its linger timer can start; `closed()`
+    is called when a full batch has become ready. `is_full` is True while at least `buffer_bytes`
+    are waiting; the accumulator still accepts messages then, and the caller decides whether to
+    add more. `is_roomy` is True while at least half of the buffer is free.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue_count: int,
+        queue: int | None,
+        first_queue: int,
+        batch_bytes: int,
+        buffer_bytes: int,
+        limits: MessageLimits,
+        owner: Any,
+        clock_us: Callable[[], int],
+        opened: Callable[[PendingBatch], None],
+        closed: Callable[[], None],
+        priority_levels: int = 1,
+        priority: int | None = None,
+    ) -> None:
+        self._queue_count = queue_count
+        self._levels = priority_levels
+        #: A key is hashed to one of this many indexes. Each index has one queue per priority level.
+        self._index_count = queue_count // priority_levels
+        self._priority = priority
+        self._level = self._level_of(priority)
+        if queue is not None:
+            self._check_queue(queue, priority)
+        self._fixed_queue = queue
+        self._next_index = first_queue % self._index_count
+        # Open batches do not count as waiting; together they add at most half the buffer.
+        self._batch_bytes = max(1, min(batch_bytes, buffer_bytes // (2 * queue_count)))
+        self._buffer_bytes = buffer_bytes
+        self._limits = limits
+        self._max_body_bytes = limits.max_message_bytes
+        self._owner = owner
+        self._clock_us = clock_us
+        self._opened = opened
+        self._closed = closed
+
+        self._open: dict[int, PendingBatch] = {}
+        none_yet = PendingBatch(0, 0, None)
+        none_yet.is_open = False
+        #: For each priority level, the batch that gets the messages without key and queue. A batch
+        #: that is no longer open is replaced when the next such message is added.
+        self._keyless = [none_yet] * priority_levels
+        self._ready: dict[int, deque[PendingBatch]] = {}
+        self._busy_queues: set[int] = set()
+        self._unsettled: dict[PendingBatch, None] = {}
+        self._failed: deque[PendingBatch] = deque(maxlen=_MAX_FAILURES_KEPT)
+        self._waiting_bytes = 0
+        self.is_full = False
+        self.is_roomy = True
+
+        self._index_by_key: dict[str, int] = {}
+        self._known_tags: set[str] = set()
+
+    # -- adding ------------------------------------------------------------------------------
+
+    def add(
+        self,
+        body: Body,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: int | None = None,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
+    ) -> PendingBatch:
+        """Append a message to a batch and return the batch.
+
+        Raises TypeError, ValueError, MessageTooLarge or UnknownQueue; then nothing was added.
+        """
+        if type(body) is not bytes:
+            body = as_bytes(body)
+        if len(body) > self._max_body_bytes:
+            raise too_large("message", len(body), self._max_body_bytes)
+        size = len(body) + MESSAGE_OVERHEAD_BYTES
+        if (
+            key is None
+            and tag is None
+            and properties is None
+            and queue is None
+            and priority is None
+            and ttl_ms is None
+        ):
+            batch = self._keyless[self._level]
+            if not batch.is_open:
+                batch = self._open_keyless(self._level)
+            batch.bodies.append(body)
+        else:
+            size += self._texts_size(key, tag, properties)
+            if ttl_ms is not None:
+                check_ttl(ttl_ms)
+            batch = self._batch_for(key, queue, priority)
+            row = len(batch.bodies)
+            batch.bodies.append(body)
+            if key is not None:
+                batch.keys = _put(batch.keys, row, key)
+            if tag is not None:
+                batch.tags = _put(batch.tags, row, tag)
+            if properties:
+                batch.properties = _put(batch.properties, row, dict(properties))
+            if ttl_ms is not None:
+                expires_us = self._clock_us() + ttl_ms * 1000
+                batch.expires_timestamps_us = _put(batch.expires_timestamps_us, row, expires_us)
+        batch.size_bytes += size
+        if batch.size_bytes >= self._batch_bytes:
+            self.close(batch)
+            self._closed()
+        return batch
+
+    def _open_keyless(self, level: int) -> PendingBatch:
+        """Return a new batch for messages of this level that have no key and no queue. It belongs
+        to the producer's fixed queue, if there is one, or else to the next index in turn."""
+        if self._fixed_queue is not None:
+            queue = self._fixed_queue
+        else:
+            index = self._next_index
+            self._next_index = (index + 1) % self._index_count
+            queue = index * self._levels + level
+        batch = self._keyless[level] = self._open_batch(queue)
+        return batch
+
+    def _batch_for(self, key: str | None, queue: int | None, priority: int | None) -> PendingBatch:
+        if priority is None:
+            priority, level = self._priority, self._level
+        else:
+            check_priority(priority)
+            level = self._level_of(priority)
+        if queue is None:
+            queue = self._fixed_queue
+        if queue is not None:
+            self._check_queue(queue, priority)
+        elif key is not None:
+            queue = self._index_by_key[key] * self._levels + level
+        else:
+            batch = self._keyless[level]
+            return batch if batch.is_open else self._open_keyless(level)
+        return self._open.get(queue) or self._open_batch(queue)
+
+    def _open_batch(self, queue: int) -> PendingBatch:
+        batch = self._open.get(queue)
+        if batch is None:
+            batch = self._open[queue] = PendingBatch(queue, self._clock_us(), self._owner)
+            self._unsettled[batch] = None
+            self._opened(batch)
+        return batch
+
+    # -- checking ----------------------------------------------------------------------------
+
+    def _texts_size(
+        self, key: str | None, tag: str | None, properties: Mapping[str, str] | None
+    ) -> int:
+        """Check a message's texts and return their size."""
+        size = 0
+        if key is not None:
+            if key not in self._index_by_key:
+                check_text("key", key, self._limits.max_key_bytes)
+                if len(self._index_by_key) >= _MAX_CACHED_TEXTS:
+                    self._index_by_key.clear()
+                self._index_by_key[key] = queue_for_key(key, self._index_count)
+            size += len(key)
+        if tag is not None:
+            if tag not in self._known_tags:
+                check_text("tag", tag, self._limits.max_tag_bytes)
+                if len(self._known_tags) >= _MAX_CACHED_TEXTS:
+                    self._known_tags.clear()
+                self._known_tags.add(tag)
+            size += len(tag)
+        if properties:
+            properties_bytes = properties_size(properties)
+            if properties_bytes > self._limits.max_properties_bytes:
+                raise too_large("properties", properties_bytes, self._limits.max_properties_bytes)
+            size += properties_bytes
+        return size
+
+    def _check_queue(self, queue: int, priority: int | None) -> None:
+        if not 0 <= queue < self._queue_count:
+            raise UnknownQueue(
+                404,
+                "unknown-queue",
+                "No such queue",
+                f"there is no queue {queue}; the topic's queues are 0 to {self._queue_count - 1}",
+                {"queue_count": self._queue_count},
+            )
+        level = level_of_queue(queue, self._levels)
+        if priority is not None and self._level_of(priority) != level:
+            raise ValueError(
+                f"priority {priority} is level {self._level_of(priority)} of {self._levels}, but "
+                f"queue {queue} is of level {level}; leave one of them out"
+            )
+
+    def _level_of(self, priority: int | None) -> int:
+        return level_of(DEFAULT_PRIORITY if priority is None else priority, self._levels)
+
+    # -- sending -----------------------------------------------------------------------------
+
+    def close(self, batch: PendingBatch) -> None:
+        """Make an open batch ready to be sent; do nothing if it is closed already."""
+        if not batch.is_open:
+            return
+        batch.is_open = False
+        batch.message_count = len(batch.bodies)
+        del self._open[batch.queue]
+        self._ready.setdefault(batch.queue, deque()).append(batch)
+        self._count_waiting(batch.size_bytes)
+
+    def close_all(self) -> None:
+        """Make every open batch ready to be sent."""
+        for batch in list(self._open.values()):
+            self.close(batch)
+
+    def take(self) -> list[PendingBatch]:
+        """Return the batches for one request. Queues with a request in flight are left out, and the
+        queue that has waited longest comes first. Return an empty list if no batch is ready."""
+        taken: list[PendingBatch] = []
+        room_bytes, room_messages = MAX_REQUEST_BYTES, MAX_REQUEST_MESSAGES
+        room_batches = MAX_REQUEST_BATCHES
+        for queue in [queue for queue in self._ready if queue not in self._busy_queues]:
+            ready = self._ready.pop(queue)
+            for _ in range(min(len(ready), MAX_BATCHES_PER_QUEUE, room_batches)):
+                room_bytes -= ready[0].size_bytes
+                room_messages -= ready[0].message_count
+                if taken and (room_bytes < 0 or room_messages < 0):
+                    break
+                taken.append(ready.popleft())
+                room_batches -= 1
+                self._busy_queues.add(queue)
+            if ready:
+                self._ready[queue] = ready
+            if room_bytes <= 0 or room_messages <= 0 or room_batches <= 0:
+                break
+        return taken
+
+    def settle(
+        self, batches: Iterable[PendingBatch], outcomes: Iterable[Stored | Exception]
+    ) -> None:
+        """Record the outcomes of a request's batches; free their queues and their buffer space."""
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            batch.outcome = outcome
+            batch.bodies = []
+            batch.keys = batch.tags = batch.properties = batch.expires_timestamps_us = None
+            self._busy_queues.discard(batch.queue)
+            self._count_waiting(-batch.size_bytes)
+            del self._unsettled[batch]
+            if isinstance(outcome, Exception):
+                self._failed.append(batch)
+
+    def _count_waiting(self, change_bytes: int) -> None:
+        self._waiting_bytes += change_bytes
+        self.is_full = self._waiting_bytes >= self._buffer_bytes
+        self.is_roomy = self._waiting_bytes <= self._buffer_bytes // 2
+
+    def unsettled(self) -> list[PendingBatch]:
+        """Return all batches that are not settled, oldest first."""
+        return list(self._unsettled)
+
+    def unseen_failures(self) -> list[PendingBatch]:
+        """Return the failed batches whose failure no caller has read; forget all failed batches.
+
+        Only the last 1,000 failed batches are kept.
+        """
+        unseen = [batch for batch in self._failed if not batch.is_looked_at]
+        self._failed.clear()
+        return unseen
+
+
+def _put(column: list[Any] | None, row: int, value: Any) -> list[Any]:
+    """Return the column with `value` appended at `row`; missing rows before `row` become None."""
+    if column is None:
+        column = []
+    column.extend([None] * (row - len(column)))
+    column.append(value)
+    return column

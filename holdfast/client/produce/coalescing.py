@@ -1,0 +1,196 @@
+"""Shared publish requests: messages of concurrent callers on one event loop are sent together.
+
+The messages for the next request wait in a Lane (publish_queue.py), one lane per topic and
+durability. Each caller gets the result or error that a separate request would give. If a request is
+refused and one message may be the cause, its messages are sent again in two halves, until that
+message is alone. After a transient failure the same request is repeated, until the timeouts of all
+its callers have ended; later messages do not wait for it.
+"""
+
+import asyncio
+import copy
+from collections.abc import Iterable, Sequence
+
+from holdfast.client.errors import ApiError, ClientClosed, HoldfastError, UnknownQueue
+from holdfast.client.produce.new_message import NewMessage, may_share
+from holdfast.client.produce.publish_queue import Lane, Waiting
+from holdfast.client.produce.publish_request import PublishRequest, publish_alone
+from holdfast.client.produce.sender import IdentityPool, ProducerIdentity
+from holdfast.client.read.message import PublishResult
+from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.retry import ONCE, RetryPolicy
+
+
+class SharedPublishing:
+    """The publishes of one client. Belongs to one event loop; may be created before it runs."""
+
+    def __init__(self, transport: Requests, identities: IdentityPool, retry: RetryPolicy) -> None:
+        self._transport = transport
+        self._identities = identities
+        self._retry = retry
+        self._lanes: dict[tuple[str, str | None], Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def publish(
+        self, topic: str, durability: str | None, message: NewMessage
+    ) -> PublishResult:
+        """Publish a message and return its result. Raises the errors of a request with only this
+        message.
+
+        Cancelling removes a message that is still waiting. A request in flight continues as long
+        as any of its callers waits.
+        """
+        encoded = message.encode()
+        if not may_share(message, len(encoded)):
+            return await publish_alone(
+                self._transport, self._identities, topic, durability, encoded
+            )
+        if self._is_closed:
+            raise ClientClosed
+        lane = self._lanes.get((topic, durability))
+        if lane is None:
+            lane = self._lanes[topic, durability] = Lane(topic, durability)
+        outcome = asyncio.get_running_loop().create_future()
+        waiting = Waiting(encoded, self._transport.now_s(), outcome)
+        lane.join(waiting)
+        self._go_on(lane)
+        try:
+            result: PublishResult = await outcome
+        except asyncio.CancelledError:
+            if waiting.request is None:
+                lane.leave(waiting)
+            else:
+                waiting.request.caller_left()
+            raise
+        return result
+
+    async def close(self) -> None:
+        """End all waiting messages and requests with ClientClosed. May be repeated."""
+        self._is_closed = True
+        for lane in self._lanes.values():
+            _fail(lane.leave_all(), ClientClosed())
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _go_on(self, lane: Lane) -> None:
+        """Start the lane's next request if it is due; remove the lane if it is empty.
+
+        The request takes its messages in the loop's next iteration, because callers that got
+        their results in this iteration may publish again by then.
+        """
+        if lane.begins():
+            task = asyncio.get_running_loop().create_task(self._run(lane))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif lane.is_empty and self._lanes.get(lane.key) is lane:
+            del self._lanes[lane.key]
+
+    async def _run(self, lane: Lane) -> None:
+        request = _UnderWay(lane)
+        # More messages may wait than fit into one request.
+        self._go_on(lane)
+        try:
+            await self._deliver(request, request.messages)
+        except asyncio.CancelledError:
+            _fail(request.messages, ClientClosed())
+            raise
+        finally:
+            request.step_aside()
+            self._go_on(lane)
+
+    async def _deliver(self, request: "_UnderWay", messages: Sequence[Waiting]) -> None:
+        """Send messages together and pass the results to the callers. If the broker refuses the
+        request because of one message, send the messages in two halves."""
+        messages = _waited_for(messages)
+        if not messages:
+            return
+        topic = request.lane.topic
+        identity = self._identities.take(topic)
+        try:
+            results = await self._sent(request, messages, identity)
+        except Exception as error:
+            failure = error
+        else:
+            self._identities.give_back(topic, identity)
+            for message, result in zip(messages, results, strict=True):
+                if not message.outcome.done():
+                    message.outcome.set_result(result)
+            return
+        if len(messages) > 1 and _may_be_ones_fault(failure):
+            middle = len(messages) // 2
+            await self._deliver(request, messages[:middle])
+            await self._deliver(request, messages[middle:])
+        else:
+            _fail(messages, failure)
+
+    async def _sent(
+        self, request: "_UnderWay", messages: Sequence[Waiting], identity: ProducerIdentity
+    ) -> list[PublishResult]:
+        """Send messages together, and repeat the request until the broker answers. Callers whose
+        timeout ends get the error; the last timeout ends the repetition."""
+        lane = request.lane
+        sent = PublishRequest(lane.topic, lane.durability, [each.encoded for each in messages])
+        tries = 0
+        while True:
+            try:
+                return await sent.send(self._transport, identity, ONCE)
+            except HoldfastError as error:
+                request.step_aside()
+                self._go_on(lane)
+                tries += 1
+                now_s = self._transport.now_s()
+                newest_s = messages[-1].asked_at_s
+                pause_s = self._retry.pause_s(error, tries, now_s - newest_s, safe=True)
+                if pause_s is None:
+                    raise
+                self._transport.retry_log.retry(error)
+                next_s = now_s + pause_s
+                late = [each for each in messages if self._retry.is_over(next_s - each.asked_at_s)]
+                _fail(late, error)
+            await self._transport.pause(pause_s)
+
+
+class _UnderWay:
+    """A request with messages of a lane. Create it in the task that sends it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.messages = lane.take()
+        for message in self.messages:
+            message.request = self
+        self._task = asyncio.current_task()
+        self._is_waited_for = True
+
+    def step_aside(self) -> None:
+        """Let the lane start its next request without waiting for this one. May be repeated."""
+        if self._is_waited_for:
+            self._is_waited_for = False
+            self.lane.ended()
+
+    def caller_left(self) -> None:
+        """Cancel the request if no caller waits for it any more."""
+        if self._task is not None and not _waited_for(self.messages):
+            self._task.cancel()
+
+
+def _waited_for(messages: Iterable[Waiting]) -> list[Waiting]:
+    return [message for message in messages if not message.outcome.done()]
+
+
+def _fail(messages: Iterable[Waiting], error: Exception) -> None:
+    """Pass an error to the callers of messages; each caller gets its own copy of the exception."""
+    for message in _waited_for(messages):
+        own = copy.copy(error)
+        own.__cause__ = error.__cause__
+        message.outcome.set_exception(own)
+
+
+def _may_be_ones_fault(error: Exception) -> bool:
+    """Return whether the broker has refused a request, and the cause may be a single message or
+    the total size of the messages. Then nothing was stored."""
+    return isinstance(error, ApiError) and (
+        error.status in (400, 413) or isinstance(error, UnknownQueue)
+    )

@@ -1,0 +1,99 @@
+"""Which publishes share the next request. Pure: no clock, no loop, no locks.
+
+A Lane belongs to one topic and one durability. While no request is in flight, a message is sent at
+once: it never waits only to be sent together with others. Messages that arrive during a request are
+sent together when that request ends, or earlier if they fill a request. A second concurrent request
+that is not full would only make both requests smaller (docs/adr/0015).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+#: The limits of one request. The broker decodes requests of more than 128 KiB in threads, and only
+#: a few of these at a time.
+MAX_TOGETHER = 1000
+MAX_TOGETHER_BYTES = 120 * 1024
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A waiting message. Its caller awaits `outcome`. `request` is the request that contains the
+    message; it is None while the message waits. The code that uses the Lane sets both."""
+
+    encoded: bytes
+    asked_at_s: float
+    outcome: Any = None
+    request: Any = None
+
+
+class Lane:
+    """The waiting messages in order of arrival, and the number of requests in flight."""
+
+    def __init__(self, topic: str, durability: str | None) -> None:
+        self.topic = topic
+        self.durability = durability
+        self._waiting: deque[Waiting] = deque()
+        self._waiting_bytes = 0
+        self._under_way = 0
+        #: Whether a request was started that has not taken its messages yet.
+        self._is_beginning = False
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """The topic and durability."""
+        return self.topic, self.durability
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message waits and no request is in flight."""
+        return not self._waiting and not self._under_way
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the waiting messages fill a request."""
+        return len(self._waiting) >= MAX_TOGETHER or self._waiting_bytes >= MAX_TOGETHER_BYTES
+
+    def join(self, message: Waiting) -> None:
+        """Append a message to the waiting ones."""
+        self._waiting.append(message)
+        self._waiting_bytes += len(message.encoded)
+
+    def leave(self, message: Waiting) -> None:
+        """Remove a waiting message."""
+        self._waiting.remove(message)
+        self._waiting_bytes -= len(message.encoded)
+
+    def leave_all(self) -> list[Waiting]:
+        """Remove and return all waiting messages."""
+        messages = list(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return messages
+
+    def begins(self) -> bool:
+        """If another request must be started now, record it as started and return True. The caller
+        must then start it, and call `take` for it, and later `ended`."""
+        if not self._waiting or self._is_beginning or (self._under_way and not self._is_full):
+            return False
+        self._is_beginning = True
+        self._under_way += 1
+        return True
+
+    def take(self) -> list[Waiting]:
+        """Remove and return the messages for the request that was started. The list is empty if
+        all waiting messages have been removed."""
+        self._is_beginning = False
+        taken: list[Waiting] = []
+        room_bytes = MAX_TOGETHER_BYTES
+        while self._waiting and len(taken) < MAX_TOGETHER:
+            room_bytes -= len(self._waiting[0].encoded)
+            if taken and room_bytes < 0:
+                break
+            taken.append(self._waiting.popleft())
+        self._waiting_bytes -= sum([len(message.encoded) for message in taken])
+        return taken
+
+    def ended(self) -> None:
+        """Record that a request has ended, or that the next request need not wait for its end."""
+        self._under_way -= 1

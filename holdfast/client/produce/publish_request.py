@@ -1,0 +1,75 @@
+"""Publishing without a producer: the request that carries one or more messages.
+
+A request is encoded as msgpack. It has a producer id and a sequence number, so a retry is not
+stored twice. The broker checks all messages before it stores any. Messages without queue and key
+are stored in turn: those of one request in one queue, those of the next request in the next queue.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.client.errors import BadReply
+from holdfast.client.produce.sender import IdentityPool, ProducerIdentity, PublishReply
+from holdfast.client.read.message import PublishResult
+from holdfast.client.transport.requests import MSGPACK, Requests, checked_name
+from holdfast.client.transport.retry import RetryPolicy
+
+#: The beginning of {"messages": [...]} in msgpack. The length of the array follows, in two bytes.
+_BODY_HEAD = b"\x81\xa8messages\xdc"
+
+
+class PublishRequest:
+    """Up to 65,535 encoded messages to one topic. If `durability` is None, the topic's setting
+    applies. Every attempt sends the same bytes, so the messages are stored at most once."""
+
+    def __init__(self, topic: str, durability: str | None, encoded: Sequence[bytes]) -> None:
+        self.topic = checked_name("topic", topic)
+        self._count = len(encoded)
+        self._params = None if durability is None else {"durability": durability}
+        self._body = b"".join((_BODY_HEAD, self._count.to_bytes(2, "big"), *encoded))
+
+    async def send(
+        self, transport: Requests, identity: ProducerIdentity, retry: RetryPolicy | None = None
+    ) -> list[PublishResult]:
+        """Send the request and return the messages' results, in order.
+
+        Raises the errors of Requests.request. If the broker refused the request, no message is
+        stored. After any other error, all, some or none of the messages may be stored.
+        """
+        reply = await transport.request(
+            "POST",
+            f"/v1/topics/{self.topic}/messages",
+            params=self._params,
+            headers={
+                "Content-Type": MSGPACK,
+                "Holdfast-Producer-Id": str(identity.producer_id),
+                "Holdfast-Producer-Epoch": "0",
+                "Holdfast-Producer-Sequence": str(identity.next_sequence),
+            },
+            body=self._body,
+            retry=retry,
+        )
+        published = reply.json(PublishReply)
+        if len(published.results) != self._count:
+            raise BadReply(
+                reply.url, f"{len(published.results)} results for {self._count} messages"
+            )
+        durable = published.durable
+        return [
+            PublishResult(entry.queue, entry.offset, entry.message_id, durable)
+            for entry in published.results
+        ]
+
+
+async def publish_alone(
+    transport: Requests,
+    identities: IdentityPool,
+    topic: str,
+    durability: str | None,
+    encoded: bytes,
+) -> PublishResult:
+    """Publish one message in its own request. Raises the errors of PublishRequest.send."""
+    request = PublishRequest(topic, durability, (encoded,))
+    identity = identities.take(topic)
+    (result,) = await request.send(transport, identity)
+    identities.give_back(topic, identity)
+    return result

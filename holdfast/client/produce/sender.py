@@ -1,0 +1,199 @@
+"""Sends batches from an accumulator to the broker: several requests at a time, in order per queue.
+
+Runs on one event loop. After a transient failure the same bytes are sent again, until the delivery
+timeout. If the broker has already stored a batch, it does not store the batch again, and replies
+with the offsets of the first time. After a final failure the affected queues continue with a new
+producer id, because the sequence number that the broker expects is unknown.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+import msgspec
+
+from holdfast.client.errors import BadReply, ClientClosed
+from holdfast.client.produce.accumulator import Accumulator
+from holdfast.client.produce.pending_batch import PendingBatch, Stored
+from holdfast.client.transport.requests import BATCH, Requests
+from holdfast.client.transport.retry import RetryPolicy
+from holdfast.commitlog.format.message_id import parse_message_id
+
+_BATCHES = {"Content-Type": BATCH}
+
+_log = logging.getLogger("holdfast.client")
+
+
+class PublishedEntry(msgspec.Struct):
+    """One entry in the reply to a publish."""
+
+    queue: int
+    offset: int
+    message_id: str
+
+
+class PublishReply(msgspec.Struct):
+    """The reply to a publish: one entry per batch or message."""
+
+    results: list[PublishedEntry]
+    durable: bool
+
+
+class ProducerIdentity:
+    """Lets the broker recognize retries: a random producer id, and the next sequence number."""
+
+    __slots__ = ("next_sequence", "producer_id")
+
+    def __init__(self) -> None:
+        self.producer_id = secrets.randbelow(2**63 - 1) + 1
+        self.next_sequence = 0
+
+
+class IdentityPool:
+    """Producer identities for single publish requests, several of which may be in flight.
+
+    An identity numbers its requests to one topic, so only one request at a time can use it. After a
+    failed request the identity is not used again, because the sequence number that the broker
+    expects is unknown. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[ProducerIdentity]] = {}
+
+    def take(self, topic: str) -> ProducerIdentity:
+        """Return an identity for this topic that no other request is using."""
+        try:
+            return self._idle[topic].pop()
+        except (KeyError, IndexError):  # all are in use, or another thread took the last one
+            return ProducerIdentity()
+
+    def give_back(self, topic: str, identity: ProducerIdentity) -> None:
+        """Return an identity to the pool after its request succeeded."""
+        identity.next_sequence += 1
+        self._idle.setdefault(topic, []).append(identity)
+
+
+class Sender:
+    """The requests of one producer. Belongs to one event loop.
+
+    The sender holds `lock` whenever it uses the accumulator. When the outcomes of batches are set,
+    it calls `settled(batches)` on the loop, with the lock held.
+    """
+
+    def __init__(
+        self,
+        accumulator: Accumulator,
+        transport: Requests,
+        *,
+        topic: str,
+        durability: str | None,
+        linger_ms: float,
+        max_in_flight: int,
+        retry: RetryPolicy,
+        lock: AbstractContextManager[object],
+        settled: Callable[[Sequence[PendingBatch]], None],
+    ) -> None:
+        self._accumulator = accumulator
+        self._transport = transport
+        self._path = f"/v1/topics/{topic}/messages"
+        self._params = {} if durability is None else {"durability": durability}
+        self._linger_s = linger_ms / 1000
+        self._max_in_flight = max_in_flight
+        self._retry = retry
+        self._lock = lock
+        self._settled = settled
+        self._identities: dict[int, ProducerIdentity] = {}
+        self._requests: set[asyncio.Task[list[Stored]]] = set()
+        self._has_warned = False
+
+    def linger(self, batch: PendingBatch) -> None:
+        """Start the linger timer of a batch. When the timer ends, send the batch, even if it is not
+        full."""
+        asyncio.get_running_loop().call_later(self._linger_s, self.close_batch, batch)
+
+    def close_batch(self, batch: PendingBatch) -> None:
+        """Send a batch now if it is still open."""
+        if batch.is_open:
+            with self._lock:
+                self._accumulator.close(batch)
+            self.pump()
+
+    def close_all(self) -> None:
+        """Send every open batch now."""
+        with self._lock:
+            self._accumulator.close_all()
+        self.pump()
+
+    def pump(self) -> None:
+        """Start requests while batches are ready and fewer than `max_in_flight` are in flight."""
+        while len(self._requests) < self._max_in_flight and (batches := self._take()):
+            task = asyncio.get_running_loop().create_task(self._publish(batches))
+            self._requests.add(task)
+            task.add_done_callback(partial(self._request_ended, batches))
+
+    async def _publish(self, batches: list[PendingBatch]) -> list[Stored]:
+        blocks = [self._encode(batch) for batch in batches]
+        reply = await self._transport.request(
+            "POST",
+            self._path,
+            params=self._params,
+            headers=_BATCHES,
+            body=blocks,
+            retry=self._retry,
+        )
+        published = reply.json(PublishReply)
+        if len(published.results) != len(blocks):
+            raise BadReply(reply.url, f"{len(published.results)} results for {len(blocks)} batches")
+        return [
+            Stored(parse_message_id(entry.message_id)[0], entry.offset, published.durable)
+            for entry in published.results
+        ]
+
+    def _request_ended(
+        self, batches: list[PendingBatch], request: asyncio.Task[list[Stored]]
+    ) -> None:
+        """Settle the batches of a request, even if the request failed or was cancelled, because
+        callers may wait for them."""
+        self._requests.discard(request)
+        try:
+            self._settle(batches, request.result())
+        except asyncio.CancelledError:
+            # The loop is closing: the batches that still wait fail, too.
+            while batches:
+                self._fail(batches, ClientClosed())
+                batches = self._take()
+        except Exception as error:
+            self._fail(batches, error)
+        self.pump()
+
+    def _fail(self, batches: Sequence[PendingBatch], error: Exception) -> None:
+        for batch in batches:
+            self._identities.pop(batch.queue, None)
+        message_count = sum(batch.message_count for batch in batches)
+        # Warn once: a broker that refuses one batch usually refuses all later ones.
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
+        _log.log(level, "%d messages to %s failed: %s", message_count, self._path, error)
+        self._settle(batches, [error] * len(batches))
+
+    def _take(self) -> list[PendingBatch]:
+        with self._lock:
+            return self._accumulator.take()
+
+    def _settle(
+        self, batches: Sequence[PendingBatch], outcomes: Sequence[Stored | Exception]
+    ) -> None:
+        with self._lock:
+            self._accumulator.settle(batches, outcomes)
+            self._settled(batches)
+
+    def _encode(self, batch: PendingBatch) -> bytes:
+        identity = self._identities.get(batch.queue)
+        if identity is None:
+            identity = self._identities[batch.queue] = ProducerIdentity()
+        sequence = identity.next_sequence
+        identity.next_sequence += 1
+        return batch.encode(producer_id=identity.producer_id, sequence=sequence)

@@ -1,0 +1,1 @@
+"""Read by offset: pulls, messages, readers, and consumers that store offsets."""

@@ -1,0 +1,379 @@
+"""Messages as a reader gets them: only the body is decoded at once, other fields on access. Pure.
+
+A Message has three fields: its body, a reference to the columns of its batch or run, and its row.
+Nothing else is created before an attribute is read, so a reader can handle millions of messages per
+second. The disadvantage: while a program keeps a Message, the whole fetched range stays in memory.
+This does not happen if the program keeps only the `body`, or a pickled Message.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, repeat
+from typing import Any, NamedTuple, Protocol, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_header import Buffer
+from holdfast.commitlog.format.message_id import format_message_id, parse_message_id
+
+
+class PublishResult(NamedTuple):
+    """Where a message was stored. `durable` is True if the message was synced to disk before the
+    broker replied."""
+
+    queue: int
+    offset: int
+    message_id: str
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOffsets:
+    """A group's offsets on a topic: the next offset to read of each queue. `etag` is None if no
+    offset is stored."""
+
+    offsets: dict[int, int]
+    etag: str | None
+
+
+class Skipped(NamedTuple):
+    """A range of offsets, from `start_offset` (inclusive) to `end_offset` (exclusive), that was
+    skipped because its messages are damaged or no longer exist."""
+
+    queue: int
+    start_offset: int
+    end_offset: int
+
+
+class PullResult(NamedTuple):
+    """The reply to one pull: its messages, the offset for the next pull, the queue's first and next
+    offset (`min_offset`, `max_offset`), and the ranges that were skipped."""
+
+    messages: "list[Message]"
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    skipped: tuple[Skipped, ...] = ()
+
+
+class _Columns(Protocol):
+    """The fields of messages other than the body, by row."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def topic_id(self) -> int: ...
+    @property
+    def queue(self) -> int: ...
+    @property
+    def keys(self) -> Sequence[str | None]: ...
+    @property
+    def tags(self) -> Sequence[str | None]: ...
+    def offset_of(self, row: int) -> int: ...
+    def properties_of(self, row: int) -> Mapping[str, str]: ...
+    def born_timestamp_ms_of(self, row: int) -> int: ...
+    def store_timestamp_ms_of(self, row: int) -> int: ...
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """One message, as a client reads it. `body` holds the published bytes; a missing key or tag
+    is None.
+
+    Two Messages are equal if they have the same topic and message id.
+    """
+
+    body: bytes
+    _columns: _Columns
+    _row: int
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._columns.topic
+
+    @property
+    def queue(self) -> int:
+        """The queue in the topic."""
+        return self._columns.queue
+
+    @property
+    def offset(self) -> int:
+        """The offset in the queue."""
+        return self._columns.offset_of(self._row)
+
+    @property
+    def message_id(self) -> str:
+        """The id with which `client.message(...)` finds this message again."""
+        columns = self._columns
+        return format_message_id(columns.topic_id, columns.queue, columns.offset_of(self._row))
+
+    @property
+    def key(self) -> str | None:
+        """The key, by which the queue is chosen; None if the message has none."""
+        return self._columns.keys[self._row]
+
+    @property
+    def tag(self) -> str | None:
+        """The tag, by which pulls can filter; None if the message has none."""
+        return self._columns.tags[self._row]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties; each access returns a new dict."""
+        return dict(self._columns.properties_of(self._row))
+
+    @property
+    def born_timestamp_ms(self) -> int:
+        """When the producer created the message, by the producer's clock."""
+        return self._columns.born_timestamp_ms_of(self._row)
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        """When the broker stored the message. This time never decreases within a queue."""
+        return self._columns.store_timestamp_ms_of(self._row)
+
+    @property
+    def text(self) -> str:
+        """The body as text. Raises UnicodeDecodeError when it is not UTF-8."""
+        return str(self.body, "utf-8")
+
+    def json(self) -> Any:
+        """Return the body, decoded from JSON. Raises ValueError when it is not JSON."""
+        return msgspec.json.decode(self.body)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as in the HTTP API's JSON: `body` if the body is UTF-8, otherwise
+        `body_base64`."""
+        fields: dict[str, Any] = {
+            "topic": self.topic,
+            "queue": self.queue,
+            "offset": self.offset,
+            "message_id": self.message_id,
+            "key": self.key,
+            "tag": self.tag,
+            "properties": self.properties,
+            "born_timestamp_ms": self.born_timestamp_ms,
+            "store_timestamp_ms": self.store_timestamp_ms,
+        }
+        try:
+            fields["body"] = self.text
+        except UnicodeDecodeError:
+            fields["body_base64"] = b64encode(self.body).decode("ascii")
+        return fields
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self.topic == other.topic and self.message_id == other.message_id
+
+    def __hash__(self) -> int:
+        return hash((self._columns.topic_id, self._columns.queue, self.offset))
+
+    def __repr__(self) -> str:
+        body = self.body if len(self.body) <= 64 else self.body[:61] + b"..."
+        return (
+            f"Message(topic={self.topic!r}, queue={self.queue}, offset={self.offset}, "
+            f"key={self.key!r}, tag={self.tag!r}, body={body!r})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        alone = LoneMessage(
+            topic=self.topic,
+            queue=self.queue,
+            offset=self.offset,
+            message_id=self.message_id,
+            body=self.body,
+            key=self.key,
+            tag=self.tag,
+            properties=self.properties,
+            born_timestamp_ms=self.born_timestamp_ms,
+            store_timestamp_ms=self.store_timestamp_ms,
+        )
+        return Message, (self.body, alone, 0)
+
+
+class LoneMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A single message in the form in which the API sends it, with the interface of columns that
+    have one row."""
+
+    topic: str
+    queue: int
+    offset: int
+    message_id: str
+    body: bytes
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+
+    @property
+    def topic_id(self) -> int:
+        """The topic's number, decoded from the message id."""
+        return parse_message_id(self.message_id)[0]
+
+    @property
+    def keys(self) -> Sequence[str | None]:
+        """A sequence with only this message's key."""
+        return (self.key,)
+
+    @property
+    def tags(self) -> Sequence[str | None]:
+        """A sequence with only this message's tag."""
+        return (self.tag,)
+
+    def offset_of(self, row: int) -> int:
+        """Return the message's offset; `row` is ignored."""
+        return self.offset
+
+    def properties_of(self, row: int) -> Mapping[str, str]:
+        """Return the message's properties; `row` is ignored."""
+        return self.properties
+
+    def born_timestamp_ms_of(self, row: int) -> int:
+        """Return when the message was created; `row` is ignored."""
+        return self.born_timestamp_ms
+
+    def store_timestamp_ms_of(self, row: int) -> int:
+        """Return when the message was stored; `row` is ignored."""
+        return self.store_timestamp_ms
+
+    def as_message(self) -> "Message":
+        """Return a Message that takes its fields from this object."""
+        return Message(self.body, self, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageList:
+    """Messages of one queue, in order. The broker has sent each separately, not in batches, because
+    a filter selected them."""
+
+    queue: int
+    messages: Sequence[Message]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def until(self, end_offset: int) -> Self:
+        """Return a copy that ends before `end_offset`."""
+        kept = [message for message in self.messages if message.offset < end_offset]
+        return type(self)(self.queue, kept)
+
+
+class MessageBatch:
+    """Messages of one queue that were stored together in one batch, or a part of that batch.
+
+    Iterating yields Message objects. For array processing, `batch` holds the columns of the whole
+    batch as numpy arrays and buffers; only rows `start_row` (inclusive) to `end_row` (exclusive)
+    belong to this object.
+    """
+
+    def __init__(self, topic: str, batch: Batch, start_row: int, end_row: int) -> None:
+        header = batch.header
+        self.topic = topic
+        self.topic_id = header.topic_id
+        self.queue = header.queue_id
+        self.batch = batch
+        self.start_row = start_row
+        self.end_row = end_row
+        self.base_offset = header.base_offset
+        self.store_timestamp_ms = header.store_timestamp_us // 1000
+
+    def __len__(self) -> int:
+        return self.end_row - self.start_row
+
+    def __iter__(self) -> Iterator[Message]:
+        bodies = self.bodies
+        if len(self) < len(bodies):
+            bodies = bodies[self.start_row : self.end_row]
+        return map(Message, bodies, repeat(self), range(self.start_row, self.end_row))
+
+    def __repr__(self) -> str:
+        return (
+            f"MessageBatch(topic={self.topic!r}, queue={self.queue}, "
+            f"start_offset={self.start_offset}, end_offset={self.end_offset})"
+        )
+
+    @property
+    def start_offset(self) -> int:
+        """The offset of the first message."""
+        return self.base_offset + self.start_row
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last message."""
+        return self.base_offset + self.end_row
+
+    def until(self, end_offset: int) -> Self:
+        """Return a copy that ends before `end_offset`."""
+        end_row = max(self.start_row, min(self.end_row, end_offset - self.base_offset))
+        return type(self)(self.topic, self.batch, self.start_row, end_row)
+
+    # -- columns of the whole batch, by its rows; decoded at first access ----------------------
+
+    @cached_property
+    def bodies(self) -> list[bytes]:
+        """The whole batch's bodies, by row."""
+        offsets = self.batch.body_offsets
+        return texts_of(self.batch.bodies, offsets[:-1], offsets[1:])
+
+    @cached_property
+    def keys(self) -> list[str | None]:
+        """The whole batch's keys, by row."""
+        offsets = self.batch.key_offsets
+        return self._texts(self.batch.keys, None if offsets is None else offsets.tolist())
+
+    @cached_property
+    def tags(self) -> list[str | None]:
+        """The whole batch's tags, by row."""
+        offsets = self.batch.tag_offsets
+        return self._texts(self.batch.tags, None if offsets is None else offsets.tolist())
+
+    def offset_of(self, row: int) -> int:
+        """Return the offset of a row."""
+        return self.base_offset + row
+
+    def store_timestamp_ms_of(self, row: int) -> int:
+        """Return when the batch was stored, which is the same for every row."""
+        return self.store_timestamp_ms
+
+    def properties_of(self, row: int) -> Mapping[str, str]:
+        """Return the properties of a row."""
+        return self.batch.properties(row)
+
+    def born_timestamp_ms_of(self, row: int) -> int:
+        """Return when the message of a row was created."""
+        return self.batch.born_timestamp_us(row) // 1000
+
+    def _texts(self, column: memoryview, offsets: list[int] | None) -> list[str | None]:
+        if offsets is None:
+            return [None] * len(self.batch)
+        data = bytes(column)
+        return [data[start:end].decode() or None for start, end in pairwise(offsets)]
+
+
+def texts_of(
+    data: Buffer,
+    starts: npt.NDArray[np.integer[Any]],
+    ends: npt.NDArray[np.integer[Any]],
+) -> list[bytes]:
+    """Return the byte strings between `starts` and `ends` in `data`.
+
+    If the strings are contiguous and have equal sizes, numpy splits them, at a quarter of the cost.
+    """
+    count = len(starts)
+    size = int(ends[0] - starts[0]) if count else 0
+    first, last = (int(starts[0]), int(ends[-1])) if count else (0, 0)
+    if count > 1 and size and last - first == size * count and bool(np.all(ends - starts == size)):
+        cut: list[bytes] = np.frombuffer(data, f"V{size}", count, first).tolist()
+        return cut
+    octets = data if isinstance(data, bytes) else bytes(data)
+    return [octets[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]

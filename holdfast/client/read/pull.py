@@ -1,0 +1,379 @@
+"""The requests that read a topic.
+
+A pull reads one queue, a poll reads several. Without a filter the broker sends the stored binary
+batches; this module verifies their checksums and removes messages before the requested offset. With
+a filter the broker sends the selected messages as msgpack.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.client.errors import BadReply, api_error
+from holdfast.client.read.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
+from holdfast.client.read.message_run import MessageRun, RunColumns
+from holdfast.client.transport.reply import Reply
+from holdfast.client.transport.requests import BATCH, MSGPACK, Requests
+from holdfast.client.transport.retry import RetryPolicy
+from holdfast.commitlog.format.batch import iter_batches
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.format.batch_run import BatchRun
+
+_log = logging.getLogger("holdfast.client")
+
+#: The broker's limit for one request. A reply may have more messages, because batches are sent
+#: whole.
+MAX_MESSAGES = 10_000
+
+#: A poll over more queues than this requests msgpack instead of binary batches. A binary reply has
+#: the offsets of the queues in its headers, and the broker limits these to this many queues.
+MAX_QUEUES_IN_HEADERS = 128
+
+#: Batches up to this size are decoded together, as a run. For larger batches this would save
+#: nothing, because most of the time is spent on their messages.
+MAX_BYTES_IN_RUNS = 16 * 1024
+
+Part = MessageBatch | MessageRun | MessageList
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading starts: an offset, `start` ("earliest" or "latest"), or a time. Exactly one of
+    the three is set."""
+
+    offset: int | None = None
+    start: str | None = None
+    timestamp_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [self.offset, self.start, self.timestamp_ms]
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("give exactly one of offset=, start= and timestamp_ms=")
+        if self.start not in (None, "earliest", "latest"):
+            raise ValueError(f'start is "earliest" or "latest", not {self.start!r}')
+
+    def params(self) -> dict[str, str | int]:
+        """Return the start as a pull's query parameter."""
+        if self.offset is not None:
+            return {"offset": self.offset}
+        if self.start is not None:
+            return {"from": self.start}
+        assert self.timestamp_ms is not None
+        return {"timestamp_ms": self.timestamp_ms}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullOptions:
+    """The limits, filters and waiting time of a pull; `Client.pull` documents each."""
+
+    max_messages: int = MAX_MESSAGES
+    max_bytes: int = 4 * 1024 * 1024
+    wait_ms: int = 20_000
+    tag: str | None = None
+    filter: str | None = None
+    skip_corrupt: bool = False
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker filters the messages."""
+        return self.tag is not None or self.filter is not None
+
+    def params(self, wait_ms: int) -> dict[str, str | int]:
+        """Return the options as a pull's query parameters."""
+        params: dict[str, str | int] = {
+            "max_messages": self.max_messages,
+            "max_bytes": self.max_bytes,
+            "wait_ms": wait_ms,
+        }
+        if self.tag is not None:
+            params["tag"] = self.tag
+        if self.filter is not None:
+            params["filter"] = self.filter
+        if self.skip_corrupt:
+            params["skip_corrupt"] = "true"
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The result of a pull from one queue. `topic_id` is None if the reply does not contain it."""
+
+    parts: Sequence[Part]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    topic_id: int | None
+    skipped: Sequence[Skipped] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """The result of a poll over several queues."""
+
+    parts: Sequence[Part]
+    next_offsets: dict[int, int]
+    max_offsets: dict[int, int]
+    topic_id: int | None
+    skipped: Sequence[Skipped] = ()
+
+
+class _PullReply(msgspec.Struct):
+    """The msgpack reply to a pull."""
+
+    messages: list[LoneMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class _QueueState(msgspec.Struct):
+    """The state of one queue in the reply to a poll."""
+
+    queue: int
+    next_offset: int
+    max_offset: int
+    problem: dict[str, Any] | None = None
+
+
+class _PollReply(msgspec.Struct):
+    """The msgpack reply to a poll over several queues."""
+
+    messages: list[LoneMessage]
+    queues: list[_QueueState]
+
+
+class QueueDescription(msgspec.Struct):
+    """A queue in a topic's description."""
+
+    queue: int
+    min_offset: int
+    max_offset: int
+
+
+class TopicConfig(msgspec.Struct):
+    """The part of a topic's configuration that a client needs."""
+
+    max_message_bytes: int
+    priority_levels: int = 1
+    """Messages with the same key are stored in this many queues, one per priority level."""
+
+
+class TopicDescription(msgspec.Struct):
+    """The part of a topic's description that a client needs."""
+
+    topic_id: int
+    queue_count: int
+    queues: list[QueueDescription]
+    config: TopicConfig
+
+
+class _OffsetAtTime(msgspec.Struct):
+    """The reply to a lookup by time."""
+
+    offset: int
+    store_timestamp_ms: int | None
+
+
+async def pull_queue(
+    transport: Requests,
+    topic: str,
+    queue: int,
+    start: Start,
+    options: PullOptions,
+    *,
+    wait_ms: int,
+    retry: RetryPolicy | None = None,
+) -> Pulled:
+    """Pull once from one queue. Raises ApiError, ConnectionFailed, BadReply or CorruptBatch."""
+    reply = await transport.request(
+        "GET",
+        f"/v1/topics/{topic}/queues/{queue}/messages",
+        params={**start.params(), **options.params(wait_ms)},
+        headers={"Accept": MSGPACK if options.is_filtered else BATCH},
+        wait_s=wait_ms / 1000,
+        retry=retry,
+    )
+    if options.is_filtered:
+        pulled = reply.msgpack(_PullReply)
+        return Pulled(
+            _lists(pulled.messages),
+            pulled.next_offset,
+            pulled.min_offset,
+            pulled.max_offset,
+            _topic_id(reply),
+            _skipped(reply, topic),
+        )
+    next_offset = reply.header_int("Holdfast-Next-Offset")
+    min_offset = reply.header_int("Holdfast-Min-Offset")
+    start_offset = min_offset if start.offset is None else start.offset
+    parts = _parts(reply, topic, {queue: start_offset})
+    if parts:
+        # The last batch was sent whole, even if max_messages ends within it.
+        next_offset = max(next_offset, parts[-1].end_offset)
+    return Pulled(
+        parts,
+        next_offset,
+        min_offset,
+        reply.header_int("Holdfast-Max-Offset"),
+        _topic_id(reply),
+        _skipped(reply, topic),
+    )
+
+
+async def poll_queues(
+    transport: Requests,
+    topic: str,
+    offsets: Mapping[int, int],
+    options: PullOptions,
+    *,
+    wait_ms: int,
+    retry: RetryPolicy | None = None,
+) -> Polled:
+    """Pull once from several queues. `offsets` has the offset of each queue; the broker reads the
+    queues in the order of `offsets`.
+
+    Raises the errors of `pull_queue`; a problem with one queue fails the whole poll.
+    """
+    is_binary = not options.is_filtered and len(offsets) <= MAX_QUEUES_IN_HEADERS
+    reply = await transport.request(
+        "GET",
+        f"/v1/topics/{topic}/messages",
+        params={
+            "offsets": ",".join(f"{queue}:{offset}" for queue, offset in offsets.items()),
+            **options.params(wait_ms),
+        },
+        headers={"Accept": BATCH if is_binary else MSGPACK},
+        wait_s=wait_ms / 1000,
+        retry=retry,
+    )
+    if not is_binary:
+        polled = reply.msgpack(_PollReply)
+        for state in polled.queues:
+            if state.problem is not None:
+                raise api_error(int(state.problem.get("status", 500)), state.problem)
+        return Polled(
+            _lists(polled.messages),
+            {state.queue: state.next_offset for state in polled.queues},
+            {state.queue: state.max_offset for state in polled.queues},
+            _topic_id(reply),
+            _skipped(reply, topic),
+        )
+    next_offsets = _queue_offsets(reply, "Holdfast-Next-Offset")
+    parts = _parts(reply, topic, offsets)
+    for part in parts:
+        next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
+    max_offsets = _queue_offsets(reply, "Holdfast-Max-Offset")
+    return Polled(parts, next_offsets, max_offsets, _topic_id(reply), _skipped(reply, topic))
+
+
+async def describe_topic(
+    transport: Requests, topic: str, *, retry: RetryPolicy | None = None
+) -> TopicDescription:
+    """Return the queues and limits of a topic."""
+    reply = await transport.request("GET", f"/v1/topics/{topic}", retry=retry)
+    return reply.json(TopicDescription)
+
+
+async def find_offset(
+    transport: Requests,
+    topic: str,
+    queue: int,
+    timestamp_ms: int,
+    *,
+    retry: RetryPolicy | None = None,
+) -> tuple[int, int | None]:
+    """Return the offset and the store time (ms) of the first message that was stored at or after a
+    time. Return (max_offset, None) if there is no such message.
+    """
+    reply = await transport.request(
+        "GET",
+        f"/v1/topics/{topic}/queues/{queue}/offset",
+        params={"timestamp_ms": timestamp_ms},
+        retry=retry,
+    )
+    found = reply.json(_OffsetAtTime)
+    return found.offset, found.store_timestamp_ms
+
+
+def _parts(
+    reply: Reply, topic: str, start_offsets: Mapping[int, int]
+) -> Sequence[MessageBatch | MessageRun]:
+    """Return a binary reply's messages without those before the start offsets."""
+    if len(start_offsets) == 1 and _is_of_small_batches(reply.body):
+        run = BatchRun(reply.body)
+        ((queue, start_offset),) = start_offsets.items()
+        strangers = run.field("queue_id") != queue
+        if strangers.any():
+            raise _not_asked_for(reply, int(run.field("queue_id")[strangers.argmax()]))
+        if bool((run.base_offsets[1:] < run.end_offsets[:-1]).any()):
+            raise BadReply(reply.url, f"the batches of queue {queue} are not in order")
+        columns = RunColumns(topic, run)
+        part = MessageRun(topic, columns, columns.row_at(start_offset), columns.row_count)
+        return [part] if len(part) else []
+    parts = []
+    for batch in iter_batches(reply.body):
+        header = batch.header
+        if header.queue_id not in start_offsets:
+            raise _not_asked_for(reply, header.queue_id)
+        start_row = max(0, start_offsets[header.queue_id] - header.base_offset)
+        if start_row < len(batch):
+            parts.append(MessageBatch(topic, batch, start_row, len(batch)))
+    return parts
+
+
+def _is_of_small_batches(body: bytes | memoryview) -> bool:
+    """Return whether decoding the batches as a run is probably faster. Only the size of the first
+    batch is checked."""
+    if len(body) < 4 * HEADER_SIZE:
+        return False
+    first_bytes = BatchHeader.decode(body).total_size
+    return first_bytes <= MAX_BYTES_IN_RUNS and 4 * first_bytes <= len(body)
+
+
+def _not_asked_for(reply: Reply, queue: int) -> BadReply:
+    return BadReply(reply.url, f"a batch of queue {queue}, which was not asked for")
+
+
+def _queue_offsets(reply: Reply, header: str) -> dict[int, int]:
+    """Return the queue:offset pairs of a header."""
+    try:
+        pairs = (pair.split(":") for pair in reply.headers[header.lower()].split(","))
+        return {int(queue): int(offset) for queue, offset in pairs}
+    except (KeyError, ValueError) as error:
+        raise BadReply(reply.url, f"no queue:offset pairs in the header {header}") from error
+
+
+def _skipped(reply: Reply, topic: str) -> list[Skipped]:
+    """Return the ranges that the broker skipped, and warn about each, because messages are lost."""
+    text = reply.header("Holdfast-Skipped")
+    if text is None:
+        return []
+    try:
+        skipped = [Skipped(*map(int, each.split(":"))) for each in text.split(",")]
+    except (TypeError, ValueError) as error:
+        raise BadReply(reply.url, f"the header Holdfast-Skipped is {text[:80]!r}") from error
+    for each in skipped:
+        _log.warning(
+            "passed over the messages of queue %d of %r from offset %d to %d: "
+            "they are damaged or gone",
+            each.queue,
+            topic,
+            each.start_offset,
+            each.end_offset,
+        )
+    return skipped
+
+
+def _lists(messages: Sequence[LoneMessage]) -> list[MessageList]:
+    by_queue: dict[int, list[Message]] = {}
+    for message in messages:
+        by_queue.setdefault(message.queue, []).append(message.as_message())
+    return [MessageList(queue, found) for queue, found in by_queue.items()]
+
+
+def _topic_id(reply: Reply) -> int | None:
+    text = reply.header("Holdfast-Topic-Id")
+    return int(text) if text is not None and text.isdecimal() else None

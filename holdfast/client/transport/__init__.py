@@ -1,0 +1,1 @@
+"""Requests and replies over HTTP/1.1, asyncio and blocking: connections, retries, TLS."""

@@ -1,0 +1,112 @@
+"""One connection of a blocking client: one request and its reply at a time."""
+
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+
+from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
+from holdfast.client.transport.async_connection import ConnectionLost
+from holdfast.client.transport.http1 import ReplyParser
+from holdfast.client.transport.requests import CONNECT_TIMEOUT_S
+from holdfast.client.transport.target import Target
+
+_RECEIVED_BYTES = 64 * 1024
+_TIMEVAL = struct.Struct("@ll")
+
+
+class BlockingConnection:
+    """A connection for one thread at a time; only `shut` may be called from any thread.
+
+    The constructor raises CertificateNotTrusted or ConnectionFailed when it cannot connect.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.idle_since_s = 0.0
+        self._timeout_s = 0.0
+        self._tls = target.tls is not None
+        sock = None
+        try:
+            sock = socket.create_connection((target.host, target.port), CONNECT_TIMEOUT_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if target.tls is not None:
+                sock = target.tls.wrap_socket(sock, server_hostname=target.host)
+            else:
+                sock.settimeout(None)
+        except ssl.SSLCertVerificationError as error:
+            if sock is not None:
+                sock.close()
+            raise CertificateNotTrusted(target.url, error.verify_message) from error
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            raise ConnectionFailed(target.url, str(error), maybe_executed=False) from error
+        self._sock = sock
+
+    def send(self, head: bytes, body: Sequence[bytes], quiet_timeout_s: float) -> None:
+        """Send a request. `quiet_timeout_s` limits how long the connection may make no progress.
+
+        Raises ConnectionLost, TimeoutError.
+        """
+        try:
+            self._limit(quiet_timeout_s)
+            if sum(map(len, body)) <= _RECEIVED_BYTES:
+                self._sock.sendall(b"".join((head, *body)))
+            else:
+                self._sock.sendall(head)
+                for block in body:
+                    self._sock.sendall(block)
+        except (TimeoutError, BlockingIOError) as error:
+            raise TimeoutError("the broker does not take the request") from error
+        except OSError as error:
+            raise ConnectionLost(str(error), has_begun=False) from error
+
+    def receive(self, quiet_timeout_s: float) -> ReplyParser:
+        """Return the reply once it is complete. Raises ConnectionLost, TimeoutError or NotHttp."""
+        reply = ReplyParser()
+        sock = self._sock
+        try:
+            self._limit(quiet_timeout_s)
+            while True:
+                space = reply.space()
+                if space is None:
+                    data = sock.recv(_RECEIVED_BYTES)
+                    count, is_whole = len(data), bool(data) and reply.feed(data)
+                else:
+                    count = sock.recv_into(space)
+                    is_whole = count > 0 and reply.filled(count)
+                if is_whole or (not count and reply.end()):
+                    return reply
+                if not count:
+                    reason = "the connection ended before the reply did"
+                    raise ConnectionLost(reason, has_begun=reply.has_begun)
+        except (TimeoutError, BlockingIOError) as error:
+            raise TimeoutError(f"nothing came for {quiet_timeout_s:g} s") from error
+        except OSError as error:
+            raise ConnectionLost(str(error), has_begun=reply.has_begun) from error
+
+    def _limit(self, timeout_s: float) -> None:
+        """Set how long a call may block.
+
+        Without TLS, the timeouts of the operating system are used, because Python's own timeout
+        needs a poll() for each call.
+        """
+        if timeout_s == self._timeout_s:
+            return
+        self._timeout_s = timeout_s
+        if self._tls:
+            self._sock.settimeout(timeout_s)
+            return
+        limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def shut(self) -> None:
+        """Shut down the connection, even while another thread uses it."""
+        with suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket. May be repeated."""
+        self._sock.close()

@@ -1,0 +1,235 @@
+"""Requests to one broker from any thread, on blocking sockets, without an event loop.
+
+The requests of the API are coroutines. Over this transport they need no event loop: they block the
+thread. They yield only in three places: after a request is sent, before a new connection, and
+before a pause. `finished` runs a coroutine to its end in the calling thread. UnderWay runs a
+coroutine to its first yield, and to its end later.
+"""
+
+import threading
+import time
+import types
+import weakref
+from collections.abc import Coroutine, Generator, Sequence
+from contextlib import suppress
+from typing import Any, Generic, Self, TypeVar
+
+from holdfast.client.errors import BadReply, ClientClosed, ConnectionFailed
+from holdfast.client.transport.async_connection import ConnectionLost
+from holdfast.client.transport.blocking_connection import BlockingConnection
+from holdfast.client.transport.http1 import NotHttp, ReplyParser
+from holdfast.client.transport.requests import KEEPALIVE_S, SentRequests
+from holdfast.client.transport.retry import RetryPolicy
+from holdfast.client.transport.retry_log import RetryLog
+from holdfast.client.transport.target import Target
+
+T = TypeVar("T")
+
+#: If the caller has left a reply unread for longer than this, the broker may have closed the
+#: connection.
+_AWAY_S = 1.0
+
+
+@types.coroutine
+def _hand_back() -> Generator[None, None, None]:
+    """Yield to `finished` or UnderWay, which run the coroutine."""
+    yield
+
+
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine over a blocking transport to its end and return its result."""
+    while True:
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
+class UnderWay(Generic[T]):
+    """A coroutine over a blocking transport that was run to its first yield: usually its first
+    request has been sent."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._outcome: tuple[T] | Exception | None = None
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            self._outcome = (done.value,)
+        except Exception as error:
+            self._outcome = error
+
+    def result(self) -> T:
+        """Run the coroutine to its end; return its result or raise its error."""
+        if self._outcome is None:
+            return finished(self._coroutine)
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome[0]
+
+    def cancel(self) -> None:
+        """Close the coroutine. Do nothing if another thread is running it now."""
+        with suppress(ValueError):
+            self._coroutine.close()
+
+
+class _Connections:
+    """The idle connections. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.idle: list[BlockingConnection] = []
+        self.is_closed = False
+
+    def take(self) -> BlockingConnection | None:
+        """Return the most recently used connection; None if there is none."""
+        while True:
+            with self.lock:
+                if not self.idle:
+                    return None
+                connection = self.idle.pop()
+            if time.monotonic() - connection.idle_since_s < KEEPALIVE_S:
+                return connection
+            connection.close()
+
+    def keep(self, connection: BlockingConnection) -> None:
+        """Keep a connection for later requests; close it if no connections are kept any more."""
+        connection.idle_since_s = time.monotonic()
+        with self.lock:
+            if not self.is_closed:
+                self.idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections and keep none from now on."""
+        with self.lock:
+            self.is_closed = True
+            idle, self.idle = self.idle, []
+        for connection in idle:
+            connection.close()
+
+
+class BlockingTransport(SentRequests):
+    """Sends requests to a broker, from any thread. An exception in a thread that waits for a reply,
+    such as an interrupt, ends the request of that thread.
+
+    `part()` returns a transport that uses the same connections and can be ended separately.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        retry: RetryPolicy,
+        connections: _Connections | None = None,
+        retry_log: RetryLog | None = None,
+    ) -> None:
+        super().__init__(target, retry, retry_log)
+        self._connections = connections or _Connections()
+        if connections is None:
+            # If the client is garbage-collected without close(), close the connections.
+            weakref.finalize(self, self._connections.close)
+        self._busy: set[BlockingConnection] = set()
+        self._parts: weakref.WeakSet[BlockingTransport] = weakref.WeakSet()
+        self._closed = threading.Event()
+        self._away_s = 0.0
+
+    def part(self) -> Self:
+        """Return a transport on the same connections. It ends when this transport ends, or earlier
+        if its own end() is called."""
+        part = type(self)(self._target, self.retry, self._connections, self.retry_log)
+        with self._connections.lock:
+            self._parts.add(part)
+            if self._closed.is_set():
+                part._closed.set()
+        return part
+
+    async def _once(
+        self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool
+    ) -> ReplyParser:
+        away_s = self._away_s
+        try:
+            kept = self._connections.take()
+            if kept is not None:
+                try:
+                    return await self._exchange(kept, head, blocks, quiet_timeout_s)
+                except ConnectionLost as lost:
+                    # The broker may close an idle connection at any time. It may also close a
+                    # connection whose reply the caller has left unread. In both cases send the
+                    # request again on a new connection.
+                    was_left = self._away_s - away_s > _AWAY_S
+                    if self._closed.is_set() or not safe or (lost.has_begun and not was_left):
+                        raise
+            await _hand_back()
+            self._check_open()
+            connection = BlockingConnection(self._target)
+            return await self._exchange(connection, head, blocks, quiet_timeout_s)
+        except NotHttp as error:
+            raise BadReply(self.url, str(error)) from error
+        except (ConnectionLost, OSError) as error:
+            self._check_open()
+            raise ConnectionFailed(self.url, str(error), maybe_executed=True) from error
+
+    async def _exchange(
+        self,
+        connection: BlockingConnection,
+        head: bytes,
+        blocks: Sequence[bytes],
+        quiet_timeout_s: float,
+    ) -> ReplyParser:
+        try:
+            with self._connections.lock:
+                self._check_open()
+                self._busy.add(connection)
+            connection.send(head, blocks, quiet_timeout_s)
+            left_s = time.monotonic()
+            await _hand_back()
+            self._away_s += time.monotonic() - left_s
+            reply = connection.receive(quiet_timeout_s)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._busy.discard(connection)
+        if reply.keeps_alive:
+            self._connections.keep(connection)
+        else:
+            connection.close()
+        return reply
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise ClientClosed
+
+    def now_s(self) -> float:
+        """Return the seconds of a clock that stops while the caller leaves replies unread.
+
+        Implements `Requests.now_s`.
+        """
+        return time.monotonic() - self._away_s
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for `seconds`, or raise ClientClosed as soon as the transport is closed."""
+        if seconds > 0:
+            await _hand_back()
+            self._closed.wait(seconds)
+        self._check_open()
+
+    def end(self) -> None:
+        """End this transport and its parts: requests in flight, in any thread, raise ClientClosed.
+
+        May be repeated.
+        """
+        with self._connections.lock:
+            self._closed.set()
+            busy, parts = list(self._busy), list(self._parts)
+        for connection in busy:
+            connection.shut()
+        for part in parts:
+            part.end()
+
+    async def close(self) -> None:
+        """End this transport, and close the idle connections."""
+        self.end()
+        self._connections.close()

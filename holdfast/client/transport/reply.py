@@ -1,0 +1,81 @@
+"""Decodes the broker's replies, and turns error replies into exceptions. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.client.errors import BadReply, api_error
+
+T = TypeVar("T")
+
+_problem_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A successful reply. Header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes | memoryview
+    url: str
+
+    def json(self, type_: type[T]) -> T:
+        """Return the JSON body as `type_`. Raises BadReply if the body does not match."""
+        return self._decoded(msgspec.json.decode, type_)
+
+    def msgpack(self, type_: type[T]) -> T:
+        """Return the msgpack body as `type_`. Raises BadReply if the body does not match."""
+        return self._decoded(msgspec.msgpack.decode, type_)
+
+    def _decoded(self, decode: Any, type_: type[T]) -> T:
+        try:
+            decoded: T = decode(self.body, type=type_)
+        except msgspec.DecodeError as error:
+            raise BadReply(self.url, str(error)) from error
+        return decoded
+
+    def header(self, name: str) -> str | None:
+        """Return a header's value; None if it is missing."""
+        return self.headers.get(name.lower())
+
+    def header_int(self, name: str) -> int:
+        """Return a header as a number. Raises BadReply if it is missing or not a number."""
+        try:
+            return int(self.headers[name.lower()])
+        except (KeyError, ValueError) as error:
+            raise BadReply(self.url, f"no number in the header {name}") from error
+
+
+def checked(reply: Reply) -> Reply:
+    """Return the reply if its status is below 300.
+
+    Otherwise raise the ApiError that its JSON body describes. If the body is not a JSON object, it
+    does not come from a broker. Then raise BadReply if the status is below 500, otherwise an
+    ApiError whose title is the beginning of the body (probably a gateway's error page).
+    """
+    if reply.status < 300:
+        return reply
+    try:
+        problem = _problem_decoder.decode(reply.body)
+    except msgspec.DecodeError:
+        text = bytes(reply.body[:200]).decode(errors="replace")
+        if reply.status < 500:
+            raise BadReply(reply.url, f"status {reply.status}: {text!r}") from None
+        # An error page of a gateway in front of the broker.
+        problem = {"type": "about:blank", "title": text}
+    raise api_error(reply.status, problem, _retry_after_s(reply.header("Retry-After")))
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Return the seconds of a Retry-After header. Return None if it is missing, or is a date (which
+    brokers never send)."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return seconds if seconds >= 0 else None

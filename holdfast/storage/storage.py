@@ -1,0 +1,359 @@
+"""The storage: an open data directory with its threads, and the message store that uses them.
+
+Open: lock, open files, scan the log, start threads. Close is the reverse. This module does not
+know the layers above it (hold service, HTTP).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from holdfast.commitlog.ageing_clock import AgeingClock
+from holdfast.commitlog.append.appender import Appender, AppendRequest
+from holdfast.commitlog.append.syncer import Syncer
+from holdfast.commitlog.disk.data_dir import DataDir
+from holdfast.commitlog.disk.disk import Disk, LinuxDisk
+from holdfast.commitlog.errors import LogError, NoSegment
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.segment import Segment
+from holdfast.commitlog.segments.segment_keeper import SegmentKeeper
+from holdfast.config import Config
+from holdfast.consumequeue.admission import Admission
+from holdfast.consumequeue.damage.damage_book import DamageBook, Fault
+from holdfast.consumequeue.damage.damage_keeper import DamageKeeper
+from holdfast.consumequeue.index.reput import ReputService
+from holdfast.consumequeue.lmdb_env.reader_watch import ReaderWatch
+from holdfast.consumequeue.maintenance.retention_service import RetentionService
+from holdfast.consumequeue.maintenance.scrub import Scrub
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.state.journal import encode_snapshot
+from holdfast.consumequeue.thread_calls import call_in_thread
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+from holdfast.groups.storage.open import OpenedGroups
+from holdfast.groups.storage.progress_page import kernel_boot_id
+from holdfast.storage.alarms import DISK, Alarms, index_backlog
+from holdfast.storage.storage_opening import (
+    Opened,
+    RecoveryProgress,
+    StorageEvents,
+    StorageOpening,
+    now_us,
+)
+
+__all__ = ["RecoveryProgress", "Storage", "StorageEvents", "now_us"]
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_READER_THREADS = 4
+
+
+class Storage:
+    """An open data directory with its threads. Await `open` and `close` on the event loop. Use the
+    attribute `store` only while the storage is open."""
+
+    def __init__(
+        self,
+        config: Config,
+        events: StorageEvents,
+        *,
+        disk: Disk | None = None,
+        now_us: Callable[[], int] = now_us,
+        boot_id: bytes | None = None,
+    ) -> None:
+        """By default, `disk`, `now_us` (the wall clock) and `boot_id` (changes when the machine
+        boots) are those of the machine."""
+        self._config = config
+        self._events = events
+        self._disk = disk if disk is not None else LinuxDisk()
+        self._now_us = now_us
+        self._boot_id = kernel_boot_id() if boot_id is None else boot_id
+        self._ageing = AgeingClock(now_us, lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+        self._executor = ThreadPoolExecutor(_READER_THREADS, "holdfast-reader")
+        self.progress = RecoveryProgress()
+        self.read_only: str | None = None
+        """The reason why publishing is impossible, None if it is possible."""
+        self._opened: Opened | None = None
+        self.damage_keeper: DamageKeeper | None = None
+        self._data_dir: DataDir | None = None
+
+    def lock(self) -> None:
+        """Lock the data directory. Raise DataDirInUse, NotADataDir or UnknownFormatVersion."""
+        config = self._config
+        self._data_dir = DataDir(config.data_dir, config.commitlog.reserve_bytes)
+
+    async def open(self) -> MessageStore:
+        """Recover, start the threads, return the store. UnknownFormatVersion, lmdb.Error and
+        OSError from recovery propagate; then everything is closed except the lock, which `close`
+        releases."""
+        assert self._data_dir is not None
+        opening = StorageOpening(
+            self._data_dir,
+            self._config,
+            self._disk,
+            self._events,
+            self._told,
+            self.progress,
+            now_us=self._now_us,
+            ageing=self._ageing,
+            boot_id=self._boot_id,
+        )
+        self._loop = asyncio.get_running_loop()
+        # If this task is cancelled, it must not wait for recovery. The caller then calls `close`,
+        # which sets `is_unwanted`; this ends the recovery.
+        opening_it = self._loop.run_in_executor(self._executor, opening.open)
+        opened = self._opened = await opening_it
+        config = self._config
+        self.syncer = Syncer(
+            opened.log,
+            durable_offset=opened.recovered.written_offset,
+            flush_interval_s=config.commitlog.flush_interval_ms / 1000,
+            advanced=partial(opened.reput.durable_advanced, wake=False),
+            completed=partial(opened.reput.finished, wake=False),
+            all_told=opened.reput.attend,
+            failed=self._sync_failed,
+            observe=self._events.synced,
+            monotonic=time.monotonic,
+        )
+        self.keeper = SegmentKeeper(opened.log)
+        data_dir = self._data_dir
+        self.alarms = Alarms(
+            directories=[data_dir.commitlog, data_dir.consumequeue, data_dir.state],
+            min_free_bytes=config.commitlog.min_free_bytes,
+            max_memory_bytes=config.max_memory_bytes,
+            index_behind=index_backlog(opened.reput, config.consumequeue.max_uncommitted_entries),
+            no_segment=lambda: opened.log.refusal,
+            make_segment=opened.log.retry_refused,
+        )
+        self.admission = Admission(config.commitlog.max_in_flight_bytes, self.alarms.by_name)
+        self.appender = Appender(
+            opened.log,
+            opened.sequences,
+            self.syncer,
+            next_offsets={key: cq.max_offset for key, cq in opened.queues.items()},
+            last_timestamp_us=opened.last_timestamp_us,
+            max_waiting_bytes=config.commitlog.max_waiting_bytes,
+            now_us=self._now_us,
+            dispatch=partial(opened.reput.dispatch, wake=False),
+            completed=partial(opened.reput.finished, wake=False),
+            all_told=opened.reput.attend,
+            rolled=self._rolled,
+            failed=self._append_failed,
+        )
+        self.store = MessageStore(
+            log=opened.log,
+            appender=self.appender,
+            index=opened.index,
+            queues=opened.queues,
+            state=opened.state,
+            table=opened.table,
+            config=config.topics,
+            admission=self.admission,
+            executor=self._executor,
+            queue_config=config.consumequeue,
+            sync_timeout_ms=config.commitlog.sync_timeout_ms,
+            damage=opened.damage,
+            now_ms=lambda: self._now_us() // 1000,
+        )
+        self.retention = RetentionService(
+            log=opened.log,
+            index=opened.index,
+            queues=opened.queues,
+            table=opened.table,
+            keep_unknown_topics=opened.may_lack_topics,
+            commit_state=self.store.commit_state,
+            read_leases=self.store.read_leases,
+            is_disk_low=lambda: self.alarms.by_name[DISK]() is not None,
+            in_thread=self._in_thread,
+            max_total_bytes=config.commitlog.max_total_bytes,
+            interval_s=config.commitlog.retention_interval_ms / 1000,
+            now_us=self._ageing.now_us,
+            trimmed=self._events.trimmed,
+        )
+        self._ageing.start(opened.last_timestamp_us)
+        self.scrub = Scrub(
+            opened.log,
+            opened.index,
+            opened.queues,
+            opened.damage,
+            bytes_per_s=config.commitlog.scrub_bytes_per_s,
+            tell=self._on_loop,
+            is_busy=lambda: self.appender.waiting_bytes > 0,
+            reseal=self._reseal,
+        )
+        self.readers = ReaderWatch(
+            {
+                "index": opened.index.env,
+                "state": opened.state.env,
+                "groups": opened.groups.store.env,
+            },
+            self._in_thread,
+        )
+        opened.state.start()
+        opened.groups.store.start()
+        opened.reput.start(opened.recovered.written_offset)
+        self.syncer.start()
+        self.appender.start()
+        self.keeper.start()
+        self.scrub.start()
+        self.retention.start()
+        await self.alarms.start()
+        self.readers.start()
+        self.damage_keeper = DamageKeeper(opened.damage, self.store.commit_state)
+        # After a crash, the log may lack the last changes of the state.
+        self._note_state()
+        return self.store
+
+    async def close(self) -> None:
+        """Finish accepted publishes and close everything; may be called twice."""
+        opened = self._opened
+        if opened is not None:
+            await self.alarms.stop()
+            await self.readers.stop()
+            await self.retention.stop()
+            if self.damage_keeper is not None:  # None if the start was cancelled
+                await self.damage_keeper.stop()
+            await self.store.changes_done()
+            await asyncio.get_running_loop().run_in_executor(None, self._stop_threads, opened)
+            self._opened = None
+        self.progress.is_unwanted = True
+        await asyncio.to_thread(self._executor.shutdown)
+        if self._data_dir is not None:
+            self._data_dir.close()
+            self._data_dir = None
+
+    def _stop_threads(self, opened: Opened) -> None:
+        self.scrub.stop()
+        self.appender.stop()
+        self.syncer.stop()
+        opened.reput.stop()
+        self.keeper.stop()
+        self._executor.shutdown()
+        opened.closing.close()
+
+    @property
+    def log(self) -> CommitLog:
+        """The commit log; only while open."""
+        assert self._opened is not None
+        return self._opened.log
+
+    @property
+    def reput(self) -> ReputService:
+        """The reput service; only while open."""
+        assert self._opened is not None
+        return self._opened.reput
+
+    @property
+    def groups(self) -> OpenedGroups:
+        """The opened state of groups with leases; only while open. Before `close`, the group
+        service must have stopped and committed its changes."""
+        assert self._opened is not None
+        return self._opened.groups
+
+    @property
+    def ageing(self) -> AgeingClock:
+        """The clock that measures ages, such as those of messages for retention."""
+        return self._ageing
+
+    @property
+    def degraded(self) -> list[Fault]:
+        """Known damage to data that is still kept, and files or databases that cannot be written
+        now."""
+        opened = self._opened
+        if opened is None:
+            return []
+        faults = opened.faults()
+        if opened.index.is_condemned:
+            faults.append(Fault("damaged-index", "it is rebuilt at the next start"))
+        refusal = opened.log.refusal
+        if isinstance(refusal, NoSegment):
+            faults.append(Fault("no-segment", f"publishing waits for a segment: {refusal}"))
+        for reason, what, failure in (
+            ("index-not-written", "the index lags behind", opened.reput.committer.failure),
+            ("state-not-written", "topics and stored offsets cannot change", opened.state.failure),
+            ("groups-not-written", "groups cannot settle messages", opened.groups.store.failure),
+        ):
+            if failure is not None:
+                faults.append(
+                    Fault(reason, f"{what}, it is tried again each second: {failure}; see the disk")
+                )
+        return faults
+
+    @property
+    def damage(self) -> DamageBook:
+        """The known damage; only while open."""
+        assert self._opened is not None
+        return self._opened.damage
+
+    @property
+    def raised_alarms(self) -> dict[str, str]:
+        """The alarms that stop publishing now, by name. They end by themselves."""
+        if self._opened is None:
+            return {}
+        return {name: str(error) for name, error in self.alarms.raised().items()}
+
+    def _in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
+        return call_in_thread(function, executor=self._executor)
+
+    def _on_loop(self, function: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            _logger.warning("a result of the scrub came after the event loop had ended")
+
+    def _reseal(self, segment: Segment) -> None:
+        segment.sealed = False
+        self.keeper.submit(lambda: self.log.seal(segment))
+
+    # -- callbacks, in the storage's threads -----------------------------------------------
+
+    def _told(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+        """Pass the results of reput (the new ends of queues, and finished requests) to the event
+        loop with one call."""
+        try:
+            self._loop.call_soon_threadsafe(self._tell, advanced, finished)
+        except RuntimeError:
+            _logger.warning("%d publishes ended after the event loop", len(finished))
+
+    def _tell(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+        try:
+            if advanced:
+                self._events.arrived(advanced)
+        finally:
+            self.store.finish(finished)
+
+    def _sync_failed(self, error: Exception) -> None:
+        self.read_only = f"a sync of the log failed: {error}"
+        self.appender.poison(self.read_only)
+
+    def _append_failed(self, error: Exception) -> None:
+        """Handle a failed append. After a disk error the broker is read-only; any other error is
+        a defect of the code and fails the broker."""
+        if isinstance(error, OSError):
+            self.read_only = f"a write to the log failed: {error}"
+        else:
+            self._events.failed(error)
+
+    def _rolled(self, ended: Segment) -> None:
+        """Let the keeper seal the ended segment, and append a snapshot of the state to the new
+        segment. Called in the appender thread."""
+        self.keeper.rolled(ended)
+        self._note_state()
+
+    def _note_state(self) -> None:
+        """Append a snapshot of the whole state to the log, before the waiting publishes."""
+        assert self._opened is not None
+        records = dict(self._opened.state.records)
+        size = sum(len(key) + len(value) for key, value in records.items())
+        if size > self._config.commitlog.segment_bytes // 4:
+            _logger.warning("the state (%d bytes) is too large to be repeated in the log", size)
+            return
+        snapshot = AppendRequest(STATE_TOPIC_ID, encode_snapshot(records), durable=False)
+        try:
+            self.appender.submit(snapshot, urgent=True)
+        except LogError as error:
+            _logger.warning("the snapshot of the state could not be written to the log: %s", error)

@@ -1,0 +1,500 @@
+"""Open a data directory: log, state, index, then scan the log. This blocks, so Storage calls it in
+a thread.
+
+The log is authoritative. Records that are missing or damaged in the state are read from the log,
+which has a copy of them in a topic of its own. An index that is damaged, or does not belong to this
+log, is rebuilt.
+"""
+
+import errno
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from holdfast.commitlog.ageing_clock import AgeingClock
+from holdfast.commitlog.append.appender import AppendRequest
+from holdfast.commitlog.append.producer_sequences import ProducerLimits, ProducerSequences
+from holdfast.commitlog.disk.data_dir import DataDir
+from holdfast.commitlog.disk.disk import Disk, free_bytes, sync_directory
+from holdfast.commitlog.errors import MISSING_SEGMENT
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.recovery import Recovered, recover
+from holdfast.config import Config
+from holdfast.consumequeue.damage.damage_book import DamageBook, Fault
+from holdfast.consumequeue.index.consume_queue import ConsumeQueue
+from holdfast.consumequeue.index.index import Index, IndexCorrupt, ReputPosition
+from holdfast.consumequeue.index.queue_lookup import queue_bytes_at
+from holdfast.consumequeue.index.rebuild import IndexRebuild
+from holdfast.consumequeue.index.reput import ReputService
+from holdfast.consumequeue.index.seal import was_closed_in_order
+from holdfast.consumequeue.maintenance.damage_at_start import (
+    keep_ends,
+    note_damage,
+    note_holes,
+    note_lost_end,
+    recheck,
+)
+from holdfast.consumequeue.state.journal import state_in_log
+from holdfast.consumequeue.state.offsets_beyond_end import offsets_beyond_end
+from holdfast.consumequeue.state.records import INCOMPLETE, encode_offsets, offsets_key
+from holdfast.consumequeue.state.store import StateCorrupt, StateStore, set_aside
+from holdfast.consumequeue.state.topic_table import TopicTable
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+from holdfast.groups.storage.open import OpenedGroups, open_groups
+
+_logger = logging.getLogger(__name__)
+
+
+def now_us() -> int:
+    """Return the wall clock in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class OpeningUnwanted(Exception):
+    """The broker must stop before recovery has ended. The next start recovers again."""
+
+
+@dataclass(slots=True)
+class RecoveryProgress:
+    """The progress of opening. Other threads may read it at any time."""
+
+    step: str = "opening"
+    done_bytes: int = 0
+    total_bytes: int = 0
+    is_unwanted: bool = False
+    """Set to True when the result is no longer needed. Opening then raises OpeningUnwanted."""
+
+
+@dataclass(slots=True)
+class StorageEvents:
+    """Callbacks of the storage. `arrived` and `trimmed` are called on the event loop, `failed` and
+    `synced` in the storage's threads."""
+
+    arrived: Callable[[dict[QueueKey, int]], None]
+    """Called with the new max offsets of queues."""
+    failed: Callable[[Exception], None]
+    """Called with an error after which only a restart of the broker helps."""
+    synced: Callable[[float], None] = lambda seconds: None
+    """Called with the duration of each sync of the log, in seconds."""
+    trimmed: Callable[[Mapping[QueueKey, int]], None] = lambda begins: None
+    """Called with the new min offsets of queues."""
+
+
+@dataclass(slots=True)
+class Opened:
+    """An open data directory whose threads are not started yet."""
+
+    log: CommitLog
+    state: StateStore
+    table: TopicTable
+    index: Index
+    queues: dict[QueueKey, ConsumeQueue]
+    sequences: ProducerSequences
+    reput: ReputService
+    recovered: Recovered
+    damage: DamageBook
+    """The known damage."""
+    groups: OpenedGroups
+    """The opened state of groups with leases."""
+    closing: ExitStack
+    """Closes the files. Use it after the threads have ended."""
+
+    @property
+    def last_timestamp_us(self) -> int:
+        """The newest store timestamp of all queues. The wall clock may show an earlier time."""
+        newest = [cq.newest.store_timestamp_us for cq in self.queues.values() if cq.newest]
+        return max([self.recovered.last_timestamp_us, *newest])
+
+    def faults(self) -> list[Fault]:
+        """Return the known damage to data that is still kept."""
+
+        def topic_name(topic_id: int) -> str | None:
+            topic = self.table.by_id(topic_id)
+            return None if topic is None else topic.name
+
+        def min_offset(key: QueueKey) -> int:
+            cq = self.queues.get(key)
+            return 0 if cq is None else cq.min_offset
+
+        return self.damage.faults(topic_name, min_offset)
+
+    @property
+    def may_lack_topics(self) -> bool:
+        """Whether topics may be missing, so that an unknown topic was not necessarily deleted."""
+        return INCOMPLETE in self.state.records or bool(self.state.damaged)
+
+
+class StorageOpening:
+    """Opens one locked data directory."""
+
+    def __init__(
+        self,
+        data_dir: DataDir,
+        config: Config,
+        disk: Disk,
+        events: StorageEvents,
+        told: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
+        progress: RecoveryProgress,
+        *,
+        now_us: Callable[[], int],
+        ageing: AgeingClock,
+        boot_id: bytes,
+    ) -> None:
+        self._now_us = now_us
+        self._boot_id = boot_id
+        self._ageing = ageing
+        self._data_dir = data_dir
+        self._config = config
+        self._disk = disk
+        self._events = events
+        self._told = told
+        self._progress = progress
+
+    def open(self) -> Opened:
+        """Open and recover. If the disk is full, release the reserve and try again.
+        UnknownFormatVersion, lmdb.Error and OSError propagate; then all files are closed."""
+        try:
+            return self._open_with_sound_index()
+        except (OSError, lmdb.DiskError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._data_dir.release_reserve()
+            return self._open_with_sound_index()
+
+    def _open_with_sound_index(self) -> Opened:
+        try:
+            return self._open()
+        except IndexCorrupt as error:
+            _logger.warning("the index is damaged (%s): it is rebuilt from the log", error)
+            _delete_index(self._data_dir.consumequeue)
+            return self._open()
+
+    def _open(self) -> Opened:
+        """Open everything. Raise IndexCorrupt when damage of the index is found."""
+        with ExitStack() as closing:
+            self._progress.step = "opening the log"
+            log = self._open_log()
+            closing.callback(log.close)
+            self._progress.step = "opening the state"
+            state = self._open_state()
+            closing.callback(state.stop)
+            book = DamageBook()
+            book.files += [
+                Fault("damaged-file", f"{path.name}: {reason}")
+                for path, reason in log.damaged_headers
+            ]
+            book.files += [Fault("damaged-state", lost) for lost in _complete(state, log)]
+            book.load(state.records)
+            self._progress.step = "opening the index"
+            was_in_order = was_closed_in_order(self._data_dir.consumequeue)
+            started_s = time.monotonic()
+            index = Index(self._data_dir.consumequeue, self._config.consumequeue.map_size_bytes)
+            closing.callback(index.close)
+            indexed_ends: dict[QueueKey, int] = {}
+            if not _belongs(index.position(), log):
+                _logger.warning("the index reaches beyond the end of the log: it is rebuilt")
+                indexed_ends = _indexed_ends(index)
+                index.clear()
+            opened = self._recover(log, state, index, indexed_ends, book)
+            _log_recovered(opened, was_in_order, time.monotonic() - started_s)
+            closing.callback(opened.groups.close)
+            opened.closing = closing.pop_all()
+            for fault in opened.faults():
+                _logger.error("the data directory is damaged: %s", fault)
+            return opened
+
+    def _open_log(self) -> CommitLog:
+        log = CommitLog(
+            self._data_dir.commitlog,
+            self._config.commitlog,
+            self._disk,
+            now_us=self._now_us,
+            disk_full=self._data_dir.release_reserve,
+            has_reserve=self._data_dir.has_reserve,
+            free_bytes=lambda: free_bytes(self._data_dir.commitlog),
+        )
+        log.open()
+        return log
+
+    def _open_state(self) -> StateStore:
+        """Open the state. If it is damaged as a whole, move it aside and start a new state."""
+        directory = self._data_dir.state
+        map_size_bytes = self._config.consumequeue.state_map_size_bytes
+        disk_full = self._data_dir.release_reserve
+        try:
+            return StateStore(directory, map_size_bytes, disk_full=disk_full)
+        except StateCorrupt as error:
+            aside = directory.with_name(f"{directory.name}.corrupt-{self._now_us()}")
+            set_aside(directory, aside)
+            _logger.error("the state is damaged (%s), it is kept as %s", error, aside.name)
+            return StateStore(directory, map_size_bytes, disk_full=disk_full)
+
+    def _recover(
+        self,
+        log: CommitLog,
+        state: StateStore,
+        index: Index,
+        indexed_ends: dict[QueueKey, int],
+        book: DamageBook,
+    ) -> Opened:
+        """Scan the log from the position up to which the index is complete, and bring index, state
+        and groups up to date. If this returns, the caller must close the files."""
+        table = TopicTable(state.records)
+        queues = _load_queues(index, table)
+        indexed_sequences = self._sequences_of(index)
+
+        def segment_start(offset: int) -> int:
+            return getattr(log.segment_at(offset), "start_offset", 0)
+
+        def note_gap(key: QueueKey, start: int, end: int) -> None:
+            """Record lost messages: their block is unrecognizable, or its segment is missing."""
+            if table.by_id(key[0]) is not None:
+                book.note_lost(key, start, end, "missing-block")
+
+        needs_durable = _durability_of(table)
+        rebuild = IndexRebuild(
+            index,
+            queues,
+            indexed_sequences,
+            is_known=lambda topic_id: needs_durable(topic_id) is not None,
+            segment_start=segment_start,
+            note_gap=note_gap,
+        )
+
+        self._progress.step = "recovering the log"
+        position = index.position()
+        recovered = recover(
+            log,
+            from_offset=max(position.physical_offset, log.min_offset),
+            from_counts=(position.segment_start, position.block_count, position.key_count),
+            on_blocks=rebuild.add,
+            progress=self._set_progress,
+        )
+        self._progress.step = "indexing the log"
+        rebuild.end()
+        reput = ReputService(
+            index,
+            queues=queues,
+            sequences=indexed_sequences,
+            needs_durable=needs_durable,
+            segment_start=segment_start,
+            told=self._told,
+            failed=self._events.failed,
+            commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
+            tail_entries=self._config.consumequeue.tail_entries,
+        )
+        sequences = self._sequences_of(index)
+        for header in rebuild.rest():
+            sequences.record(header)
+            reput.recovered(header)
+        book.files += [
+            Fault(
+                "damaged-file", f"{path.name}: behind a hole at the end of the log, left as it is"
+            )
+            for path in recovered.left_out
+        ]
+        for found in recovered.damage:
+            if found.reason != MISSING_SEGMENT:
+                note_damage(found, book)
+        _set_begins(index, queues, table)
+        _note_lost_ends(queues, table, indexed_ends, book)
+        keep_ends(queues, book)
+        note_holes(log, index, queues, book)
+        note_lost_end(log, index, queues, position.physical_offset, book)
+        recheck(log, index, queues, book)
+        _set_offsets_back(state, table, queues)
+        self._progress.step = "restoring groups"
+        groups = self._open_groups(state, table, queues)
+        book.files += [Fault("damaged-groups", each) for each in groups.faults]
+        return Opened(
+            log,
+            state,
+            table,
+            index,
+            queues,
+            sequences,
+            reput,
+            recovered,
+            book,
+            groups,
+            ExitStack(),
+        )
+
+    def _open_groups(
+        self, state: StateStore, table: TopicTable, queues: dict[QueueKey, ConsumeQueue]
+    ) -> OpenedGroups:
+        self._data_dir.renew()
+        return open_groups(
+            self._data_dir.state,
+            self._config.groups,
+            records=state.records,
+            topics=table,
+            queues=queues,
+            boot_id=self._boot_id,
+            now_ms=self._now_us() // 1000,
+            disk_full=self._data_dir.release_reserve,
+        )
+
+    def _sequences_of(self, index: Index) -> ProducerSequences:
+        """Return the producers' sequences in the state that the index has stored."""
+        config = self._config.commitlog
+        sequences = ProducerSequences(
+            expiry_us=config.producer_expiry_ms * 1000,
+            limits=ProducerLimits(
+                config.max_producers,
+                config.max_producers_per_topic,
+                config.max_producers_per_client,
+                config.max_broker_producers,
+            ),
+            not_after_us=self._ageing.now_us,
+        )
+        for key, producer in index.producers():
+            sequences.restore(key, producer)
+        return sequences
+
+    def _set_progress(self, done: int, total: int) -> None:
+        if self._progress.is_unwanted:
+            raise OpeningUnwanted
+        self._progress.done_bytes = done
+        self._progress.total_bytes = total
+
+
+def _log_recovered(opened: Opened, was_in_order: bool | None, seconds: float) -> None:
+    """Log how the previous run ended, if that is known, and what recovery found."""
+    how = {
+        None: "recovered",
+        True: "recovered after a stop in order",
+        False: "recovered: the broker before did not stop in order (killed, or power was lost)",
+    }[was_in_order]
+    recovered = opened.recovered
+    _logger.info(
+        how,
+        extra={
+            "walked_blocks": recovered.blocks,
+            "walked_bytes": recovered.bytes,
+            "cut_bytes": recovered.cut_bytes,
+            "damaged": len(recovered.damage),
+            "topics": len(opened.table),
+            "seconds": round(seconds, 3),
+        },
+    )
+
+
+def _delete_index(directory: Path) -> None:
+    """Delete an index: first its data file, then the other files. One of these may mark the index
+    as damaged. So if deleting is interrupted, a damaged index never lacks its mark."""
+    data = directory / "data.mdb"
+    if data.is_file():
+        data.unlink()
+        sync_directory(directory)
+    shutil.rmtree(directory)
+
+
+def _complete(state: StateStore, log: CommitLog) -> list[str]:
+    """Read the records that the state lacks from the log, and store them in the state. Return the
+    faults that remain."""
+    if not state.is_new and not state.damaged:
+        return ["topics may be missing"] if INCOMPLETE in state.records else []
+    records, is_whole = state_in_log(log)
+    missing = {key: value for key, value in records.items() if key not in state.records}
+    if not is_whole:
+        missing[INCOMPLETE] = b""
+    state.restore(missing)
+    if missing:
+        _logger.warning("%d records of the state were read from the log", len(missing))
+    lost = [f"record {key!r} of the state is damaged" for key in state.damaged]
+    if INCOMPLETE in state.records:
+        lost.append("the log was damaged when the state was read from it: topics may be missing")
+    return lost
+
+
+def _belongs(position: ReputPosition, log: CommitLog) -> bool:
+    if position.physical_offset == 0:
+        return True
+    end = log.segments[-1].end_offset if log.segments else 0
+    return position.physical_offset <= end
+
+
+def _indexed_ends(index: Index) -> dict[QueueKey, int]:
+    """Return the end of each queue in the index: the offset after its last message."""
+    last = {key: index.last(key) for key in index.queues()}
+    return {key: unit.end_offset for key, unit in last.items() if unit is not None}
+
+
+def _note_lost_ends(
+    queues: dict[QueueKey, ConsumeQueue],
+    table: TopicTable,
+    ends: dict[QueueKey, int],
+    book: DamageBook,
+) -> None:
+    """Record as lost the messages that the index listed but that are not in the log. `ends` are the
+    ends of the queues in the index."""
+    for key, end in ends.items():
+        if table.by_id(key[0]) is not None:
+            cq = queues.get(key)
+            max_offset = 0 if cq is None else cq.max_offset
+            if max_offset < end:
+                book.note_lost(key, max_offset, end, "lost-end")
+
+
+def _set_offsets_back(
+    state: StateStore, table: TopicTable, queues: dict[QueueKey, ConsumeQueue]
+) -> None:
+    """Set stored offsets that are beyond their queue's end back to that end."""
+    set_back = offsets_beyond_end(table, queues)
+    for (group, topic_id), stored in set_back.items():
+        before = table.offsets(group, topic_id)
+        topic = table.by_id(topic_id)
+        _logger.warning(
+            "group %s had stored %s for topic %s, which ends before that: set back to %s",
+            group,
+            before.offsets,
+            topic_id if topic is None else topic.name,
+            stored.offsets,
+        )
+        table.put_offsets(group, topic_id, stored)
+    if set_back:
+        state.restore({offsets_key(*key): encode_offsets(new) for key, new in set_back.items()})
+
+
+def _durability_of(table: TopicTable) -> Callable[[int], bool | None]:
+    def needs_durable(topic_id: int) -> bool | None:
+        if topic_id == STATE_TOPIC_ID:
+            return False
+        topic = table.by_id(topic_id)
+        return None if topic is None else topic.config.durability == "fsync"
+
+    return needs_durable
+
+
+def _load_queues(index: Index, table: TopicTable) -> dict[QueueKey, ConsumeQueue]:
+    """Return every queue that has index entries or a stored min offset. Delete the index entries of
+    deleted topics."""
+    queues: dict[QueueKey, ConsumeQueue] = {}
+    for key in index.queues():
+        if key[0] != STATE_TOPIC_ID and table.by_id(key[0]) is None:
+            last = index.last(key)
+            while last is not None and index.delete_before(key, last.end_offset):
+                pass
+            continue
+        begin = table.kept.get(key[0], {}).get(key[1], 0)
+        queues[key] = ConsumeQueue(index.last(key), begin, 0)
+    for topic_id, begins in table.kept.items():
+        for queue, begin in begins.items():
+            queues.setdefault((topic_id, queue), ConsumeQueue(None, begin, 0))
+    return queues
+
+
+def _set_begins(index: Index, queues: dict[QueueKey, ConsumeQueue], table: TopicTable) -> None:
+    """Set each queue's min offset, once its entries are known. A queue may end below its min
+    offset if the log's unsynced tail was lost; then it continues at its min offset."""
+    for key, cq in queues.items():
+        begin = table.kept.get(key[0], {}).get(key[1], 0)
+        cq.trim_queue(begin, queue_bytes_at(index, key, cq, begin))
+        cq.max_offset = max(cq.max_offset, begin)

@@ -1,0 +1,1 @@
+"""Convert stored blocks and single messages into Arrow record batches."""

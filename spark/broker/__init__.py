@@ -1,0 +1,1 @@
+"""Requests to a broker from Spark: transport, blocks, catalog, read leases."""

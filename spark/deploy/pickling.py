@@ -1,0 +1,63 @@
+"""Classes whose pickles carry the package to processes that lack it.
+
+Spark forwards the archives of a session to executors and planning processes, but not to the process
+that drives a stream and, over Spark Connect, not to the tasks of a stream. The first object that
+such a process unpickles has a class with the metaclass `Travelling`. After `bring`, the pickle of
+such a class contains the archive. A process that lacks the package saves the archive to a file and
+imports the package from it.
+"""
+
+import copyreg
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import Any
+
+_brought: bytes | None = None
+
+
+def bring(archive: bytes) -> None:
+    """Include this archive in all later pickles of this process."""
+    global _brought  # noqa: PLW0603  one package, one process
+    _brought = archive
+
+
+class Travelling(ABCMeta):
+    """A metaclass. Its classes are pickled by name; after `bring`, the pickle also contains the
+    package's archive."""
+
+
+def _reduce(cls: type) -> str | tuple[Callable[..., type], tuple[Any, ...]]:
+    if _brought is None:
+        return cls.__qualname__
+    return _arrival(), (cls.__module__, cls.__qualname__, _brought)
+
+
+def _arrival() -> Callable[[str, str, bytes], type]:
+    """Return the function that finds a class in the receiving process. The function is nested, so
+    that Spark pickles its code, not its name."""
+
+    def arrive(module: str, name: str, archive: bytes) -> type:
+        import importlib
+        import os
+        import sys
+        import tempfile
+
+        try:
+            importlib.import_module("holdfast")
+        except ModuleNotFoundError:
+            # Spark's own folder, which Spark removes when the application ends.
+            folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+            file, path = tempfile.mkstemp(".zip", "holdfast-", folder)
+            with os.fdopen(file, "wb") as arrived:
+                arrived.write(archive)
+            sys.path.append(path)
+            importlib.invalidate_caches()
+        # This process may pickle the class for yet another process.
+        importlib.import_module("holdfast.spark.deploy.pickling").bring(archive)
+        found: type = getattr(importlib.import_module(module), name)
+        return found
+
+    return arrive
+
+
+copyreg.pickle(Travelling, _reduce)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The options of reads, streams and writes: parse and check them."""

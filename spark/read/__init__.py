@@ -1,0 +1,1 @@
+"""A batch read: its plan, its tasks, and the filters that are pushed down."""

@@ -1,0 +1,184 @@
+"""Read one range of one queue from the broker, as record batches. Does not need pyspark.
+
+Every read of the range gives the same rows: offsets are fixed, blocks never change, and checksums
+verify each block. While Spark processes one record batch, the next pull is in progress.
+"""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.commitlog.format.batch_header import Buffer
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES, cut, decode, portion
+from holdfast.spark.arrow.messages import decode_messages, unpack
+from holdfast.spark.broker.block_receiver import Gathering
+from holdfast.spark.broker.client import MSGPACK_TYPE, BrokerClient, Pulled
+from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch
+from holdfast.spark.options.offsets import QueueRange
+from holdfast.spark.options.read import ReadOptions
+
+_log = logging.getLogger("holdfast.spark")
+
+
+def read_range(
+    client: BrokerClient, part: QueueRange, options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `part`, in order of their offsets.
+
+    If some rows are no longer stored, raises DataLost; without failOnDataLoss, skips these rows and
+    logs how many. Raises TopicRecreated, and CorruptBatch for a damaged reply.
+    """
+    fetch = _fetch_messages if options.filter is not None else _fetch_blocks
+    offset = part.start
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-pull") as ahead:
+        pending = ahead.submit(fetch, client, part, offset, options)
+        while True:
+            try:
+                fetched = pending.result()
+            except BrokerRefused as refused:
+                batches: Iterator[pa.RecordBatch] = iter(())
+                following = _after_loss(refused, part, offset, options)
+            else:
+                for start, end in fetched.skipped:
+                    if start < part.end:
+                        skip(part, start, min(end, part.end), "given up by its operator", options)
+                following, batches = fetched.next_offset, fetched.batches
+                if following <= offset:
+                    following = skip(part, offset, part.end, "the queue ends before", options)
+            if following < part.end:
+                pending = ahead.submit(fetch, client, part, following, options)
+            yield from batches
+            if following >= part.end:
+                return
+            offset = following
+
+
+class _Fetched(NamedTuple):
+    """The result of one pull: the offset to continue at, the offsets that the broker skipped, and
+    the rows."""
+
+    next_offset: int
+    skipped: tuple[tuple[int, int], ...]
+    batches: Iterator[pa.RecordBatch]
+
+
+def _fetch_blocks(
+    client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions
+) -> _Fetched:
+    """Pull whole blocks, and verify their checksums and offsets."""
+    gathering = Gathering(min(options.fetch_max_bytes, TARGET_BYTES), MAX_ROWS)
+    last = _gather(client, part, offset, options, gathering)
+    runs = [] if gathering.is_empty else [BatchRun(gathering.blocks())]
+    if last.body is not None:
+        runs.append(BatchRun(last.body))
+    reached = offset
+    for run in runs:
+        _check_place(run, part, reached, gaps=bool(options.tags or last.skipped))
+        if len(run):  # blocks are whole, so the last one may end after the requested range
+            reached = int(run.end_offsets[-1])
+    batches = (
+        decode(run, rows, part, options.columns, tags=options.tags)
+        for run in runs
+        for rows in portion(run, cut(run, offset, part.end))
+    )
+    return _Fetched(max(last.next_offset, reached), last.skipped, batches)
+
+
+def _gather(
+    client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions, gathering: Gathering
+) -> Pulled[Buffer | None]:
+    """Pull until the gathered blocks fill a record batch, or until a reply cannot be gathered.
+    Return the last pull."""
+
+    def pull(start: int) -> Pulled[Buffer | None]:
+        return client.pull_blocks(
+            part.topic,
+            part.topic_id,
+            part.queue,
+            start,
+            gathering,
+            max_messages=part.end - start,
+            max_bytes=options.fetch_max_bytes,
+            tags=options.tags,
+        )
+
+    pulled = pull(offset)
+    while (
+        pulled.body is None
+        and not pulled.skipped
+        and not gathering.is_full
+        and pulled.next_offset < part.end
+    ):
+        try:
+            pulled = pull(pulled.next_offset)
+        except BrokerRefused:
+            break  # the next pull begins at this offset and raises the error again
+    return pulled
+
+
+def _fetch_messages(
+    client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions
+) -> _Fetched:
+    """Pull the messages that match the option `filter`. The broker evaluates the filter."""
+    pulled = client.pull(
+        part.topic,
+        part.topic_id,
+        part.queue,
+        offset,
+        max_bytes=options.fetch_max_bytes,
+        accept=MSGPACK_TYPE,
+        tags=options.tags,
+        expression=options.filter,
+    )
+    messages = [message for message in unpack(pulled.body) if message["offset"] < part.end]
+    batches = (decode_messages(found, part, options.columns) for found in (messages,) if found)
+    return _Fetched(pulled.next_offset, pulled.skipped, batches)
+
+
+def _check_place(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool) -> None:
+    """Raise ReplyMismatch unless the blocks belong to this queue and their offsets follow one
+    another from `offset` on. With `gaps`, offsets between the blocks may be missing."""
+    ends = blocks.end_offsets
+    expected = np.concatenate(([offset], ends))[:-1]
+    steps = blocks.base_offsets - expected
+    steps[:1] = np.maximum(steps[:1], 0)  # the first block may begin before `offset`
+    own = (blocks.field("topic_id") == part.topic_id) & (blocks.field("queue_id") == part.queue)
+    in_place = own & (ends > offset) & ((steps >= 0) if gaps else (steps == 0))
+    if not bool(in_place.all()):
+        raise ReplyMismatch(
+            f"asked for queue {part.queue} of {part.topic!r} from offset {offset} on, the broker "
+            "sent blocks that do not belong there"
+        )
+
+
+def _after_loss(refused: BrokerRefused, part: QueueRange, offset: int, options: ReadOptions) -> int:
+    """Return the offset at which to continue if the refusal means that messages are lost. Raise any
+    other refusal again."""
+    problem = refused.problem
+    match refused.type:
+        case "/problems/offset-trimmed":
+            following, reason = problem.get("min_offset"), "trimmed by retention"
+        case "/problems/corrupt-record":
+            following, reason = problem.get("next_offset"), "damaged on the broker's disk"
+        case "/problems/offset-beyond-end":
+            following, reason = part.end, "the queue ends before"
+        case _:
+            raise refused
+    if not isinstance(following, int) or following <= offset:
+        raise refused
+    return skip(part, offset, min(following, part.end), reason, options)
+
+
+def skip(part: QueueRange, offset: int, following: int, reason: str, options: ReadOptions) -> int:
+    """Log that the messages from `offset` to before `following` are lost, and return `following`.
+    If failOnDataLoss is set, raise DataLost instead."""
+    lost = DataLost(part.topic, part.queue, offset, following, reason)
+    if options.fail_on_data_loss:
+        raise lost
+    _log.warning("skipped %d messages: %s", following - offset, lost)
+    return following

@@ -1,0 +1,1 @@
+"""The sink: convert rows to batches, and publish them so that a repeated task adds nothing."""

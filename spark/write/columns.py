@@ -1,0 +1,102 @@
+"""The columns that can be written, and which of them a DataFrame has. Pure.
+
+A column has the name that it has in a read, or the name that it has in Spark's Kafka connector.
+Columns that only the broker sets cannot be written.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from holdfast.spark.errors import UnwritableColumn
+from holdfast.spark.options.columns import nearest
+
+_TEXT = ("string", "binary")
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_TIME = ("timestamp",)
+
+#: Column -> the Spark types that can be written to it.
+WRITABLE_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "body": _TEXT,
+        "key": _TEXT,
+        "tag": _TEXT,
+        "properties": ("map<string,string>",),
+        "topic": _TEXT,
+        "queue": _WHOLE,
+        "priority": _WHOLE,
+        "born_timestamp": _TIME,
+        "expires_timestamp": _TIME,
+        "value": _TEXT,
+        "partition": _WHOLE,
+        "headers": (
+            "array<struct<key:string,value:binary>>",
+            "array<struct<key:string,value:string>>",
+        ),
+    }
+)
+#: Kafka's name -> Holdfast's name.
+_MEANS = {"value": "body", "partition": "queue", "headers": "properties"}
+_BROKERS_OWN = ("offset", "store_timestamp", "message_id", "timestamp", "timestamptype")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the DataFrame: its position, and its name there, for error messages."""
+
+    index: int
+    name: str
+
+
+def choose_columns(schema: Sequence[tuple[str, str]], *, topic_given: bool) -> Mapping[str, Column]:
+    """Return the DataFrame's columns by Holdfast's names.
+
+    `schema` is (name, Spark type) of each column. Raises UnwritableColumn for a column that is
+    unknown, of a wrong type, given twice, set only by the broker, or missing.
+    """
+    found: dict[str, Column] = {}
+    for index, (name, kind) in enumerate(schema):
+        known = name.lower()
+        if known in _BROKERS_OWN:
+            raise UnwritableColumn(name, f"is the broker's to give; leave it out: .drop({name!r})")
+        if known not in WRITABLE_COLUMNS:
+            raise UnwritableColumn(
+                name, f"is no part of a message{nearest(name, WRITABLE_COLUMNS)}"
+            )
+        if not _fits(kind, WRITABLE_COLUMNS[known]):
+            kinds = " or ".join(WRITABLE_COLUMNS[known])
+            raise UnwritableColumn(name, f"is of type {kind}; cast it to {kinds}")
+        means = _MEANS.get(known, known)
+        if means in found:
+            raise UnwritableColumn(name, f"is there beside {found[means].name!r}; leave one out")
+        found[means] = Column(index, name)
+    if "body" not in found:
+        raise UnwritableColumn(
+            "body", "is missing; name the column with the contents body or value"
+        )
+    if "topic" not in found and not topic_given:
+        raise UnwritableColumn(
+            "topic", "is missing; give the option topic, or each row its topic in a column"
+        )
+    return found
+
+
+def sorting_columns(schema: Sequence[tuple[str, str]], names: Sequence[str]) -> tuple[Column, ...]:
+    """Return the columns to sort by. Raises UnwritableColumn for a column that is missing, or whose
+    type cannot be sorted."""
+    found = {name.lower(): Column(index, name) for index, (name, _) in enumerate(schema)}
+    for name in names:
+        column = found.get(name.lower())
+        if column is None:
+            raise UnwritableColumn(name, f"is not there to sort by{nearest(name, list(found))}")
+        if schema[column.index][1].startswith(("map<", "array<")):
+            raise UnwritableColumn(name, "is of a type that has no order; sort by others")
+    return tuple(found[name.lower()] for name in names)
+
+
+def _fits(kind: str, kinds: Sequence[str]) -> bool:
+    """Return True if a type is one of `kinds`. Strings of any collation or length count as
+    string."""
+    if kind.startswith(("string collate", "varchar(", "char(")):
+        kind = "string"
+    return kind in kinds

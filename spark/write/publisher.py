@@ -1,0 +1,223 @@
+"""Send a task's batches in order, and check that batches of an earlier attempt have the same rows.
+
+The publisher sends the next batch to a queue only after the broker has stored the previous batch.
+So if the broker reports a batch as too old, the batch was acknowledged to an earlier attempt. If
+the broker still remembers the stored batch, the publisher compares its checksum with the batch of
+this attempt. So an attempt with different rows fails with ReplayDiffers, and its rows never count
+as stored.
+
+**Generations.** If reading the input of the sink fails, Spark ends the input as if it were
+complete. So the last batch that an attempt sends to a queue may have fewer rows than the same batch
+of a complete attempt. A later attempt that finds such a short batch leaves it as it is. The attempt
+sends the remaining rows, and all later batches for that queue, under another producer id: the
+producer's next generation. Nothing more is sent under the former producer id, so the broker still
+remembers the short batch as the last one of this id. So every later attempt finds the short batch,
+too, and continues in the same way.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from holdfast.commitlog.format.batch import Batch
+from holdfast.spark.broker.client import PublishedBatch, Pulled
+from holdfast.spark.errors import (
+    BrokerRefused,
+    ReplayDiffers,
+    ReplyMismatch,
+    TopicRecreated,
+    WriteRefused,
+)
+from holdfast.spark.write.outgoing import Outgoing
+from holdfast.spark.write.producer_identity import Producer
+from holdfast.spark.write.replay_check import is_beginning
+
+_log = logging.getLogger("holdfast.spark")
+
+#: The broker's default limits for one request.
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
+MAX_REQUEST_BATCHES = 1_000
+_TOO_OLD = "/problems/sequence-too-old"
+
+
+class Store(Protocol):
+    """The operations of the broker that a publisher needs."""
+
+    def publish(self, topic: str, batches: bytes, *, durability: str) -> list[PublishedBatch]:
+        """Publish encoded batches, and return where the broker stored each of them."""
+
+    def pull(
+        self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int
+    ) -> Pulled[bytes]:
+        """Return whole blocks, from the block that contains `offset` on."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The amounts that an attempt has sent. Of the batches, `duplicates` had already been stored by
+    another attempt."""
+
+    rows: int = 0
+    batches: int = 0
+    duplicates: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The progress of an attempt in one queue."""
+
+    generation: int = 0
+    sequence: int = 0
+    unproven: Outgoing | None = None
+    """The last batch, if the broker reported it as too old, so that it was not compared. If a later
+    batch is the same as the stored one, this batch was the same, too."""
+    has_ended: bool = False
+    """True if the stored batch has more rows than the last batch: the input of this attempt ended
+    too early."""
+
+
+class Publisher:
+    """Sends batches, one request after the other. Use it from one thread at a time.
+
+    `send` raises WriteRefused, ReplayDiffers, and the errors of the broker's client. After an
+    error, send nothing more.
+    """
+
+    def __init__(self, store: Store, producer: Producer, durability: str) -> None:
+        self._store = store
+        self._producer = producer
+        self._durability = durability
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self.tally = Tally()
+
+    def send(self, batches: Iterable[Outgoing]) -> None:
+        """Store the batches that no attempt has stored yet. No two of them may be for the same
+        queue."""
+        for request in _requests(batches):
+            for batch in request:
+                if self._lane(batch).has_ended:
+                    raise self._differs(batch, "fewer rows were stored before these")
+            self._send(request)
+
+    def finish(self) -> Tally:
+        """Return the tally after the last `send`. Raises ReplayDiffers if the last batch of a queue
+        was too old: an earlier attempt stored more rows than this attempt has."""
+        for lane in self._lanes.values():
+            if lane.unproven is not None:
+                raise self._differs(lane.unproven, "more rows are there")
+        return self.tally
+
+    def _lane(self, batch: Outgoing) -> _Lane:
+        return self._lanes.setdefault(batch.queue, _Lane())
+
+    def _send(self, request: list[Outgoing]) -> None:
+        try:
+            published = self._store.publish(
+                request[0].target.name,
+                b"".join([part for batch in request for part in self._parts(batch)]),
+                durability=self._durability,
+            )
+        except BrokerRefused as refused:
+            if refused.type != _TOO_OLD:
+                raise self._refused(request, refused) from refused
+            if len(request) > 1:  # send the batches one by one, to find those that are too old
+                for batch in request:
+                    self._send([batch])
+                return
+            self._passed(request[0], is_duplicate=True)
+            self._lane(request[0]).unproven = request[0]
+            return
+        if len(published) != len(request):
+            raise ReplyMismatch(f"{len(request)} batches sent, {len(published)} answered")
+        for batch, found in zip(request, published, strict=True):
+            rest = self._prove(batch, found) if found.is_duplicate else None
+            self._passed(batch, is_duplicate=found.is_duplicate)
+            if rest is not None:
+                lane = self._lane(batch)
+                lane.generation, lane.sequence = lane.generation + 1, 0
+                self.tally.rows -= len(rest)  # these rows are counted again when they are sent
+                self._send([rest])
+
+    def _parts(self, batch: Outgoing) -> tuple[bytes, bytes]:
+        """Return the header of a batch, with its producer and sequence number, and its payload."""
+        lane = self._lane(batch)
+        header = replace(
+            batch.header,
+            producer_id=self._producer.producer_id(lane.generation),
+            producer_epoch=self._producer.epoch,
+            sequence=lane.sequence if self._producer.writer else 0,
+        )
+        return bytes(header.encode()), batch.payload
+
+    def _passed(self, batch: Outgoing, *, is_duplicate: bool) -> None:
+        lane = self._lane(batch)
+        lane.sequence += 1
+        lane.unproven = None
+        self.tally.rows += len(batch)
+        self.tally.batches += 1
+        self.tally.duplicates += is_duplicate
+        self.tally.size_bytes += batch.header.total_size
+
+    # -- batches of earlier attempts -------------------------------------------------------
+
+    def _prove(self, batch: Outgoing, found: PublishedBatch) -> Outgoing | None:
+        """Compare a batch with the stored batch of the same sequence number.
+
+        Return the rest of the batch if only its beginning is stored, or None if all of it is
+        stored. Raises ReplayDiffers if the two differ.
+        """
+        target = batch.target
+        try:
+            block = self._store.pull(
+                target.name, target.topic_id, found.queue, found.offset, max_bytes=1
+            ).body
+        except (BrokerRefused, TopicRecreated) as error:
+            # The token may not read the topic, or the batch is no longer stored. So only the
+            # number of rows can be compared.
+            if found.count != len(batch):
+                raise self._differs(
+                    batch,
+                    f"{found.count} rows there, {len(batch)} now, and they cannot be compared: "
+                    f"{error}",
+                ) from error
+            _log.info("what was stored of %s cannot be compared: %s", target.name, error)
+            return None
+        stored = Batch.decode(block)
+        if stored.header.base_offset != found.offset or len(stored) != found.count:
+            raise ReplyMismatch(f"the block at offset {found.offset} is not the one published")
+        if not is_beginning(batch, stored):
+            raise self._differs(batch, "other contents")
+        self._lane(batch).has_ended = len(stored) > len(batch)
+        return batch.part(len(stored), len(batch)) if len(stored) < len(batch) else None
+
+    def _differs(self, batch: Outgoing, reason: str) -> ReplayDiffers:
+        topic, queue = batch.queue
+        return ReplayDiffers(topic, queue, self._producer.partition, batch.first_row, reason)
+
+    def _refused(self, request: list[Outgoing], refused: BrokerRefused) -> WriteRefused:
+        return WriteRefused(
+            request[0].target.name,
+            tuple(batch.header.queue_id for batch in request),
+            self._producer.partition,
+            min(batch.first_row for batch in request),
+            max(batch.last_row for batch in request),
+            refused,
+        )
+
+
+def _requests(batches: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
+    """Divide batches into requests, each for one topic and within the broker's limits."""
+    request: list[Outgoing] = []
+    size = 0
+    for batch in batches:
+        is_other = bool(request) and request[0].target.name != batch.target.name
+        is_full = len(request) == MAX_REQUEST_BATCHES
+        if is_other or is_full or (request and size + batch.header.total_size > MAX_REQUEST_BYTES):
+            yield request
+            request, size = [], 0
+        request.append(batch)
+        size += batch.header.total_size
+    if request:
+        yield request

@@ -1,0 +1,213 @@
+"""Check Spark's rows and convert them to the broker's columns, whole columns at a time.
+
+The result is a record batch with the same columns under Holdfast's names, each with a fixed Arrow
+type. Nulls remain only for optional fields of a message.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.commitlog.format.priority import HIGHEST_PRIORITY
+from holdfast.spark.errors import UnwritableRow
+from holdfast.spark.write.columns import Column
+
+Int64s = npt.NDArray[np.int64]
+
+#: The estimated bytes of a row without its texts, for offsets and hashes.
+ROW_BYTES = 32
+#: The estimated bytes of a property without its texts.
+PROPERTY_BYTES = 8
+
+_MAX_QUEUE = 2**31 - 1
+
+
+def check_rows(
+    batch: pa.RecordBatch,
+    columns: Mapping[str, Column],
+    *,
+    partition: int,
+    first_row: int,
+) -> pa.RecordBatch:
+    """Return the rows with these columns, checked and converted.
+
+    `first_row` is the position of the batch's first row in the partition. Raises UnwritableRow with
+    the position of the row in the partition.
+    """
+    arrays = {
+        name: _KINDS[name](_Given(batch.column(column.index), column.name, partition, first_row))
+        for name, column in columns.items()
+    }
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def row_weights(rows: pa.RecordBatch) -> Int64s:
+    """Return the estimated size in bytes of each checked row. It depends only on the row itself."""
+    weights = np.full(len(rows), ROW_BYTES, np.int64)
+    for name in ("body", "key", "tag"):
+        if name in rows.schema.names:
+            weights += _sizes(rows.column(name))
+    if "properties" in rows.schema.names:
+        listed, names, values = entries(rows.column("properties"))
+        each = _sizes(names) + _sizes(values) + PROPERTY_BYTES
+        running = np.concatenate(([0], np.cumsum(each)))
+        weights += running[listed[1:]] - running[listed[:-1]]
+    return weights
+
+
+def entries(properties: pa.MapArray) -> tuple[npt.NDArray[np.int32], pa.Array, pa.Array]:
+    """Return (offsets, names, values): row i has the properties offsets[i] to offsets[i + 1].
+
+    The offsets begin at 0. `properties` must be checked; it may be a slice.
+    """
+    offsets = properties.offsets.to_numpy()
+    start, end = int(offsets[0]), int(offsets[-1])
+    return (
+        offsets - offsets[0],
+        properties.keys[start:end],
+        properties.items[start:end],
+    )
+
+
+class _Given:
+    """A column as Spark gave it, with its name and position in the partition for error messages."""
+
+    def __init__(self, array: pa.Array, name: str, partition: int, first_row: int) -> None:
+        self.array = array
+        self._name = name
+        self._partition = partition
+        self._first_row = first_row
+
+    def refuse(self, is_wrong: pa.Array | npt.NDArray[np.bool_], detail: str) -> None:
+        """Raise UnwritableRow for the first row where `is_wrong` is true. Null counts as false."""
+        if isinstance(is_wrong, pa.Array):
+            is_wrong = pc.fill_null(is_wrong, False).to_numpy(zero_copy_only=False)
+        if is_wrong.any():
+            raise self.at(int(np.argmax(is_wrong)), detail)
+
+    def at(self, row: int, detail: str) -> UnwritableRow:
+        """Return the error for row number `row` of this column."""
+        return UnwritableRow(self._partition, self._first_row + row, self._name, detail)
+
+    def texts(self, array: pa.Array, rows: Sequence[int] | Int64s | None = None) -> pa.Array:
+        """Return `array` as texts. Raises UnwritableRow for a value that is not valid UTF-8.
+
+        `rows` is the row of each value. If it is None, value i belongs to row i.
+        """
+        octets = array.cast(pa.binary())
+        try:
+            return octets.cast(pa.string())
+        except pa.ArrowInvalid:
+            index = next(i for i, value in enumerate(octets) if not _is_utf8(value.as_py()))
+            row = index if rows is None else int(rows[index])
+            raise self.at(row, "is not UTF-8, as a text has to be") from None
+
+
+def _body(given: _Given) -> pa.Array:
+    given.refuse(given.array.is_null(), "is null; give an empty one, or filter the row out")
+    return given.array.cast(pa.binary())
+
+
+def _text(given: _Given) -> pa.Array:
+    texts = given.texts(given.array)
+    given.refuse(pc.equal(pc.binary_length(texts), 0), "is empty; make it null for none")
+    return texts
+
+
+def _topic(given: _Given) -> pa.Array:
+    given.refuse(given.array.is_null(), "is null; give the row a topic, or the option topic")
+    return _text(given)
+
+
+def _queue(given: _Given) -> pa.Array:
+    return _whole(given, _MAX_QUEUE)
+
+
+def _priority(given: _Given) -> pa.Array:
+    return _whole(given, HIGHEST_PRIORITY)
+
+
+def _whole(given: _Given, maximum: int) -> pa.Array:
+    numbers = given.array
+    is_outside = pc.or_(pc.less(numbers, 0), pc.greater(numbers, maximum))
+    given.refuse(is_outside, f"is not from 0 to {maximum}")
+    return numbers.cast(pa.int32())
+
+
+def _time(given: _Given) -> pa.Array:
+    """Return microseconds since 1970. A null stays null; the batch format stores it as 0."""
+    stamps = given.array.cast(pa.int64())
+    given.refuse(pc.less(stamps, 0), "is before 1970")
+    return stamps
+
+
+def _properties(given: _Given) -> pa.Array:
+    array = given.array
+    is_map = pa.types.is_map(array.type)
+    if array.null_count and bool(np.any(_lengths(array)[array.is_null().to_numpy(False)])):
+        array = array.take(pa.array(np.arange(len(array))))  # drops entries of null rows
+    offsets = array.offsets.to_numpy()
+    start, end = int(offsets[0]), int(offsets[-1])
+    if is_map:
+        names, values = array.keys[start:end], array.items[start:end]
+    else:
+        names, values = (array.values[start:end].field(at) for at in (0, 1))
+    listed = offsets - offsets[0]
+    rows = np.repeat(np.arange(len(array)), np.diff(listed))
+
+    def refuse(is_wrong: pa.Array, detail: str) -> None:
+        wrong = pc.fill_null(is_wrong, False).to_numpy(zero_copy_only=False)
+        if wrong.any():
+            raise given.at(int(rows[np.argmax(wrong)]), detail)
+
+    refuse(names.is_null(), "has a property without a name")
+    refuse(values.is_null(), "has a property whose value is null; leave it out")
+    names, values = given.texts(names, rows), given.texts(values, rows)
+    refuse(pc.equal(pc.binary_length(names), 0), "has a property with an empty name")
+    if not is_map:  # names in Spark's maps are unique
+        _check_names_differ(given, names, rows)
+    return pa.MapArray.from_arrays(pa.array(listed, pa.int32()), names, values)
+
+
+def _check_names_differ(given: _Given, names: pa.Array, rows: Int64s) -> None:
+    coded = names.dictionary_encode()
+    pairs = rows * (len(coded.dictionary) + 1) + coded.indices.to_numpy()
+    _, first = np.unique(pairs, return_index=True)
+    if len(first) < len(pairs):
+        again = np.setdiff1d(np.arange(len(pairs)), first)[0]
+        raise given.at(int(rows[again]), f"has the name {names[int(again)].as_py()!r} twice")
+
+
+def _lengths(array: pa.Array) -> npt.NDArray[np.int32]:
+    lengths: npt.NDArray[np.int32] = np.diff(array.offsets.to_numpy())
+    return lengths
+
+
+def _sizes(texts: pa.Array) -> Int64s:
+    sizes: Int64s = pc.fill_null(pc.binary_length(texts), 0).to_numpy().astype(np.int64)
+    return sizes
+
+
+def _is_utf8(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_KINDS: Mapping[str, Callable[[_Given], Any]] = {
+    "body": _body,
+    "key": _text,
+    "tag": _text,
+    "properties": _properties,
+    "topic": _topic,
+    "queue": _queue,
+    "priority": _priority,
+    "born_timestamp": _time,
+    "expires_timestamp": _time,
+}

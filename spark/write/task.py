@@ -1,0 +1,132 @@
+"""Write one partition's rows to the broker. Runs inside a task, but does not import pyspark.
+
+While one window (a section of the partition, see windows.py) is being sent, the rows of the next
+window are read from Spark and encoded.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.spark.broker.client import BrokerClient
+from holdfast.spark.errors import BrokerRefused
+from holdfast.spark.options.write import WriteOptions
+from holdfast.spark.write.columns import Column
+from holdfast.spark.write.outgoing import Encoder, Outgoing
+from holdfast.spark.write.partitioner import Int64s, Target
+from holdfast.spark.write.producer_identity import Producer
+from holdfast.spark.write.publisher import Publisher, Tally
+from holdfast.spark.write.rows import check_rows
+from holdfast.spark.write.windows import Window, cut_windows
+
+
+def write_partition(
+    batches: Iterable[pa.RecordBatch],
+    options: WriteOptions,
+    columns: Mapping[str, Column],
+    producer: Producer,
+    *,
+    sort_by: Sequence[Column] = (),
+) -> Tally:
+    """Store all rows of a partition. Return once they are as durable as requested.
+
+    With `sort_by`, all rows are read and sorted before the first row is sent. After an error, rows
+    that were stored remain. The next attempt of the same producer finds them and does not store
+    them again. Raises UnwritableRow, WriteRefused, ReplayDiffers, BrokerUnavailable, BrokerRefused.
+    """
+    with (
+        BrokerClient.open(options.address) as looking_up,
+        BrokerClient.open(options.address) as storing,
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-publish") as behind,
+    ):
+        publisher = Publisher(storing, producer, options.durability)
+        targets = Targets(looking_up, options)
+        encoder = Encoder(producer)
+        under_way: Future[None] | None = None
+        for window in cut_windows(
+            _checked(_sorted(batches, sort_by), columns, producer.partition),
+            max_rows=options.max_batch_rows,
+            max_bytes=options.max_batch_bytes,
+            digest=encoder.digest,
+        ):
+            outgoing = list(_encoded(window, targets, encoder))
+            if under_way is not None:
+                under_way.result()
+            under_way = behind.submit(publisher.send, outgoing)
+        if under_way is not None:
+            under_way.result()
+    return publisher.finish()
+
+
+class Targets:
+    """The topics of a write. The first use of a topic requests its state from the broker."""
+
+    def __init__(self, client: BrokerClient, options: WriteOptions) -> None:
+        self._client = client
+        self._create = options.create_topic
+        self._topic = options.topic
+        self._found: dict[str, Target] = {}
+
+    def of(self, window: Window) -> Iterator[tuple[Target, Int64s | None]]:
+        """Yield each topic of a window, with the positions of its rows in the window; None means
+        all rows.
+
+        Topics come in the order of their first rows. Raises BrokerRefused for a topic that does not
+        exist, or that the token may not access.
+        """
+        if self._topic is not None:
+            yield self.get(self._topic), None
+            return
+        coded = window.rows.column("topic").dictionary_encode()
+        indexes = coded.indices.to_numpy()
+        for at, name in enumerate(coded.dictionary.to_pylist()):
+            chosen = None if len(coded.dictionary) == 1 else np.flatnonzero(indexes == at)
+            yield self.get(name), chosen
+
+    def get(self, name: str) -> Target:
+        """Return a topic. Create it if it is missing and createTopic is set."""
+        if name not in self._found:
+            try:
+                found = self._client.describe(name)
+            except BrokerRefused as refused:
+                if refused.type != "/problems/unknown-topic" or not self._create:
+                    raise
+                self._client.create_topic(name)
+                found = self._client.describe(name)
+            levels = found.priority_levels or 1
+            self._found[name] = Target(name, found.topic_id, len(found.queues), levels)
+        return self._found[name]
+
+
+def _sorted(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[Column]
+) -> Iterable[pa.RecordBatch]:
+    """Return the rows sorted by these columns, with nulls last. If there are no columns, return the
+    rows unchanged."""
+    if not columns:
+        return batches
+    taken = list(batches)
+    if not taken:
+        return taken
+    table = pa.Table.from_batches(taken)
+    order = pc.sort_indices(table, [(column.name, "ascending") for column in columns])
+    in_order: list[pa.RecordBatch] = table.take(order).to_batches()
+    return in_order
+
+
+def _checked(
+    batches: Iterable[pa.RecordBatch], columns: Mapping[str, Column], partition: int
+) -> Iterator[pa.RecordBatch]:
+    first_row = 0
+    for batch in batches:
+        if len(batch):
+            yield check_rows(batch, columns, partition=partition, first_row=first_row)
+        first_row += len(batch)
+
+
+def _encoded(window: Window, targets: Targets, encoder: Encoder) -> Iterator[Outgoing]:
+    for target, indexes in targets.of(window):
+        yield from encoder.encode(window, target, indexes)
