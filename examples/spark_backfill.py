@@ -3,10 +3,10 @@ r"""Copy what a topic stored in a range of time to Parquet, by day.
     python examples/spark_backfill.py --url http://127.0.0.1:8711 --topic weblog \
         --since 2026-11-01 --until 2026-11-08T12:00 --out weblog-parquet
 
-Times are the broker's, in UTC; the end is exclusive. The offsets that the range means are settled
-first and kept beside the files, in OUT.offsets.json: run it again with the same --out, and it
-writes the same rows again, whatever was published meanwhile. Needs `pip install 'holdfast[spark]'`
-and Java 17 or newer.
+Times are the broker's store timestamps, in UTC; the end is exclusive. The program first resolves
+the range to offsets and saves them next to the output folder, in OUT.offsets.json. A second run
+with the same --out writes the same rows, even if more messages were published meanwhile.
+Needs `pip install 'holdfast[spark]'` and Java 17 or newer.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from holdfast.spark import bind, local_session
 def backfill(
     spark: SparkSession, url: str, topic: str, since: datetime, until: datetime, out: Path
 ) -> int:
-    """Write the rows stored from `since` up to `until`, and return how many there are."""
+    """Write the rows stored from `since` (included) up to `until`, and return their number."""
     kept = Path(f"{out}.offsets.json")
     if not kept.exists():
         bound = bind(
@@ -32,7 +32,7 @@ def backfill(
             startingTimestamp=int(since.timestamp() * 1000),
             endingTimestamp=int(until.timestamp() * 1000),
         )
-        whole = Path(f"{kept}.new")  # a run that is cut off here leaves no half of it
+        whole = Path(f"{kept}.new")  # so that an interrupted run leaves no half-written `kept`
         whole.write_text(json.dumps(dict(bound.options), indent=1))
         whole.replace(kept)
     options = json.loads(kept.read_text())
@@ -45,7 +45,7 @@ def backfill(
 
 
 def utc(text: str) -> datetime:
-    """Return the time that an ISO text means; UTC where it names no zone."""
+    """Parse a time in ISO format. If the text has no time zone, it is in UTC."""
     time = datetime.fromisoformat(text)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 

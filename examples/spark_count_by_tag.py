@@ -13,12 +13,12 @@ from holdfast.spark import local_session
 
 
 def count_by_tag(spark: SparkSession, url: str, topic: str) -> DataFrame:
-    """Return the columns tag and count, the most frequent first."""
+    """Return the columns tag and count, the most frequent tag first."""
     messages = (
         spark.read.format("holdfast")
         .option("url", url)
         .option("topic", topic)
-        .option("columns", "tag")  # Spark cannot prune columns of its own accord: ask for few
+        .option("columns", "tag")  # Spark cannot leave out unused columns of a Python source
         .load()
     )
     return messages.groupBy("tag").count().orderBy("count", ascending=False)

@@ -1,12 +1,13 @@
-r"""Count a web server's answers by hour and status, each run only what is new since the last.
+r"""Count a web server's responses by hour and status; each run counts only new messages.
 
     holdfast publish weblog access.log --key-regex '^(\S+)' --tag-regex '" (\d{3}) '
     python examples/spark_hourly_status.py --url http://127.0.0.1:8711 --topic weblog --out hourly
 
-The messages are lines of an access log in Apache's format, tagged with their status. Where a run
-begins is what the group --group has stored; it is moved once the run's counts are on the disk. A
-run that fails before that is made again from the same offsets, and its counts replace what it
-left: each line is counted once. Needs `pip install 'holdfast[spark]'` and Java 17 or newer.
+The messages are lines of an access log in Apache's format, tagged with their status. A run begins
+at the offsets that the group --group has stored, and stores new offsets after its counts are on the
+disk. If a run fails before it stores them, the next run begins at the same offsets and replaces the
+counts of the failed run, so each line is counted once. Needs `pip install 'holdfast[spark]'` and
+Java 17 or newer.
 """
 
 import argparse
@@ -21,25 +22,27 @@ TIME = r"to_timestamp(regexp_extract(string(body), '\\[([^]]+)]', 1), 'dd/MMM/yy
 
 
 def count_new_lines(spark: SparkSession, url: str, topic: str, group: str, out: Path) -> int:
-    """Add the counts of what the group has not seen to `out`; return how many lines that was."""
+    """Count the lines that are new to the group, add the counts to `out`, and return the number of
+    lines."""
     bound = bind(url, topic, group=group, columns="tag,body")
     (bound_topic,) = bound.topics
     ranges = bound_topic.ranges
     new = sum(end - start for start, end in ranges.values())
     if new:
-        # Named by where the run begins: if it fails below and is repeated, it writes here again.
-        # The topic's id tells it from one that is made under the name later, and begins at 0, too.
+        # The name contains the offsets where the run begins: a repeated run writes to the same
+        # folder. The topic's id distinguishes the topic from a later topic of the same name, whose
+        # offsets begin at 0, too.
         starts = {queue: start for queue, (start, _) in sorted(ranges.items())}
         begins = f"{group} {bound_topic.topic_id} {starts}"
         run = hashlib.sha256(begins.encode()).hexdigest()[:16]
         counts = by_hour_and_status(bound.load(spark))
         counts.coalesce(1).write.mode("overwrite").parquet(str(out / f"run={run}"))
-        bound.save()  # after the work is done, never before
+        bound.save()  # only now: if a run fails before this, the next run repeats it
     return new
 
 
 def by_hour_and_status(lines: DataFrame) -> DataFrame:
-    """Return the counts of a DataFrame with the columns tag and body."""
+    """Return the number of lines by hour and status; `lines` has the columns tag and body."""
     return (
         lines.selectExpr(f"date_trunc('HOUR', {TIME}) as hour", "tag as status")
         .groupBy("hour", "status")
@@ -48,13 +51,13 @@ def by_hour_and_status(lines: DataFrame) -> DataFrame:
 
 
 def totals(spark: SparkSession, out: Path) -> DataFrame:
-    """Return the counts of all runs together, by hour and status."""
+    """Return the sums of the counts of all runs, by hour and status."""
     runs = spark.read.option("basePath", str(out)).parquet(str(out))
     return runs.groupBy("hour", "status").agg({"count": "sum"}).toDF("hour", "status", "count")
 
 
 def main() -> None:
-    """Run once, and show the hours so far."""
+    """Run once, and show the counts by hour."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8711")
     parser.add_argument("--topic", default="weblog")

@@ -6,11 +6,11 @@ r"""Follow an access log and publish each visitor's sessions to another topic, a
     holdfast pull sessions --max 5
 
 The messages are lines of an access log in Apache's format, keyed by the visitor's address. A
-session ends with --gap without a line, by the times in the log. It is published under the
-visitor's key, as JSON. The stream ends when it has read all that is there; with --follow it waits
-for more. Run again with the same --checkpoint it goes on where it ended, and publishes no session
-twice: Spark repeats what was cut off, and the broker knows it. Needs `pip install
-'holdfast[spark]'` and Java 17 or newer.
+session ends when no line follows for --gap, by the times in the log. It is published as JSON under
+the visitor's key. The stream ends when it has read all messages; with --follow it waits for more.
+A second run with the same --checkpoint continues where the first run ended, and publishes no
+session twice: Spark repeats an interrupted batch, and the broker detects the repetition.
+Needs `pip install 'holdfast[spark]'` and Java 17 or newer.
 """
 
 import argparse
@@ -35,7 +35,8 @@ def publish_sessions(
     gap: str = "30 minutes",
     follow: bool = False,
 ) -> StreamingQuery:
-    """Start the stream and return it; without `follow` it ends by itself."""
+    """Start the stream and return it. Without `follow`, the stream ends when it has read all
+    messages."""
     lines = (
         spark.readStream.format("holdfast")
         .option("url", url)
@@ -50,7 +51,7 @@ def publish_sessions(
         .option("url", url)
         .option("topic", to)
         .option("createTopic", True)
-        # A groupBy leaves the order to chance, and what is repeated has to come in the same.
+        # groupBy leaves the order undefined, and a repeated batch must have the same order.
         .option("sortBy", "key,body")
         .option("checkpointLocation", str(checkpoint))
         .outputMode("append")
@@ -60,7 +61,8 @@ def publish_sessions(
 
 
 def sessions(lines: DataFrame, gap: str) -> DataFrame:
-    """Return the sessions in lines with the columns key and body, as the columns key and body."""
+    """Return the sessions, with the columns key and body. `lines` has the columns key and body,
+    too."""
     timed = lines.selectExpr("key", f"{TIME} as time").where("key is not null")
     by_visitor = timed.withWatermark("time", gap).groupBy(
         "key", session_window("time", gap).alias("session")

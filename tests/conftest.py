@@ -1,7 +1,7 @@
-"""How hypothesis looks for inputs, and what is left of the environment, in all tests.
+"""Hypothesis settings and a clean environment for all tests.
 
-`make test` tries the same inputs each time: it fails because of a change, not by luck. `make
-test-inputs` looks for new ones. How long an input takes fails nothing: a machine may be slow.
+`make test` tries the same inputs each time, so a failure comes from a change, not from chance.
+`make test-inputs` tries new inputs. There is no deadline per input, because a machine may be slow.
 """
 
 import os
@@ -20,13 +20,13 @@ settings.register_profile("new-inputs", derandomize=False, **_BOTH)
 settings.register_profile("same-inputs", derandomize=True, **_BOTH)
 settings.load_profile("same-inputs")
 
-#: What would make the output of tests, and of what they start, another than on a bare machine.
+#: Variables that would change the output of tests and of the processes that they start.
 _TERMINALS = {"FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"}
 
 for name in list(os.environ):
-    if name in _TERMINALS or name.startswith("HOLDFAST_"):  # a broker's or a client's settings
+    if name in _TERMINALS or name.startswith("HOLDFAST_"):  # settings of a broker or a client
         del os.environ[name]
 
-# What runs in the background of a script starts deaf to Ctrl-C, and so would all that it starts.
+# A shell starts background jobs with SIGINT ignored, and child processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,41 +1,34 @@
-"""The house's shape, read from the source: imports run one way, and pure files stay pure.
+"""The architecture, read from the source: imports run one way, and pure files stay pure.
 
-An import inside a function counts like any other. One under `if TYPE_CHECKING:` counts between
-parts, but makes no circle and nothing impure, since it is never run.
+An import inside a function counts like any other. An import under `if TYPE_CHECKING:` counts
+between parts and between the sub-packages of a part. It makes no circle of two modules and no file
+impure, because it never runs.
 """
 
 import ast
-import re
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PARTS = ("commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
-
-#: What both ends of the wire share: importable by everyone, and without any file or thread.
-FORMAT = (
-    "commitlog.batch",
-    "commitlog.batch_check",
-    "commitlog.batch_encoding",
-    "commitlog.batch_header",
-    "commitlog.batch_layout",
-    "commitlog.batch_run",
-    "commitlog.bodies_apart",
-    "commitlog.checksum",
-    "commitlog.errors",
-    "commitlog.header_table",
-    "commitlog.message_id",
-    "commitlog.priority",
-    "commitlog.segment_format",
+from tests.support.layers import (
+    FORMER_NAMES,
+    KNOWN_CYCLES,
+    MODULES,
+    PARTS,
+    WITHIN,
+    imports_within,
+    own_imports,
+    sub_packages,
 )
 
-#: Who may import what, beside itself. A name covers what lies under it, but "holdfast" only the
-#: package's own __init__. The longest name that covers a module is its rule.
+#: Modules that both ends of the wire share: every part may import them; they use no file or thread.
+FORMAT = ("commitlog.format", "commitlog.errors")
+
+#: Which parts each part may import, besides itself. A name covers its submodules, except
+#: "holdfast", which covers only the package's `__init__`. The longest name that covers a module is
+#: its rule.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commitlog": (),
     "consumequeue": ("commitlog",),
@@ -62,18 +55,22 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.backup": ("commitlog", "consumequeue", "groups"),
     "holdfast.repair": ("commitlog", "consumequeue", "groups", "holdfast.backup", "holdfast.check"),
     "holdfast.dump": ("commitlog",),
-    "holdfast.storage_opening": ("commitlog", "consumequeue", "groups", "holdfast.config"),
-    "holdfast.alarms": ("commitlog", "consumequeue"),
-    "holdfast.storage": (
-        "holdfast.alarms",
+    "holdfast.acting_user": ("commitlog",),
+    "holdfast.storage": (),
+    "holdfast.storage.storage_opening": ("commitlog", "consumequeue", "groups", "holdfast.config"),
+    "holdfast.machine_memory": (),
+    "holdfast.garbage": (),
+    "holdfast.storage.alarms": ("commitlog", "consumequeue", "holdfast.machine_memory"),
+    "holdfast.storage.storage": (
+        "holdfast.storage.alarms",
         "commitlog",
         "consumequeue",
         "groups",
         "holdfast.config",
-        "holdfast.storage_opening",
+        "holdfast.storage.storage_opening",
     ),
-    "holdfast.storage_metrics": ("commitlog", "consumequeue", "holdfast.storage"),
-    # The composition: the only file that knows every part of the broker.
+    "holdfast.storage.storage_metrics": ("commitlog", "consumequeue", "holdfast.storage.storage"),
+    # The composition root: the only file that knows every part of the broker.
     "holdfast.broker": (
         "commitlog",
         "consumequeue",
@@ -82,8 +79,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "http_api",
         "holdfast",
         "holdfast.config",
-        "holdfast.storage",
-        "holdfast.storage_metrics",
+        "holdfast.storage.storage",
+        "holdfast.storage.storage_metrics",
     ),
     "holdfast.client": (*FORMAT, "holdfast"),
     "holdfast": ("holdfast.client",),
@@ -91,21 +88,24 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.testing": ("holdfast.running_broker",),
     "holdfast.demo": ("holdfast", "holdfast.client", "holdfast.running_broker", "spark"),
     "spark": (*FORMAT, "holdfast", "holdfast.client"),
-    # Without a broker: the state's records from their copy in the log, and the walk past damage.
+    # Works without a broker: reads the state's records from their copy in the log, and walks past
+    # damage.
     "spark.files": (
         *FORMAT,
-        "commitlog.disk",
-        "commitlog.log_scan",
-        "commitlog.segment",
-        "consumequeue.state_records",
-        "consumequeue.state_replay",
+        "commitlog.disk.disk",
+        "commitlog.segments.log_scan",
+        "commitlog.segments.segment",
+        "consumequeue.state.records",
+        "consumequeue.state.replay",
         "consumequeue.topics",
         "spark",
     ),
     "holdfast.cli": (
-        "commitlog.data_dir",
+        "commitlog.disk.data_dir",
         "commitlog.errors",
+        "commitlog.disk.owned_files",
         "holdfast",
+        "holdfast.acting_user",
         "holdfast.backup",
         "holdfast.broker",
         "holdfast.check",
@@ -114,15 +114,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.config_reference",
         "holdfast.demo",
         "holdfast.dump",
+        "holdfast.garbage",
+        "holdfast.machine_memory",
         "holdfast.repair",
         "http_api.access",
-        "http_api.framing",
-        "http_api.tls",
+        "http_api.wire.framing",
+        "http_api.wire.tls",
     ),
     "holdfast.__main__": ("holdfast.cli",),
 }
 
-#: What a file that calls itself pure may not import: whatever touches the world or waits for it.
+#: Modules that a pure file may not import: modules that touch the outside world or wait for it.
 IMPURE = {
     "aiohttp", "asyncio", "concurrent", "fcntl", "http", "io", "lmdb", "mmap",
     "multiprocessing", "os", "pathlib", "prometheus_client", "random", "secrets", "select",
@@ -130,102 +132,19 @@ IMPURE = {
     "uvloop",
 }  # fmt: skip
 
-#: Files that are pure whatever they call themselves.
-PURE = {
-    "commitlog.batch",
-    "commitlog.batch_check",
-    "commitlog.batch_encoding",
-    "commitlog.batch_header",
-    "commitlog.batch_layout",
-    "commitlog.batch_run",
-    "commitlog.bodies_apart",
-    "commitlog.checksum",
-    "commitlog.errors",
-    "commitlog.header_table",
-    "commitlog.message_id",
-    "commitlog.priority",
-    "commitlog.segment_format",
+#: Files that are pure even if their docstrings do not say so. A name covers its submodules.
+PURE = (
+    *FORMAT,
     "commitlog.setting",
     "consumequeue.errors",
-    "consumequeue.state_records",
-    "consumequeue.state_replay",
+    "consumequeue.state.records",
+    "consumequeue.state.replay",
     "consumequeue.topics",
-}
+)
 
 
-@dataclass(frozen=True)
-class Module:
-    """One source file. A part that is a folder of its own goes without "holdfast." in `name`."""
-
-    name: str
-    path: Path
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.path.read_text("utf-8"), str(self.path))
-
-    @property
-    def is_pure(self) -> bool:
-        says_so = re.search(r"\bPure\b[.:;]", ast.get_docstring(self.tree) or "")
-        return self.name in PURE or says_so is not None
-
-    def imports(self, *, at_runtime: bool = False) -> Iterator[tuple[int, str, list[str]]]:
-        """Yield (line, module, names taken from it); all, or without those for types alone."""
-        for node in _nodes(self.tree, with_types=not at_runtime):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield node.lineno, alias.name, []
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{self.path}:{node.lineno}: a relative import"
-                assert node.module is not None
-                yield node.lineno, node.module, [alias.name for alias in node.names]
-
-
-def _nodes(tree: ast.AST, *, with_types: bool) -> Iterator[ast.AST]:
-    """Yield every node, without what stands under `if TYPE_CHECKING:` unless asked for."""
-    for node in ast.iter_child_nodes(tree):
-        if (
-            isinstance(node, ast.If)
-            and ast.unparse(node.test) == "TYPE_CHECKING"
-            and not with_types
-        ):
-            continue
-        yield node
-        yield from _nodes(node, with_types=with_types)
-
-
-def _modules() -> dict[str, Module]:
-    found = {}
-    for part in PARTS:
-        for path in (ROOT / part).rglob("*.py"):
-            found[_name(path)] = Module(_name(path), path)
-    for path in (ROOT / "holdfast").rglob("*.py"):
-        if path.relative_to(ROOT / "holdfast").parts[0] not in PARTS:
-            found[_name(path)] = Module(_name(path), path)
-    return found
-
-
-def _name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = _modules()
-
-
-def _own_imports(module: Module, *, at_runtime: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield (line, name of the module of ours) for every import of one."""
-    for line, imported, names in module.imports(at_runtime=at_runtime):
-        if imported != "holdfast" and not imported.startswith("holdfast."):
-            continue
-        for each in names or [""]:
-            full = _short(f"{imported}.{each}") if each else _short(imported)
-            yield line, full if full in MODULES else _short(imported)
-
-
-def _short(name: str) -> str:
-    rest = name.removeprefix("holdfast.")
-    return rest if rest.split(".")[0] in PARTS else name
+def _is_pure(name: str) -> bool:
+    return any(_covers(each, name) for each in PURE) or MODULES[name].says_it_is_pure
 
 
 def _covers(rule: str, name: str) -> bool:
@@ -239,14 +158,15 @@ def _rule_for(name: str) -> str:
 
 
 def test_the_source_is_found() -> None:
-    assert PURE | {"holdfast.config", "holdfast"} <= MODULES.keys()
+    assert {*PURE, "holdfast.config", "holdfast"} <= MODULES.keys()
     assert not any("tests" in name.split(".") for name in MODULES)
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_imports_run_one_way(name: str) -> None:
+    # L20
     rule = _rule_for(name)
-    for line, imported in _own_imports(MODULES[name]):
+    for line, imported in own_imports(MODULES[name]):
         allowed = any(_covers(each, imported) for each in (rule, *MAY_IMPORT[rule]))
         assert allowed, f"{MODULES[name].path}:{line}: {name} may not import {imported}"
 
@@ -260,9 +180,53 @@ def test_parts_are_imported_by_their_one_name(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("package", sorted(WITHIN))
+def test_sub_packages_import_one_way(package: str) -> None:
+    assert sorted(WITHIN[package]) == sub_packages(package), "say in WITHIN what each may import"
+    for place, other, name, imported in imports_within(package):
+        if place in WITHIN[package] and (name, imported) not in KNOWN_CYCLES:
+            allowed = WITHIN[package][place]
+            assert other in allowed, f"{package}.{place} may not import {other}: {name}, {imported}"
+
+
+def test_every_package_with_sub_packages_has_a_table() -> None:
+    # holdfast's own sub-packages are in MAY_IMPORT.
+    found = {name for name in MODULES if MODULES[name].is_package and sub_packages(name)}
+    assert found - {"holdfast"} == WITHIN.keys()
+
+
+@pytest.mark.parametrize("package", sorted(WITHIN))
+def test_a_package_has_no_circle_except_the_known_ones(package: str) -> None:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for place, other, name, imported in imports_within(package):
+        if (name, imported) not in KNOWN_CYCLES:
+            graph[place].add(other)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_every_known_circle_still_exists() -> None:
+    found = {each[2:] for package in WITHIN for each in imports_within(package)}
+    assert found >= KNOWN_CYCLES, "remove from KNOWN_CYCLES what no longer exists"
+
+
+def test_a_sub_package_imports_nothing_itself() -> None:
+    for package in WITHIN:
+        for each in sub_packages(package):
+            assert not list(MODULES[f"{package}.{each}"].imports()), f"{package}.{each}"
+
+
+def test_the_product_uses_no_former_name() -> None:
+    for module in MODULES.values():
+        for line, imported in own_imports(module):
+            assert imported not in FORMER_NAMES, f"{module.path}:{line}: {imported}"
+
+
 def test_no_two_modules_import_each_other() -> None:
     graph = {
-        name: {own for _, own in _own_imports(module, at_runtime=True) if own != name}
+        name: {own for _, own in own_imports(module, at_runtime=True) if own != name}
         for name, module in MODULES.items()
     }
     try:
@@ -271,7 +235,7 @@ def test_no_two_modules_import_each_other() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("name", sorted(n for n, module in MODULES.items() if module.is_pure))
+@pytest.mark.parametrize("name", sorted(filter(_is_pure, MODULES)))
 def test_pure_files_import_no_io(name: str) -> None:
     for each in _with_all_it_imports(name):
         for line, imported, _ in MODULES[each].imports(at_runtime=True):
@@ -285,7 +249,7 @@ def _with_all_it_imports(name: str) -> set[str]:
         each = waiting.pop()
         if each not in reached:
             reached.add(each)
-            waiting += [own for _, own in _own_imports(MODULES[each], at_runtime=True)]
+            waiting += [own for _, own in own_imports(MODULES[each], at_runtime=True)]
     return reached
 
 
@@ -315,6 +279,6 @@ def _public_definitions(
 
 
 def _is_exempt(decorator: ast.expr) -> bool:
-    """Say whether a decorator makes a definition part of another that is documented."""
+    """Return whether a decorator makes a definition part of another one that has a docstring."""
     name = ast.unparse(decorator)
     return name.endswith((".setter", ".deleter")) or name in {"overload", "typing.overload"}

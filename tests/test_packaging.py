@@ -1,8 +1,10 @@
-"""The wheel installs one package, `holdfast`, whole, and stands beside anyone's own folders."""
+"""The wheel installs the complete package `holdfast` and no other top-level folder."""
 
+import re
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
@@ -17,7 +19,7 @@ LEFT_OUT = shutil.ignore_patterns(
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a wheel built from a copy of the checkout, so that no stale build folder helps."""
+    """Return a wheel built from a copy of the checkout, so that no stale build folder is used."""
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=LEFT_OUT)
     _run("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder / "source")
@@ -27,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that the wheel is installed in, and nothing else."""
+    """Return a folder that contains only the installed wheel."""
     target = tmp_path_factory.mktemp("site")
     _run("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel)
     return target
@@ -80,7 +82,7 @@ def test_it_works_in_a_folder_with_its_own_spark_and_tests(site: Path, tmp_path:
     imports = "; ".join(f"import holdfast.{part}" for part in PARTS if part != "spark")
     said = _run(
         "-c",
-        f"{imports}; import spark, tests, commitlog, holdfast.commitlog.batch\n"
+        f"{imports}; import spark, tests, commitlog, holdfast.commitlog.format.batch\n"
         "assert spark.mine and tests.mine and commitlog.mine\n"
         "print(holdfast.__file__)",
         cwd=tmp_path,
@@ -88,3 +90,35 @@ def test_it_works_in_a_folder_with_its_own_spark_and_tests(site: Path, tmp_path:
     )
     assert said.strip() == str(site / "holdfast" / "__init__.py")
     assert "serve" in _run("-m", "holdfast", "--help", cwd=tmp_path, path=site)
+
+
+@pytest.mark.fault  # slow: a type checker reads the whole client
+def test_type_checkers_see_the_package_in_the_environment_of_a_checkout(tmp_path: Path) -> None:
+    # C3: type checkers do not understand the import hook of an editable installation
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, symlinks=True, ignore=LEFT_OUT)
+    (setting,) = re.findall(r"--config-settings (\S+)", (ROOT / ".ci" / "make-venv").read_text())
+    name, _, value = setting.partition("=")
+    build = "import sys; from setuptools.build_meta import build_editable as build; "
+    _run("-c", f"{build}build({str(tmp_path)!r}, {{{name!r}: {value!r}}})", cwd=source)
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as editable:
+        editable.extractall(site)
+    (tmp_path / "use.py").write_text(
+        "from holdfast import Client\n"
+        "from holdfast.commitlog.format.batch import Batch\n"
+        "reveal_type(Client)\n"
+        "reveal_type(Batch)\n"
+    )
+    python = tmp_path / "venv" / "bin" / "python"
+    shown = _run("-m", "mypy", "--python-executable", python, "use.py", cwd=tmp_path)
+    assert "holdfast.client.sync_client.Client" in shown
+    assert "holdfast.commitlog.format.batch.Batch" in shown
+
+
+def test_an_interactive_session_is_offered_the_lazy_names() -> None:
+    # C3: `holdfast.<TAB>` did not offer Client
+    for module in ("holdfast", "holdfast.client"):
+        code = f"import {module} as m; print({{*m.__all__}} <= {{*dir(m)}}, 'Client' in dir(m))"
+        assert _run("-c", code, cwd=ROOT).split() == ["True", "True"]

@@ -3,6 +3,7 @@
 import pytest
 
 from bench.report import (
+    PAGES,
     missed_beside_peers,
     missed_of_ours,
     profile_rows,
@@ -91,3 +92,25 @@ def test_what_misses_a_bar_beside_a_peer_is_listed() -> None:
     assert list(missed_beside_peers(told)) == [
         ("W2", "batches-1k, publish, beside kafka", "0.90 x", ">= 1.2 x MISSED")
     ]
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("ours", "ours"),
+        ("peers", "peers"),
+        ("peers", "peers' settings"),
+        ("bars", "missed"),
+        ("paths", "profiles"),
+    ],
+)
+def test_every_table_has_its_place(page: str, name: str) -> None:
+    text = (PAGES / f"{page}.md").read_text()
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    lines = text.partition(start)[2].partition(end)[0].splitlines()
+    assert replaced(text, name, lines) == text
+
+
+# E: performance.md was a third of all the words of the pages.
+def test_the_page_that_readers_open_first_is_short() -> None:
+    assert len((PAGES.parent / "performance.md").read_text().split()) < 1200

@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Fixtures of the command line's tests."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def unused_port() -> Iterator[int]:
-    """Return a port that nobody listens on: it stays bound, so that nobody can."""
+    """Return a port where no process listens: a bound socket keeps the port from others."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
 
 
 def commands_against(url: str) -> Run:
-    """Return what runs a command of ours against the broker at `url`."""
+    """Return a function that runs a command against the broker at `url`."""
 
     def run(*arguments: str, input: bytes = b"") -> Result:
         result = CliRunner().invoke(main, arguments, input=input, env={"HOLDFAST_URL": url})
@@ -37,5 +37,5 @@ def commands_against(url: str) -> Run:
 
 @pytest.fixture
 def holdfast(holdfast_broker: "RunningBroker") -> Run:
-    """Return what runs a command against a broker of this test's own."""
+    """Return a function that runs a command against a broker used only by this test."""
     return commands_against(holdfast_broker.url)

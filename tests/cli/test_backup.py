@@ -1,4 +1,4 @@
-"""holdfast backup, restore and repair, as a shell sees them."""
+"""holdfast backup, restore and repair, as seen from a shell."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_offsets_that_consumers_may_have_seen_are_not_given_again(
     shutil.move(restored, holdfast_broker.data_dir)
     holdfast_broker.start()
     _publish(holdfast, "new")
-    # A consumer that had come to offset 4 goes on, and misses nothing that is new.
+    # A consumer that had reached offset 4 continues and misses no new message.
     for start in ("0", "4"):
         found = lines(holdfast("pull", "t", "--queue", "0", "--from", start).stdout)
         assert (found[-1]["offset"], found[-1]["body"]) == (1003, "new")

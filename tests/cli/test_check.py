@@ -1,4 +1,4 @@
-"""holdfast check and holdfast dump, on the directory of a broker that was killed."""
+"""holdfast check and holdfast dump, on the directory of a killed broker."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 
 @pytest.fixture
 def left_behind(holdfast: Run, holdfast_broker: RunningBroker) -> Path:
-    """Return what a broker leaves that stored three messages and was killed."""
+    """Return the directory of a broker that stored three messages and was killed."""
     assert holdfast("publish", "t", "--queue", "0", input=b"a\nb\nc\n").exit_code == 0
     holdfast_broker.kill()
     return holdfast_broker.data_dir
@@ -48,7 +48,7 @@ def test_a_sound_directory_is_code_0(holdfast: Run, left_behind: Path) -> None:
 def test_damage_is_code_1_and_changes_nothing(
     holdfast: Run, holdfast_broker: RunningBroker, left_behind: Path
 ) -> None:
-    # A later block proves that the first was synced, so that it cannot be a torn tail.
+    # A later block proves that the first one was synced, so it cannot be a torn tail.
     holdfast_broker.start()
     holdfast("publish", "t", "--queue", "0", input=b"d\n")
     holdfast("publish", "t", "--queue", "0", input=b"e\n")
@@ -125,7 +125,7 @@ def test_dump_prints_blocks_and_messages(holdfast: Run, left_behind: Path) -> No
     assert done.exit_code == 0, done.stderr
     rows = lines(done.stdout)
     assert rows[-1]["kind"] == "unwritten"
-    # Before them lie the records of the broker's own topic.
+    # The records of the broker's own topic precede them.
     messages = [row for row in rows if row["kind"] == "message"]
     assert [message.get("body") for message in messages[-3:]] == ["a", "b", "c"]
 

@@ -1,4 +1,4 @@
-"""Every failure that has a name becomes one line and a stable code."""
+"""Every named failure becomes one line and a stable exit code."""
 
 import errno
 import re

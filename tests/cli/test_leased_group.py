@@ -22,7 +22,7 @@ def orders(holdfast: Run) -> Run:
 
 @pytest.fixture(scope="module")
 def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A topic and a group without dead letters; nothing here changes them."""
+    """A topic and a group without dead letters; no test here changes them."""
     with RunningBroker(tmp_path_factory.mktemp("refusing") / "data", TEST_ARGUMENTS) as broker:
         holdfast = commands_against(broker.url)
         holdfast("topic", "create", "orders", "--queues", "1")
@@ -59,11 +59,46 @@ def test_a_group_is_made_and_changed(orders: Run) -> None:
         "dead_letter_topic": "dead",
     }
     assert {name: config[name] for name in expected} == expected
-    changed = json.loads(orders("group", "create", "g", "--dead-letter-topic", "").stdout)
+    none = ("--dead-letter-topic", "")
+    changed = json.loads(orders("group", "create", "g", *none, "--replace").stdout)
     assert changed["config"]["dead_letter_topic"] is None
     assert changed["config"]["topics"] == expected["topics"]
     (listed,) = orders("group", "list").stdout.splitlines()
     assert json.loads(listed)["mode"] == "keyed"
+
+
+# O4: `group create g b` replaced the topics of an existing group, with status 0.
+def test_a_group_that_exists_otherwise_is_left_as_it_is(orders: Run) -> None:
+    made = orders("group", "create", "g", "orders=2", "--lease-ms", "5s")
+    assert orders("group", "create", "g", "orders=2", "--lease-ms", "5000").exit_code == 0
+    assert orders("group", "create", "g").exit_code == 0
+    refused = {
+        ("refunds",): "the topics orders=2, not refunds",
+        ("orders",): "the topics orders=2, not orders",
+        ("orders=2", "--filter", "orders=odd"): "not orders=2 (odd)",
+        ("orders=2", "--lease-ms", "6s"): "--lease-ms 5000, not 6000",
+        ("--mode", "keyed"): "--mode competing, not keyed",
+        ("--engine", "dwrr"): "--engine sfq, not dwrr",
+        ("--dead-letter-topic", "dead"): "--dead-letter-topic none, not dead",
+    }
+    for arguments, said in refused.items():
+        done = orders("group", "create", "g", *arguments)
+        assert (done.exit_code, done.stdout) == (5, ""), done.output
+        assert said in done.stderr
+        assert "add --replace to change it" in done.stderr
+    described = json.loads(orders("group", "describe", "g").stdout)
+    assert described["config"] == json.loads(made.stdout)["config"]
+    replaced = orders("group", "create", "g", "refunds", "--replace")
+    assert list(json.loads(replaced.stdout)["config"]["topics"]) == ["refunds"]
+
+
+def test_a_group_that_only_stores_offsets_gets_leases(
+    orders: Run, holdfast_broker: RunningBroker
+) -> None:
+    with holdfast_broker.client() as client:
+        client.store_offsets("g", "orders", {0: 7})
+    assert orders("group", "create", "g", "orders").exit_code == 0
+    assert bodies(orders, "orders", "--group", "g") == [7, 8, 9]
 
 
 def test_what_is_printed_is_acknowledged(orders: Run) -> None:
@@ -123,8 +158,8 @@ def test_a_group_starts_again_from_anywhere(
         (["group", "create", "g", "orders=x"], 2),
         (["group", "create", "g", "orders", "--filter", "refunds=a"], 2),
         (["group", "create", "g", "orders", "--filter", "orders"], 2),
-        (["group", "create", "g", "orders", "--backoff-ms", "1s"], 2),
-        (["group", "create", "g", "nowhere"], 4),
+        (["group", "create", "g", "orders", "--backoff-ms", "soon"], 2),
+        (["group", "create", "new", "no/name"], 2),
         (["group", "redrive", "g"], 1),
         (["group", "redrive", "none"], 4),
         (["group", "delete", "g"], 2),
@@ -175,8 +210,9 @@ def test_a_person_sees_tables(orders: Run, monkeypatch: pytest.MonkeyPatch) -> N
     for module in ("group_view", "output"):
         monkeypatch.setattr(f"holdfast.cli.{module}.is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "250")
-    shown = orders("group", "describe", "g").stdout
+    shown = orders("group", "describe", "g", "--wide").stdout
     assert "g: competing, sfq by count" in shown
     assert "dead letters to dead" in shown
-    for heading in ("floor", "in flight", "delayed", "dead", "served", "weight", "member"):
+    for heading in ("floor", "in flight", "delayed", "dead", "served", "member"):
         assert heading in shown
+    assert "weight 3" in orders("group", "describe", "g").stdout

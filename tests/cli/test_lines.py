@@ -1,10 +1,9 @@
-"""Lines are messages, byte for byte; keys and tags are found in them."""
+"""Lines become messages, byte for byte; regular expressions find keys and tags in lines."""
 
 import io
 
 import pytest
 
-from holdfast.cli import lines
 from holdfast.cli.lines import Extractor, LineError, read_lines
 
 
@@ -24,11 +23,10 @@ def test_lines_keep_every_byte_but_the_line_break(content: bytes, expected: list
     assert list(read_lines(io.BytesIO(content))) == expected
 
 
-def test_an_endless_line_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 4)
-    assert list(read_lines(io.BytesIO(b"1234\n1234"))) == [b"1234", b"1234"]
+def test_an_endless_line_is_refused_before_it_is_read() -> None:
+    assert list(read_lines(io.BytesIO(b"1234\n1234"), 4)) == [b"1234", b"1234"]
     with pytest.raises(LineError, match="line 2: longer than 4 bytes"):
-        list(read_lines(io.BytesIO(b"1234\n12345\n")))
+        list(read_lines(io.BytesIO(b"1234\n12345\n"), 4))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 import json
 import logging
+import queue
 import sys
 
+import pytest
+
+from holdfast.cli import logs
 from holdfast.cli.logs import JsonFormatter, TextFormatter
 
 
@@ -63,3 +67,17 @@ def test_a_traceback_is_kept() -> None:
         "ValueError: no"
         in json.loads(JsonFormatter().format(record("x", failed=True)))["exception"]
     )
+
+
+# O5: there was no access log; a request must not wait for a slow reader of the log.
+def test_a_line_of_the_access_log_that_finds_no_room_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waiting: queue.Queue[logging.LogRecord] = queue.Queue(2)
+    handler = logs._Dropping(waiting)
+    for number in range(5):
+        handler.handle(record(f"line {number}"))
+    assert [waiting.get_nowait().getMessage() for _ in range(2)] == ["line 0", "line 1"]
+    handler.handle(record("line 5"))
+    assert waiting.get_nowait().getMessage() == "line 5"
+    assert "3 lines of the access log were dropped" in caplog.text

@@ -1,4 +1,4 @@
-"""What all commands share: help at once, one line for an error, completion."""
+"""The features of all commands: fast help, one line per error, completion."""
 
 import re
 import subprocess
@@ -59,6 +59,16 @@ def test_every_command_helps(path: tuple[str, ...], capsys: pytest.CaptureFixtur
     assert options
 
 
+# O1: a group without a command printed its help in one line of 1,300 characters.
+@pytest.mark.parametrize("path", [[], ["topic"], ["group"], ["config"], ["message"], ["token"]])
+def test_a_group_without_a_command_prints_its_help(path: list[str]) -> None:
+    done, helped = run(*path), run(*path, "--help")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == helped.stdout
+    assert done.stderr.count("\n") > 5
+
+
 @pytest.mark.parametrize("path", commands(main), ids=" ".join)
 def test_every_command_is_on_the_page(path: tuple[str, ...]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
@@ -111,6 +121,43 @@ def test_no_broker_is_one_line_and_code_3(arguments: list[str], unused_port: int
     assert done.stderr.count("\n") == 1
 
 
+# O6: --url was accepted only after the command.
+def test_options_about_the_broker_may_stand_before_the_command(unused_port: int) -> None:
+    here = f"http://127.0.0.1:{unused_port}"
+    for arguments in (["--url", here, "topic", "list"], ["topic", "list", "--url", here]):
+        assert f"no broker answers at {here} " in run(*arguments, HOLDFAST_URL="http://x").stderr
+    both = run("--url", "http://nowhere:1", "topic", "list", "--url", here)
+    assert f"no broker answers at {here} " in both.stderr
+
+
+def test_a_command_that_talks_to_no_broker_takes_none(tmp_path: Path) -> None:
+    done = run("--url", "http://h:1", "check", str(tmp_path))
+    assert done.returncode == 2
+    assert "'holdfast check' talks to no broker: leave --url out." in done.stderr
+
+
+def test_a_token_file_may_stand_before_the_command(tmp_path: Path, unused_port: int) -> None:
+    file = tmp_path / "token"
+    file.write_text("two words")
+    done = run("--token-file", str(file), "topic", "list", "--url", f"http://h:{unused_port}")
+    assert done.returncode == 2
+    assert "holds no token" in done.stderr
+
+
+# O2: --key named the TLS key, but looked like the option for a message's key.
+@pytest.mark.parametrize(
+    ("former", "name"), [("--ca-file", "--tls-ca-file"), ("--cert", "--tls-cert")]
+)
+def test_former_names_of_tls_options_are_taken_and_not_shown(former: str, name: str) -> None:
+    url = ("--url", "https://127.0.0.1:1")
+    said = [run("topic", "list", *url, flag, "/none").stderr for flag in (former, name)]
+    assert said[0] == said[1]
+    assert "/none" in said[0]
+    helped = run("topic", "list", "--help").stdout
+    assert f" {name} " in helped
+    assert f" {former} " not in helped
+
+
 def test_a_wrong_variable_is_named() -> None:
     done = run("config", "show", HOLDFAST_HTTP_API_PROT="1")
     assert done.returncode == 2
@@ -126,7 +173,7 @@ def test_the_reader_of_the_output_may_go_away() -> None:
 
 def test_completion_knows_the_commands() -> None:
     done = run(COMP_WORDS="holdfast to", COMP_CWORD="1", _HOLDFAST_COMPLETE="bash_complete")
-    assert done.stdout.split() == ["plain,token", "plain,topic"]
+    assert done.stdout.split() == ["plain,top", "plain,topic", "plain,token"]
 
 
 def test_nothing_in_a_failure_is_for_the_terminal_to_obey(

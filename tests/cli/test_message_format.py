@@ -1,4 +1,4 @@
-"""How messages are printed."""
+"""The printed form of messages."""
 
 import json
 from types import SimpleNamespace

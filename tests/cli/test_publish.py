@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing import RunningBroker
 from tests.cli.conftest import Run
 
 
@@ -91,3 +92,108 @@ def test_a_queue_that_is_not_there_is_refused(holdfast: Run) -> None:
     done = holdfast("publish", "t", "--queue", "2", input=b"x\n")
     assert done.exit_code == 4
     assert done.stderr.count("\n") == 1
+
+
+# O2: no option set the body, the key, the tag or a property of a single message.
+def test_one_message_from_the_command_line(holdfast: Run) -> None:
+    done = holdfast(
+        "publish", "t", "--body", "hello", "--message-key", "k", "--tag", "red",
+        "--property", "size=3", "--property", "note=a=b",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["messages"], summary["bytes"], summary["offset"]) == (1, 5, 0)
+    (found,) = map(json.loads, holdfast("pull", "t").stdout.splitlines())
+    assert (found["body"], found["key"], found["tag"]) == ("hello", "k", "red")
+    assert found["properties"] == {"size": "3", "note": "a=b"}
+    assert (found["queue"], found["message_id"]) == (summary["queue"], summary["message_id"])
+
+
+def test_a_body_may_be_empty_or_of_several_lines(holdfast: Run) -> None:
+    for body in ("", "one\ntwo"):
+        assert holdfast("publish", "t", "--queue", "0", "--body", body).exit_code == 0
+    pulled = holdfast("pull", "t", "--format", "%b|").stdout
+    assert pulled == "|one\ntwo|"
+
+
+def test_a_key_a_tag_and_properties_for_every_line(holdfast: Run) -> None:
+    arguments = ("--message-key", "k", "--tag", "red", "--property", "a=1")
+    assert holdfast("publish", "t", *arguments, input=b"x\ny\n").exit_code == 0
+    pulled = holdfast("pull", "t", "--format", "%k %t %p %b\\n").stdout.splitlines()
+    assert pulled == ['k red {"a":"1"} x', 'k red {"a":"1"} y']
+
+
+# O2: `holdfast publish T hello` reads hello as a file, and its error did not name the right option.
+def test_a_text_in_place_of_a_file_is_told_how(holdfast: Run) -> None:
+    done = holdfast("publish", "t", "hello")
+    assert done.exit_code == 2
+    assert "no file 'hello'" in done.stderr
+    assert "'holdfast publish t --body TEXT'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("f", "--body", "x"),
+        ("--json", "--body", "x"),
+        ("--message-key", "k", "--key-regex", "."),
+        ("--tag", "a", "--tag-regex", "."),
+        ("--json", "--property", "a=1"),
+        ("--property", "novalue"),
+        ("--property", "=x"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(holdfast: Run, arguments: tuple[str, ...]) -> None:
+    assert holdfast("publish", "t", *arguments, input=b"x\n").exit_code == 2
+
+
+# O2: the output of pull could not be published again without changes.
+def test_what_pull_prints_publish_takes_byte_for_byte(
+    holdfast: Run, holdfast_broker: RunningBroker
+) -> None:
+    bodies = [b"", b"plain", b"\x00\xff\xfe not text", "Gr\u00fc\u00dfe \U0001f600\u2028".encode()]
+    bodies += [b'{"body": "nested"}', b"two\nlines\r", bytes(range(256)) * 40]
+    with holdfast_broker.client() as client:
+        client.create_topic("from", queues=1)
+        client.create_topic("to", queues=1)
+        for number, body in enumerate(bodies):
+            client.publish(
+                "from",
+                body,
+                key=("k\u00e9y\n", None)[number % 2],
+                tag=("t-1", None)[number // 2 % 2],
+                properties={"a": "1", "b\u00e9": "\t\u0001"} if number % 3 else None,
+            )
+        pulled = holdfast("pull", "from")
+        assert "body_base64" in pulled.stdout
+        done = holdfast("publish", "to", "--json", input=pulled.stdout_bytes)
+        assert done.exit_code == 0, done.stderr
+        assert json.loads(done.stdout)["messages"] == len(bodies)
+
+        def stored(topic: str) -> list[tuple[object, ...]]:
+            return [
+                (bytes(each.body), each.key, each.tag, dict(each.properties))
+                for each in client.pull(topic, queue=0, offset=0, follow=False)
+            ]
+
+        assert stored("to") == stored("from")
+        assert [body for body, *_ in stored("to")] == bodies
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"no json", "line 2: it is no message"),
+        (b'{"key": "k"}', "line 2: it needs either body"),
+        (b'{"body": "x", "body_base64": "eA=="}', "line 2: it needs either body"),
+        (b'{"body": "x", "tagg": "y"}', "line 2: it is no message as 'pull' prints it"),
+        (b'{"body_base64": "?"}', "line 2: it is no message"),
+        (b'{"body": "\xff"}', "line 2: it is no message"),
+        (b"[1]", "line 2: it is no message"),
+    ],
+)
+def test_a_line_that_is_no_message_is_named(holdfast: Run, line: bytes, said: str) -> None:
+    done = holdfast("publish", "t", "--json", input=b'{"body": "good"}\n' + line + b"\n")
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert lines_of(holdfast, "t") == [b"good"]

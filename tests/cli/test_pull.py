@@ -1,6 +1,9 @@
 """holdfast pull, against a broker."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from tests.cli.conftest import Run, commands_against
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Publish 0 to 9 to queue 0 of two, tagged even or odd; nothing here changes that."""
+    """Publish 0 to 9 to queue 0 of two, tagged even or odd; no test here changes the topic."""
     folder = tmp_path_factory.mktemp("numbers") / "data"
     with RunningBroker(folder, TEST_ARGUMENTS) as broker:
         holdfast = commands_against(broker.url)
@@ -97,6 +100,28 @@ def test_damage_ends_a_pull_unless_it_is_to_be_passed_over(tmp_path: Path) -> No
         broker.start()
         pulled = holdfast("pull", "t", "--format", "%b\\n")
         assert (pulled.exit_code, pulled.stdout) == (1, "one\n")
-        assert "go on from 2" in pulled.stderr
+        assert "continue from 2" in pulled.stderr
         pulled = holdfast("pull", "t", "--format", "%b\\n", "--skip-corrupt")
         assert (pulled.exit_code, pulled.stdout) == (0, "one\nthree\n")
+
+
+def test_a_broker_that_is_away_is_reported_on_standard_error(tmp_path: Path) -> None:
+    # C2: `pull --follow` reported nothing while the broker was away
+    with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker:
+        commands_against(broker.url)("publish", "t", input=b"one\n")
+        followed = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "pull", "t", "--follow", "--max", "2"],
+            env={**os.environ, "HOLDFAST_URL": broker.url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert followed.stdout is not None and followed.stderr is not None
+        assert json.loads(followed.stdout.readline())["body"] == "one"
+        broker.kill()
+        assert followed.stderr.readline().startswith(b"holdfast: trying again: ")
+        broker.restart()
+        commands_against(broker.url)("publish", "t", input=b"two\n")
+        assert json.loads(followed.stdout.readline())["body"] == "two"
+        assert followed.wait(30) == 0
+        followed.stdout.close()
+        followed.stderr.close()

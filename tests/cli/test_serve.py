@@ -1,12 +1,13 @@
-"""holdfast serve as a process: the ready line, signals, and where it refuses to start."""
+"""holdfast serve as a process: the ready line, signals, and refused starts."""
 
 import json
+import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +25,7 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOLDFAST_COMMITLOG_SEGMENT_BYTES": "1Mi
 def serving(
     data_dir: Path, *options: str, soft_limit: int = 1024
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yield a broker's process and its address; whatever a test does, it is gone afterwards."""
+    """Yield a broker's process and its address; always kill the process at the end."""
     limited = ["bash", "-c", f'ulimit -Sn {soft_limit}; exec "$@"', "serve"]
     process = subprocess.Popen(
         [*limited, *SERVE, "--data-dir", str(data_dir), "--port", "0", *options],
@@ -44,7 +45,7 @@ def serving(
 
 
 def refused(*arguments: object) -> str:
-    """Return what a broker says that does not start, which is one line."""
+    """Return the one error line of a broker that refuses to start."""
     done = subprocess.run(
         [*SERVE, *map(str, arguments)],
         env=ENVIRONMENT,
@@ -61,7 +62,7 @@ def refused(*arguments: object) -> str:
 
 
 def contents(folder: Path) -> dict[Path, int]:
-    """Return when each file was last written, but for the lock, which says who tried last."""
+    """Return each file's modification time, except the lock: it records the last start attempt."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "lock"}
 
 
@@ -161,3 +162,23 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     said = refused("--data-dir", tmp_path / "f", "--port", 0)
     assert str(tmp_path / "f") in said
     assert "--data-dir" in said
+
+
+@pytest.mark.parametrize(
+    "name", ["state/groups.page", "commitlog/00000000000000000000", "consumequeue/data.mdb"]
+)
+@pytest.mark.parametrize(("plant", "kind"), [(Path.mkdir, "a folder"), (os.mkfifo, "a FIFO")])
+def test_what_stands_in_the_place_of_a_file_is_named_with_what_to_do(
+    tmp_path: Path, name: str, plant: Callable[[Path], None], kind: str
+) -> None:
+    data = tmp_path / "d"
+    with serving(data) as (_, url), Client(url) as client:
+        client.publish("t", b"x")
+        client.create_group("g", ["t"])
+    (data / name).unlink()
+    plant(data / name)
+    said = refused("--data-dir", data, "--port", 0)
+    assert f"{data / name}: it is no regular file but {kind}" in said
+    assert "Move it away, put the broker's own file back" in said
+    assert f"'holdfast check {data}' before the next start" in said
+    assert "writable" not in said

@@ -1,4 +1,4 @@
-"""How a broker's process ends, with a broker that does as each test says."""
+"""The end of a broker's process, with a fake broker that behaves as each test needs."""
 
 import asyncio
 import errno
@@ -8,17 +8,20 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from holdfast import __version__
 from holdfast.cli import serving
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.config import Config
-from holdfast.http_api.context import BrokerStatus
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.routing.context import BrokerStatus
 
 
 class FakeBroker:
-    """Starts, and then: is told to stop, fails, or hangs."""
+    """Starts and sends itself SIGTERM; subclasses fail or hang instead."""
 
     url = "http://127.0.0.1:1"
     status = BrokerStatus("ready")
@@ -37,13 +40,20 @@ class FakeBroker:
     async def stop(self) -> None:
         self.events.append("stopped")
 
+    async def reload(self) -> None:
+        self.events.append("reloaded")
+
+    def gone_count(self) -> int:
+        return 0
+
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Leave the test process's logging, switch interval and signal handlers as they were."""
+    """Restore the test process's logging, switch interval and signal handlers."""
     monkeypatch.setattr(serving, "start_logging", lambda form, level: None)
     interval = sys.getswitchinterval()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    told = (*serving.STOP_SIGNALS, signal.SIGHUP, *serving.IGNORED_SIGNALS)
+    handlers = {number: signal.getsignal(number) for number in told}
     yield
     sys.setswitchinterval(interval)
     for number, handler in handlers.items():
@@ -61,6 +71,109 @@ def test_a_signal_stops_it(
     assert run(monkeypatch, FakeBroker) is ExitCode.OK
     assert FakeBroker.made.events == ["started", "stopped"]
     assert capsys.readouterr().out == "holdfast: serving on http://127.0.0.1:1\n"
+
+
+# O5: SIGHUP and every other signal ended the broker uncleanly (129 for SIGHUP).
+@pytest.mark.parametrize("number", serving.STOP_SIGNALS)
+def test_each_of_these_signals_stops_it_in_order(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Told(FakeBroker):
+        async def start(self) -> None:
+            os.kill(os.getpid(), number)
+
+    caplog.set_level("INFO")
+    assert run(monkeypatch, Told) is ExitCode.OK
+    assert Told.made.events == ["stopped"]
+    assert f"stopping: {number.name}" in caplog.messages
+    assert caplog.messages[-1] == "stopped"
+
+
+class Reloading(FakeBroker):
+    """Receives SIGHUP, and serves until it has reloaded."""
+
+    async def start(self) -> None:
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+
+    async def reload(self) -> None:
+        await super().reload()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_hang_up_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, Reloading) is ExitCode.OK
+    assert Reloading.made.events == ["reloaded", "stopped"]
+
+
+def test_a_reload_that_fails_leaves_the_broker_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Reloading):
+        async def reload(self) -> None:
+            await super().reload()
+            raise OSError(errno.EIO, "Input/output error")
+
+    assert run(monkeypatch, Failing) is ExitCode.OK
+    assert Failing.made.events == ["reloaded", "stopped"]
+    assert "the reload failed: everything stays as it was" in caplog.messages
+
+
+def test_a_terminal_that_hangs_up_stops_what_was_started_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class HungUp(FakeBroker):
+        async def start(self) -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    monkeypatch.setattr("holdfast.cli.serving.sys.stdin", SimpleNamespace(isatty=lambda: True))
+    assert run(monkeypatch, HungUp) is ExitCode.OK
+    assert HungUp.made.events == ["stopped"]
+
+
+# O5: the first line of every start was the notice about open files.
+def test_the_first_line_says_what_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    run(monkeypatch, FakeBroker)
+    assert caplog.messages[0] == f"holdfast {__version__} starts"
+    assert vars(caplog.records[0])["data_dir"] == "/d"
+    assert [each for each in caplog.messages if "ulimit" in each] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "level"),
+    [
+        (20_000, 120_000, "DEBUG"),  # the default: the user did not ask for that many
+        (20_000, 18_977, "WARNING"),
+        (20_000, 18_976, None),
+        (1_998, 120_000, "WARNING"),  # 999 connections are few
+        (1_999, 120_000, "DEBUG"),
+    ],
+)
+def test_too_few_files_are_told_of_where_it_matters(
+    files: int,
+    wanted: int,
+    level: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("holdfast.cli.serving.resource.getrlimit", lambda _: (32, files))
+    monkeypatch.setattr("holdfast.cli.serving.resource.setrlimit", lambda _, limits: None)
+    caplog.set_level("DEBUG")
+    config = Config(data_dir=Path("/d"), http_api=HttpConfig(max_connections=wanted))
+    serving._within_open_files(config)
+    found = [each.levelname for each in caplog.records if "ulimit" in each.getMessage()]
+    assert found == ([] if level is None else [level])
+
+
+def test_a_variable_that_is_not_used_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_VERSION", "1")
+    run(monkeypatch, FakeBroker)
+    assert any("HOLDFAST_VERSION stands for no key" in each for each in caplog.messages)
 
 
 def test_a_broker_that_was_read_only_ends_as_one_that_failed(
@@ -135,7 +248,7 @@ def test_a_stop_that_hangs_is_ended_by_force(
                 await asyncio.to_thread(os.read, reading, 1)
 
     monkeypatch.setattr(serving, "STOP_DEADLINE_S", 0.05)
-    # In place of ending the process: let the stop end, which it does only if this was called.
+    # Instead of ending the process, let the stop finish: it can finish only through this call.
     monkeypatch.setattr(serving, "_end_by_force", lambda: os.write(writing, b"x"))
     run(monkeypatch, Hanging)
     os.close(reading)

@@ -1,4 +1,4 @@
-"""What people write for a place to start reading."""
+"""The texts that name a start position for reading."""
 
 from datetime import datetime
 

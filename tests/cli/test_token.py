@@ -153,7 +153,7 @@ def test_list_of_a_directory_that_is_not_there_is_an_error(data_dir: Path) -> No
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """What tokens clients were made with."""
+    """The tokens with which clients were created."""
     seen: list[str | None] = []
 
     class Client:
@@ -192,7 +192,19 @@ def test_two_tokens_of_the_same_rank_are_refused(tmp_path: Path, shown: list[str
     assert shown == []
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"a\nb", b"\xff"])
+# O7: `token create > f` wrote a file that `--token-file f` refused.
+def test_what_token_create_prints_is_a_token_file(tmp_path: Path, shown: list[str | None]) -> None:
+    file = tmp_path / "token"
+    made = run("token", "create", "--data-dir", tmp_path / "data", "--allow", "all")
+    file.write_text(made.stdout)
+    run("topic", "list", "--token-file", file)
+    assert shown == [json.loads(made.stdout)["token"]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"two words", b"a\nb", b"\xff", b"{", b"{}", b'{"token": 1}', b'{"token": ""}'],
+)
 def test_a_file_without_one_token_is_refused_without_being_repeated(
     tmp_path: Path, content: bytes
 ) -> None:

@@ -8,7 +8,7 @@ from tests.support.small_log import SmallLog
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[SmallLog]:
-    """A new log, open and empty."""
+    """Yield a new log, open and empty."""
     log = SmallLog(tmp_path / "commitlog")
     log.open()
     yield log

@@ -1,4 +1,4 @@
-"""An appender (and a syncer) over a simulated disk, and all that they tell, in order."""
+"""An appender (and a syncer) over a simulated disk, and all their callbacks, in order."""
 
 import queue
 import threading
@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.commitlog.appender import Appender, AppendRequest, SyncQueue
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import BatchHeader
+from holdfast.commitlog.append.appender import Appender, AppendRequest, SyncQueue
+from holdfast.commitlog.append.producer_sequences import ProducerLimits, ProducerSequences
+from holdfast.commitlog.append.syncer import Syncer
 from holdfast.commitlog.errors import LogError
-from holdfast.commitlog.producer_sequences import ProducerSequences
-from holdfast.commitlog.rows import Rows
-from holdfast.commitlog.segment import Segment
-from holdfast.commitlog.syncer import Syncer
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import BatchHeader
+from holdfast.commitlog.format.message_rows import Rows
+from holdfast.commitlog.segments.segment import Segment
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import NOW_US, SEGMENT_BYTES, SmallLog
 
@@ -23,14 +23,14 @@ DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class Event:
-    """Something told by a callback: dispatch, complete, rolled, written, advanced or failed."""
+    """A callback's call: dispatch, complete, rolled, written, advanced or failed."""
 
     kind: str
     what: object
 
 
 class Events:
-    """What was told so far, in order; any thread."""
+    """All callback calls so far, in order, from any thread."""
 
     def __init__(self) -> None:
         self.all: list[Event] = []
@@ -48,11 +48,11 @@ class Events:
             self._completed.put(request)
 
     def next_completed(self) -> AppendRequest:
-        """Wait for one more request to complete, and return it."""
+        """Wait for the next request to complete, and return it."""
         return self._completed.get(timeout=DEADLINE_S)
 
     def wait_for(self, kind: str) -> object:
-        """Wait until something of a kind was told; return the first."""
+        """Wait until a callback of this kind was called; return its first value."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.of(kind), DEADLINE_S), f"no {kind}"
         return self.of(kind)[0]
@@ -67,7 +67,7 @@ class Events:
 
 
 class IdleSyncQueue:
-    """A sync thread that never syncs: it keeps what waits for it."""
+    """A sync thread that never syncs: it keeps the waiting requests."""
 
     def __init__(self, events: Events) -> None:
         self.durable_offset = 0
@@ -85,9 +85,9 @@ class IdleSyncQueue:
 
 
 class Publishing:
-    """A log on a simulated disk with an appender, not started yet.
+    """A log on a simulated disk with an appender that is not started yet.
 
-    What is submitted before `appender.start()` is one group.
+    Requests that are submitted before `appender.start()` form one group.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class Publishing:
         disk: SimulatedDisk | None = None,
         next_offsets: dict[tuple[int, int], int] | None = None,
         last_timestamp_us: int = 0,
+        producers: ProducerLimits | None = None,
     ) -> None:
         self.disk = disk if disk is not None else SimulatedDisk()
         self.small = SmallLog(Path("/log"), self.disk, segment_bytes)
@@ -107,6 +108,9 @@ class Publishing:
         self.clock: Callable[[], int] = lambda: NOW_US
         self.idle = IdleSyncQueue(self.events)
         self.syncer: Syncer | None = None
+        self.sequences = ProducerSequences(
+            expiry_us=10**12, limits=producers or ProducerLimits(1000)
+        )
         self._settings = (max_waiting_bytes, next_offsets or {}, last_timestamp_us)
         self.appender = self._make_appender(self.idle)
 
@@ -114,7 +118,7 @@ class Publishing:
         max_waiting_bytes, next_offsets, last_timestamp_us = self._settings
         return Appender(
             self.log,
-            ProducerSequences(expiry_us=10**12, max_producers=1000),
+            self.sequences,
             sync_queue,
             next_offsets=next_offsets,
             last_timestamp_us=last_timestamp_us,
@@ -127,7 +131,7 @@ class Publishing:
         )
 
     def with_syncer(self, flush_interval_s: float = 3600.0) -> "Publishing":
-        """Put a real sync thread behind the appender, and start it."""
+        """Connect a real sync thread to the appender, and start it."""
         self.syncer = Syncer(
             self.log,
             durable_offset=0,
@@ -154,9 +158,13 @@ class Publishing:
         durable: bool = False,
         topic_id: int = 1,
         urgent: bool = False,
+        client: str = "",
+        refusal: Exception | None = None,
     ) -> AppendRequest:
         """Submit a publish."""
-        request = AppendRequest(topic_id, list(batches) or [batch()], durable)
+        request = AppendRequest(
+            topic_id, list(batches) or [batch()], durable, client=client, refusal=refusal
+        )
         self.appender.submit(request, urgent=urgent)
         return request
 
@@ -181,7 +189,7 @@ def batch(
     sequence: int = 0,
     epoch: int = 0,
 ) -> Batch:
-    """Return a batch of one message, as it comes from a client."""
+    """Return a batch of one message, as a client sends it."""
     return Batch.decode(
         encode_batch(
             [b"x" * size],
@@ -195,6 +203,6 @@ def batch(
 
 
 def error_of(request: AppendRequest) -> LogError:
-    """Return the error that a request was answered with."""
+    """Return the error of a request."""
     assert isinstance(request.error, LogError)
     return request.error

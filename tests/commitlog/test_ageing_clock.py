@@ -8,7 +8,7 @@ START_S = 1_700_000_000
 
 
 class Clocks:
-    """A wall clock that can be set, and the time that really passes, in seconds."""
+    """A wall clock that can be set, and the elapsed time, in seconds."""
 
     def __init__(self) -> None:
         self.wall_s = float(START_S)
@@ -21,7 +21,7 @@ class Clocks:
 
     @property
     def now_s(self) -> float:
-        """The ageing clock, from the wall clock's start."""
+        """The ageing clock, relative to the wall clock's start."""
         return self.ageing.now_us() / 1e6 - START_S
 
 
@@ -68,7 +68,7 @@ def test_it_goes_back_with_the_clock_and_does_not_wait_for_it(clocks: Clocks) ->
     clocks.let_pass(5)
     assert clocks.now_s == -HOUR_S + 5
     clocks.wall_s += HOUR_S
-    assert clocks.now_s == -HOUR_S + 5  # late is safe: this is a jump ahead again
+    assert clocks.now_s == -HOUR_S + 5  # too low is safe: this is a jump ahead again
 
 
 @pytest.mark.parametrize(("more_s", "expected"), [(-1, False), (0, True)])

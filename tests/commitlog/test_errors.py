@@ -1,30 +1,33 @@
-"""An exception carries values; its sentence says what to do where somebody can do something."""
+"""An exception carries values; its message says how to fix the problem where that is possible."""
 
 import pickle
 
 import pytest
 
 from holdfast.commitlog import errors
-from holdfast.commitlog.batch_check import LimitExceeded
 from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.format.batch_check import LimitExceeded
 
 EXAMPLES: list[tuple[LogError, str]] = [
     (errors.CorruptBatch("bad-size", "7 bytes"), "(bad-size): 7 bytes"),
     (errors.CorruptRecord(4096, "header-crc", "of a block", 12), "damaged at 4096 (header-crc)"),
     (errors.UnknownFormatVersion("batch", 2, 1), "version 2; this Holdfast reads 1"),
-    (errors.BatchTooLarge(11, 10), "11 bytes does not fit a segment; at most 10"),
+    (errors.BatchTooLarge(11, 10), "11 bytes does not fit in a segment; the limit is 10"),
     (errors.LogClosed(), "closed"),
-    (errors.LogOverloaded(11, 10), "11 bytes already wait"),
+    (errors.LogOverloaded(11, 10), "11 bytes are waiting"),
     (errors.DiskFull(1024), "free space or lower the retention"),
-    (errors.DiskLow("/d", 1, 2), "has 1 bytes left, of which min_free_bytes (2) are not for"),
-    (errors.DiskLow("/d", 9, 2, 8), "(2) are not for messages, and the next segment takes "),
+    (errors.DiskLow("/d", 1, 2), "has 1 free bytes, but min_free_bytes (2) must stay free"),
+    (errors.DiskLow("/d", 9, 2, 8), "(2) must stay free, and the next segment needs "),
     (errors.MemoryLow(3, 2), "uses 3 bytes of memory (max_memory_bytes 2)"),
     (errors.IndexBehind(3, 2, "no room"), "3 entries wait to be committed to the index"),
-    (errors.NoSegment("EMFILE"), "cannot be made now (EMFILE)"),
+    (errors.NoSegment("EMFILE"), "cannot be created now (EMFILE)"),
+    (errors.SyncTimeout(5000), "within sync_timeout_ms (5000)"),
     (errors.LogPoisoned("EIO"), "restart the broker"),
     (errors.SequenceGap(3, 5), "sequence 5 leaves a gap; the next one is 3"),
     (errors.SequenceTooOld(1, 3), "sequence 1 was stored before"),
+    (errors.RoutedOtherwise(1), "sequence 1 was stored before, in other queues"),
     (errors.ProducerFenced(1, 2), "epoch 1 is fenced"),
+    (errors.TooManyProducers("max_producers_per_topic", 9), "max_producers_per_topic (9)"),
     (LimitExceeded("max_key_bytes", 10, 11, 3), "message 3: 11 bytes exceed max_key_bytes (10)"),
 ]
 
@@ -32,7 +35,7 @@ EXAMPLES: list[tuple[LogError, str]] = [
 @pytest.mark.parametrize(("error", "sentence"), EXAMPLES, ids=lambda e: type(e).__name__)
 def test_an_error_says_its_values_in_a_sentence(error: LogError, sentence: str) -> None:
     assert sentence in str(error)
-    again = pickle.loads(pickle.dumps(error))  # a task of Spark raises them in another process
+    again = pickle.loads(pickle.dumps(error))  # Spark raises them in another process
     assert (type(again), str(again), again.args) == (type(error), str(error), error.args)
 
 

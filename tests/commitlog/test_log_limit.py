@@ -1,4 +1,4 @@
-"""Lines to the log, and how many were left out."""
+"""Log lines with a limit, and the number of omitted lines."""
 
 from holdfast.commitlog.log_limit import LogLimit
 

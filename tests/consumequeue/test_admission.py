@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.commitlog.errors import DiskLow, LogError, LogOverloaded
+from holdfast.commitlog.errors import DiskFull, DiskLow, LogError, LogOverloaded
 from holdfast.consumequeue.admission import Admission
 
 LIMIT = 1000
@@ -34,3 +34,13 @@ def test_an_alarm_keeps_everything_out_until_it_is_over() -> None:
     assert admission.in_flight_bytes == 0
     raised = None
     admission.enter(1)
+
+
+def test_an_alarm_keeps_nothing_of_the_publishes_that_it_refused() -> None:
+    error = DiskFull(1)
+    admission = Admission(LIMIT, {"disk": lambda: error})
+    for _ in range(3):
+        with pytest.raises(DiskFull) as refused:
+            admission.enter(1)
+        assert str(refused.value) == str(error)
+    assert error.__traceback__ is None

@@ -1,4 +1,4 @@
-"""The defaults that a newcomer gets, as the design has them."""
+"""The default settings have the values of the design."""
 
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 

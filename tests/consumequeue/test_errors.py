@@ -1,4 +1,4 @@
-"""Each refusal carries its values and makes its own sentence of them."""
+"""Each error carries values, and formats its own message."""
 
 import copy
 
@@ -13,6 +13,7 @@ ALL = [
     errors.UnknownGroup("billing"),
     errors.UnknownMessage("00" * 16),
     errors.TopicConflict("orders", "queues", 4, 8),
+    errors.TopicFull("orders", 11, 10),
     errors.InvalidTopicChange("orders", "it has 4 queues"),
     errors.LimitReached("max_topics", 10),
     errors.OffsetTrimmed("orders", 1, 2, 3, 4),
@@ -39,10 +40,16 @@ def test_an_error_says_its_values_in_a_sentence_and_survives_copying(
     assert copy.copy(error).args == error.args
 
 
+def test_what_a_backlog_of_keys_stops_names_the_groups() -> None:
+    sentence = str(errors.KeyedBacklog("orders", ["billing", "audit"]))
+    assert "keyed groups (billing, audit) have unsettled messages of topic 'orders'" in sentence
+
+
 def test_every_error_of_the_module_is_tried_here() -> None:
     named = {
         value
         for value in vars(errors).values()
         if isinstance(value, type) and issubclass(value, errors.StoreError)
     }
-    assert named - {type(error) for error in ALL} == {errors.StoreError}
+    tried = {type(error) for error in ALL} | {errors.KeyedBacklog}
+    assert named - tried == {errors.StoreError}

@@ -1,4 +1,4 @@
-"""Ranges of lost offsets, against a plain set of offsets."""
+"""Ranges of lost offsets, compared with a plain set of offsets."""
 
 from hypothesis import given
 from hypothesis import strategies as st

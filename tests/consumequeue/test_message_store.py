@@ -1,4 +1,4 @@
-"""The store over a real log, index and state: everything that the layers above rely on."""
+"""The store over a real log, index and state: all functions that the layers above use."""
 
 import asyncio
 import shutil
@@ -10,9 +10,9 @@ from typing import Any
 import lmdb
 import pytest
 
-from holdfast.commitlog.batch import Batch
 from holdfast.commitlog.errors import LogClosed, LogOverloaded, ProducerFenced, SequenceGap
-from holdfast.commitlog.message_id import format_message_id
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.config import Config
 from holdfast.consumequeue.errors import (
     InvalidName,
@@ -29,14 +29,16 @@ from holdfast.consumequeue.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from holdfast.consumequeue.fetched import Fetched
-from holdfast.consumequeue.group_offsets import GroupOffsets
 from holdfast.consumequeue.message_store import MessageStore, QueueState, Split, StoredOffsets
-from holdfast.consumequeue.queue_reading import QueueReading
-from holdfast.consumequeue.state_changes import StateChanges
-from holdfast.consumequeue.state_store import StateStore
+from holdfast.consumequeue.reading.fetched import Fetched
+from holdfast.consumequeue.reading.queue_reading import QueueReading
+from holdfast.consumequeue.slices import ITEMS_A_TURN
+from holdfast.consumequeue.state.changes import StateChanges
+from holdfast.consumequeue.state.group_offsets import GroupOffsets
+from holdfast.consumequeue.state.store import StateStore
 from holdfast.consumequeue.topics import Topic, TopicConfig
-from holdfast.storage import Storage
+from holdfast.storage.storage import Storage
+from tests.support.calls_a_turn import calls_a_turn
 from tests.support.small_log import flip_bit
 from tests.support.stored import (
     MIB,
@@ -182,6 +184,14 @@ async def test_a_topic_is_changed_and_gets_more_queues_but_never_fewer(
     assert (await store.change_topic("t", fields={"retention_bytes": None})).config == topic.config
 
 
+async def test_a_topic_knows_how_many_queues_it_had(store: MessageStore) -> None:
+    await store.create_topic("t", queues=1)
+    for count in range(1, 12):
+        topic = await store.change_topic("t", queues=count, fields={})
+    assert topic.former_queue_counts == (10, 9, 8, 7, 6, 5, 4, 3)
+    assert await store.change_topic("t", queues=11, fields={}) == topic
+
+
 async def test_a_topic_has_its_queues_once_for_each_level_of_priority(store: MessageStore) -> None:
     topic, _ = await store.create_topic("t", queues=2, priority_levels=3)
     assert (topic.queue_count, topic.queues_per_level, topic.priority_levels) == (6, 2, 3)
@@ -296,7 +306,7 @@ async def test_a_topic_made_again_is_another(storage: Storage, topic: Topic) -> 
 async def test_publishing_to_a_topic_that_is_gone_is_refused(
     store: MessageStore, topic: Topic
 ) -> None:
-    """Whoever had looked it up before must not be told that something was stored."""
+    """A caller that looked the topic up before must not get an acknowledgement."""
     await store.delete_topic("t")
     await store.create_topic("t", queues=2)
     with pytest.raises(UnknownTopic):
@@ -526,7 +536,7 @@ async def test_a_scan_finds_the_first_match_or_the_end_or_needs_the_disk(
         assert store.scan_hot((99, 0), 0, 2, Tagged("y")) is None
         costly = Tagged("y", message_us=900)
         assert store.scan_hot(key, 3, 5, costly) == 5
-        assert store.scan_hot(key, 0, 5, costly) is None  # three messages would be too much
+        assert store.scan_hot(key, 0, 5, costly) is None  # three messages would cost too much
     async with open_storage(small_config(tmp_path)) as storage:
         assert storage.store.scan_hot(key, 0, 5, Tagged("y")) is None
 
@@ -569,7 +579,7 @@ async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(
     image = bytearray(segment.read_bytes())
     image[image.index(b"three")] ^= 1
     segment.write_bytes(image)
-    for _ in range(2):  # from disk, and then hot
+    for _ in range(2):  # first from disk, then from memory
         async with open_storage(config) as storage:
             store = storage.store
             fetched = await store.read(topic, 0, 0, **ALL)
@@ -584,7 +594,7 @@ async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(
             assert bodies(await store.read(topic, 0, 4, **ALL)) == [b"five"]
         (tmp_path / "consumequeue" / "data.mdb").unlink()
         (tmp_path / "consumequeue" / "lock.mdb").unlink()
-    # However often it is met, its finding is logged once.
+    # The damage is read several times, but logged once.
     assert caplog.text.count("has lost offsets 2 to 4 (payload-crc)") == 1
 
 
@@ -642,9 +652,11 @@ async def test_splits_are_checked_and_cover_what_was_asked(
 ) -> None:
     await _publish_five(store, topic)
     size = store.queue_state(topic, 0).bytes
-    plan = await store.splits(topic, {1: (0, 0), 0: (0, 5)}, max_bytes=None, min_splits=1)
+    plan = await store.splits(
+        topic, {1: (0, 0), 0: (0, 5)}, max_bytes=None, min_splits=1, max_splits=100
+    )
     assert plan == [Split(0, 0, 5, size)]
-    plan = await store.splits(topic, {0: (1, 5)}, max_bytes=1, min_splits=1)
+    plan = await store.splits(topic, {0: (1, 5)}, max_bytes=1, min_splits=1, max_splits=100)
     assert [(split.start_offset, split.end_offset) for split in plan] == [(1, 2), (2, 3), (3, 5)]
     for bad, error in (
         ({0: (0, 6)}, OffsetBeyondEnd),
@@ -652,7 +664,7 @@ async def test_splits_are_checked_and_cover_what_was_asked(
         ({2: (0, 0)}, UnknownQueue),
     ):
         with pytest.raises(error):
-            await store.splits(topic, bad, max_bytes=None, min_splits=1)
+            await store.splits(topic, bad, max_bytes=None, min_splits=1, max_splits=100)
 
 
 # -- stored offsets ------------------------------------------------------------------------
@@ -673,6 +685,17 @@ async def test_offsets_are_merged_and_their_version_counts_changes(
     await store.store_offsets("a", other, {0: 0})
     assert store.groups() == ["a", "g"]
     assert store.group_topics("g") == {"t": StoredOffsets({0: 1, 1: 0}, 3)}
+
+
+async def test_offsets_of_many_queues_are_checked_some_a_turn_of_the_loop(
+    store: MessageStore,
+) -> None:
+    wide, _ = await store.create_topic("wide", queues=1000)
+    offsets: Any = store.check_offsets
+    with calls_a_turn(offsets.__self__, "_queue_state") as looked:
+        stored = await store.store_offsets("g", wide, dict.fromkeys(range(1000), 0))
+    assert len(stored.offsets) == looked.total == 1000
+    assert looked.most <= ITEMS_A_TURN
 
 
 async def test_compare_and_swap(store: MessageStore, topic: Topic) -> None:
@@ -715,10 +738,21 @@ async def test_offsets_of_no_queue_are_refused(store: MessageStore, topic: Topic
     assert store.groups() == []
 
 
-async def test_an_offset_that_is_not_there_yet_may_be_stored(
+# R10: an offset beyond the end was stored, and what came up to it was passed over
+
+
+async def test_an_offset_may_be_stored_up_to_the_end_of_its_queue(
     store: MessageStore, topic: Topic
 ) -> None:
-    assert (await store.store_offsets("g", topic, {0: 123})).offsets == {0: 123}
+    await _publish_five(store, topic)
+    end = store.queue_state(topic, 0).max_offset
+    for offset in (end - 1, end):
+        assert (await store.store_offsets("g", topic, {0: offset})).offsets == {0: offset}
+    for offset in (end + 1, 2**63):
+        with pytest.raises(OffsetBeyondEnd) as beyond:
+            await store.store_offsets("g", topic, {0: offset})
+        assert beyond.value.max_offset == end
+    assert store.stored_offsets("g", topic).offsets == {0: end}
 
 
 # -- the durable state ---------------------------------------------------------------------
@@ -751,7 +785,7 @@ async def test_a_change_that_could_not_be_stored_did_not_happen(
 
 
 class SlowState:
-    """Lets commits of the state wait, one behind the other."""
+    """Makes commits of the state wait, one after another."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -786,7 +820,7 @@ def slow_state(monkeypatch: pytest.MonkeyPatch) -> SlowState:
 async def test_a_change_whose_asker_has_left_still_comes_to_its_end(
     tmp_path: Path, slow_state: SlowState
 ) -> None:
-    """Else memory and disk would part, and two topics could get one id."""
+    """Otherwise memory and disk would differ, and two topics could get the same id."""
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         store = storage.store
@@ -859,9 +893,23 @@ async def test_offsets_that_others_forget_meanwhile_are_forgotten(
     await until(lambda: slow_state.waiting)
     second = asyncio.create_task(store.forget_offsets("g"))
     for _ in range(5):
-        await asyncio.sleep(0)  # it has begun, and waits for the other
+        await asyncio.sleep(0)  # it has started, and waits for the other one
     slow_state.release()
     await asyncio.gather(first, second)
+    assert store.groups() == []
+
+
+async def test_only_offsets_on_named_topics_are_forgotten(
+    store: MessageStore, topic: Topic
+) -> None:
+    other, _ = await store.create_topic("other")
+    for each in (topic, other):
+        await store.store_offsets("g", each, {0: 0})
+    await store.forget_offsets("g", ["t", "gone"])
+    assert list(store.group_topics("g")) == ["other"]
+    await store.forget_offsets("g", [])
+    assert list(store.group_topics("g")) == ["other"]
+    await store.forget_offsets("g", ["other"])
     assert store.groups() == []
 
 
@@ -896,7 +944,7 @@ async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_gone_with_it(
 
 
 async def _everything(store: MessageStore) -> object:
-    """Return every answer that the store gives about what it has."""
+    """Return all answers of the store about its content."""
     answers: dict[str, object] = {"topics": store.topics(), "groups": store.groups()}
     for topic in store.topics():
         states = store.queue_states(topic)
@@ -906,7 +954,7 @@ async def _everything(store: MessageStore) -> object:
         ]
         ranges = {state.queue: (state.min_offset, state.max_offset) for state in states}
         answers[f"{topic.name} splits"] = await store.splits(
-            topic, ranges, max_bytes=5000, min_splits=7
+            topic, ranges, max_bytes=5000, min_splits=7, max_splits=100
         )
         answers[f"{topic.name} search"] = [
             (found.header, row) for found, row in await store.search_key(topic, "k1", 1000)
@@ -961,7 +1009,7 @@ async def test_every_answer_is_the_same_after_a_restart_whatever_was_deleted(
         assert not storage.degraded
         assert await _everything(storage.store) == before
         newest, _ = await storage.store.create_topic("newest")
-        assert newest.topic_id == 4  # 1 was another's, who is gone
+        assert newest.topic_id == 4  # 1 belonged to a deleted topic
 
 
 async def test_a_queue_of_many_that_cannot_be_read_says_why_and_the_others_are_read(

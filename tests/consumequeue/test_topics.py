@@ -1,4 +1,4 @@
-"""Which names are allowed, and that nothing else passes."""
+"""The allowed names; all others are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the tests with real processes share."""
+"""Fixtures shared by the tests with real processes."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.support.loop_volume import FILE_SYSTEMS, CannotMount, LoopVolume, why
 
 @pytest.fixture(params=FILE_SYSTEMS)
 def volume(request: pytest.FixtureRequest) -> Iterator[LoopVolume]:
-    """A file system that can lose its power; unmounted and deleted whatever the test does."""
+    """A file system that can lose its power. It is unmounted and deleted even if the test fails."""
     reason = why_not(request.param)
     if reason is not None:
         pytest.skip(reason)

@@ -1,5 +1,7 @@
-"""Real brokers with a defect planted: the kills and power losses must refuse every one of them,
-or that they pass says nothing."""
+"""Real brokers with a planted defect: the kill and power-loss tests must detect every defect.
+
+Otherwise a passing test would prove nothing.
+"""
 
 import sys
 import time
@@ -19,9 +21,9 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-#: A defect that so many ends do not show is taken for one that none shows.
+#: Give up after this many kills or power losses: the defect then counts as not detected.
 MOST_ENDS = 8
-#: What the checker finds, or what the broker itself says of messages and topics that it lacks.
+#: Errors of the checker, or of the broker when messages or topics are missing.
 REFUSALS = (AssertionError, ApiError)
 
 
@@ -52,7 +54,7 @@ def _end_again_and_again(defect: str, data_dir: Path, volume: LoopVolume | None)
     try:
         with Workload(broker.url) as load:
             for _ in range(MOST_ENDS):
-                time.sleep(0.3)  # the load itself
+                time.sleep(0.3)  # let the load run
                 if volume is not None:
                     load.disk_fails()
                     volume.cut_power()

@@ -1,5 +1,7 @@
-"""The power goes at the worst moments there are: a broker stops dead at a named place of its
-work, the power is cut, and the next start must find everything that was acknowledged."""
+"""Power losses at the worst moments: after the next start, everything acknowledged must be there.
+
+A broker stops at a named failpoint of its work, and the power is cut there.
+"""
 
 import json
 import subprocess
@@ -15,6 +17,7 @@ from holdfast.check import check_data_dir
 from holdfast.client.errors import UnknownTopic
 from holdfast.http_api.access.token_file import TokenFile
 from holdfast.running_broker import RunningBroker
+from tests.crash.test_layout_1 import OF_LAYOUT_1
 from tests.support.broker_calls import Calls
 from tests.support.failpoint_program import PLACES, wait_until_stopped
 from tests.support.gate import fetch, wait_until
@@ -25,7 +28,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(300)]
 
 HOLDFAST = (sys.executable, "-m", "holdfast")
 
-#: Where a broker stops under load, and at the how manieth time it comes there.
+#: Failpoints where a broker under load stops, and at which pass over the failpoint it does.
 UNDER_LOAD = {
     "segment allocated": 3,
     "segment header written": 3,
@@ -70,7 +73,7 @@ OF_DEAD_LETTERS = ["letter not appended", "letter appended", "letter marked"]
 
 def test_every_place_is_tried() -> None:
     in_commands = {*dict(IN_TOKEN_COMMANDS), *IN_BACKUP}
-    of_brokers = {*UNDER_LOAD, *dict(AT_FIRST_START), *OF_DEAD_LETTERS}
+    of_brokers = {*UNDER_LOAD, *dict(AT_FIRST_START), *OF_DEAD_LETTERS, *OF_LAYOUT_1}
     assert set(PLACES) == of_brokers | in_commands
 
 
@@ -127,7 +130,7 @@ def test_power_loss_at_the_first_start(volume: LoopVolume, place: str, count: in
 
 @pytest.mark.parametrize("place", OF_DEAD_LETTERS)
 def test_power_loss_while_dead_letters_are_appended(volume: LoopVolume, place: str) -> None:
-    """Each is in its topic once afterwards, and comes to no member again."""
+    """Each dead letter is stored exactly once; no member receives its message again."""
     broker = RunningBroker(volume.path, ARGUMENTS, start_timeout_s=60)
     broker.program = _stopping_at(place, 1)
     broker.start()
@@ -178,7 +181,7 @@ def test_power_loss_while_a_token_is_revoked(volume: LoopVolume, place: str, cou
     made = [_said("token", "create", *data_dir, "--name", n, "--allow", "all") for n in "ab"]
     token_id = json.loads(made[1])["token_id"]
     _run_until_power_is_lost(volume, place, count, "token", "revoke", *data_dir, token_id)
-    # A command that did not end may have had its effect or none; all before it had theirs.
+    # The interrupted command may have taken effect or not; all earlier commands have taken effect.
     tokens = TokenFile(volume.path)
     after = {token.name for token in tokens.read().content.tokens}
     assert {"a"} <= after <= {"a", "b"}
@@ -198,7 +201,7 @@ def test_power_loss_at_the_end_of_a_backup(volume: LoopVolume, place: str, tmp_p
         _run_until_power_is_lost(volume, place, 1, *command, broker=broker)
     restored = tmp_path / "restored"
     done = _run("restore", str(target), "--data-dir", str(restored))
-    if done.returncode == 0:  # whole, or refused
+    if done.returncode == 0:  # the backup is complete, or restore refuses it
         with RunningBroker(restored, ARGUMENTS) as broker, broker.client() as client:
             assert [bytes(m.body) for m in client.pull("t", queue=0, follow=False)] == bodies
     else:
@@ -215,7 +218,7 @@ def _run_until_power_is_lost(
     *command: str,
     broker: RunningBroker | None = None,
 ) -> None:
-    """Run a command until it comes to its place, and cut the power there."""
+    """Run a command until it stops at its failpoint, and cut the power there."""
     process = subprocess.Popen([*_stopping_at(place, count), *command], stdout=subprocess.DEVNULL)
     try:
         wait_until_stopped(process.pid)

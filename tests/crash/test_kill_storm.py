@@ -1,8 +1,7 @@
-"""SIGKILL, again and again, with everything at once under way: in the middle of the load, while
-the broker starts and recovers, and while it stops. Nothing that was acknowledged is lost, in
-written mode neither: the page cache outlives the process.
+"""SIGKILL again and again: under load, during start and recovery, and during a stop.
 
-How many kills: TEST_KILLS (20 unless told), from TEST_SEED.
+Nothing acknowledged is lost, not even in written mode: the page cache outlives the process.
+TEST_KILLS sets the number of kills (default 20), TEST_SEED the seed.
 """
 
 import os
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(3600)]
 
 KILLS = int(os.environ.get("TEST_KILLS", "20"))
 SEED = int(os.environ.get("TEST_SEED", "20261121"))
-#: A start of a broker takes about so long; a kill hits it anywhere within.
+#: A start of a broker takes about this long; a kill comes at any time within it.
 START_S = 1.5
 
 
@@ -36,11 +35,11 @@ def test_a_storm_of_kills_loses_nothing(tmp_path: Path) -> None:
     try:
         with Workload(broker.url) as load:
             while sum(kills.values()) < KILLS:
-                time.sleep(rng.uniform(0.05, 0.6))  # the load itself: when to kill
+                time.sleep(rng.uniform(0.05, 0.6))  # let the load run until a random kill
                 moment = rng.choices(("load", "start", "stop"), (4, 1, 1))[0]
                 if moment == "stop":
                     os.kill(broker.pid, signal.SIGTERM)
-                    time.sleep(rng.uniform(0, 0.2))  # somewhere in the stop
+                    time.sleep(rng.uniform(0, 0.2))  # at some moment of the stop
                 broker.kill()
                 kills[moment if moment == "stop" else "load"] += 1
                 while rng.random() < 0.2 and sum(kills.values()) < KILLS:

@@ -1,8 +1,9 @@
-"""The power goes, in the middle of everything, on real file systems: what was acknowledged as
-durable is there afterwards, once, in order, with its bytes, and so is what a consumer saw of a
-durable topic. In written mode the end of the log may be gone, and nothing but the end.
+"""Power losses at any moment, on real file systems.
 
-How many times on each file system: TEST_POWER_LOSSES (3 unless told), from TEST_SEED.
+Every durably acknowledged message is there afterwards: once, in order, with the same bytes. The
+same holds for each message of a durable topic that a consumer received. Written mode may lose the
+end of the log, and only the end. TEST_POWER_LOSSES sets the number of losses on each file system
+(default 3), TEST_SEED the seed.
 """
 
 import os
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(1800)]
 
 LOSSES = int(os.environ.get("TEST_POWER_LOSSES", "3"))
 SEED = int(os.environ.get("TEST_SEED", "20261121"))
-#: A start of a broker takes about so long; a power loss hits it anywhere within.
+#: A start of a broker takes about this long; a power loss comes at any time within it.
 START_S = 1.5
 
 
@@ -33,7 +34,7 @@ def test_power_losses_take_nothing_that_was_acknowledged_as_durable(volume: Loop
     lost = starting = 0
     with _broker_on(volume) as broker, Workload(broker.url) as load:
         for _ in range(LOSSES):
-            time.sleep(rng.uniform(0.1, 1.0))  # the load itself: when the power goes
+            time.sleep(rng.uniform(0.1, 1.0))  # let the load run until the power fails
             load.disk_fails()
             volume.cut_power()
             if rng.random() < 0.5:
@@ -57,7 +58,7 @@ def test_power_losses_in_written_mode_take_the_end_of_the_log_alone(volume: Loop
     seldom = ("--commitlog-flush-interval-ms", "1000")
     with _broker_on(volume, *seldom) as broker, Workload(broker.url, written_only=True) as load:
         for _ in range(LOSSES):
-            time.sleep(rng.uniform(0.3, 1.5))  # the load itself: when the power goes
+            time.sleep(rng.uniform(0.3, 1.5))  # let the load run until the power fails
             load.disk_fails()
             volume.cut_power()
             load.close_gate()
@@ -83,7 +84,7 @@ def _is_read_only(broker: RunningBroker) -> bool:
     try:
         answer = fetch(f"{broker.url}/readyz")
     except ConnectionError:
-        return True  # it has ended
+        return True  # the process has ended
     return answer.status == 200 and "Input/output error" in (answer.json["read_only"] or "")
 
 

@@ -1,5 +1,7 @@
-"""The file system turns read-only under a broker, as ext4 does when it meets an error: what is
-published is refused, reading goes on, and the broker says why."""
+"""The file system turns read-only under a broker, as ext4 does after an error.
+
+Publishes are refused, reading continues, and the broker reports why.
+"""
 
 from collections.abc import Iterator
 
@@ -55,7 +57,7 @@ def test_a_disk_that_turns_read_only_stops_publishers_alone(ext4: LoopVolume) ->
         assert broker.stop() == 1, "it ended as if nothing had been wrong"
         with pytest.raises(BrokerDidNotStart, match="Read-only file system"):
             broker.start()
-        ext4.restore_power()  # mounted again, ext4 has its journal and is whole
+        ext4.restore_power()  # the mount replays ext4's journal, so the file system is sound again
         report = check_data_dir(broker.data_dir)
         assert report.is_sound, report.findings
         broker.start()

@@ -1,7 +1,7 @@
-"""How long a broker takes to serve again after SIGKILL: 5 s per GB of log at most, also where the
-index is gone and the whole log is walked.
+"""The time to serve again after SIGKILL: at most 5 s per GB of log.
 
-The size of the log: TEST_RESTART_MIB (256 unless told).
+The limit also holds when the index is missing and the broker walks the whole log. TEST_RESTART_MIB
+sets the size of the log (default 256).
 """
 
 import os
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(1800)]
 MIB = 1024 * 1024
 SIZE_MIB = int(os.environ.get("TEST_RESTART_MIB", "256"))
 S_PER_GB = 5.0
-#: A start without any log is mostly imports; it is measured, and may take that much longer.
+#: A start without any log is mostly imports; it is measured and added to the limit.
 SLACK_S = 3.0
-#: One that takes longer may have met a machine that is busy otherwise: the quickest counts.
+#: A slow start may have met a busy machine, so the quickest start counts.
 MOST_STARTS = 3
 BODY = b"x" * 1000
 
@@ -57,7 +57,7 @@ def test_a_restart_takes_seconds_per_gigabyte_at_most(tmp_path: Path) -> None:
 
 
 def _quickest_start(broker: RunningBroker, allowed_s: float, before: Callable[[], object]) -> float:
-    """Kill the broker and start it again, until a start takes no longer than is allowed."""
+    """Kill and restart the broker until a start is within the limit, or the tries are used up."""
     quickest_s = float("inf")
     for _ in range(MOST_STARTS):
         broker.kill()

@@ -1,6 +1,6 @@
-"""A broker under load that is told to stop, or stopped and continued.
+"""A broker under load receives stop signals, or is paused (SIGSTOP) and continued.
 
-How long it is paused: TEST_PAUSE_S (6 unless told; 30 by hand).
+TEST_PAUSE_S sets the length of the pause in seconds (default 6; 30 by hand).
 """
 
 import os
@@ -26,7 +26,7 @@ STOP_S = 5.0
 
 
 class HeldPull(threading.Thread):
-    """A pull that waits on a topic where nothing arrives."""
+    """A pull that waits on a topic where no message arrives."""
 
     def __init__(self, url: str, wait_ms: int) -> None:
         super().__init__(daemon=True)
@@ -75,7 +75,7 @@ def test_sigterm_under_load_ends_everything_in_order(
         started = time.monotonic()
         os.kill(broker.pid, signal.SIGTERM)
         if again is not None:
-            time.sleep(0.05)  # somewhere in the stop
+            time.sleep(0.05)  # at some moment of the stop
             os.kill(broker.pid, again)
         assert broker.wait(20) == 0
         assert time.monotonic() - started < STOP_S
@@ -102,10 +102,10 @@ def test_sigterm_at_any_moment_of_a_start(broker: RunningBroker) -> None:
     rng = random.Random(SEED)
     for _ in range(8):
         process = broker.launch()
-        time.sleep(rng.uniform(0.05, 1.5))  # somewhere in the start
+        time.sleep(rng.uniform(0.05, 1.5))  # at some moment of the start
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        # Before it listens to signals, Python ends as any program does.
+        # Before the broker installs its handlers, a signal ends Python as it ends any program.
         assert broker.wait(20) in (0, -signal.SIGTERM)
         assert time.monotonic() - started < STOP_S
     report = check_data_dir(broker.data_dir)
@@ -122,10 +122,10 @@ def test_sigterm_at_any_moment_of_a_start(broker: RunningBroker) -> None:
 def test_a_paused_broker_goes_on_where_it_was(broker: RunningBroker) -> None:
     with Workload(broker.url, timeout_s=min(1.0, PAUSE_S / 3)) as load:
         load.wait_for_more(100)
-        # Long enough for all to be held at once, and over in the pause.
+        # Long enough that all are held at once; short enough that they end during the pause.
         pulls = _hold(broker, 20, wait_ms=int(PAUSE_S * 750))
         os.kill(broker.pid, signal.SIGSTOP)
-        time.sleep(PAUSE_S)  # deadlines pass, clients give up and come again
+        time.sleep(PAUSE_S)  # deadlines pass; clients time out and reconnect
         os.kill(broker.pid, signal.SIGCONT)
         continued = time.monotonic()
         for pull in pulls:

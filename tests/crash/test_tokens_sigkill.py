@@ -1,5 +1,8 @@
-"""Whoever changes the tokens is killed again and again: the file is whole at any moment, and every
-change that was reported is in it. TEST_KILLS says how often, TEST_SEED repeats a run."""
+"""A program that changes the tokens is killed repeatedly.
+
+The file is whole at any moment and contains every change that was reported. TEST_KILLS sets the
+number of kills, TEST_SEED repeats a run.
+"""
 
 import os
 import random
@@ -16,7 +19,7 @@ from holdfast.http_api.access.token_file import TokenFile
 KILLS = int(os.environ.get("TEST_KILLS", "10"))
 SEED = int(os.environ.get("TEST_SEED", "1"))
 
-#: Makes two tokens, revokes the older of them, and says so after each change.
+#: Program: make two tokens, revoke the older one, and print a line after each change.
 WRITER = """
 import sys
 from pathlib import Path

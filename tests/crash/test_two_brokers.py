@@ -1,5 +1,7 @@
-"""One data directory, more than one process: a second broker, a group of processes that dies as
-one, commands beside a broker."""
+"""One data directory and several processes.
+
+A second broker, a process group that is killed as a whole, and commands while a broker runs.
+"""
 
 import os
 import signal
@@ -96,11 +98,11 @@ def _command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_kill_9_of_the_whole_process_group_loses_nothing(tmp_path: Path) -> None:
-    """The broker, and the command that publishes to it, end in the same instant."""
+    """The broker and the command that publishes to it end at the same moment."""
     broker = RunningBroker(tmp_path / "data", SMALL)
-    broker.start()  # to have an address
+    broker.start()  # to get an address
     broker.stop()
-    # A shell that is given to die with its children: publisher and broker in one group.
+    # One process group of a shell, a publisher and a broker, so that all are killed together.
     publish = f"seq 1 200000 | {' '.join(HOLDFAST)} publish t --queue 0 --url {broker.url}"
     ready = tmp_path / "ready"
     wait = f"until [ -e {ready} ]; do sleep 0.02; done"

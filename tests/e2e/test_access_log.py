@@ -1,4 +1,4 @@
-"""Real input by the command line and by curl alone: every count, every line, every byte."""
+"""A real access log through the command line and through curl: every count, line and byte."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def curl(url: str, *arguments: str) -> bytes:
 
 
 def check_topic(broker: RunningBroker, topic: str, lines: list[bytes]) -> None:
-    """Everything is there once, with its key and tag; one key's lines are in file order."""
+    """Check that each line is there once, with its key and tag, in file order per key."""
     tags: Counter[str | None] = Counter()
     by_key: dict[str | None, list[bytes]] = defaultdict(list)
     queues_of: dict[str | None, set[int]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""What a group chooses first, as its Python client hands it out: shares of topics, priorities."""
+"""Which messages a group chooses first, seen by its Python client: topic shares and priorities."""
 
 import asyncio
 from collections import Counter
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 import pytest
 
 from holdfast.client import AsyncClient, Delivery
+from holdfast.client.descriptions import Engine
 from holdfast.groups.config import FAIR_ENGINES
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 
@@ -24,10 +25,10 @@ async def client(broker: RunningBroker) -> AsyncIterator[AsyncClient]:
     """A client of a broker without topics."""
     async with broker.async_client() as client, asyncio.timeout(60):
         yield client
-        for each in await client.groups():
-            await client.delete_group(each["group"])
-        for each in await client.topics():
-            await client.delete_topic(each["topic"])
+        for group in await client.groups():
+            await client.delete_group(group.group)
+        for topic in await client.topics():
+            await client.delete_topic(topic.topic)
 
 
 async def backlog(client: AsyncClient, counts: Mapping[str, int]) -> None:
@@ -41,9 +42,9 @@ async def backlog(client: AsyncClient, counts: Mapping[str, int]) -> None:
 @engines
 @pytest.mark.parametrize("max_in_flight", [1, 7, 1000])
 async def test_shares_do_not_depend_on_how_much_a_member_holds(
-    client: AsyncClient, engine: str, max_in_flight: int
+    client: AsyncClient, engine: Engine, max_in_flight: int
 ) -> None:  # F9, F15
-    """Ten for one as they are handed out, and never further from it than one turn."""
+    """Messages are handed out ten to one, never further from that share than one turn."""
     topics = {"bulk": 1, "express": 10}
     await backlog(client, {"bulk": 20, "express": 200})
     await client.create_group("w", topics, engine=engine)
@@ -61,7 +62,7 @@ async def test_shares_do_not_depend_on_how_much_a_member_holds(
 
 
 @engines
-async def test_members_share_by_weight_together(client: AsyncClient, engine: str) -> None:
+async def test_members_share_by_weight_together(client: AsyncClient, engine: Engine) -> None:
     # F8, F21
     weights = {"p0": 4, "p1": 8, "p2": 12}
     await backlog(client, {topic: weight * 60 for topic, weight in weights.items()})
@@ -86,7 +87,7 @@ async def test_members_share_by_weight_together(client: AsyncClient, engine: str
 
 async def test_a_late_high_message_overtakes_what_the_client_does_not_hold(
     client: AsyncClient,
-) -> None:  # Q22
+) -> None:  # Q23
     await client.create_topic("orders", queues=1, priority_levels=10)
     await client.create_group("g", "orders")
     for body in ("4a", "4b", "4c"):
@@ -100,5 +101,5 @@ async def test_a_late_high_message_overtakes_what_the_client_does_not_hold(
             if got == ["4a", "9a", "4b"]:
                 await client.publish("orders", "9b", priority=9)
                 await delivery.nack(0)
-    # What failed regains its own level's place, behind all that is higher.
+    # A failed message returns to its own priority level, after all messages of higher levels.
     assert got == ["4a", "9a", "4b", "9b", "4b", "4c"]

@@ -1,4 +1,4 @@
-"""The lines of docs/groups.md run as they stand, in the page's order, against one broker."""
+"""The lines of docs/groups.md run unchanged, in the page's order, against one broker."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def lines_of_the_page() -> str:
 def test_the_whole_cycle_in_curl(holdfast_broker: RunningBroker, tmp_path: Path) -> None:
     script = lines_of_the_page()
     assert script.count("curl") >= 20
-    # Each line's own answer, whatever the page does with it; a refusal fails.
+    # The result of each line, before the page uses it; an error response fails the test.
     script = script.replace("curl ", "curl -sS --fail-with-body -w '\\n' ")
     ran = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", script],
@@ -38,7 +38,7 @@ def test_the_whole_cycle_in_curl(holdfast_broker: RunningBroker, tmp_path: Path)
     answers = [json.loads(line) for line in ran.stdout.splitlines() if line]
     settled = [each["results"] for each in answers if "results" in each and "durable" not in each]
     assert settled == [[{"status": "done"}]] * 7
-    # What came back, in its place.
+    # The redelivered message keeps its place.
     (came_back,) = [each for each in answers if isinstance(each, list)]
     assert came_back == [["two coffees", 2, True], ["the bill", 2, True]]
     back, again = (
@@ -50,14 +50,14 @@ def test_the_whole_cycle_in_curl(holdfast_broker: RunningBroker, tmp_path: Path)
     (letter,) = dead["messages"]
     assert letter["body"] == "a joke"
     assert letter["properties"] == {
-        "holdfast-dead-topic": "orders",
+        "holdfast-dead-topic": "meals",
         "holdfast-dead-queue": "0",
         "holdfast-dead-offset": "3",
         "holdfast-dead-reason": "rejected",
         "holdfast-dead-attempts": "1",
         "holdfast-dead-group": "kitchen",
     }
-    # After the seek, all of it again, and without receipts.
+    # After the seek all messages arrive again, and the reply has no receipts.
     last = [each for each in answers if "active" in each][-1]
     assert [each["body"] for each in last["messages"]] == [
         "a tea", "two coffees", "the bill", "a joke",

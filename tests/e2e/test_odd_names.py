@@ -1,5 +1,7 @@
-"""Names that would mean something to a file system, a terminal or a careless decoder: refused by a
-real broker before they reach its storage, whose files stay as they were."""
+"""Names that have a meaning for a file system, a terminal or a careless decoder.
+
+A real broker refuses them before they reach its storage, and its files stay unchanged.
+"""
 
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from yarl import URL
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 
-#: Percent-encoded as they are sent; what each is, beside it.
+#: Percent-encoded as they are sent; the comment on each line says what the name is.
 NAMES = {
     "..%2fescape": "a path out of the directory",
     "..%2f..%2f..%2f..%2fetc%2fpasswd": "a longer one",
@@ -44,14 +46,14 @@ BODY = b'{"messages":[{"body":"x"}]}'
 
 
 def files(directory: Path) -> set[str]:
-    """Return every path below a directory; of the segments, which are prepared ahead, none."""
+    """Return every path below a directory, except segments, which are prepared ahead."""
     found = {path.relative_to(directory) for path in directory.rglob("*")}
     return {str(path) for path in found if path.parent.name != "commitlog"}
 
 
 @pytest.mark.timeout(120)
 async def test_odd_names_reach_no_storage(tmp_path: Path) -> None:
-    # The broker's log is beside its data directory, in a place that is looked at as well.
+    # The broker's log is next to its data directory, in a folder that the test also checks.
     home = tmp_path / "home"
     with RunningBroker(home / "data", TEST_ARGUMENTS) as broker:
         async with aiohttp.ClientSession() as session:
@@ -77,7 +79,7 @@ async def test_odd_names_reach_no_storage(tmp_path: Path) -> None:
                     assert status == 400, (method, path, said)
                 status, said = await ask("GET", f"/v1/messages/{name}")
                 assert status in (400, 404), (name, said)
-            # Case tells names apart: there are no files to collide.
+            # Names are case-sensitive: no files are named after topics, so none can collide.
             assert (await ask("PUT", "/v1/topics/orders", b'{"queues":1}'))[0] == 201
             status, said = await ask("GET", "/v1/topics")
             assert said.count(b'"topic":') == 2

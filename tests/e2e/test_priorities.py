@@ -1,10 +1,10 @@
-"""Priorities through a whole broker: each way of publishing finds the same queue for a message."""
+"""Priorities through a whole broker: all ways of publishing choose the same queue."""
 
 import itertools
 from typing import TYPE_CHECKING
 
 from holdfast.client import Client
-from holdfast.commitlog.batch import queue_for_key
+from holdfast.commitlog.format.batch import queue_for_key
 
 if TYPE_CHECKING:
     from holdfast.testing import RunningBroker

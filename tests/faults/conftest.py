@@ -1,4 +1,4 @@
-"""What the fault tests share."""
+"""Fixtures of the fault tests."""
 
 import shutil
 import tempfile
@@ -9,14 +9,16 @@ import pytest
 
 from tests.support.memory_folder import folder_in_memory
 
-#: More than any of these tests has in files at once.
+#: More bytes than any of these tests has in files at once.
 NEEDED_BYTES = 256 * 1024 * 1024
 
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """Return an empty directory in memory where there is room for it, so that LMDB's syncs
-    cost nothing; they are tested elsewhere."""
+    """Return an empty directory in memory if there is room, else on disk.
+
+    In memory, LMDB's syncs cost nothing; other tests cover them.
+    """
     in_memory = folder_in_memory(NEEDED_BYTES)
     if in_memory is None:
         yield tmp_path
@@ -28,5 +30,5 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _ask_a_full_disk_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is asked again at once: the tests' disk gets its room back when told to."""
-    monkeypatch.setattr("holdfast.commitlog.commit_log.DISK_FULL_RETRY_S", 0.0)
+    """Let the broker retry a full disk at once: the tests decide when the disk has room again."""
+    monkeypatch.setattr("holdfast.commitlog.segments.commit_log.DISK_FULL_RETRY_S", 0.0)

@@ -1,7 +1,7 @@
-"""Backups of a broker under full load, cut short, on full disks and through power losses.
+"""Backups of a broker under full load: interrupted, on full disks and through power losses.
 
-TEST_BACKUPS says how many are taken under load and how many are killed (3 of each unless told),
-TEST_SEED when.
+TEST_BACKUPS sets how many are taken under load and how many are killed (default 3 each), TEST_SEED
+the moments.
 """
 
 import os
@@ -43,20 +43,20 @@ def backup_command(data_dir: Path, target: Path) -> list[str]:
 
 
 def promised_so_far(topic: LoadTopic) -> History:
-    """Return what was acknowledged and seen of a topic up to now."""
+    """Return which messages of a topic were acknowledged or received until now."""
     with topic.history._lock:
         return History(acks=dict(topic.history.acks), seen=list(topic.history.seen))
 
 
 def judge(restored: Path, promises: dict[str, tuple[LoadTopic, History]]) -> tuple[int, int]:
-    """Start a broker on what was restored; return how many messages it was promised, and has."""
+    """Start a broker on a restored backup; return the counts of promised and stored messages."""
     promised = stored = 0
     with RunningBroker(restored, ARGUMENTS) as broker, Client(broker.url) as client:
         ready = fetch(f"{broker.url}/readyz").json
         assert (ready["phase"], ready["degraded"]) == ("ready", [])
         for topic, history in promises.values():
             final, begins = _everything(client, topic)
-            # What was sent since may be in the backup too.
+            # The backup may also contain messages that were sent since.
             history.sends = list(topic.history.sends)
             check_history(
                 history, final, allow_duplicates=not topic.is_idempotent, min_offsets=begins
@@ -83,7 +83,7 @@ def test_backups_under_load_hold_all_that_was_acknowledged_before(tmp_path: Path
     with RunningBroker(data_dir, ARGUMENTS) as broker, Workload(broker.url) as load:
         for number in range(BACKUPS):
             load.wait_for_more(200)
-            time.sleep(pause.uniform(0, 0.3))  # the load itself: when to begin
+            time.sleep(pause.uniform(0, 0.3))  # let the load run until the backup begins
             promises = {topic.name: (topic, promised_so_far(topic)) for topic in load.topics}
             done = subprocess.run(
                 backup_command(data_dir, target), capture_output=True, text=True, check=False
@@ -119,7 +119,8 @@ def test_a_killed_backup_leaves_the_earlier_one_whole(tmp_path: Path) -> None:
         for _ in range(BACKUPS):
             load.wait_for_more(200)
             earlier = read_manifest(target)
-            # Not before it has begun to copy: starting Python takes the first half.
+            # Kill only after the copying has begun: the start of Python takes the first half of the
+            # time.
             process = subprocess.Popen(backup_command(data_dir, target), stdout=subprocess.DEVNULL)
             time.sleep(when.uniform(0.3, 1.0) * takes_s)
             process.send_signal(signal.SIGKILL)
@@ -145,7 +146,7 @@ def _is_sound(built: Path) -> None:
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    """Return what a broker left that had filled six segments."""
+    """Return the directory of a stopped broker that had filled six segments."""
     arguments = ("--commitlog-segment-bytes", "1MiB", "--commitlog-reserve-bytes", "0")
     with RunningBroker(tmp_path / "data", arguments) as broker, Client(broker.url) as client:
         client.create_topic("t", queues=1)
@@ -228,7 +229,7 @@ def test_where_the_file_system_can_sealed_segments_share_their_blocks(
     sealed = sum(file.size for file in report.manifest.files if file.identity)
     assert sealed >= 4 * 1024 * 1024
     assert report.cloned_bytes == (sealed if "xfs" in request.node.name else 0)
-    # What is changed on one side does not change on the other.
+    # A change on one side does not change the other side.
     for path in (source / "commitlog").iterdir():
         path.write_bytes(b"\0" * path.stat().st_size)
     restore_backup(volume.path / "backup", volume.path / "restored", finish=_is_sound)

@@ -1,8 +1,9 @@
-"""One random bit of one file of a whole data directory is flipped: log, index, state, VERSION,
-lock, reserve. A start serves what was stored, or says what is damaged, and deletes nothing.
+"""One random bit in one file of a data directory is flipped.
 
-`TEST_FLIPS=10000 pytest -m fault tests/faults/test_bit_flips_in_data_dir.py` tries more of them,
-from TEST_SEED on; each flip has a seed of its own.
+The file is of the log, index or state, or VERSION, lock or reserve. The next start serves the
+stored messages or reports the damage, and deletes nothing. `TEST_FLIPS=10000 pytest -m fault
+tests/faults/test_bit_flips_in_data_dir.py` tries more flips, from TEST_SEED on; each flip has its
+own seed.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ _FLIPS = os.environ.get("TEST_FLIPS", "150")
 _COUNT = int(_FLIPS) if _FLIPS.isdigit() else 10_000
 
 
-#: How often a kind of file is drawn, against 1 for the others.
+#: Weights of kinds of files in the draw; other kinds have weight 1.
 _WEIGHTS = {"commitlog": 6, "consumequeue/data.mdb": 4, "state/data.mdb": 4}
 
 
@@ -34,8 +35,10 @@ def _kind(path: Path) -> str:
 
 
 def _place(rng: random.Random, pristine: Path) -> tuple[Path, int]:
-    """Draw a file and a bit of it; mostly of what was written, since a segment's and a reserve's
-    rest is zeros."""
+    """Draw a file and one of its bits, mostly from the written part.
+
+    The rest of a segment and of the reserve is zeros.
+    """
     kinds: dict[str, list[Path]] = {}
     for path in sorted(pristine.rglob("*")):
         if path.is_file() and path.stat().st_size:

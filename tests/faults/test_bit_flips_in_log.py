@@ -1,9 +1,9 @@
-"""One bit of the log's files is flipped: every bit of every header and column, of each kind of
-block, of what segments begin and end with.
+"""One bit of the log's files is flipped.
 
-The tests of every day take a few bits of each region, the fault tier one in `_STRIDE`. By hand,
-all of it: `TEST_FLIPS=all pytest -m fault tests/faults/test_bit_flips_in_log.py`, in a segment of
-1 MiB.
+The flips cover all headers and columns, every kind of block, and the first and last parts of
+segments. The daily tests flip a few bits of each region; the fault tier flips one in `_STRIDE`. To
+flip every bit by hand, in a segment of 1 MiB: `TEST_FLIPS=all pytest -m fault
+tests/faults/test_bit_flips_in_log.py`.
 """
 
 import logging
@@ -21,14 +21,14 @@ _ALL = os.environ.get("TEST_FLIPS") == "all"
 _SEED = int(os.environ.get("TEST_SEED", "1"))
 _KIB = 1024
 _STRIDE = 1 if _ALL else 31
-"""Odd, so that every bit of a byte has its turn."""
+"""Odd, so that every bit position of a byte is flipped."""
 
 Record = Callable[[str, object], None]
 
 
 @pytest.fixture(autouse=True)
 def _keep_the_log_quiet() -> Iterator[None]:
-    """Each of a hundred thousand starts warns of what it finds."""
+    """Disable log output: each of a hundred thousand starts would warn."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -36,13 +36,13 @@ def _keep_the_log_quiet() -> Iterator[None]:
 
 @pytest.fixture
 def small(tmp_path: Path) -> FlippedLog:
-    """Every kind of block, in segments as small as that goes."""
+    """A log with every kind of block, in the smallest segments."""
     return FlippedLog(tmp_path, 16 * _KIB)
 
 
 @pytest.fixture
 def large(tmp_path: Path) -> FlippedLog:
-    """A full segment of 1 MiB."""
+    """A log with one full segment of 1 MiB."""
     return FlippedLog(tmp_path, 1024 * _KIB, rows=60, body_bytes=400)
 
 
@@ -84,7 +84,10 @@ def test_a_flipped_bit_in_any_region_is_declared_and_costs_its_own_block_alone(
 def test_a_flip_in_a_header_or_a_mark_costs_what_it_may_and_no_more(
     small: FlippedLog, large: FlippedLog, record_property: Record
 ) -> None:
-    """Each with a start of its own; in the large segment one in 7, if all is asked for."""
+    """Each flip needs its own start.
+
+    With TEST_FLIPS=all, one bit in 7 of the large segment is flipped as well.
+    """
     for log, stride in ((small, _STRIDE), (large, 7))[: 2 if _ALL else 1]:
         bits = [
             (region, bit)
@@ -104,8 +107,10 @@ def test_a_flip_in_a_header_or_a_mark_costs_what_it_may_and_no_more(
 def test_no_block_is_read_with_any_of_its_bits_flipped(
     small: FlippedLog, large: FlippedLog, record_property: Record
 ) -> None:
-    """Every bit of every block, by way of the check that every read goes through; in the large
-    segment those of a payload by its checksum alone, but for one byte in 64."""
+    """Flip every bit of every block and call the check that every read uses.
+
+    In the large segment, payload bits are checked only by checksum, except for one byte in 64.
+    """
     log, read_each = (large, 64) if _ALL else (small, 1)
     reads = FlippedReads(log)
     indexes = range(len(log.blocks))

@@ -1,7 +1,7 @@
-"""Bodies that are small on the wire and large once they are looked at, sent to a real broker.
+"""Request bodies that are small on the wire and large when decoded, sent to a real broker.
 
-Each is refused, and soon; the memory of the broker stays under a bound, also while forty of them
-come at once, and whoever else asks is answered.
+The broker refuses each one quickly. Its memory stays under a bound even if forty arrive at once,
+and other clients are answered.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ import pytest
 from holdfast.running_broker import RunningBroker
 
 MIB = 1024 * 1024
-#: 256 MiB of bodies that arrive or are at work, two of them as objects of some 250 MiB each, and
-#: what the broker is without any.
+#: 256 MiB of bodies that arrive or are processed, two of which take some 250 MiB each as objects,
+#: and the memory of an idle broker.
 BOUND_MIB = 1024
 AT_ONCE = 24
-#: Far more than any takes; a bomb that is carried out takes minutes.
+#: Far longer than any refusal takes; a bomb that is really decoded takes minutes.
 SOON_S = 30.0
 
 
@@ -36,7 +36,7 @@ def _lying(size: int) -> bytes:
 
 
 def bombs() -> Mapping[str, tuple[str, str, bytes, set[int]]]:
-    """Return bombs by name: content type, content encoding, body, statuses that refuse them."""
+    """Return bombs by name: content type, content encoding, body, allowed error statuses."""
     raw, json, msgpack, lines = (
         "",
         "application/json",
@@ -112,7 +112,8 @@ async def test_bombs_are_refused_soon_and_in_little_memory(tmp_path: Path) -> No
                     async with session.post(url, data=body, headers=given) as reply:
                         assert reply.status in statuses, (name, await reply.text())
                 except (ConnectionResetError, aiohttp.ClientConnectionError):
-                    assert 503 in statuses  # refused before it had come, and not read for long
+                    # refused before the body had arrived, and read only briefly after that
+                    assert 503 in statuses
                 took[name] = max(took.get(name, 0.0), perf_counter() - begun)
 
             made = bombs()

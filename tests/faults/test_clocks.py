@@ -1,5 +1,8 @@
-"""The machine's clock is set ahead and back under a real broker (libfaketime): offsets and store
-timestamps go on, waits take as long as they take, and nothing is deleted or forgotten early."""
+"""The wall clock of a real broker is set forward and back with libfaketime.
+
+Offsets and store timestamps keep growing, waits keep their real length, and nothing is deleted or
+forgotten early.
+"""
 
 import sys
 import threading
@@ -15,7 +18,7 @@ from tests.support.broker_calls import Answer, Calls, wait_until
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
 _HOUR_S = 3600
-#: Long enough to be seen to be held on a busy machine, and next to nothing beside an hour.
+#: Long enough to see a pull held on a busy machine, and tiny compared with an hour.
 _WAIT_S = 4
 _ARGUMENTS = (
     *("--commitlog-segment-bytes", "1MiB"),
@@ -43,7 +46,7 @@ class _Clock:
         )
 
     def set(self, ahead_s: int) -> None:
-        """Set the clock so far ahead of the true time, or behind it."""
+        """Set the clock `ahead_s` seconds ahead of the true time (negative: behind)."""
         unfinished = self._file.with_suffix(".new")
         unfinished.write_text(f"{ahead_s:+d}s\n")
         unfinished.rename(self._file)
@@ -67,7 +70,7 @@ def _publish_once(calls: Calls, sequence: int) -> Answer:
 
 
 def _let_retention_pass(calls: Calls) -> None:
-    """Publish to a topic that is trimmed by size until that is seen to be done."""
+    """Publish to a topic that is trimmed by size until retention has trimmed it."""
 
     def begin() -> int:
         offset: int = calls("GET", "/v1/topics/small").json["queues"][0]["min_offset"]
@@ -106,7 +109,7 @@ def test_jumps_of_the_clock_neither_reorder_nor_delete_nor_wait(tmp_path: Path) 
         assert broker.stop() == 0
         report = check_data_dir(broker.data_dir)
         assert report.is_sound, report.findings
-        clock.set(-_HOUR_S)  # started on a clock that is behind the log
+        clock.set(-_HOUR_S)  # the broker starts on a clock that is behind the log
         broker.start()
         assert calls.publish("t", "after").status == 200
         found = _messages(calls, "t")

@@ -1,8 +1,8 @@
-"""A real broker over a damaged log: what is damaged is said, costs itself alone, and never ends the
-broker; all else is served, byte for byte, on every path by which it can be read.
+"""A real broker over a damaged log.
 
-Over HTTP, in a process of its own: a wrong step with a damaged file may be the end of a process
-(SIGBUS), and then of this broker, not of the tests.
+It reports the damage, loses only the damaged messages, and never ends because of it. All other
+messages are served, byte for byte, on every read path. The broker runs in its own process, over
+HTTP: a wrong access to a damaged file can end a process (SIGBUS).
 """
 
 import json
@@ -20,15 +20,15 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.client.errors import RecordCorrupt
-from holdfast.commitlog.batch import iter_batches
-from holdfast.commitlog.batch_header import MAGIC, BatchHeader
+from holdfast.commitlog.format.batch import iter_batches
+from holdfast.commitlog.format.batch_header import MAGIC, BatchHeader
 from holdfast.running_broker import RunningBroker
-from holdfast.spark.address import Address
-from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import DataLost
-from holdfast.spark.fetch import read_range
-from holdfast.spark.offsets import QueueRange
-from holdfast.spark.options import parse_options
+from holdfast.spark.options.address import Address
+from holdfast.spark.options.offsets import QueueRange
+from holdfast.spark.options.read import parse_options
+from holdfast.spark.read.fetch import read_range
 
 pytestmark = pytest.mark.fault
 
@@ -49,13 +49,13 @@ def body_of(offset: int) -> bytes:
 
 
 def some(cases: Iterable[T], count: int) -> list[T]:
-    """Return the first few of the cases; all of them with TEST_ALL_DAMAGE=1."""
+    """Return the first `count` cases; with TEST_ALL_DAMAGE=1 all of them."""
     return list(cases)[: None if os.environ.get("TEST_ALL_DAMAGE") else count]
 
 
 @dataclass
 class Log:
-    """A stopped broker with COUNT messages in one queue, a block each, over several segments."""
+    """A stopped broker with COUNT messages in one queue: a block per message, several segments."""
 
     broker: RunningBroker
     topic_id: int
@@ -65,12 +65,12 @@ class Log:
         return self.broker.data_dir
 
     def segments(self) -> list[Path]:
-        """The segments that have messages, oldest first."""
+        """Return the segments that have messages of the topic, oldest first."""
         found = sorted((self.directory / "commitlog").iterdir())
         return [path for path in found if self.blocks(path)]
 
     def blocks(self, path: Path) -> list[tuple[int, BatchHeader]]:
-        """Return the topic's blocks of a segment: position in the file, header."""
+        """Return the topic's blocks in a segment: position in the file, header."""
         image, at, found = path.read_bytes(), 0, []
         while (at := image.find(MAGIC, at)) >= 0:
             header = BatchHeader.decode(image, at)
@@ -97,11 +97,11 @@ def log(made: tuple[Path, int], tmp_path: Path) -> Iterator[Log]:
     shutil.copytree(made[0], tmp_path / "data")
     log = Log(RunningBroker(tmp_path / "data", ARGUMENTS), made[1])
     yield log
-    log.broker.stop()  # which may be another one by now
+    log.broker.stop()  # a test may have replaced the broker
 
 
 def ask(broker: RunningBroker, path: str, **headers: str) -> tuple[int, Any, Any]:
-    """Return status, headers and body of a GET; a body that is not JSON as bytes."""
+    """Return status, headers and body of a GET: JSON decoded, any other body as bytes."""
     request = urllib.request.Request(broker.url + path, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as reply:
@@ -129,12 +129,14 @@ PULL = "/v1/topics/t/queues/0/messages"
 
 
 def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> None:
-    """Expect of a running broker that the messages from `start` to before `end` are lost, and
-    that everything else is served on every path."""
+    """Check that a running broker has lost exactly the messages from `start` to before `end`.
+
+    Everything else is served on every path.
+    """
     broker = log.broker
     whole = "max_messages=10000&max_bytes=16777216"
     kept = [offset for offset in range(COUNT) if not start <= offset < end]
-    # By offset, in every format: nothing but what was stored, and the damage where it is.
+    # By offset, in every format: only stored messages, and the damage at its place.
     for accept in (
         "application/json",
         "application/msgpack",
@@ -157,19 +159,19 @@ def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> No
     assert [(b.header.base_offset, b.body(0)) for b in iter_batches(blocks)] == [
         (offset, body_of(offset)) for offset in kept
     ]
-    # A poll.
+    # A poll over queues.
     _, _, polled = ask(broker, f"/v1/topics/t/messages?offsets=0:{start}&{whole}")
     assert polled["queues"][0]["problem"]["next_offset"] == end
     _, _, polled = ask(broker, f"/v1/topics/t/messages?offsets=0:0&{whole}&skip_corrupt=true")
     assert [each["offset"] for each in polled["messages"]] == kept
     (skipped,) = polled["skipped"]
     assert (skipped["start_offset"], skipped["end_offset"]) == (start, end)
-    # A held pull with a filter, and one that is not held.
+    # A held pull with a filter, and a pull that does not wait.
     status, fields, _ = ask(
         broker, f"{PULL}?offset={start}&tag=none&skip_corrupt=true&wait_ms=50&{whole}"
     )
     assert (status, fields["Holdfast-Next-Offset"]) == (200, str(COUNT))
-    # By id, by key, by time.
+    # Look-ups by id, by key, by time.
     for offset in (start, end - 1):
         message_id = f"{log.topic_id:08X}{0:08X}{offset:016X}"
         status, _, problem = ask(broker, f"/v1/messages/{message_id}")
@@ -186,7 +188,7 @@ def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> No
             broker, f"/v1/topics/t/queues/0/offset?timestamp_ms={message['store_timestamp_ms']}"
         )
         assert at_time["offset"] <= offset
-    # The client and Spark.
+    # Reading with the client and with Spark.
     with broker.client() as client:
         with pytest.raises(RecordCorrupt) as caught:
             list(client.pull("t", 0, 0, follow=False))
@@ -202,7 +204,7 @@ def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> No
     assert spark_offsets(log, failOnDataLoss="false") == kept
     with pytest.raises(DataLost):
         spark_offsets(log)
-    # Said, counted.
+    # The damage is reported and counted.
     assert any(f"from offset {start} to {end}" in each["detail"] for each in degraded(broker))
     assert metric(broker, "holdfast_degraded") >= 1
 
@@ -215,8 +217,10 @@ def spark_offsets(log: Log, **options: str) -> list[int]:
 
 
 def expect_lost_now_and_later(log: Log, start: int, end: int, reason: str | None = None) -> None:
-    """Expect it at the first start, at the next one with nothing published in between, and when
-    the index is gone as well; and no lost offset is given again."""
+    """Check the loss at a first start, at a second start, and without the index.
+
+    Nothing is published in between. No lost offset is assigned again.
+    """
     log.broker.start()
     expect_lost(log, start, end, reason)
     first = degraded(log.broker)
@@ -243,7 +247,7 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit % 8]))
 
 
-#: Where in a block a bit is flipped, from its begin.
+#: Where in a block a bit is flipped, from the start of the block.
 REGIONS = {"magic": 0, "body": 300, "size": 8, "header crc": 12, "payload crc": 16, "offset": 41}
 
 
@@ -362,7 +366,7 @@ def everything(client: Client) -> list[tuple[int, bytes, str | None]]:
     ]
 
 
-@pytest.mark.timeout(900)  # with all pages; each is a start of a broker
+@pytest.mark.timeout(900)  # with TEST_ALL_DAMAGE=1; each page needs a start
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "in use"])
 def test_a_flipped_bit_in_any_page_of_the_index_changes_no_answer(log: Log, sealed: bool) -> None:
     data = log.directory / "consumequeue" / "data.mdb"
@@ -374,7 +378,7 @@ def test_a_flipped_bit_in_any_page_of_the_index_changes_no_answer(log: Log, seal
     assert len(truth) == COUNT
     for page in some(range(0, len(image), 4096)[::-1], 3):
         if page >= len(image):
-            continue  # it was rebuilt, and is smaller
+            continue  # the index was rebuilt, and is smaller
         data.write_bytes(image)
         seal = log.directory / "consumequeue" / "seal"
         if not sealed:
@@ -396,7 +400,7 @@ def test_a_deleted_index_is_rebuilt_to_the_same_answers(log: Log) -> None:
 
 
 def test_an_index_of_an_older_log_is_brought_up_to_date(log: Log, tmp_path: Path) -> None:
-    """It is behind by more than a segment: everything from its position on is indexed again."""
+    """The index is behind by more than a segment: all later messages are indexed again."""
     kept = tmp_path / "older"
     shutil.copytree(log.directory / "consumequeue", kept)
     log.broker.start()

@@ -1,5 +1,7 @@
-"""The operations of the seeded runs as a hypothesis state machine: fewer of them, but a failure
-is shrunk to the shortest sequence that shows it."""
+"""The operations of the seeded runs as a hypothesis state machine.
+
+It runs fewer operations, but hypothesis shrinks a failure to the shortest sequence.
+"""
 
 import asyncio
 import os
@@ -37,7 +39,7 @@ _endings: st.SearchStrategy[Ending] = st.sampled_from(("close", "kill", "crash")
 
 
 class CrashMachine(RuleBasedStateMachine):
-    """One broker through whatever hypothesis thinks of. It is judged at each restart."""
+    """One broker under the operations that hypothesis chooses. Each restart is checked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +139,7 @@ class CrashMachine(RuleBasedStateMachine):
 
     async def _sent_off(self, number: int, size: tuple[int, int]) -> None:
         self.broker.publish(self._producer(number), *size)
-        await asyncio.sleep(0)  # as far as the appender's queue
+        await asyncio.sleep(0)  # until the request is in the appender's queue
 
     def _producer(self, number: int) -> Producer:
         return self.broker.producers[number]

@@ -1,7 +1,7 @@
-"""Ten thousand clients that do not behave, against a broker process: its memory stays under the
-bound that docs/limits.md states, the others are served, and nothing is left behind.
+"""Ten thousand misbehaving clients against a broker process.
 
-TEST_CLIENTS sets how many.
+The broker's memory stays under the bound that docs/limits.md states, other clients are served, and
+no connection is left over. TEST_CLIENTS sets the number of clients.
 """
 
 import os
@@ -46,10 +46,11 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
         pytest.skip(f"{CLIENTS} clients need more open files than the hard limit allows")
     settings = {
         "commitlog-segment-bytes": "64MiB",
-        "http-api-send-buffer-bytes": "64KiB",  # what the system takes is no memory of ours
-        "http-api-transfer-grace-ms": "600000",  # the slow are to stay, so that they add up
+        # bytes in the system's buffers are not the broker's memory
+        "http-api-send-buffer-bytes": "64KiB",
+        "http-api-transfer-grace-ms": "600000",  # slow clients must stay, so that they accumulate
         "http-api-write-timeout-ms": "600000",
-        "http-api-max-wait-ms": "600000",  # none is to be answered before the last is held
+        "http-api-max-wait-ms": "600000",  # no pull may time out before the last is held
     }
     arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
     with RunningBroker(tmp_path / "data", arguments) as running:
@@ -92,7 +93,7 @@ def test_clients_that_never_read_hold_no_more_than_the_bound(
         query = f"offset={offset}&max_messages=10000&max_bytes={max_bytes}"
         return (
             f"GET /v1/topics/orders/queues/0/messages?{query} HTTP/1.1\r\n"
-            f"Host: x\r\nAccept: {media}\r\n\r\n"
+            f"Host: localhost\r\nAccept: {media}\r\n\r\n"
         ).encode()
 
     started = time.monotonic()
@@ -122,13 +123,14 @@ def test_clients_that_never_read_hold_no_more_than_the_bound(
 
 
 def test_held_pulls_that_vanish_all_at_once_leave_nothing(broker: RunningBroker) -> None:
+    # L10
     with broker.client() as client:
         client.create_topic("orders", queues=4)
     idle = rss(broker)
 
     def request(number: int) -> bytes:
         path = f"/v1/topics/orders/queues/{number % 4}/messages?offset=0&wait_ms=600000"
-        return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
     peaks, afters = [], []
     with healthy_client(broker.url) as other:
@@ -151,7 +153,7 @@ def test_held_pulls_that_vanish_all_at_once_leave_nothing(broker: RunningBroker)
         f"{other.quantile_ms(0.5):.0f} ms, p99 {other.quantile_ms(0.99):.0f} ms"
     )
     assert max(peaks) < idle + CLIENTS * PER_CONNECTION + 32 * MIB
-    # What one crowd leaves in the allocator's hands the next one uses: it does not add up.
+    # The allocator reuses the memory of one crowd for the next one: it does not add up.
     assert afters[1] < afters[0] + 16 * MIB
     assert found["holdfast_long_poll_cancelled_total"] == 2 * CLIENTS
     assert found["holdfast_scan_rescues_total"] == 0

@@ -1,6 +1,8 @@
-"""Files of a data directory that are truncated, missing, empty, in the way or too many, of every
-kind: the broker starts or refuses with a message; nothing is passed over in silence, nothing of
-the log is deleted, and no mapping of a file that is too short ends the process."""
+"""Files of each kind in a data directory are truncated, missing, empty, misplaced or superfluous.
+
+The broker starts, or refuses with a message. It reports every damage and deletes nothing of the
+log. A memory-mapped file that is too short never ends the process.
+"""
 
 import asyncio
 import os
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 _MIB = 1024 * 1024
 
 Edit = Callable[[Path], object]
-"""Damages what is at a path."""
+"""Damages the file at a path."""
 
 
 def _truncated(size: int) -> Edit:
@@ -62,7 +64,7 @@ def _zeros(path: Path) -> None:
 
 
 def _another(name: str) -> Edit:
-    """A copy of the file under another name beside it."""
+    """Return an edit that copies the file to another name next to it."""
     return lambda path: shutil.copyfile(path, path.with_name(name))
 
 
@@ -76,9 +78,9 @@ RIGHT, DECLARED, REFUSED = "right", "declared", "refused"
 
 
 def _cases() -> Iterator[tuple[str, str, Edit, set[str]]]:
-    """Yield what is done, to which file, how, and what may come of it."""
+    """Yield the name of the case, the file, the damage, and the allowed outcomes."""
     for name, path in _SEGMENTS.items():
-        # What the active one loses is known from the index alone.
+        # Only the index knows what the active segment lost.
         declared = {RIGHT, DECLARED} if name == "prepared segment" else {DECLARED}
         for what, edit in {
             "halved": _halved,
@@ -136,7 +138,7 @@ CASES = {name: (path, edit, outcomes) for name, path, edit, outcomes in _cases()
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory of four segments and a prepared one, and beside it what it holds."""
+    """A data directory of four segments and a prepared one; its expected content is in `truth`."""
     directory = tmp_path_factory.mktemp("pristine")
     truth = asyncio.run(make_directory(directory / "data"))
     (directory / "truth").write_bytes(pickle.dumps(truth))
@@ -146,7 +148,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(pristine: Path) -> Iterator[DamageWorker]:
-    """A process that may die of what it is given."""
+    """A process that opens damaged directories, and may die from them."""
     with DamageWorker(pristine / "truth") as worker:
         yield worker
 

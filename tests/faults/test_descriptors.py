@@ -1,5 +1,8 @@
-"""Open files that run out: the broker's own limit at a roll, the system's, and a crowd of
-connections. Whoever needs one is told to come back; the rest goes on, and all of it recovers."""
+"""File descriptors run out: the broker's own limit at a roll, the system's limit, many connections.
+
+A request that needs a descriptor is told to retry later; everything else continues, and all
+requests succeed again afterwards.
+"""
 
 import contextlib
 import resource
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.check import check_data_dir
-from holdfast.running_broker import RunningBroker
+from holdfast.running_broker import BrokerDidNotStart, RunningBroker
 from tests.support.broker_calls import Calls, wait_until
 from tests.support.system_faults import injected, need_strace
 
@@ -24,7 +27,7 @@ _MAX_LOG_LINES = 60
 
 @contextlib.contextmanager
 def _no_more_files(broker: RunningBroker) -> Iterator[None]:
-    """Let the broker open no file more than it has open now."""
+    """Set the limit so that the broker can open no further file."""
     before = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (0, before[1]))
     yield
@@ -50,7 +53,7 @@ def test_a_roll_without_descriptors_is_refused_and_recovers(tmp_path: Path, whos
             else _system_has_no_more(broker, tmp_path / "strace.log")
         )
         with fault:
-            # The active segment and the one that is prepared are still filled.
+            # The active segment and the prepared segment are still filled.
             stored = 1 + calls.publish_until("t", _BODY, 503, most=40)
             refused = calls.publish("t", _BODY)
             assert (refused.status, refused.problem) == (503, "storage-unavailable")
@@ -74,7 +77,7 @@ def test_a_crowd_of_connections_leaves_files_for_the_storage(tmp_path: Path) -> 
         assert calls("PUT", "/v1/topics/t", {"queues": 1}).status == 201
         port = int(broker.url.rpartition(":")[2])
         crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(400)]
-        # Segments roll meanwhile. A burst may be accepted before it is refused.
+        # Segments roll meanwhile. A burst may be accepted before the refusals begin.
         stored = 40
         for _ in range(stored):
             wait_until(lambda: calls.publish("t", _BODY).status == 200, "it is stored")
@@ -92,3 +95,28 @@ def test_a_crowd_of_connections_leaves_files_for_the_storage(tmp_path: Path) -> 
         assert broker.stop() == 0
     assert len(broker.log_path.read_text().splitlines()) < _MAX_LOG_LINES, "the log was flooded"
     assert check_data_dir(broker.data_dir).is_sound
+
+
+# M5: each segment took a descriptor, so a log of 409 segments did not start with a limit of 100
+
+
+def test_a_log_of_more_segments_than_descriptors_is_served(tmp_path: Path) -> None:
+    broker = RunningBroker(tmp_path / "data", _ARGUMENTS)
+    with broker:
+        calls = Calls(broker.url, keep_alive=True)
+        assert calls("PUT", "/v1/topics/t", {"queues": 1}).status == 201
+        while calls.metric("holdfast_log_segments") < 130:
+            answer = calls("POST", "/v1/topics/t/messages", b"x" * 400_000)
+            assert answer.status == 200
+        stored = calls("GET", "/v1/topics/t").json["queues"][0]["max_offset"]
+    broker.program = ("prlimit", "--nofile=100:100", *broker.program)
+    with broker:
+        calls = Calls(broker.url, keep_alive=True)
+        assert sum(1 for _ in Path(f"/proc/{broker.pid}/fd").iterdir()) < 70
+        assert len(calls.bodies("t")) == stored
+        assert calls.publish("t", "after").status == 200
+        assert calls("GET", "/readyz").json["degraded"] == []
+        assert broker.stop() == 0
+    broker.program = ("prlimit", "--nofile=20:20", *broker.program[2:])
+    with pytest.raises(BrokerDidNotStart, match="ulimit -n"):
+        broker.start()

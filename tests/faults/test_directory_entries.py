@@ -1,18 +1,20 @@
-"""A synced file is lost all the same when its name was never synced: every name that a broker
-relies on is durable before it acknowledges anything."""
+"""A synced file is lost after a power loss if its directory entry was never synced.
+
+Every name that a broker relies on is durable before the broker acknowledges anything.
+"""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.config import Config
-from holdfast.storage import Storage, StorageEvents
+from holdfast.storage.storage import Storage, StorageEvents
 
-#: Made anew when missing, and holds nothing.
+#: Files that hold nothing and are recreated when they are missing.
 _EXPENDABLE = {"lock", "lock.mdb", "reserve"}
 
 
@@ -37,7 +39,7 @@ async def test_every_name_is_synced_before_a_publish_is_acknowledged(
         store = await storage.open()
         topic, _ = await store.create_topic("orders", queues=1)
         await store.publish(topic, [Batch.decode(encode_batch([b"kept"], queue_id=0))])
-        storage.keeper.stop()  # no segment is under its unfinished name any more
+        storage.keeper.stop()  # no segment has its temporary name any more
         names = [path for path in tmp_path.rglob("*") if path.name not in _EXPENDABLE]
     finally:
         await storage.close()

@@ -1,5 +1,8 @@
-"""What one fault of the disk does, each at a chosen moment: a failing, torn or slow write or
-sync, a full disk, an index far behind, and a power loss at every change in turn."""
+"""One fault of the disk at a chosen moment, and its effect.
+
+The faults are a failing, torn or slow write or sync, a full disk, an index far behind, and a power
+loss at every change.
+"""
 
 import asyncio
 import random
@@ -19,7 +22,7 @@ _LARGE = 400_000
 
 @pytest.fixture
 async def broker(memory_path: Path) -> AsyncIterator[SimulatedBroker]:
-    """Return a broker that commits its index only when it is closed."""
+    """Return a broker that commits its index only when it closes."""
     made = SimulatedBroker(memory_path, random.Random(1))
     made.commit_interval_ms = _NEVER_MS
     await made.open()
@@ -57,7 +60,7 @@ async def test_a_failed_sync_fails_who_waits_and_leaves_the_rest_readable(
     broker.disk.fail("sync")
     await _publish(broker, producer)
     await until(lambda: broker.storage.read_only is not None)
-    await _publish(broker, producer)  # no second try: the disk would say yes
+    await _publish(broker, producer)  # no second try: the disk would accept it
     assert _places(broker) == [(plan.queues[0], 0)]
     await broker.consume(plan, 0, 10)
     assert len(broker.history.seen) == 1
@@ -71,7 +74,7 @@ async def test_a_failed_sync_fails_who_waits_and_leaves_the_rest_readable(
 async def test_a_sync_that_fails_while_a_segment_is_sealed_is_not_passed_over(
     broker: SimulatedBroker,
 ) -> None:
-    """The kernel reports a failure once: if the sealing thread is told, the sync thread is not."""
+    """The kernel reports a failed sync once: to the sealing thread or to the sync thread."""
     plan, _ = await _producer(broker)
     broker.flush_interval_ms = _NEVER_MS
     await broker.restart("close", recovery_crashes=0)
@@ -109,7 +112,7 @@ async def test_a_full_disk_stops_publishing_alone_and_only_until_there_is_room(
     plan, producer = await _producer(broker)
     await broker.quiesce()
     broker.disk.full = True
-    for _ in range(4):  # the active segment and the one prepared are still filled
+    for _ in range(4):  # the active and the prepared segment are still filled
         await _publish(broker, producer, 1, _LARGE)
     refused = await _publish(broker, producer, 1, _LARGE)
     assert producer.unanswered == [refused]
@@ -117,6 +120,7 @@ async def test_a_full_disk_stops_publishing_alone_and_only_until_there_is_room(
     await broker.consume(plan, 0, 10)
     await broker.store_offsets(plan)
     broker.disk.full = False
+    await until(lambda: not broker.storage.raised_alarms)
     await broker.repeat_all()
     assert not producer.unanswered
     await broker.restart("crash", recovery_crashes=0)
@@ -162,15 +166,18 @@ async def test_an_index_that_is_segments_behind_catches_up(
     assert broker.recovered_blocks >= 9
     await broker.search()
     await broker.restart("close", recovery_crashes=0)
-    assert broker.recovered_blocks <= 2  # the state's snapshot alone, if its sync came late
+    assert broker.recovered_blocks <= 2  # the state's snapshot alone, if it was synced late
 
 
 # -- a power loss at every change --------------------------------------------------------------
 
 
 async def test_the_power_may_go_at_any_change_of_a_roll_and_of_a_trim(memory_path: Path) -> None:
-    """Rolls, seals, prepared segments, the index's and the state's commits and the deletion of
-    segments, each interrupted at each call that it makes of the disk."""
+    """The power fails at each disk call of these operations in turn.
+
+    The operations are rolls, seals, preparing segments, commits of the index and the state, and
+    deleting segments.
+    """
     change = 0
     while True:
         broker = SimulatedBroker(memory_path / str(change), random.Random(change))

@@ -1,5 +1,9 @@
-"""A disk that fails once, under real brokers: a sync, a write, a read of the log; a sync of the
-index and of the state. What was not acknowledged then is never acknowledged later."""
+"""The disk fails once under a real broker: a sync, a write or a read.
+
+The failing calls are on the log's files, in syncs of index and state, and in writes of their meta
+pages. A message that was not acknowledged then is never acknowledged later. test_every_call.py
+fails every call on every file.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +22,7 @@ _QUIET = (
     *("--commitlog-segment-bytes", "8MiB"),
     *("--consumequeue-commit-interval-ms", "600000"),
 )
-"""No sync but those that a test asks for."""
+"""Background syncs are disabled: only those that a test requests happen."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +32,7 @@ def _needs() -> None:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[RunningBroker]:
-    # Blocks that were read are not kept: each read is one of the disk.
+    # No cache of blocks: each read goes to the disk.
     made = RunningBroker(tmp_path / "data", (*_QUIET, "--consumequeue-hot-cache-bytes", "0"))
     made.start()
     yield made
@@ -63,9 +67,9 @@ def test_a_failed_sync_or_write_is_never_acknowledged_later(
         for thread in threads:
             thread.join()
     assert "EIO" in (tmp_path / "strace.log").read_text()
-    # The first call after all that was before fails, whoever it is for; nothing is stored after it.
+    # The first injected call fails, whichever request needs it; nothing is stored after it.
     assert {(answer.status, answer.problem) for answer in answers} == {(503, "read-only")}
-    # No second try, though the disk would say yes now; all else goes on.
+    # The broker does not retry, though the disk would accept the call now; all else continues.
     later = calls.publish("t", "later")
     assert (later.status, later.problem) == (503, "read-only")
     ready = calls("GET", "/readyz")
@@ -92,7 +96,7 @@ def test_a_read_that_fails_is_an_error_of_that_read_alone(
     calls = _filled(broker)
     one = "/v1/topics/t/queues/0/messages?max_messages=1&offset="
     with broker:
-        # The event loop's look at the page cache fails once, then the reader thread's read.
+        # The event loop's page cache lookup fails once, then the reader thread's read.
         fault = "preadv2,pread64:error=EIO:when=1"
         with injected(broker.pid, fault, tmp_path / "strace.log"):
             failed = calls("GET", f"{one}3")
@@ -101,7 +105,9 @@ def test_a_read_that_fails_is_an_error_of_that_read_alone(
         assert (failed.status, failed.problem) == (500, "corrupt-record")
         assert (failed.json["reason"], failed.json["next_offset"]) == ("unreadable", 4)
         assert neighbour.json["messages"][0]["body"] == "before-4"
+        assert calls("GET", "/readyz").json["degraded"][0]["reason"] == "unreadable"
         assert calls.bodies("t") == _BEFORE
+        assert calls("GET", "/readyz").json["degraded"] == [], "it could be read again"
         assert calls.publish("t", "after").status == 200
         assert broker.stop() == 0
 
@@ -126,3 +132,59 @@ def test_a_failed_commit_of_the_state_refuses_that_change_alone(
         assert broker.stop() == 0
     with broker:
         assert calls("GET", path).json["offsets"] == {"0": 5}
+
+
+# D1: one failed write of LMDB's meta page ended groups, state or index until a restart
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("environment", ["state", "state/groups", "consumequeue"])
+def test_a_failed_meta_page_of_lmdb_costs_at_most_the_change_that_met_it(
+    tmp_path: Path, environment: str, error: str
+) -> None:
+    arguments = (
+        *("--commitlog-segment-bytes", "8MiB", "--consumequeue-commit-interval-ms", "10"),
+        *("--groups-mirror-interval-ms", "600000"),
+    )
+    path, log = "/v1/groups/g/topics/t/offsets", tmp_path / "strace.log"
+    with RunningBroker(tmp_path / "data", arguments) as broker:
+        calls = _filled(broker)
+        assert calls("PUT", "/v1/groups/leasing", {"topics": {"t": {}}}).status == 201
+        wait_until(lambda: calls.metric("holdfast_index_uncommitted_entries") == 0, "commits")
+
+        def change(number: int) -> list[Answer]:
+            receive = {"member": "m", "max_messages": 1, "lease_ms": 30_000}
+            received = calls("POST", "/v1/groups/leasing/receive", receive)
+            if received.status != 200:
+                return [received]
+            receipts = [message["receipt"] for message in received.json["messages"]]
+            return [
+                received,
+                calls("POST", "/v1/groups/leasing/ack", {"receipts": receipts}),
+                calls("PUT", path, {"offsets": {"0": number}}),
+                calls.publish("t", f"during-{number}"),
+            ]
+
+        data = broker.data_dir / environment / "data.mdb"
+        # A commit writes some pages, then the meta page: one of these four writes is the meta page.
+        for at in range(1, 5):
+            fault = f"pwrite64:error={error}:when={at}"
+            with injected(broker.pid, fault, log, data):
+                for number in range(3):
+                    change(number)
+                wait_until(lambda: "INJECTED" in log.read_text(), "the fault")
+            if ", 120, " in next(x for x in log.read_text().splitlines() if "INJECTED" in x):
+                break
+        else:
+            raise AssertionError("no meta page was met")
+        wait_until(lambda: all(answer.status == 200 for answer in change(7)), "all is stored again")
+        wait_until(lambda: calls("GET", "/readyz").json["degraded"] == [], "nothing is degraded")
+        wait_until(lambda: calls.metric("holdfast_index_uncommitted_entries") == 0, "commits")
+        stored = calls.bodies("t")
+        assert "opened again" in broker.log_path.read_text()
+        broker.kill()
+    assert check_data_dir(broker.data_dir).is_sound
+    with broker:
+        assert calls.bodies("t") == stored
+        assert calls("GET", path).json["offsets"] == {"0": 7}
+        assert broker.stop() == 0

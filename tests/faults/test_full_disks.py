@@ -1,5 +1,8 @@
-"""Full disks under real brokers: publishers are refused, everything else goes on, and publishing
-comes back by itself once there is room, wherever that came from."""
+"""Full disks under real brokers.
+
+Publishes are refused and everything else works. Publishing resumes by itself once there is room,
+whatever freed it.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,7 +108,7 @@ def test_an_alarm_stops_publishers_before_the_disk_is_full(disk: SmallDisk) -> N
         disk.release()
         wait_until(lambda: calls.publish("t", "after").status == 200, "publishing resumes")
         assert calls.alarms() == {}
-        # It fills the disk by itself, and stops before the last of it.
+        # The broker fills the disk by itself, and stops before the last bytes.
         calls.publish_until("t", _BODY, 507)
         assert disk.free_bytes >= least - MIB
         assert broker.stop() == 0
@@ -115,7 +118,7 @@ def test_an_alarm_stops_publishers_before_the_disk_is_full(disk: SmallDisk) -> N
 def test_an_index_without_room_lags_behind_and_catches_up(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with SmallDisk(data_dir / "consumequeue", 2 * MIB) as disk:
-        # Else it is no data directory: a new one holds nothing.
+        # Otherwise it is not a data directory: a new directory is empty.
         (data_dir / "VERSION").write_text("1\n")
         arguments = (*_SMALL, *_NO_ALARM, "--consumequeue-max-uncommitted-entries", "500")
         with RunningBroker(data_dir, arguments) as broker:
@@ -147,6 +150,7 @@ def test_a_state_without_room_refuses_offsets_clearly_and_reads_go_on(tmp_path: 
         with RunningBroker(data_dir, (*_SMALL, *_NO_ALARM)) as broker:
             calls = Calls(broker.url)
             assert calls("PUT", "/v1/topics/t", {"queues": 1}).status == 201
+            assert calls.publish("t", "first").status == 200
             path = "/v1/groups/g/topics/t/offsets"
             assert calls("PUT", path, {"offsets": {"0": 1}}).status == 200
             disk.fill()
@@ -163,7 +167,7 @@ def test_a_state_without_room_refuses_offsets_clearly_and_reads_go_on(tmp_path: 
             assert answer.retry_after_s > 0
             assert calls("GET", path).json["offsets"] == {"0": 1}
             assert calls.publish("t", "it goes on").status == 200
-            assert calls.bodies("t") == ["it goes on"]
+            assert calls.bodies("t") == ["first", "it goes on"]
             disk.release()
             assert calls("PUT", path, {"offsets": {"0": 2}}).status == 200
             assert broker.stop() == 0

@@ -1,8 +1,8 @@
-"""Fifty pulls with the costliest filters look through a long queue: nobody else waits for them.
+"""Fifty pulls with the costliest filters scan a long queue; no other request waits for them.
 
-The promise is a time: what needs no filter is answered within 50 ms at the 99th percentile. It is
-judged against the same probes just before, and a round that misses it is repeated, so that a
-busy machine is not taken for a slow broker.
+The promise: requests that need no filter are answered within 50 ms at the 99th percentile. The test
+compares with the same requests just before, and repeats a round that misses the promise, so that a
+busy machine does not count as a slow broker.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ PROBES = 300
 PROMISE_MS = 50.0
 _ROUNDS = 3
 
-#: The costliest that the limits allow, each a little other, so that none is parsed but once.
+#: The costliest conditions that the limits allow, each slightly different, so that all are parsed.
 CONDITIONS = (
     " OR ".join(["a LIKE '%a_b%'"] * 100),
     " OR ".join(["a > 1"] * 120),
@@ -35,7 +35,7 @@ def _condition(number: int) -> str:
 
 
 async def _fill(session: aiohttp.ClientSession, url: str) -> None:
-    """Publish 32 MiB to queue 0, half of it in properties that the filters look at."""
+    """Publish 32 MiB to queue 0, half of them in properties that the filters read."""
     small = {"body": "x" * 100, "queue": 0, "properties": {"a": "a" * 100}}
     large = {"body": "", "queue": 0, "properties": {"a": "a" * 32_000}}
     for _ in range(64):
@@ -47,7 +47,7 @@ async def _fill(session: aiohttp.ClientSession, url: str) -> None:
 async def _look(
     session: aiohttp.ClientSession, url: str, number: int, answered: Counter[int]
 ) -> None:
-    """Pull with a hostile filter until cancelled, and count how often it is answered."""
+    """Pull with a hostile filter until cancelled, and count the replies."""
     offset = 0
     condition = quote(_condition(number))
     while True:
@@ -75,12 +75,12 @@ async def _probe(session: aiohttp.ClientSession, paths: list[str]) -> float:
 async def _beside_hostile_filters(
     session: aiohttp.ClientSession, hostile: aiohttp.ClientSession, url: str, paths: list[str]
 ) -> tuple[float, float]:
-    """Return the 99th percentile just before the hostile pulls, and beside them."""
+    """Return the 99th percentile just before the hostile pulls, and during them."""
     answered: Counter[int] = Counter()
     before_ms = await _probe(session, paths)
     async with asyncio.timeout(120), asyncio.TaskGroup() as group:
         tasks = [group.create_task(_look(hostile, url, n, answered)) for n in range(HOSTILE)]
-        await asyncio.sleep(2)  # until all are under way
+        await asyncio.sleep(2)  # until all pulls have begun
         during_ms = await _probe(session, paths)
         while len(answered) < HOSTILE:
             await asyncio.sleep(0.1)

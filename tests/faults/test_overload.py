@@ -1,5 +1,8 @@
-"""More than a broker takes: who is over a limit is told which and when to come back, does, and in
-the end everything is stored once."""
+"""More load than a broker accepts.
+
+A refused client learns which limit it exceeded and when to retry. It retries, and in the end every
+message is stored once.
+"""
 
 import sys
 import threading

@@ -1,8 +1,8 @@
-"""Defects planted on purpose, each a shortcut that a broker might take: a test must refuse every
-one of them, or that the tests pass says nothing.
+"""Planted defects, each a shortcut that a broker might take: a test must detect each one.
 
-Where the defect shows only after a crash, simulated crashes must refuse it; else the smallest
-check of the suite that its promise has. What refused it is printed and recorded.
+Otherwise passing tests would prove nothing. Simulated crashes must detect the defects that show
+only after a crash; the smallest check of the promise must detect the others. The test prints and
+records what detected the defect.
 """
 
 import asyncio
@@ -17,30 +17,39 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.commitlog import commit_log, data_dir, disk, header_table, log_scan, recovery
-from holdfast.commitlog.batch import Batch, iter_batches
-from holdfast.commitlog.batch_header import Buffer
-from holdfast.commitlog.commit_log import CommitLog
-from holdfast.commitlog.producer_sequences import ProducerSequences
-from holdfast.commitlog.segment import Segment
-from holdfast.commitlog.segment_format import BLOCK_DTYPE, KEY_DTYPE, Blocks, FooterTrailer, Keys
-from holdfast.commitlog.syncer import Syncer
-from holdfast.consumequeue import lmdb_env
-from holdfast.consumequeue.index import Index
-from holdfast.consumequeue.index_committer import IndexCommitter
-from holdfast.consumequeue.reput import ReputService
-from holdfast.groups import dead_letters
-from holdfast.groups.cursor import Cursor
-from holdfast.groups.cursor_store import CursorStore
-from holdfast.groups.done_chunks import DoneChunks
+from holdfast.commitlog.append.producer_sequences import ProducerSequences
+from holdfast.commitlog.append.syncer import Syncer
+from holdfast.commitlog.disk import data_dir, disk
+from holdfast.commitlog.format import header_table
+from holdfast.commitlog.format.batch import Batch, iter_batches
+from holdfast.commitlog.format.batch_header import Buffer
+from holdfast.commitlog.format.segment_format import (
+    BLOCK_DTYPE,
+    KEY_DTYPE,
+    Blocks,
+    FooterTrailer,
+    Keys,
+)
+from holdfast.commitlog.segments import commit_log, log_scan, recovery
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.segment import Segment
+from holdfast.consumequeue.index.committer import IndexCommitter
+from holdfast.consumequeue.index.index import Index
+from holdfast.consumequeue.index.reput import ReputService
+from holdfast.consumequeue.lmdb_env import env
+from holdfast.groups.cursor import cursor_rows
+from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.cursor.settled_offsets import DoneChunks
+from holdfast.groups.serving import dead_letters
+from holdfast.groups.storage.cursor_store import CursorStore
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService, Woken
-from holdfast.http_api import binary
+from holdfast.http_api.endpoints import publish_batches
 from tests.faults import planted_checks as checks
 from tests.support.crash_run import OPERATIONS, CrashRun, Operations, run_seed
 from tests.support.history import HistoryViolation
 from tests.support.simulated_process import BrokerViolation
 
-#: A defect that so many runs do not show is taken for one that no run shows.
+#: Give up after this many runs: the defect then counts as not detected.
 MOST_SEEDS = 60
 
 
@@ -81,7 +90,7 @@ def _cut_without_zeros(patch: pytest.MonkeyPatch) -> None:
 
 
 def _acknowledge_before_writing(patch: pytest.MonkeyPatch) -> None:
-    """What was acknowledged is written with what comes next."""
+    """Write acknowledged messages only with the next append."""
     append = CommitLog.append
     held_back: dict[int, tuple[Segment, list[bytes], int]] = {}
 
@@ -110,7 +119,7 @@ def _forget_the_idempotence_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def _pass_over_a_failed_removal(patch: pytest.MonkeyPatch) -> None:
-    """The row of segments forgets a file that is still there."""
+    """Remove a segment from the list although its file could not be deleted."""
 
     def delete_before(self: CommitLog, physical_offset: int) -> list[Segment]:
         row = self._segments
@@ -124,7 +133,7 @@ def _pass_over_a_failed_removal(patch: pytest.MonkeyPatch) -> None:
 
 
 def _try_a_failed_sync_again(patch: pytest.MonkeyPatch) -> None:
-    """The kernel says yes the second time, and the pages are gone."""
+    """Repeat a failed sync: the kernel reports success the second time, but the pages are lost."""
     patch.setattr(Segment, "sync", lambda self: self.file.sync())
 
     def sync_twice(self: Syncer, mark: int) -> None:
@@ -158,7 +167,7 @@ def _read_without_payload_crc(patch: pytest.MonkeyPatch) -> None:
 
 
 def _take_in_without_payload_crc(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(binary, "iter_batches", partial(iter_batches, verify_payload=False))
+    patch.setattr(publish_batches, "iter_batches", partial(iter_batches, verify_payload=False))
 
 
 def _trust_footers(patch: pytest.MonkeyPatch) -> None:
@@ -170,7 +179,7 @@ def _trust_footers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _cut_below_the_durable_mark(patch: pytest.MonkeyPatch) -> None:
-    """What blocks say of how far the log was durable is not listened to."""
+    """Ignore the durable offset in blocks, which says how far the log was durable."""
 
     def scan(segments: Any, start: int) -> Any:
         for segment, found in log_scan.scan_runs(segments, start):
@@ -184,7 +193,7 @@ def _cut_below_the_durable_mark(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leave_directories_unsynced(patch: pytest.MonkeyPatch) -> None:
-    for module in (disk, data_dir, lmdb_env):
+    for module in (disk, data_dir, env):
         patch.setattr(module, "sync_directory", lambda directory: None)
 
 
@@ -193,11 +202,12 @@ def _settle_without_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cursor_rows, "_restore_lease", lambda *_: None)
     patch.setattr(Cursor, "begin_grace", lambda *_: None)
 
 
 def _deliver_beyond_the_reserve(patch: pytest.MonkeyPatch) -> None:
-    """What may have been delivered is not noted before it is."""
+    """Deliver messages without recording before that they may have been delivered."""
 
     def reach(self: Cursor, offset: int) -> None:
         self.next = max(self.next, offset + 1)
@@ -211,7 +221,7 @@ def _keep_what_was_settled_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def _send_letters_under_no_name(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dead_letters, "_producer_id", lambda letter: 0)
+    patch.setattr(dead_letters, "keyed_producer_id", lambda key, purpose, name: 0)
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -251,7 +261,7 @@ _MEMBERS: Operations = {
     CrashRun.crash: 1,
 }
 
-#: What is planted, and what refuses it: crashes in runs of these operations, or a check.
+#: Each defect, and what detects it: crashes in runs of these operations, or a check.
 DEFECTS: dict[str, tuple[Plant, Operations | Check]] = {
     "acknowledged without sync": (_acknowledge_without_sync, OPERATIONS),
     "acknowledged before it is written": (_acknowledge_before_writing, _KILLS),
@@ -281,7 +291,7 @@ DEFECTS: dict[str, tuple[Plant, Operations | Check]] = {
 }
 
 
-#: These take their time to be noticed.
+#: Defects that take long to detect.
 _SLOW = {
     "shown before it is durable",
     "idempotence window not restored",

@@ -1,8 +1,8 @@
-"""Whatever happens to the files of a data directory, a check names what it costs, a repair makes it
-sound, and what is served afterwards is what was there but for that.
+"""Random damage to the files of a data directory, then a check and a repair.
 
-TEST_REPAIRS says how many damaged directories are tried (15 unless told), TEST_SEED from which
-seed on; a failure says its seed.
+The check names every loss, the repair makes the directory sound, and afterwards the broker serves
+everything except the named losses. TEST_REPAIRS sets the number of damaged directories (default
+15), TEST_SEED the first seed; a failure prints its seed.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SEED = int(os.environ.get("TEST_SEED", "1"))
 
 
 def _files(data_dir: Path) -> list[Path]:
-    """Return the files that have something in them, the log's more often than the others."""
+    """Return the files that may be damaged; each of the log's files is listed twice."""
     log = sorted((data_dir / "commitlog").iterdir())
     others = [data_dir / "VERSION", *data_dir.glob("*/data.mdb")]
     return [*log, *log, *others]
@@ -37,7 +37,7 @@ def _files(data_dir: Path) -> list[Path]:
 def _flip(path: Path, rng: random.Random) -> None:
     size = path.stat().st_size
     image = path.read_bytes()
-    # Where something is: most of a young segment is zeros.
+    # Prefer the written part: most of a young segment is zeros.
     end = len(image.rstrip(b"\0")) or size
     at = rng.choice((rng.randrange(end), rng.randrange(size)))
     with path.open("r+b") as file:
@@ -89,7 +89,7 @@ async def _topics(data_dir: Path) -> list[str]:
 
 
 def _repaired(data_dir: Path, truth: Messages) -> str:
-    """Check, repair, serve, compare; return what came of it."""
+    """Check, repair, serve, compare; return the outcome."""
     try:
         before = check_data_dir(data_dir)
         done = repair_data_dir(data_dir, accept_loss=True)
@@ -105,7 +105,7 @@ def _repaired(data_dir: Path, truth: Messages) -> str:
         for offset in range(each.start_offset, each.end_offset)
     }
     if done.loss.topics_may_be_missing:
-        # The state is damaged, and so is the log that has it too.
+        # The state is damaged, and so is the log that holds a copy of it.
         assert not before.is_sound
         if asyncio.run(_topics(data_dir)) != ["t"]:
             return "the topic was lost"
@@ -124,7 +124,7 @@ def _repaired(data_dir: Path, truth: Messages) -> str:
     kinds = {finding.kind for finding in before.findings}
     outcome = "messages were lost" if lost else "nothing was lost"
     if kinds & {"torn-tail", "segment-behind-hole"} and kinds & {"index-damaged", "index-missing"}:
-        # With the index went the proof that the end of the log was durable once.
+        # The index was the proof that the end of the log had been durable, and it is lost.
         ends = {queue: 0 for queue, _ in truth}
         for queue, offset in messages.keys() | passed:
             ends[queue] = max(ends[queue], offset + 1)

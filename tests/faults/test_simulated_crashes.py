@@ -1,10 +1,10 @@
-"""Crashes, kills and disk errors at any moment: nothing acknowledged is lost or comes twice,
-nothing that a durable topic showed is taken back, and written mode loses only its end.
+"""Simulated crashes, kills and disk errors at any moment.
 
-The tests of every day run a few seeds; the fault tier the first TEST_SEEDS, or as many as fit into
-TEST_SEED_SECONDS: the same in every run. New ones, by hand:
-`TEST_FIRST_SEED=$(date +%s)000 TEST_SEEDS=100000 TEST_SEED_SECONDS=3600 pytest -s -m fault` with
-this file.
+Nothing acknowledged is lost or duplicated, no message that a durable topic delivered is taken back,
+and written mode loses only its end. The daily tests run a few seeds. The fault tier runs the first
+TEST_SEEDS, or as many as fit into TEST_SEED_SECONDS: the same seeds in every run. New seeds, by
+hand: `TEST_FIRST_SEED=$(date +%s)000 TEST_SEEDS=100000 TEST_SEED_SECONDS=3600 pytest -s -m fault`
+with this file.
 """
 
 import os
@@ -20,9 +20,10 @@ from tests.support.seed_runs import SeedRuns, run_seeds
 _FIRST = int(os.environ.get("TEST_FIRST_SEED", "0"))
 _COUNT = int(os.environ.get("TEST_SEEDS", "25"))
 _SECONDS = float(os.environ.get("TEST_SEED_SECONDS", "240"))
-#: A run of which written mode lost nothing at all would prove nothing of what it may lose.
+#: From this many runs on, at least one must lose messages in written mode; otherwise the runs prove
+#: nothing about such losses.
 _ENOUGH_RUNS = 20
-#: More than all runs at once have in files.
+#: More bytes than all runs at once have in files.
 _NEEDED_BYTES = 512 * 1024 * 1024
 
 
@@ -35,7 +36,7 @@ async def test_nothing_acknowledged_is_lost_whenever_the_disk_dies(
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> SeedRuns:
-    """Seeded runs, all of which the tests below judge."""
+    """Seeded runs; the tests below check all of them."""
     base = folder_in_memory(_NEEDED_BYTES) or tmp_path_factory.mktemp("seeds")
     first = int(os.environ.get("TEST_FIRST_SEED", "1"))
     count = int(os.environ.get("TEST_SEEDS", "600"))
@@ -55,7 +56,7 @@ def test_no_seed_shows_a_loss(
 
 @pytest.mark.fault
 def test_written_mode_loses_by_power_loss_alone_and_then_its_end(runs: SeedRuns) -> None:
-    """That it was the end, and that no kill took anything, is judged in each run."""
+    """Each run itself checks that only the end was lost, and that no kill lost anything."""
     if runs.totals.runs < _ENOUGH_RUNS:
         pytest.skip(f"{runs.totals.runs} runs do not show it for sure")
     assert runs.totals.lost_written > 0

@@ -1,7 +1,7 @@
-"""A thousand clients of every slow kind at once, against a broker process: each is closed in its
-time, and those who behave are answered all the while.
+"""A thousand clients of every slow kind at once, against a broker process.
 
-TEST_SLOW_CLIENTS sets how many of a kind.
+The broker closes each one in time, and answers well-behaved clients all the while.
+TEST_SLOW_CLIENTS sets the number of clients of a kind.
 """
 
 import os
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 CLIENTS = int(os.environ.get("TEST_SLOW_CLIENTS", "1000"))
 MIB = 1024 * 1024
-#: What a broken promise and a machine that is busy with other things are told apart by.
+#: Tolerance for a busy machine: a longer delay is a broken promise.
 SLACK_S = 30.0
 
 SETTINGS = {
@@ -36,30 +36,31 @@ SETTINGS = {
     "http-api-transfer-grace-ms": "1000",
     "http-api-min-transfer-bytes-per-s": "1000",
     "http-api-send-buffer-bytes": "64KiB",
-    # All that a thousand ask for: it is the pace that is to cut them off.
+    # Enough for all thousand requests, so that only the minimum rate can end the clients.
     "http-api-max-unsent-bytes": "1GiB",
 }
 
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-HALF_A_HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "
-POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF_A_HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: localhost\r\n"
 PULL = (
     b"GET /v1/topics/orders/queues/0/messages?offset=0&max_bytes=500000 HTTP/1.1\r\n"
-    b"Host: x\r\nAccept: application/vnd.holdfast.batch\r\n\r\n"
+    b"Host: localhost\r\nAccept: application/vnd.holdfast.batch\r\n\r\n"
 )
 
 
 @dataclass(frozen=True)
 class Slow:
-    """What a slow client sends at once, and then byte by byte; and by when it must be gone."""
+    """The bytes that a slow client sends first, the bytes that it repeats, and its deadline."""
 
     first: bytes
     then: bytes
     within_s: float
     reason: str | None = None
-    """What its end is counted as, where it is not answered before."""
+    """The reason under which its end is counted, unless it is answered before."""
     keepalive_ms: int = 600_000
-    """Short only where it is what ends it: it would hide that nothing else does."""
+    """Short only where this timeout must end the client; elsewhere it would hide a missing timeout.
+    """
 
 
 KINDS = {

@@ -1,8 +1,8 @@
-"""Syncs of a second: durable publishes wait for them, and nothing else does.
+"""Syncs that take a second: only durable publishes wait for them.
 
-The promise is a time, p99 below 50 ms. A round that misses it may have met a machine that is busy
-otherwise: then a broker with a quick disk is asked the same at once, and the round counts as kept
-if it took at most twice as long. A sync that holds the interpreter's lock breaks that too.
+The promise: p99 below 50 ms. A round that misses it may have met a busy machine. Then the test
+measures a broker with a quick disk at once, and accepts the round if it took at most twice as long.
+A sync that holds the interpreter's lock also breaks the promise.
 """
 
 import sys
@@ -31,7 +31,7 @@ def _broker(tmp_path: Path, seconds: float, how: str) -> RunningBroker:
 def _excess_of_the_best_round(
     broker: RunningBroker, tmp_path: Path, *, rounds: int = _ROUNDS, store_offsets: bool = False
 ) -> float:
-    """Return by how much the slowest p99 exceeded what is allowed, as a factor: 1 is the most."""
+    """Return the slowest p99 of the best round, divided by the allowed p99: at most 1 passes."""
     best = float("inf")
     for number in range(rounds):
         found = probe(broker.url, _ROUND_S, store_offsets=store_offsets)
@@ -65,7 +65,7 @@ def test_nothing_but_durable_publishes_waits_for_a_slow_sync(tmp_path: Path) -> 
 
 
 def test_nothing_but_writers_waits_for_slow_syncs_of_log_index_and_state(tmp_path: Path) -> None:
-    """At the system's edge: LMDB's own syncs are slow as well."""
+    """The syncs are slowed down at the system calls, so LMDB's own syncs are slow too."""
     with RunningBroker(tmp_path / "data") as broker:
         prepare(Calls(broker.url))
         with injected(broker.pid, "fdatasync:delay_enter=1000000", tmp_path / "strace.log"):

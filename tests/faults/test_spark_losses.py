@@ -1,6 +1,8 @@
-"""A batch read while the broker, retention or an executor fails: exact rows, or the error that the
-documentation names. Real processes; rows are told by their count, the sum of their offsets and the
-CRCs of their bodies."""
+"""A batch read while the broker, retention or an executor fails.
+
+The result is the exact rows, or the error that the documentation names. The tests use real
+processes, and compare rows by their count, the sum of their offsets and the CRCs of their bodies.
+"""
 
 import json
 import logging
@@ -24,8 +26,8 @@ from pyspark.sql.types import StructType
 
 from holdfast.client import Client
 from holdfast.running_broker import RunningBroker
-from holdfast.spark.batch_source import HoldfastReader
 from holdfast.spark.errors import DataLost, JavaMissing
+from holdfast.spark.read.batch_source import HoldfastReader
 from holdfast.spark.session import require_java
 from holdfast.spark.source import HoldfastDataSource
 
@@ -35,7 +37,7 @@ TOPIC = "orders"
 QUEUES = 2
 MESSAGES = 12_000
 BODY = b"and so on, for half a kilobyte; " * 16
-#: Small segments and small replies, so that a read is many pulls; retention looks all the time.
+#: Small segments and small replies, so that a read is many pulls; retention runs all the time.
 ARGUMENTS = (
     *("--commitlog-segment-bytes", "1MiB"),
     *("--commitlog-retention-interval-ms", "50"),
@@ -46,7 +48,7 @@ _DEADLINE_S = 60.0
 
 @dataclass
 class Sum:
-    """What the rows add up to."""
+    """The count and the sums of the rows."""
 
     count: int = 0
     offsets: int = 0
@@ -68,7 +70,7 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
 
 @pytest.fixture
 def expected(broker: RunningBroker) -> Sum:
-    """What is published, as a client without Spark reads it."""
+    """The published rows, as a client without Spark reads them."""
     with broker.client() as client:
         client.create_topic(TOPIC, queues=QUEUES)
         publish(client, TOPIC, MESSAGES)
@@ -112,7 +114,7 @@ def add_rows(found: Sum, batch: object) -> None:
 
 
 def restart_beside(broker: RunningBroker) -> threading.Thread:
-    """Start the broker again while the reader asks already."""
+    """Start the broker again while the reader already sends requests."""
     thread = threading.Thread(target=broker.start)
     thread.start()
     return thread
@@ -148,11 +150,11 @@ def test_a_broker_that_is_killed_in_the_middle_of_a_read(
 
 
 def trim(broker: RunningBroker) -> None:
-    """Ask retention to take nearly all of the topic, and return once it has looked at it."""
+    """Let retention delete nearly all of the topic, and return after its pass."""
     with broker.client() as client:
         client.create_topic("witness", queues=1, retention_bytes=64 * 1024)
         client.change_topic(TOPIC, retention_bytes=256 * 1024)
-        for _ in range(2):  # a pass that ends after the change may have looked before it
+        for _ in range(2):  # a pass that ends after the change may have begun before it
             begin = client.describe_topic("witness")["queues"][0]["min_offset"]
             publish(client, "witness", 500)
             deadline = time.monotonic() + _DEADLINE_S
@@ -211,7 +213,7 @@ def test_tasks_keep_a_lease_that_is_shorter_than_they_are(
     add_rows(found, next(iter(rows)))
     over = time.monotonic() + lease_s + 1
     trim(broker)
-    while time.monotonic() < over:  # the lease would be over now
+    while time.monotonic() < over:  # without an extension the lease would have ended by now
         assert set(begins(broker).values()) == {0}
         time.sleep(0.1)
     for batch in rows:
@@ -225,7 +227,7 @@ def test_tasks_keep_a_lease_that_is_shorter_than_they_are(
     )
 
 
-#: The function kills the executor under it, once, when it has rows of a task in its hands.
+#: Program: the function kills its executor once, while it holds rows of a task.
 _JOB = """
 import json, os, signal, sys
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""Streams from a topic through an aggregation into a topic, while drivers and the broker are
-killed: what comes out is exact. Real processes."""
+"""Streams from topic to topic with an aggregation, while drivers and the broker are killed.
+
+The output is exact. The tests use real processes.
+"""
 
 import contextlib
 import os
@@ -28,7 +30,7 @@ Totals = dict[str, tuple[int, int]]
 
 
 class Job:
-    """A driver with a stream; it and its JVM are a process group of their own."""
+    """A driver with a stream. The driver and its JVM are a process group of their own."""
 
     def __init__(self, broker: RunningBroker, directory: Path, *how: str) -> None:
         self._log = directory / "job.log"
@@ -44,7 +46,7 @@ class Job:
             )
 
     def until(self, line: str) -> None:
-        """Return when the job has said that it is there."""
+        """Wait until the job has printed that it reached this point."""
         assert self._process.stdout is not None
         for said in self._process.stdout:
             self.said.append(said.strip())
@@ -53,14 +55,14 @@ class Job:
         pytest.fail(f"never {line!r}, but {self.said}: {self._log.read_text()[-5000:]}")
 
     def finish(self) -> None:
-        """Tell the job to end with what there is, and return when it is done."""
+        """Tell the job to end with the messages that exist, and wait for its end."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         self.until("done")
 
     def kill(self) -> None:
-        """End the driver and its JVM at once; a job that has ended is left as it is."""
+        """Kill the driver and its JVM at once; do nothing if the job has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -102,7 +104,7 @@ def publish(broker: RunningBroker, first: int, last: int, *, queue: int | None =
 
 
 def expected(count: int) -> Totals:
-    """Count and sum of the numbers below `count`, by their key."""
+    """Return count and sum of the numbers below `count`, by key."""
     found = {}
     for rest in range(min(KEYS, count)):
         numbers = range(rest, count, KEYS)
@@ -111,7 +113,7 @@ def expected(count: int) -> Totals:
 
 
 def written(broker: RunningBroker) -> Totals:
-    """Return the last totals of each key. What was stored twice would stand still."""
+    """Return the last totals of each key; fail if a count did not grow, as after a duplicate."""
     found: Totals = {}
     with broker.client() as client:
         for queue in client.describe_topic("totals")["queues"]:
@@ -132,7 +134,7 @@ def test_a_million_messages_are_counted_exactly_though_the_driver_is_killed_twic
     first.until("written 2")  # stored, but not in the checkpoint
     first.kill()
     second = start("now", "4")
-    second.until("writing 4")  # the middle of it, or its end
+    second.until("writing 4")  # the middle of the write, or its end
     second.kill()
     assert second.said[:2] == ["writing 2", "written 2"]
     third = start("now")

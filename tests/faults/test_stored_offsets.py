@@ -1,5 +1,7 @@
-"""The power goes, and takes the end of a topic in written mode, but not the offset that a group
-had stored behind it: whoever goes on from there must not pass over what is published next."""
+"""A power loss cuts the end of a topic in written mode, but not a group's stored offset beyond it.
+
+A consumer that continues from that offset must not skip the messages that are published next.
+"""
 
 from collections.abc import Iterator
 
@@ -46,8 +48,8 @@ def test_a_group_passes_over_nothing_that_takes_the_place_of_what_was_lost(
         assert len(calls.bodies("t")) == 31
         stored = calls("PUT", _OFFSETS, {"offsets": {"0": 31}})
         assert stored.status == 200
-        # The state's sync may have carried the log's pages along in the same file system's
-        # journal, but not its data: the log itself was never synced after the first message.
+        # The sync of the state may have written the log's pages to the journal of the same file
+        # system, but not its data: the log was never synced after the first message.
         volume.cut_power()
         broker.kill()
     volume.restore_power()
@@ -56,11 +58,11 @@ def test_a_group_passes_over_nothing_that_takes_the_place_of_what_was_lost(
         if end == 31:
             pytest.skip("the power loss took nothing")
         assert calls("GET", _OFFSETS).json["offsets"] == {"0": end}
-        # A consumer that still runs is told as soon as it stores its next offset.
+        # A running consumer gets the error when it stores its next offset.
         etag = stored.headers["ETag"]
         refused = calls("PUT", _OFFSETS, {"offsets": {"0": 32}}, If_Match=etag)
         assert (refused.status, refused.problem) == (412, "offsets-changed")
-        # One that keeps its offset by itself is told that it is beyond the end.
+        # A consumer that keeps its offset itself gets the error that it is beyond the end.
         beyond = calls("GET", f"{_MESSAGES}?offset=31")
         assert (beyond.status, beyond.problem) == (416, "offset-beyond-end")
         for number in range(40):

@@ -1,8 +1,8 @@
 """Fuzz one target with atheris: `python -m tests.fuzz TARGET [--seconds N] [--seed N] [FILE...]`.
 
-The code under test is instrumented, so that the fuzzer finds its way into it by itself. Inputs
-that are new to it are kept in the corpus folder; one that fails is written to the folder
-`findings`, and named in the output. With files, these are tried and nothing else.
+The code under test is instrumented, so that the fuzzer explores it by itself. Inputs that reach new
+code are kept in the corpus folder. An input that fails is written to the folder `findings`, and the
+output names it. With files, only these are tried.
 """
 
 import argparse
@@ -17,19 +17,19 @@ from pathlib import Path
 
 TARGETS = ("batches", "filters", "recovery", "requests", "records")
 
-#: One input that takes longer is a hang.
+#: An input that takes longer than this is a hang.
 TIMEOUT_S = 10
-#: Bound by the kernel. libFuzzer's own bound looks at the process's peak, which on Linux begins as
-#: that of the process which started this one.
+#: The kernel enforces this limit. libFuzzer's own limit uses the process's peak, which on Linux
+#: starts at the peak of the parent process.
 MAX_DATA_BYTES = 2 << 30
-#: Of Linux's <sys/personality.h>: a program's memory is at the same addresses each time.
+#: From Linux's <sys/personality.h>: the same memory addresses in each run.
 _ADDR_NO_RANDOMIZE = 0x0040000
 
 
 def _start_again_without_randomness() -> None:
-    """Start this program anew with the hashes and addresses of every run: the fuzzer goes by both.
+    """Restart this program with fixed hashes and addresses, because the fuzzer uses both.
 
-    Addresses stay random where the system does not let a program choose.
+    Addresses stay random where the system does not allow a program to fix them.
     """
     ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)
     os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": "0"})
@@ -66,7 +66,7 @@ def main() -> None:
         for number, seed in enumerate(target.seeds()):
             (seeds / f"{number:03}").write_bytes(seed)
         words = here / "words"
-        # A libFuzzer dictionary quotes as JSON does.
+        # A libFuzzer dictionary uses JSON's quoting.
         words.write_text("\n".join(map(json.dumps, getattr(target, "DICTIONARY", ()))) + "\n")
         corpus = options.corpus or here / "corpus"
         corpus.mkdir(parents=True, exist_ok=True)

@@ -1,30 +1,33 @@
-"""Fuzzing what decodes batches: the broker's door, the client's, Spark's.
+"""Fuzz the decoders of batches: in the broker, in the client and in Spark.
 
-What the broker accepts must be readable to the last row, by every reader alike, and is the same
-when it is encoded anew. The first byte of the input says how much of the rest is put right: its
-checksums, so that the checks behind them are reached, and its size as well; or that the rest are
-edits of the numbers in one of the seeds' columns.
+All readers must read every row of an accepted batch in the same way, and encoding the rows again
+must give the same rows. The first byte of the input selects how the rest is used:
+
+- as it is;
+- with correct checksums, to reach the later checks;
+- with correct checksums and sizes;
+- as edits of the numbers in the columns of a seed.
 """
 
 from dataclasses import replace
 from itertools import pairwise
 
-from holdfast.client.message import MessageBatch
-from holdfast.commitlog.batch import Batch, iter_batches, payload_crc
-from holdfast.commitlog.batch_check import LimitExceeded, MessageLimits, check_batch
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
-from holdfast.commitlog.batch_layout import layout_of
-from holdfast.commitlog.batch_run import BatchRun
-from holdfast.commitlog.checksum import crc32c
+from holdfast.client.read.message import MessageBatch
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
+from holdfast.commitlog.format.batch import Batch, iter_batches, payload_crc
+from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, check_batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.format.batch_layout import layout_of
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import UnknownQueue
-from holdfast.consumequeue.fetched import BatchSlice, message_sizes
+from holdfast.consumequeue.reading.fetched import BatchSlice, message_sizes
 from holdfast.holdservice.filters import parse_filter
-from holdfast.http_api.binary import check_batches, decode_batches
-from holdfast.http_api.messages import messages_of, packed_messages_of
-from holdfast.http_api.problems import Problem
-from holdfast.http_api.types import PackedMessage
+from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
+from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches
+from holdfast.http_api.schemas.messages import PackedMessage
+from holdfast.http_api.wire.problems import Problem
 
 LIMITS = MessageLimits(4096, 64, 32, 256)
 MAX_BYTES = 64 * 1024
@@ -35,7 +38,7 @@ _FILTERS = (parse_filter("red,blue", None), parse_filter(None, "a = 'x' OR TAGS 
 
 
 def seeds() -> list[bytes]:
-    """Return batches of every shape, each for every way of putting it right, and one edit."""
+    """Return batches of every shape, once for each mode of correction, and one edit of each."""
     put_right = [bytes([mode]) + each for each in _raw() for mode in range(EDITED)]
     return [*put_right, *(bytes([EDITED, number, 0, 0, 0]) for number in range(len(_raw())))]
 
@@ -59,7 +62,7 @@ def _raw() -> list[bytes]:
 
 
 def check(data: bytes) -> None:
-    """Raise for anything that a reader of batches should not do."""
+    """Raise for any behaviour that a reader of batches must not show."""
     if not data:
         return
     mode, body = data[0] % 4, data[1:]
@@ -76,7 +79,7 @@ def check(data: bytes) -> None:
         BatchRun(body)
     accepted = [batch for batch in batches if _is_accepted(batch)]
     try:
-        check_batches(decode_batches(body, 1000), "t", None, 4, LIMITS)
+        check_batches(decode_batches(body, 1000, 1000), "t", None, 4, LIMITS)
         assert len(accepted) == len(batches)
     except (Problem, UnknownQueue):
         pass
@@ -85,7 +88,7 @@ def check(data: bytes) -> None:
 
 
 def _edited(edits: bytes) -> bytes:
-    """Return a seed whose numbers were changed a little: by column, place and difference."""
+    """Return a seed with slightly changed numbers: each edit is column, place and difference."""
     raws = _raw()
     raw = bytearray(raws[edits[0] % len(raws)]) if edits else bytearray(raws[0])
     batch = Batch.decode(bytes(raw))
@@ -105,7 +108,7 @@ def _edited(edits: bytes) -> bytes:
 
 
 def _put_right(body: bytes, *, with_sizes: bool) -> bytes:
-    """Return the batches in `body` with checksums that fit, as a hostile client would."""
+    """Return the batches in `body` with correct checksums, as a hostile client could send them."""
     done = bytearray()
     at = 0
     while len(body) - at >= HEADER_SIZE and len(done) < MAX_BYTES:
@@ -141,7 +144,7 @@ def _refused_alike(body: bytes, error: Exception) -> None:
     else:
         raise AssertionError(f"Spark takes what the log refuses: {error}")
     try:
-        decode_batches(body, 1000)
+        decode_batches(body, 1000, 1000)
     except Problem as problem:
         assert problem.encode()
     else:
@@ -157,7 +160,7 @@ def _is_accepted(batch: Batch) -> bool:
 
 
 def _read(batch: Batch) -> None:
-    """Read an accepted batch in every way there is, and compare."""
+    """Read an accepted batch in every way, and compare the results."""
     rows = range(len(batch))
     batch = _stored(batch)
     packed = packed_messages_of("t", [BatchSlice(batch, rows)])

@@ -1,15 +1,15 @@
-"""Fuzzing the filters: whatever a client sends is refused in words, or is a filter that works.
+"""Fuzz the filters: each text is refused with a message, or is a filter that works.
 
-A filter that works finds the same rows in one go and one at a time, in their order, and takes
-no longer over any message than its limits allow: the fuzzer's own time limit is the judge. The
-input is a condition's text; what comes before a NUL in it is a list of tags.
+A working filter finds the same rows, in order, at once and one at a time, and spends no longer on a
+message than its limits allow; the fuzzer's own timeout checks that. The input is a condition's
+text, optionally preceded by a list of tags and a NUL byte.
 """
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.filters import parse_filter
-from holdfast.http_api.problems import problem_for
+from holdfast.http_api.wire.problems import problem_for
 
 DICTIONARY = [
     *("AND", "OR", "NOT", "IN", "LIKE", "BETWEEN", "IS", "NULL", "TRUE", "FALSE", "ESCAPE"),
@@ -19,7 +19,7 @@ DICTIONARY = [
 
 
 def seeds() -> list[bytes]:
-    """Return one of everything that the language has."""
+    """Return an example of every element of the filter language."""
     conditions = [
         "a = 'x' AND b <> 3 OR NOT (c >= 1.5e3)",
         "a BETWEEN 1 AND 9 AND b NOT BETWEEN -2 AND +.5",
@@ -58,7 +58,7 @@ _BATCH = _messages()
 
 
 def check(data: bytes) -> None:
-    """Raise for anything that a filter should not do."""
+    """Raise for any behaviour that a filter must not show."""
     tag_bytes, nul, condition = data.rpartition(b"\0")
     tag = tag_bytes.decode(errors="surrogateescape") if nul else None
     text = condition.decode(errors="surrogateescape") if condition or not nul else None

@@ -1,8 +1,7 @@
-"""Fuzzing the small formats: message ids, state records and their journal, headers and footers
-of segments, names of segment files.
+"""Fuzz the small formats: message ids, state records and journal, segment headers, footers, names.
 
-Each is refused with the error that its docstring names, or is what encoding it gives again. The
-first byte of the input says what the rest is.
+Each input is refused with the documented error, or equals the encoding of its decoded value. The
+first byte of the input selects the format.
 """
 
 from collections.abc import Callable
@@ -10,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
-from holdfast.commitlog.message_id import format_message_id, parse_message_id
-from holdfast.commitlog.segment_format import (
+from holdfast.commitlog.format.message_id import format_message_id, parse_message_id
+from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
     KEY_DTYPE,
     TRAILER_SIZE,
@@ -24,15 +23,15 @@ from holdfast.commitlog.segment_format import (
     parse_segment_name,
     segment_name,
 )
-from holdfast.consumequeue import state_records
-from holdfast.consumequeue.state_records import MalformedRecord, StoredOffsets
+from holdfast.consumequeue.state import records
+from holdfast.consumequeue.state.records import MalformedRecord, StoredOffsets
 from holdfast.consumequeue.topics import Topic, TopicConfig
 
 _TOPIC = Topic("t", 7, 4, TopicConfig("fsync", 1000, None, 4096), 12)
 
 
 def seeds() -> list[bytes]:
-    """Return each format, intact."""
+    """Return an intact example of each format."""
     footer = encode_footer(4096, np.zeros(2, BLOCK_DTYPE), np.zeros(1, KEY_DTYPE))
     return [
         b"\0" + format_message_id(1, 2, 3).encode(),
@@ -41,16 +40,16 @@ def seeds() -> list[bytes]:
         b"\3" + footer,
         b"\4" + encode_end_mark(4096),
         b"\5" + segment_name(4096).encode(),
-        b"\6" + state_records.encode_topic(_TOPIC),
-        b"\7" + state_records.encode_kept({0: 5, 3: 9}),
-        b"\x08" + state_records.encode_offsets(StoredOffsets({0: 7}, 2)),
-        b"\x09" + state_records.encode_number(9),
-        b"\x0a" + state_records.offsets_key("g", 5),
+        b"\6" + records.encode_topic(_TOPIC),
+        b"\7" + records.encode_kept({0: 5, 3: 9}),
+        b"\x08" + records.encode_offsets(StoredOffsets({0: 7}, 2)),
+        b"\x09" + records.encode_number(9),
+        b"\x0a" + records.offsets_key("g", 5),
     ]
 
 
 def check(data: bytes) -> None:
-    """Raise for anything that the decoders should not do."""
+    """Raise for any behaviour that the decoders must not show."""
     if data:
         _CHECKS[data[0] % len(_CHECKS)](data[1:])
 
@@ -118,9 +117,9 @@ _CHECKS: tuple[Callable[[bytes], None], ...] = (
     _footer,
     _end_mark,
     _segment_name,
-    _record(lambda data: state_records.decode_topic("t", data)),
-    _record(state_records.decode_kept),
-    _record(state_records.decode_offsets),
-    _record(state_records.decode_number),
-    _record(state_records.parse_key),
+    _record(lambda data: records.decode_topic("t", data)),
+    _record(records.decode_kept),
+    _record(records.decode_offsets),
+    _record(records.decode_number),
+    _record(records.parse_key),
 )

@@ -1,34 +1,34 @@
-"""Fuzzing recovery and the walk over the log, on images of segments that were tampered with.
+"""Fuzz recovery and the walk over the log, on damaged images of segments.
 
-The input is a list of edits to a log of three small segments: bytes overwritten, bits flipped,
-ranges zeroed or copied to elsewhere, files cut, gone, or under another's name. Nothing is
-forged: a checksum never fits by more than chance. Then, whatever was done:
+The input is a list of edits to a log of three small segments: overwritten bytes, flipped bits,
+zeroed or copied ranges, files that are cut, missing or renamed. No edit forges a checksum: a
+damaged block fits its checksum only by chance. Then, after any edits:
 
-- opening and recovering end, with a result or one of the documented errors;
-- what is served is, byte for byte, what was written, each at its own place;
-- no block that lies below the durable mark is lost that the edits left whole;
-- a second start finds what the first one left, and the note of the damage, which the broker
-  appends: what was cut may have held the only proof that a hole before it was durable once.
+- opening and recovering end with a result or with one of the documented errors;
+- each served block has exactly the bytes that were written at its place;
+- no block below the durable mark is lost if the edits left it whole;
+- a second start finds the blocks of the first start, and the record of the damage, which the
+  broker appends: the removed part may have held the only proof that an earlier hole was durable.
 """
 
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_header import BatchHeader
-from holdfast.commitlog.commit_log import CommitLog, block_tables
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormatVersion
-from holdfast.commitlog.header_table import headers_in
-from holdfast.commitlog.log_scan import Damage, scan_log
-from holdfast.commitlog.recovery import recover
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_header import BatchHeader
+from holdfast.commitlog.format.header_table import headers_in
+from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.log_scan import Damage, scan_log
+from holdfast.commitlog.segments.recovery import recover
 from tests.support.batches import stamped
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import SmallLog, raw_batch
 
 SEGMENT_BYTES = 8 * 1024
-#: One edit: what to do, in which file, where, how long, from where or to what.
+#: The bytes of one edit: operation, file, place, length, source or value.
 EDIT_BYTES = 8
 MAX_EDITS = 16
 
@@ -66,7 +66,7 @@ def seeds() -> list[bytes]:
 
 
 def check(data: bytes) -> None:
-    """Raise for anything that recovery should not do."""
+    """Raise for any behaviour that recovery must not show."""
     _HOME.mkdir(exist_ok=True)
     files, blocks = _image()
     edited = {name: bytearray(content) for name, content in files.items()}
@@ -126,8 +126,10 @@ def _apply(edit: bytes, files: dict[str, bytearray]) -> None:
 
 
 def _whole_blocks(files: dict[str, bytearray], blocks: dict[int, bytes]) -> list[int]:
-    """Return the blocks that lie untouched in the segment where they belong. A file that is too
-    long may lie over the next one, which is then left alone as a whole."""
+    """Return the blocks that are unchanged in the segment to which they belong.
+
+    If any file is too long or misnamed, return nothing: it may overlap the next file.
+    """
     whole = []
     if any(int(name) % SEGMENT_BYTES or len(files[name]) > SEGMENT_BYTES for name in files):
         return []
@@ -143,9 +145,12 @@ def _whole_blocks(files: dict[str, bytearray], blocks: dict[int, bytes]) -> list
 def _start(
     disk: SimulatedDisk, blocks: dict[int, bytes], *, notes_damage: bool = False
 ) -> list[int] | None:
-    """Recover as a start does; return where the blocks are that are served. With `notes_damage`
-    a block is appended if there was any, and is among `blocks` from then on; None where the
-    last file is too short for that: it would grow on a disk, but not on a simulated one."""
+    """Recover as a start does; return the physical offsets of the served blocks.
+
+    With `notes_damage`, append a block after any damage, and add the block to `blocks`. Return None
+    if the last file is too short for the append: a file on a real disk would grow, the simulated
+    one does not.
+    """
     log = CommitLog(_HOME, CommitLogConfig(segment_bytes=SEGMENT_BYTES), disk, now_us=lambda: 1)
     log.open()
     try:
@@ -187,7 +192,7 @@ def _append_note(log: CommitLog, blocks: dict[int, bytes]) -> int:
 
 
 def _walk(disk: SimulatedDisk, blocks: dict[int, bytes]) -> None:
-    """Walk the log as `check` does, and as sealing and look-ups by key do."""
+    """Walk the log as `check` does, and as sealing and searches by key do."""
     log = CommitLog(_HOME, CommitLogConfig(segment_bytes=SEGMENT_BYTES), disk, now_us=lambda: 1)
     log.open()
     end = 0

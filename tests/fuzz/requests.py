@@ -1,7 +1,7 @@
-"""Fuzzing what the API reads of a request: bodies in every text format, queries, headers, paths.
+"""Fuzz the API's parsing of requests: bodies in every text format, queries, headers, paths.
 
-Whatever comes is refused as a Problem that can be sent, or is understood; and what is understood
-can be stored, and reads back as it was sent. The first byte of the input says what the rest is.
+Each input is refused with a Problem that can be sent, or is accepted. Accepted values can be
+stored, and read back as they were sent. The first byte of the input selects the parser.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,17 @@ import msgspec
 from multidict import MultiDict
 from yarl import URL
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_check import MessageLimits, check_batch
-from holdfast.commitlog.rows import as_batch
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_check import MessageLimits, check_batch
+from holdfast.commitlog.format.message_rows import as_batch
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 from holdfast.groups.config import GroupsConfig
-from holdfast.http_api.codecs import decode, encode, media_type, negotiate
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.group_settings import group_spec
-from holdfast.http_api.group_types import GroupSettings, OffsetsRequest, ResetRequest
-from holdfast.http_api.incoming import (
+from holdfast.http_api.endpoints.group_settings import group_spec
+from holdfast.http_api.endpoints.producer_headers import request_producer
+from holdfast.http_api.endpoints.publish import _rows
+from holdfast.http_api.endpoints.publish_text import (
     Incoming,
     check_messages,
     check_queues,
@@ -29,7 +29,13 @@ from holdfast.http_api.incoming import (
     from_lines,
     from_msgpack,
 )
-from holdfast.http_api.lease_types import (
+from holdfast.http_api.routes import ROUTES
+from holdfast.http_api.routing.codecs import decode, encode, media_type, negotiate
+from holdfast.http_api.routing.params import query_pairs, read_params
+from holdfast.http_api.routing.queue_offsets import parse_pairs
+from holdfast.http_api.routing.router import Router
+from holdfast.http_api.schemas.groups import GroupSettings, OffsetsRequest, ResetRequest
+from holdfast.http_api.schemas.leases import (
     AckRequest,
     ExtendRequest,
     LeaveRequest,
@@ -39,14 +45,8 @@ from holdfast.http_api.lease_types import (
     ReleaseRequest,
     SeekRequest,
 )
-from holdfast.http_api.pairs import parse_pairs
-from holdfast.http_api.params import query_pairs, read_params
-from holdfast.http_api.problems import Problem, problem_for
-from holdfast.http_api.producer import request_producer
-from holdfast.http_api.publish import _rows
-from holdfast.http_api.router import Router
-from holdfast.http_api.routes import ROUTES
-from holdfast.http_api.types import Request, TopicSettings
+from holdfast.http_api.schemas.messages import Request, TopicSettings
+from holdfast.http_api.wire.problems import Problem, problem_for
 from tests.fuzz.wire import check_wire, wire_seeds
 
 LIMITS = MessageLimits(4096, 64, 32, 256)
@@ -79,7 +79,7 @@ _OFFERS = ("application/json", "application/msgpack")
 
 
 def seeds() -> list[bytes]:
-    """Return one request part of each kind that is understood, and some that are not."""
+    """Return request parts of each kind, valid and invalid."""
     message = {"key": "k", "tag": "t", "properties": {"a": "b"}, "queue": 1, "ttl_ms": 5}
     message |= {"priority": 9}
     text = msgspec.json.encode({"messages": [{"body": "x", **message}, {"body_base64": "/w=="}]})
@@ -119,7 +119,7 @@ def seeds() -> list[bytes]:
 
 
 def check(data: bytes) -> None:
-    """Raise for anything that the API should not do."""
+    """Raise for any behaviour that the API must not show."""
     if not data:
         return
     try:
@@ -176,7 +176,7 @@ _VALUES: tuple[object, ...] = (
 
 
 def _built(data: bytes) -> None:
-    """Try messages that are well-formed, made of fields and values that the bytes choose."""
+    """Check well-formed messages whose fields and values the bytes select."""
     messages: list[dict[str, object]] = [{}]
     for choice, value in zip(data[1::2], data[2::2], strict=False):
         if choice >= 0xF0:
@@ -211,7 +211,7 @@ def _typed(data: bytes) -> None:
             try:
                 encoded = encode(media, value)
             except OverflowError:
-                continue  # msgpack has no such whole number, and a limit refuses it
+                continue  # msgpack has no integer of this size, and a limit refuses it
             assert decode(media, encoded, type_) == value
         if isinstance(value, GroupSettings):
             try:
@@ -225,7 +225,7 @@ def _typed(data: bytes) -> None:
 
 
 def _query(data: bytes) -> None:
-    raw = data.decode("ascii", errors="ignore")  # the parser refuses anything else
+    raw = data.decode("ascii", errors="ignore")  # the parser refuses all other bytes
     url = URL.build(path="/", query_string=raw, encoded=True)
     pairs = list(query_pairs(raw))
     assert pairs == list(url.query.items())
@@ -272,12 +272,12 @@ def _pairs(data: bytes) -> None:
 
 
 def _header(data: bytes) -> str:
-    """Return bytes of a request's head as aiohttp hands them on."""
+    """Return bytes of a request's head as aiohttp passes them."""
     return data.decode(errors="surrogateescape")
 
 
 def _wire(data: bytes) -> None:
-    """The bytes of a whole connection, cut into pieces whose size their first byte says."""
+    """Check a whole connection; the first byte is the size of the pieces."""
     if data:
         check_wire(data[1:], data[0] or 4096)
 

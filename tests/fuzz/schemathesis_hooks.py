@@ -1,6 +1,6 @@
-"""What schemathesis is told of Holdfast's own media types, so that it sends and reads them.
+"""How schemathesis writes and reads Holdfast's own media types.
 
-Loaded by it (SCHEMATHESIS_HOOKS), never by pytest.
+schemathesis loads this file (SCHEMATHESIS_HOOKS); pytest never does.
 """
 
 from typing import Any
@@ -9,12 +9,12 @@ import msgpack
 import msgspec
 import schemathesis
 
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 
 
 @schemathesis.serializer("application/msgpack")
 def to_msgpack(ctx: Any, value: Any) -> bytes:
-    """Return a made-up body as msgpack; what is no such value goes as it is."""
+    """Return a generated body as msgpack, or its repr if that fails; return bytes unchanged."""
     if isinstance(value, bytes):
         return value
     try:
@@ -25,7 +25,7 @@ def to_msgpack(ctx: Any, value: Any) -> bytes:
 
 @schemathesis.serializer("application/x-ndjson")
 def to_lines(ctx: Any, value: Any) -> bytes:
-    """Return a made-up body as lines: half of them could be messages."""
+    """Return a generated body as two lines, the first of which is a valid message."""
     text = value if isinstance(value, str) else repr(value)
     good = msgspec.json.encode({"body": text.encode(errors="replace").decode()})
     return good + b"\n" + text.encode(errors="replace")
@@ -33,14 +33,14 @@ def to_lines(ctx: Any, value: Any) -> bytes:
 
 @schemathesis.serializer("application/vnd.holdfast.batch")
 def to_batch(ctx: Any, value: Any) -> bytes:
-    """Return a made-up body in a batch, or in the place of one."""
+    """Return a generated body in a valid batch or as raw bytes."""
     raw = value if isinstance(value, bytes) else repr(value).encode(errors="replace")
     return raw if len(raw) % 2 else encode_batch([raw])
 
 
 @schemathesis.deserializer("application/msgpack", "application/vnd.holdfast.batch")
 def from_msgpack(ctx: Any, response: Any) -> Any:
-    """Return a reply as JSON would have it: its bytes are compared as texts."""
+    """Return a decoded reply with texts in place of bytes, as JSON has them; {} for a batch."""
     if "batch" in response.headers["content-type"][0]:
         return {}
     return _texts(msgpack.unpackb(response.content))

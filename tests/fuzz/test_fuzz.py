@@ -1,6 +1,7 @@
-"""Fuzzing for a while, each target in a process of its own, two at a time: the same inputs in every
-run, as far as a slow machine comes within TEST_SECONDS. TEST_SEED asks for others, `make fuzz` for
-always new ones.
+"""Fuzz each target for a while, in processes of their own, two at a time.
+
+Each run tries the same inputs; a slow machine stops after TEST_SECONDS. TEST_SEED selects
+other inputs; `make fuzz` always tries new ones.
 """
 
 import os
@@ -16,7 +17,7 @@ from tests.fuzz.__main__ import TARGETS
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 90
-#: As many as take some forty seconds on two cores.
+#: The numbers of inputs that take some forty seconds on two cores.
 RUNS = {
     "batches": 80_000,
     "filters": 80_000,
@@ -38,7 +39,7 @@ def _fuzz(name: str, findings: Path) -> subprocess.CompletedProcess[bytes]:
             *("--seed", os.environ.get("TEST_SEED", "1")),
         ],
         cwd=ROOT,
-        # The fuzzer ends its process without leaving what it is in the midst of.
+        # The fuzzer ends its process without clean-up, so its temporary files go here.
         env={**os.environ, "TMPDIR": str(findings)},
         capture_output=True,
         timeout=seconds + 180,
@@ -48,7 +49,7 @@ def _fuzz(name: str, findings: Path) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Begin every target; a test waits for its own."""
+    """Start every target; each test waits for its own."""
     pytest.importorskip("atheris", reason="atheris, of the extra `fuzz`, is not installed")
     with ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(_fuzz, name, tmp_path_factory.mktemp(name)) for name in TARGETS}

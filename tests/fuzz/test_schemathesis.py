@@ -1,7 +1,7 @@
-"""Requests made from the served OpenAPI document, and such as break it, against a real broker.
+"""Requests generated from the served OpenAPI document, valid and invalid, against a real broker.
 
-Every answer is one that the document names, in its media type and of its schema; none is a fault
-of the broker's, none is late; what breaks the document is refused. TEST_SECONDS is how long.
+Every response is documented: its status, media type and schema. None is a server error, none is
+late, and invalid requests are refused. TEST_SECONDS sets the duration.
 """
 
 import os
@@ -16,8 +16,8 @@ from holdfast.running_broker import RunningBroker
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 
-#: Not `positive_data_acceptance`: that a topic exists, or a sequence follows on the one before,
-#: is nothing that a document can say.
+#: Without `positive_data_acceptance`: a document cannot state that a topic exists or that a
+#: sequence number follows the previous one.
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_headers_conformance,response_schema_conformance,negative_data_rejection,"

@@ -1,6 +1,6 @@
-"""The fuzzers' targets hold on their seeds, on small changes of these, and on all that was found.
+"""The fuzz targets accept their seeds, small changes of them, and all earlier findings.
 
-The fuzzing itself is `make fuzz`, and for a while each in the second tier (`test_fuzz.py`).
+`make fuzz` does the real fuzzing; the second tier fuzzes each target for a while (`test_fuzz.py`).
 """
 
 import base64
@@ -14,7 +14,7 @@ import pytest
 
 from tests.fuzz.__main__ import TARGETS, main
 
-#: What failed once: target, what it was, the input.
+#: Earlier failures: target, description, input.
 FOUND = [
     ("records", "other digits named a segment", "BTAwMDAwMDAwMDAwMDAwMDDfhzA5Ng=="),
     ("requests", "a query of no characters", "BG8AAAAAZmZzZXRzPTDGzCwxOjImYT0lRkY="),
@@ -24,6 +24,13 @@ FOUND = [
         "a whole number beyond 64 bits",
         "Awp7ImxlYXNlX21zIjo1MDAxODQ0Njc0NDA3MzcwOTU1MTYxNiwiZGVhZF9sZXR0ZXJfdG9waWMiOm51"
         "bGwsIm1heF9hdHRlbXB0cyI6M30=",
+    ),
+    (
+        "requests",
+        "a request that waited was answered behind the last answer",
+        "CgdHRVQgL2EgSFRUUC8xLjENCkhvc3Q6IHgNCg0KUE9TVCAvYSBIVFRQLzEuMQ0KSG9zdDogeA0KQ29udGVu"
+        "dC1MZW5ndGg6IDUNCg0KaGVsbG9QT1NUIC9hJUZGVFAvMS4xDQpIb3N0OiB4DQpUcmFuc2Zlci1FbmNvZGlu"
+        "ZzogY2h1bmtlZA0KDQoyDQpoaQ0KMA0KDQpHRVQgL2EgSFRUUC8xLjENCkhvc3Q6IHgNCg0K",
     ),
 ]
 

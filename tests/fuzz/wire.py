@@ -1,7 +1,7 @@
-"""A connection's bytes, for the fuzzer of requests: a real Connection over a transport of memory.
+"""A connection's bytes, for the fuzzer of requests: a real Connection over a transport in memory.
 
-However the bytes are cut into pieces, nothing of it fails, what is answered is whole answers, and
-nothing stays open once the client is gone.
+However the bytes are cut into pieces, nothing fails, all responses are complete, and nothing stays
+open after the client has gone.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.http_api.bodies import BodyReader
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.connection import Connection
-from holdfast.http_api.connections import Connections
-from holdfast.http_api.problems import problem_for
-from holdfast.http_api.reply import Reply, problem_reply
-from holdfast.http_api.request import Request
+from holdfast.http_api.wire.body_reader import BodyReader
+from holdfast.http_api.wire.connection import Connection
+from holdfast.http_api.wire.connection_registry import Connections
+from holdfast.http_api.wire.problems import problem_for
+from holdfast.http_api.wire.reply import Reply, problem_reply
+from holdfast.http_api.wire.request import Request
 
 _CONFIG = HttpConfig(max_request_bytes=1000)
 _ANSWER = re.compile(rb"HTTP/1\.1 (100|200|4\d\d) [^\r\n]+\r\n(?:[^\r\n]+\r\n)*\r\n")
@@ -23,7 +23,7 @@ _LENGTH = re.compile(rb"Content-Length: (\d+)")
 
 
 class _Wire(asyncio.Transport):
-    """Takes all that is written; whoever feeds it asks whether reading goes on."""
+    """Records all written bytes; the feeder checks `reads_on` before each piece."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.1", 5)})
@@ -64,13 +64,13 @@ class _Wire(asyncio.Transport):
 
 
 def check_wire(data: bytes, piece_bytes: int) -> None:
-    """Raise for anything that a connection should not do with these bytes."""
+    """Raise for any behaviour that a connection must not show with these bytes."""
     asyncio.run(_feed(data, piece_bytes))
 
 
 async def _feed(data: bytes, piece_bytes: int) -> None:
-    bodies = BodyReader(_CONFIG)
-
+    connections = Connections(_CONFIG)
+    bodies = BodyReader(_CONFIG, connections.arriving)
     methods: list[str] = []
 
     async def answer(request: Request) -> Reply:
@@ -82,7 +82,6 @@ async def _feed(data: bytes, piece_bytes: int) -> None:
         finally:
             bodies.done(request)
 
-    connections = Connections(_CONFIG)
     connection = Connection(answer, asyncio.get_running_loop(), _CONFIG, connections)
     wire = _Wire()
     connection.connection_made(wire)
@@ -93,7 +92,8 @@ async def _feed(data: bytes, piece_bytes: int) -> None:
         room[:count] = left[:count]
         connection.buffer_updated(count)
         left = left[count:]
-        for _ in range(3):  # a turn to answer, one to go on, one for who waited for a body
+        # one event loop iteration to answer, one to continue, one for a task that waits for a body
+        for _ in range(3):
             await asyncio.sleep(0)
     assert not wire.is_aborted, "a connection failed"
     _check_answers(wire.sent, methods)
@@ -105,12 +105,15 @@ async def _feed(data: bytes, piece_bytes: int) -> None:
         assert task.done()
     assert not connections.open
     assert connections.count == 0
-    assert bodies._arriving_bytes == 0
+    assert connections.arriving.total_bytes == 0
     connections.abort_all()
 
 
 def _check_answers(sent: bytes, methods: Iterable[str]) -> None:
-    """Check that what was sent are whole answers. The last may be to what was no request at all."""
+    """Check that the sent bytes are complete responses.
+
+    The last one may answer bytes that were no request.
+    """
     methods = iter(methods)
     while sent:
         head = _ANSWER.match(sent)
@@ -119,13 +122,13 @@ def _check_answers(sent: bytes, methods: Iterable[str]) -> None:
         size = int(length[1]) if length else 0
         sent = sent[head.end() :]
         if b" 100 " not in head[0][:16] and next(methods, None) == "HEAD":
-            size = 0  # it has a length alone
+            size = 0  # a response to HEAD has a length but no body
         assert len(sent) >= size
         sent = sent[size:]
 
 
 def wire_seeds() -> list[bytes]:
-    """Return connections that are understood, and some that are not."""
+    """Return connections with valid and with invalid requests."""
     get = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
     post = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
     chunks = (

@@ -1,22 +1,22 @@
-"""Queues of made-up messages for the group core, and the rows of a made-up disk."""
+"""Queues of invented messages for the group core, and the rows of an invented disk."""
 
 from dataclasses import dataclass, field
 
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups import rows
-from holdfast.groups.asking import Ask, Pick, Reply
 from holdfast.groups.config import GroupConfig
-from holdfast.groups.cursor import Cursor
-from holdfast.groups.cursor_rows import StoredCursor
-from holdfast.groups.group import Group
-from holdfast.groups.heads import Head, Heads
-from holdfast.groups.rows import DeleteRange, Write
-from holdfast.groups.settling import Status, Verb
+from holdfast.groups.core.group import Group
+from holdfast.groups.core.requests import Ask, Pick, Reply
+from holdfast.groups.core.settling import Status, Verb
+from holdfast.groups.cursor import rows
+from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.cursor.cursor_rows import StoredCursor
+from holdfast.groups.cursor.heads import Head, Heads
+from holdfast.groups.cursor.rows import DeleteRange, Write
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that is looked at by its filters: it passes those that its tag contains."""
+    """A message that a filter can match: a filter matches if the tag contains it."""
 
     size_bytes: int = 100
     key: int = 0
@@ -26,14 +26,14 @@ class Message:
 
 @dataclass
 class Queues:
-    """A source of heads. A filter is a letter."""
+    """A source of heads. A filter is one letter."""
 
     messages: dict[QueueKey, list[Message]] = field(default_factory=dict)
-    #: Offsets looked at for each call.
+    #: The number of offsets that one call examines.
     step: int = 1000
     reads: list[tuple[QueueKey, int, int]] = field(default_factory=list)
     is_cold: bool = False
-    #: Where a queue is cold from; what is not here is not cold.
+    #: The first cold offset of each queue; a queue without an entry is not cold.
     cold_from: dict[QueueKey, int] = field(default_factory=dict)
 
     def read(
@@ -57,14 +57,15 @@ class Queues:
     def matches(self, queue: QueueKey, offset: int, filter: object) -> bool | None:
         return str(filter) in self.messages[queue][offset].tag
 
+    def wall_ms(self, now_ms: int) -> int:
+        return now_ms
+
 
 class Disk:
-    """The rows as they were committed, one dict a table."""
+    """The committed rows, one dict per table."""
 
     def __init__(self) -> None:
-        self.tables: dict[str, dict[bytes, bytes]] = {
-            each: {} for each in (rows.CUR, rows.ACK, rows.ATT, rows.DEAD)
-        }
+        self.tables: dict[str, dict[bytes, bytes]] = {each: {} for each in rows.TABLES}
 
     def write(self, writes: list[Write | DeleteRange]) -> None:
         for each in writes:
@@ -90,11 +91,21 @@ class Disk:
             rows.decode_cursor(value),
             {number: rows.decode_chunk(each) for number, each in of(rows.ACK).items()},
             {number: rows.decode_attempts(each) for number, each in of(rows.ATT).items()},
+            {
+                number: row
+                for number, each in of(rows.DEAD).items()
+                if (row := rows.decode_settled(each)) is not None
+            },
         )
+
+    def active(self, group_id: int) -> str | None:
+        """Return the member that has the group to itself."""
+        value = self.tables[rows.ACTIVE].get(rows.group_key(group_id))
+        return None if value is None else value.decode()
 
 
 class Stage:
-    """A group over queues that begin empty, for tests that tell a story."""
+    """A group over queues that are empty at first, for tests with several steps."""
 
     def __init__(self, topics: dict[int, int] | None = None, **config: object) -> None:
         """`topics` are weights by topic id; one queue each."""
@@ -116,7 +127,11 @@ class Stage:
         self.group.arrived(key, len(self.queues.messages[key]))
 
     def ask(self, member: str = "a", credit: int = 100, **fields: object) -> Reply:
-        return self.group.receive(Ask(member, credit, **fields), self.now)  # type: ignore[arg-type]
+        ask = Ask(member, credit, **fields)  # type: ignore[arg-type]
+        reply = self.group.receive(ask, self.now)
+        while reply.is_cut:
+            self.group.go_on(reply, ask, self.now)
+        return reply
 
     def take(self, member: str = "a", credit: int = 100, **fields: object) -> list[Pick]:
         return self.ask(member, credit, **fields).picks
@@ -126,6 +141,11 @@ class Stage:
 
     def cursor(self, key: QueueKey = (1, 0)) -> Cursor:
         return self.group.topics[key[0]].lanes[key[1]].cursor
+
+    def set_filter(self, filter: str | None) -> None:
+        self.group.topics[1].filter = filter
+        for lane in self.group.topics[1].lanes.values():
+            self.group.set_filter(lane, filter)
 
     def commit(self) -> None:
         batch = self.group.take_writes()
@@ -140,19 +160,19 @@ class Stage:
 def settle(
     stage: Stage, verb: Verb, picks: list[Pick], **terms: int | float | bool
 ) -> list[Status]:
-    """Settle what was received."""
+    """Settle received messages."""
     receipts = [pick.receipt for pick in picks]
     return stage.group.settle(verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
 
 
 def park(stage: Stage, member: str, credit: int = 100, wait_ms: int = 5_000) -> None:
-    """Let a member wait; its ticket is its name."""
+    """Let a member wait. Its ticket is its name."""
     ask = Ask(member, credit)
     stage.group.park(ask, member, stage.now, stage.now + wait_ms)
 
 
 def served(stage: Stage) -> list[tuple[object, list[int]]]:
-    """Serve those who wait; return who was answered, with which offsets."""
+    """Serve the waiting requests; return the answered members and the offsets of their messages."""
     found = []
     for waiter, reply in stage.group.serve(stage.now):
         assert isinstance(reply, Reply)

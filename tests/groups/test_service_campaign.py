@@ -1,7 +1,7 @@
-"""Random histories of served groups over a real storage that is stopped, or killed, in between.
+"""Random histories of served groups over a real storage that is stopped or killed in between.
 
-What must hold whatever happens: a message that was acknowledged durably is never delivered again,
-and in the end every message was settled. Leases and their order are the core's campaign's.
+In every history, a durably acknowledged message is never redelivered, and in the end every message
+is settled. The campaign of the core tests leases and their order.
 """
 
 import random
@@ -18,7 +18,7 @@ MEMBERS = "abc"
 
 
 class _History:
-    """What one group was given and what it settled: (topic, queue, offset) each."""
+    """The published and settled messages of one group, each as (topic, queue, offset)."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -72,7 +72,7 @@ class _History:
         broker.later(self.rng.choice((1, 2, 6)))
 
     async def drain(self, broker: GroupBroker) -> None:
-        """Settle everything, whatever is leased or delayed."""
+        """Settle all messages, including leased and delayed ones."""
         for _ in range(200):
             if self.settled == self.published:
                 break
@@ -90,7 +90,7 @@ class _History:
             else:
                 broker.later(10)
         assert self.settled == self.published
-        for topic in broker.groups.describe("g").topics:
+        for topic in (await broker.groups.describe("g")).topics:
             assert all(each.floor == each.end for each in topic.queues)
 
 
@@ -120,8 +120,8 @@ async def test_nothing_is_lost_and_nothing_settled_comes_back(
             for _ in range(STEPS // 4):
                 await history.step(broker)
             skipped_s = broker.skipped_s
-            if history.rng.random() < 0.5:  # killed: what is on the disk now is what there is
-                await settled(broker.storage)  # a file that is written cannot be copied
+            if history.rng.random() < 0.5:  # killed: the next broker starts with the current files
+                await settled(broker.storage)  # a file cannot be copied while it is written
                 await broker.groups._served.get("g").commits.wait()
                 copy_running(data_dir, tmp_path / str(life))
                 data_dir = tmp_path / str(life)

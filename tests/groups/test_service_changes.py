@@ -1,5 +1,5 @@
-"""Changes of groups: nothing is leased under them, and a crash at any write leaves the group as it
-was or as it is to be."""
+"""Changes of groups: no message is leased during a change, and a crash at any write leaves the
+group in its old or its new state."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -17,8 +17,10 @@ from tests.support.stored import copy_running, until
 
 @asynccontextmanager
 async def crashes(broker: GroupBroker, data_dir: Path) -> AsyncIterator[list[Path]]:
-    """Yield what a broker would leave that is killed before or after any write of the state or of
-    cursors, in the order of time."""
+    """Yield copies of the data directory, before and after each write of the state or of cursors.
+
+    They are in order of time; each is the state that a kill at that moment leaves.
+    """
     left: list[Path] = []
     commit_state, commit_rows = broker.store.commit_state, broker.storage.groups.store.commit
 
@@ -46,7 +48,7 @@ async def crashes(broker: GroupBroker, data_dir: Path) -> AsyncIterator[list[Pat
         crash()
 
 
-# -- where what is new begins ----------------------------------------------------------------
+# -- where new queues begin ------------------------------------------------------------------
 
 
 async def test_a_group_that_crashes_as_it_is_made_begins_where_it_was_to(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ async def test_a_group_that_crashes_as_it_is_made_begins_where_it_was_to(tmp_pat
         async with running(killed) as broker:
             found.append(broker.groups.groups())
             await broker.group(start="latest")
-            assert broker.groups.floors("g", "t") == {0: 2, 1: 0}, killed.name
+            assert (await broker.groups.floors("g", "t")) == {0: 2, 1: 0}, killed.name
             await broker.publish("new")
             assert bodies_of(await broker.receive()) == ["new"], killed.name
     assert (found[0], found[-1]) == ([], ["g"])
@@ -78,7 +80,7 @@ async def test_a_topic_that_is_new_in_a_group_begins_where_it_was_to(tmp_path: P
     for killed in left:
         async with running(killed) as broker:
             if "u" in broker.groups.group_state("g").topics:
-                assert broker.groups.floors("g", "u") == {0: 2}, killed.name
+                assert (await broker.groups.floors("g", "u")) == {0: 2}, killed.name
     assert "u" in broker.groups.group_state("g").topics
 
 
@@ -106,7 +108,7 @@ async def refuse(changes: Mapping[bytes, bytes | None]) -> None:
 
 
 async def test_nothing_is_leased_while_another_mode_is_stored(tmp_path: Path) -> None:
-    """Neither to who waits nor to who asks then; both get it in the new mode."""
+    """Neither waiting nor new requests get a message; both get messages in the new mode."""
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.group()
@@ -166,12 +168,43 @@ async def test_a_crash_never_leaves_another_mode_with_what_was_leased_before(
         async with running(killed) as broker:
             mode = broker.groups.group_state("g").mode
             modes.append(mode)
-            queue = broker.groups.describe("g").topics[0].queues[0]
+            queue = (await broker.groups.describe("g")).topics[0].queues[0]
             assert mode == "competing" or queue.floor == 1, killed.name
             if count < busy:
                 assert mode == "competing"
     assert modes == sorted(modes)
     assert modes[-1] == "keyed"
+
+
+# -- filters ---------------------------------------------------------------------------------
+
+
+async def test_a_crash_never_leaves_another_filter_with_what_the_one_before_skipped(
+    tmp_path: Path,
+) -> None:
+    # R8: messages that a filter skipped ahead of `next` are offered to the next filter
+    async with running(tmp_path / "data") as broker:
+        await broker.topic()
+        await broker.group(topics={"t": TopicSpec(filter="few")})
+        await broker.publish(["a", "b"], tag="few")
+        await broker.publish(["x", "y", "z"], tag="rest")
+        await broker.settle(await broker.receive(1))
+        assert (await broker.groups.describe("g")).topics[0].queues[0].lag < 4, (
+            "it has looked ahead"
+        )
+        async with crashes(broker, tmp_path / "data") as left:
+            await broker.groups.put_group("g", GroupSpec(topics={"t": TopicSpec(filter="rest")}))
+            queue = (await broker.groups.describe("g")).topics[0].queues[0]
+            assert (queue.floor, queue.next, queue.lag) == (1, 1, 4)
+    filters: list[str] = []
+    for killed in left:
+        async with running(killed) as broker:
+            wanted = broker.groups.group_state("g").topics["t"].filter
+            filters.append(wanted or "")
+            found = ["x", "y", "z"] if wanted == "rest" else ["b"]
+            assert bodies_of(await broker.receive()) == found, killed.name
+    assert filters == sorted(filters)
+    assert (filters[0], filters[-1]) == ("few", "rest")
 
 
 async def test_a_mode_waits_for_leases_of_before_a_restart_too(tmp_path: Path) -> None:
@@ -189,3 +222,44 @@ async def test_a_mode_waits_for_leases_of_before_a_restart_too(tmp_path: Path) -
         broker.later(31)
         await broker.groups.put_group("g", GroupSpec(mode="keyed"))
         assert bodies_of(await broker.receive()) == ["y"]
+
+
+# -- a topic that is deleted and created again -------------------------------------------------
+
+
+async def test_a_topic_that_comes_back_goes_on_at_the_floor(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.topic("u")
+        both = {"t": TopicSpec(), "u": TopicSpec()}
+        await broker.group(topics=both)
+        await broker.publish(["a", "b", "c", "d", "e"])
+        held = receipts_of(await broker.receive())
+        assert await broker.settle(held[:3]) == [Status.DONE] * 3
+        assert await broker.settle(held[4:]) == [Status.DONE]
+        for topics in ({"u": TopicSpec()}, both):
+            await broker.groups.put_group("g", GroupSpec(topics=topics))
+        assert bodies_of(await broker.receive()) == ["d", "e"], "e was settled above the floor"
+
+
+async def test_a_receipt_is_stale_once_its_topic_went_and_came_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.topic("u")
+        both = {"t": TopicSpec(), "u": TopicSpec()}
+        await broker.group(topics=both)
+        await broker.publish(["x", "y"])
+        old: list[str] = []
+        numbers: set[int] = set()
+        for _ in range(3):  # mostly within a second
+            held = await broker.receive()
+            lanes = broker.groups._served.by_name["g"].lanes()
+            found = {each.number for lane in lanes for each in lane.cursor.leases}
+            assert not numbers & found
+            numbers |= found
+            if old:
+                assert await broker.settle(old) == [Status.STALE] * len(old)
+            old += receipts_of(held)
+            for topics in ({"u": TopicSpec()}, both):
+                await broker.groups.put_group("g", GroupSpec(topics=topics))
+        assert await broker.settle(old) == [Status.STALE] * 6, "nobody has them"

@@ -1,4 +1,4 @@
-"""Dead letters over a real storage: each is there once, whenever the broker stops."""
+"""Dead letters over a real storage: each is stored once, whenever the broker stops."""
 
 import asyncio
 from pathlib import Path
@@ -8,15 +8,15 @@ import pytest
 
 from holdfast.commitlog.errors import LogError
 from holdfast.consumequeue.errors import StateUnavailable
-from holdfast.groups import dead_letters
-from holdfast.groups.rows import NOT_KEPT
-from holdfast.groups.service_types import Status, TopicSpec, Verb
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
+from holdfast.groups.cursor.rows import NOT_KEPT
+from holdfast.groups.service_types import GroupSpec, Status, TopicSpec, Verb
+from holdfast.groups.serving import dead_letters
+from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, turns
 from tests.support.stored import bodies, copy_running, until
 
 
 async def _dead(broker: GroupBroker, count: int) -> list[dict[str, str]]:
-    """Wait until so many are marked; return the properties of what is in the topic."""
+    """Wait until `count` letters are marked; return the properties of the letters in the topic."""
     await until(lambda: broker.groups.stats().dead_letters_total == count)
     topic = broker.store.topic("dead")
     fetched = await broker.store.read(topic, 0, 0, max_messages=1000, max_bytes=1 << 20)
@@ -24,7 +24,7 @@ async def _dead(broker: GroupBroker, count: int) -> list[dict[str, str]]:
 
 
 async def _group_of_two_topics(broker: GroupBroker) -> None:
-    """Make "t", "u", and a group of both whose dead letters go to "dead"."""
+    """Create "t", "u" and "dead", and a group of "t" and "u" whose dead letters go to "dead"."""
     for name in ("t", "u", "dead"):
         await broker.topic(name)
     both = {"t": TopicSpec(), "u": TopicSpec()}
@@ -68,7 +68,7 @@ async def test_what_is_rejected_or_fails_too_often_is_a_dead_letter(tmp_path: Pa
         assert bodies(fetched) == [b"x", b"y"]
         assert {each.batch.key(row) for each in fetched.slices for row in each.rows} == {"k"}
         assert {each.batch.tag(row) for each in fetched.slices for row in each.rows} == {"v"}
-        queue = broker.groups.describe("g").topics[0].queues[0]
+        queue = (await broker.groups.describe("g")).topics[0].queues[0]
         assert (queue.dead, queue.floor, queue.in_flight) == (2, 2, 0)
         assert await broker.settle(first, Verb.REJECT) == [Status.DONE, Status.STALE]
 
@@ -82,7 +82,7 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
         await broker.publish(["x", "y", "z"])
         held = await broker.receive()
         served = broker.groups._served.by_name["g"]
-        # Nothing is marked: the crash comes before that, whatever was appended.
+        # No message is marked: the crash happens before that, after letters were appended.
         marked = served.core.dead_lettered
         served.core.dead_lettered = lambda *letter: False  # type: ignore[method-assign]
         await broker.settle(held, Verb.REJECT)
@@ -95,8 +95,20 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
         assert [each["holdfast-dead-offset"] for each in found] == ["0", "1", "2"]
         assert bodies_of(await broker.receive()) == ["more"]
     async with running(tmp_path / "crashed") as broker:
-        assert broker.groups.describe("g").dying == 0
-        assert broker.groups.describe("g").topics[0].queues[0].dead == 3
+        assert (await broker.groups.describe("g")).dying == 0
+        assert (await broker.groups.describe("g")).topics[0].queues[0].dead == 3
+
+
+async def test_what_a_seek_delivers_again_may_die_again(tmp_path: Path) -> None:
+    # Each rejection makes a letter: the previous letter may have been redriven or trimmed.
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x"])
+        for count in (1, 2):
+            assert await broker.settle(await broker.receive(), Verb.REJECT) == [Status.DONE]
+            assert len(await _dead(broker, count)) == count
+            await broker.groups.seek("g", "earliest")
 
 
 async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_path: Path) -> None:
@@ -111,7 +123,7 @@ async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_pat
         publish = broker.store.publish
         broker.store.publish = refuse  # type: ignore[assignment]
         await broker.settle(await broker.receive(), Verb.REJECT)
-        assert broker.groups.describe("g").dying == 2
+        assert (await broker.groups.describe("g")).dying == 2
         broker.store.publish = publish
     async with running(tmp_path) as broker:
         assert len(await _dead(broker, 2)) == 2
@@ -141,6 +153,135 @@ async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(
         assert len(await _dead(broker, 2)) == 2
 
 
+async def test_a_letter_that_no_segment_holds_is_given_up_and_stops_nothing(
+    tmp_path: Path,
+) -> None:
+    # R11: a letter that was too large for a segment was retried forever
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.topic("dead")
+        await broker.group(dead_letter_topic="dead")
+        largest = broker.storage.log.largest_batch
+        await broker.publish(["x", "y" * (largest - 300), "z"])
+        held = await broker.receive(max_bytes=1 << 20)
+        assert await broker.settle(held, Verb.REJECT) == [Status.DONE] * 3
+        await until(lambda: broker.groups.stats().dead_letters_total == 3)
+        found = await _dead(broker, 3)
+        assert [each["holdfast-dead-offset"] for each in found] == ["0", "2"]
+        assert broker.groups.stats().letters_not_kept_total == {"too-large": 1}
+        queue = (await broker.groups.describe("g")).topics[0].queues[0]
+        assert (queue.floor, queue.dead, (await broker.groups.describe("g")).dying) == (3, 3, 0)
+        assert await broker.groups.seek("g", "earliest") == {"t": {0: 0}}
+
+
+@pytest.mark.parametrize(("over", "kept"), [(-1, 1), (0, 1), (1, 0)])
+async def test_a_letter_of_exactly_the_largest_size_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: int, kept: int
+) -> None:
+    # R11: one byte below, at and above the limit
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        dead = await broker.topic("dead")
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish("x")
+        held = await broker.receive()
+        letters = broker.groups._served.by_name["g"]._letters
+        make = letters._rows
+
+        def make_and_set_the_limit(*letter: Any) -> Any:
+            rows = make(*letter)
+            monkeypatch.setattr(broker.storage.log, "largest_batch", rows.total_size - over)
+            return rows
+
+        monkeypatch.setattr(letters, "_rows", make_and_set_the_limit)
+        await broker.settle(held, Verb.REJECT)
+        await until(lambda: broker.groups.stats().dead_letters_total == 1)
+        assert broker.store.max_offset((dead.topic_id, 0)) == kept
+
+
+async def test_a_letter_of_the_largest_size_is_kept_beside_one_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # R11: of letters that are appended together, only those above the limit are given up
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.topic("dead")
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x", "larger" * 100, "z"])
+        held = await broker.receive()
+        letters = broker.groups._served.by_name["g"]._letters
+        make, sizes = letters._rows, list[int]()
+
+        def make_and_set_the_limit(*letter: Any) -> Any:
+            rows = make(*letter)
+            sizes.append(rows.total_size)
+            monkeypatch.setattr(broker.storage.log, "largest_batch", min(sizes))
+            return rows
+
+        monkeypatch.setattr(letters, "_rows", make_and_set_the_limit)
+        await broker.settle(held, Verb.REJECT)
+        found = await _dead(broker, 3)
+        assert [each["holdfast-dead-offset"] for each in found] == ["0", "2"]
+        assert broker.groups.stats().letters_not_kept_total == {"too-large": 1}
+
+
+async def test_letters_that_the_log_does_not_take_for_the_moment_are_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # R11: a failed append is retried, and no letter is lost or stored twice
+    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.topic("dead")
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x", "y"])
+        letters = broker.groups._served.by_name["g"]._letters
+        publish, refused = letters._publish, list[int]()
+
+        async def refuse_twice(topic: Any, some: Any) -> None:
+            if len(refused) < 2:
+                refused.append(len(some))
+                raise OSError(28, "No space left on device")
+            await publish(topic, some)
+
+        monkeypatch.setattr(letters, "_publish", refuse_twice)
+        await broker.settle(await broker.receive(), Verb.REJECT)
+        found = await _dead(broker, 2)
+        assert [each["holdfast-dead-offset"] for each in found] == ["0", "1"]
+        assert refused == [2, 2]
+        await broker.publish("z")
+        await broker.settle(await broker.receive(), Verb.REJECT)
+        assert len(await _dead(broker, 3)) == 3
+
+
+async def test_a_message_that_cannot_be_read_for_the_moment_holds_up_no_other_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # R11: a letter that fails must not block later letters
+    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.topic("dead")
+        await broker.group(dead_letter_topic="dead")
+        await broker.publish(["x", "y", "z"])
+        delivering = broker.groups._served.by_name["g"]._delivering
+        batch, is_bad = delivering.batch, True
+
+        async def fail(queue: Any, offset: int) -> Any:
+            if offset == 0 and is_bad:
+                raise OSError(5, "Input/output error")
+            return await batch(queue, offset)
+
+        held = await broker.receive()
+        delivering.batch = fail  # type: ignore[method-assign]
+        await broker.settle(held, Verb.REJECT)
+        found = await _dead(broker, 2)
+        assert [each["holdfast-dead-offset"] for each in found] == ["1", "2"]
+        is_bad = False
+        found = await _dead(broker, 3)
+        assert [each["holdfast-dead-offset"] for each in found] == ["1", "2", "0"]
+
+
 async def test_a_group_whose_letters_cannot_go_stays_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +298,7 @@ async def test_a_group_whose_letters_cannot_go_stays_where_it_is(
         await broker.settle(await broker.receive(), Verb.REJECT)
         with pytest.raises(StateUnavailable, match="try again later"):
             await broker.groups.seek("g", "latest")
-        assert broker.groups.describe("g").dying == 2
+        assert (await broker.groups.describe("g")).dying == 2
 
 
 async def test_without_a_topic_for_them_dead_letters_are_dropped(tmp_path: Path) -> None:
@@ -166,7 +307,7 @@ async def test_without_a_topic_for_them_dead_letters_are_dropped(tmp_path: Path)
         await broker.group()
         await broker.publish(["x"])
         await broker.settle(await broker.receive(), Verb.REJECT)
-        queue = broker.groups.describe("g").topics[0].queues[0]
+        queue = (await broker.groups.describe("g")).topics[0].queues[0]
         assert (queue.dead, queue.floor) == (1, 1)
 
 
@@ -186,7 +327,9 @@ async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Pat
         letters.send(sent)  # type: ignore[arg-type]
         found = await _dead(broker, 1)
         assert [each["holdfast-dead-offset"] for each in found] == ["1"]
-        assert NOT_KEPT not in {each.queue for each in broker.groups.describe("g").topics[0].queues}
+        assert NOT_KEPT not in {
+            each.queue for each in (await broker.groups.describe("g")).topics[0].queues
+        }
 
 
 async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_letter(
@@ -209,7 +352,9 @@ async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_le
         delivering.batch = hesitate  # type: ignore[method-assign]
         await broker.settle(of_t, Verb.REJECT)
         await is_asked.wait()
-        await broker.group(topics={"u": TopicSpec()}, dead_letter_topic="dead")
+        await broker.store.delete_topic("t")
+        served = broker.groups._served.by_name["g"]
+        await until(lambda: len(served.core.topics) == 1)
         goes_on.set()
         await broker.settle(of_u, Verb.REJECT)
         await until(lambda: broker.groups.stats().dead_letters_total == 1)
@@ -261,6 +406,133 @@ async def test_a_group_that_lets_a_topic_go_moves_nowhere_in_it(
         await broker.settle(await broker.receive(), Verb.REJECT)
         seek = asyncio.create_task(broker.groups.seek("g", {"t": {0: 1}, "u": {0: 0}}))
         await asyncio.sleep(0)
-        await broker.group(topics={"u": TopicSpec()}, dead_letter_topic="dead")
+        await broker.store.delete_topic("t")
         goes_on.set()
         assert await seek == {"u": {0: 0}}
+
+
+# -- the group drops rejected messages ---------------------------------------------------------
+
+
+async def _reject_all(broker: GroupBroker, count: int) -> None:
+    """Reject `count` messages of "t" in one request, in the group of "t" and "u"."""
+    await broker.publish([str(number) for number in range(count)], "t")
+    held = await broker.receive(count)
+    assert await broker.settle(held, Verb.REJECT) == [Status.DONE] * count
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topics": {"u": TopicSpec()}},
+        {"topics": {"u": TopicSpec()}, "dead_letter_topic": ""},
+        {"dead_letter_topic": ""},
+        {"dead_letter_topic": "elsewhere"},
+        None,
+    ],
+)
+async def test_what_was_rejected_is_a_dead_letter_before_the_group_loses_it(
+    tmp_path: Path, change: dict[str, Any] | None, is_made: bool
+) -> None:
+    async with running(tmp_path) as broker:
+        for name in ("t", "u", "dead")[: 2 + is_made]:
+            await broker.topic(name)
+        both = {"t": TopicSpec(), "u": TopicSpec()}
+        await broker.group(topics=both, dead_letter_topic="dead")
+        await _reject_all(broker, 200)
+        if change is None:
+            await broker.groups.delete_group("g")
+        else:
+            await broker.groups.put_group("g", GroupSpec(**change))
+        assert broker.store.max_offset((broker.store.topic("dead").topic_id, 0)) == 200
+        assert not broker.groups.stats().letters_not_kept_total
+
+
+async def test_a_topic_that_becomes_dead_letters_is_left_once_its_own_have_gone(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as broker:
+        for name in ("t", "dead", "x"):
+            await broker.topic(name)
+        await broker.group(topics={"t*": TopicSpec()}, dead_letter_topic="dead")
+        await _reject_all(broker, 200)
+        await broker.group("h", topics="x", dead_letter_topic="t")
+        assert broker.groups._served.by_name["g"].core.topics == {}
+        assert broker.store.max_offset((broker.store.topic("dead").topic_id, 0)) == 200
+
+
+@pytest.mark.parametrize("change", ["topics", "dead_letter_topic", "delete", "by pattern"])
+async def test_a_group_whose_letters_cannot_go_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(dead_letters, "GONE_S", 0)
+    async with running(tmp_path) as broker:
+        for name in ("t", "u", "dead"):
+            await broker.topic(name)
+        both = {"t*": TopicSpec(), "u": TopicSpec()}
+        before = await broker.group(topics=both, dead_letter_topic="dead")
+
+        async def refuse(*args: object, **kwargs: object) -> list[object]:
+            raise LogError("no room")
+
+        await broker.publish(["x", "y"], "t")
+        broker.store.publish = refuse  # type: ignore[assignment]
+        await broker.settle(await broker.receive(1), Verb.REJECT)
+        with pytest.raises(StateUnavailable, match="try again later"):
+            if change == "topics":
+                await broker.groups.put_group("g", GroupSpec(topics={"u": TopicSpec()}))
+            elif change == "dead_letter_topic":
+                await broker.groups.put_group("g", GroupSpec(dead_letter_topic=""))
+            elif change == "delete":
+                await broker.groups.delete_group("g")
+            else:
+                await broker.group("h", topics="u", dead_letter_topic="t")
+        assert broker.groups.groups() == ["g"]
+        assert broker.groups.group_state("g") == before
+        assert (await broker.groups.describe("g")).dying == 1
+        assert await broker.settle(await broker.receive()) == [Status.DONE], "it goes on"
+
+
+async def test_nothing_is_rejected_while_a_topic_is_let_go(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await _group_of_two_topics(broker)
+        await broker.publish("x", "t")
+        held = await broker.receive()
+        commit, rejecting = broker.store.commit_state, []
+
+        async def slowly(changes: Any) -> None:
+            rejecting.append(asyncio.create_task(broker.settle(held, Verb.REJECT)))
+            await turns(10)
+            assert not rejecting[0].done()
+            await commit(changes)
+
+        broker.store.commit_state = slowly
+        await broker.groups.put_group("g", GroupSpec(topics={"u": TopicSpec()}))
+        assert await rejecting[0] != [Status.DONE]
+
+
+async def test_letters_of_a_deleted_topic_are_given_up_with_a_log_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path) as broker:
+        await _group_of_two_topics(broker)
+        letters, goes_on = broker.groups._served.by_name["g"]._letters, asyncio.Event()
+        publish = letters._publish
+
+        async def hesitate(*args: Any) -> None:
+            await goes_on.wait()
+            await publish(*args)
+
+        monkeypatch.setattr(letters, "_publish", hesitate)
+        await _reject_all(broker, 200)
+        await broker.store.delete_topic("t")
+        goes_on.set()
+        dead = (broker.store.topic("dead").topic_id, 0)
+
+        def not_kept() -> int:
+            return broker.groups.stats().letters_not_kept_total.get("unreadable", 0)
+
+        await until(lambda: not_kept() + (broker.store.max_offset(dead) or 0) >= 200)
+        lines = [line for line in caplog.messages if "is not kept" in line]
+        assert len(lines) == not_kept() > 0

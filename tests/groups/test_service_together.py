@@ -1,4 +1,4 @@
-"""Groups over a real storage: many at once, each of whom gets what is its own, once."""
+"""Groups over a real storage: many at once, and each receives its own messages once."""
 
 import asyncio
 from pathlib import Path
@@ -105,10 +105,10 @@ async def test_browsing_changes_nothing_of_what_a_group_tells(tmp_path: Path) ->
         await broker.publish([str(n) for n in range(6)])
         held = await broker.receive(3)
         await broker.settle(receipts_of(held)[1:2])
-        before = broker.groups.describe("g")
+        before = await broker.groups.describe("g")
         assert bodies_of(await broker.receive(member="looker", browse=True)) == ["3", "4", "5"]
-        assert broker.groups.describe("g").topics == before.topics
-        assert broker.groups.describe("g").in_flight == before.in_flight
+        assert (await broker.groups.describe("g")).topics == before.topics
+        assert (await broker.groups.describe("g")).in_flight == before.in_flight
 
 
 async def test_a_topic_that_is_let_go_while_it_is_browsed_has_nothing(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ async def test_what_retention_takes_is_counted_as_lost(tmp_path: Path) -> None:
         await broker.storage.retention.run_once()
         begin = broker.store.queue_state(topic, 0).min_offset
         assert begin > 2
-        queue = broker.groups.describe("g").topics[0].queues[0]
+        queue = (await broker.groups.describe("g")).topics[0].queues[0]
         assert (queue.floor, queue.lost, queue.in_flight) == (begin, begin, 0)
         assert await broker.settle(held, Verb.NACK) == [Status.STALE] * 2
         await broker.publish("x")
@@ -81,7 +81,44 @@ async def test_messages_that_are_too_old_are_not_delivered(tmp_path: Path) -> No
         broker.later(6)
         await broker.settle(first, Verb.RELEASE)
         assert bodies_of(await broker.receive()) == ["never"]
-        assert broker.groups.describe("g").topics[0].queues[0].expired == 1
+        assert (await broker.groups.describe("g")).topics[0].queues[0].expired == 1
+
+
+async def test_messages_expire_by_the_wall_clock_also_right_after_a_start(tmp_path: Path) -> None:
+    # R4: for ten minutes after a start, the retention clock continues from the newest message
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        await broker.publish("old", expires_timestamps_us=[broker._now_us() + 8_000_000])
+    async with running(tmp_path, skipped_s=3600.0) as broker:
+        expires = [broker._now_us() + 60_000_000, broker._now_us() + 600_000_000]
+        await broker.publish(["soon", "later"], expires_timestamps_us=expires)
+        assert bodies_of(await broker.receive(wait_s=10.0)) == ["soon", "later"]
+        assert (await broker.groups.describe("g")).topics[0].queues[0].expired == 1
+        await broker.groups.seek("g", "earliest")
+        broker.later(61)
+        assert bodies_of(await broker.receive()) == ["later"]
+
+
+async def test_messages_expire_by_the_wall_clock_that_was_set(tmp_path: Path) -> None:
+    # R4: leases are independent of clock changes; ttl_ms is measured with the wall clock
+    async with running(tmp_path) as broker:
+        await broker.topic()
+        await broker.group()
+        start_us = broker._now_us()
+        expires = [start_us + 600_000_000, 0, start_us + 7200_000_000]
+        await broker.publish(["soon", "never", "later"], expires_timestamps_us=expires)
+        first = await broker.receive(1)
+        assert bodies_of(first) == ["soon"]
+        broker.set_ahead_s = 3600.0
+        assert (await broker.groups.describe("g")).in_flight == 1
+        await broker.settle(first, Verb.RELEASE)
+        assert bodies_of(await broker.receive()) == ["never", "later"]
+        broker.set_ahead_s = 7200.0
+        assert bodies_of(await broker.receive(browse=True)) == []
+        broker.set_ahead_s = 0.0
+        await broker.groups.seek("g", "earliest")
+        assert bodies_of(await broker.receive()) == ["soon", "never", "later"]
 
 
 async def test_old_messages_are_read_from_the_disk_once_a_batch(tmp_path: Path) -> None:
@@ -133,7 +170,8 @@ async def test_a_waiting_receive_finds_what_is_far_behind_what_is_not_wanted(
             await broker.publish([f"{n}"] * 200, tag="no")
         await broker.group(topics={"t": TopicSpec(filter="yes")})
         waiting = asyncio.create_task(broker.receive(wait_s=30.0))
-        await until(lambda: broker.groups.describe("g").topics[0].queues[0].floor == 60 * 200)
+        (lane,) = broker.groups._served.by_name["g"].lanes()
+        await until(lambda: lane.cursor.floor == 60 * 200)
         await broker.publish("x", tag="yes")
         assert bodies_of(await waiting) == ["x"]
 
@@ -152,4 +190,4 @@ async def test_a_cold_filter_goes_on_where_it_was(tmp_path: Path) -> None:
             found += bodies_of(received)
             await broker.settle(receipts_of(received))
         assert found == [f"{n}.{each}" for n in range(1, 50, 2) for each in range(20)]
-        assert broker.groups.floors("g", "t") == {0: 1000}
+        assert (await broker.groups.floors("g", "t")) == {0: 1000}

@@ -1,52 +1,71 @@
-"""A group among members, a log and a disk that crash, beside a model that is a dict an offset.
+"""A group with members, a log and a disk that crash, compared with a model: a dict entry per
+offset.
 
-`World` has one method for each thing that may happen; what is random comes from its `rng`, so
-that a seed is a whole history. After each the model must agree, and nobody may be left waiting
-for what is there.
+The broker stops in order, is killed, or loses its power. After a stop all state is unchanged: the
+end of each lease, delays, attempts, failures, the active member, and the answers to repeated
+requests and settlements. After a kill the same holds, except for uncommitted changes. After a power
+loss, messages that may be leased wait as long as a lease can last.
+
+`World` has one method for each kind of step. All random choices come from its `rng`, so a seed
+determines a whole history. After each step the model must agree, and no request may be waiting for
+available messages.
 """
 
 import random
+import shutil
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from weakref import finalize
 
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.activity import SingleActive
-from holdfast.groups.asking import Ask, Reply
 from holdfast.groups.config import GroupConfig
-from holdfast.groups.cursor import BOOT_SHIFT, Cursor, State
-from holdfast.groups.cursor_rows import Page, page_of, restore
+from holdfast.groups.core.group import Group
+from holdfast.groups.core.modes import SingleActive
+from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.requests import Ask, Pick, Reply
+from holdfast.groups.core.settling import Status, Verb
+from holdfast.groups.cursor.cursor import BOOT_SHIFT, Cursor, State
+from holdfast.groups.cursor.cursor_rows import restore
+from holdfast.groups.cursor.heads import UNKNOWN_SIZE
+from holdfast.groups.cursor.rows import key_prefix
 from holdfast.groups.errors import ExclusiveHeld
-from holdfast.groups.group import Group
-from holdfast.groups.rows import key_prefix
-from holdfast.groups.settling import Status, Verb
-from holdfast.groups.standing import Receipt
+from holdfast.groups.storage.progress_page import ProgressPage
+from tests.groups.pages import abandon
 from tests.groups.queues import Disk, Message, Queues
 
 MEMBERS = ("a", "b", "c", "d")
 LEASE_MS = 5_000
 MAX_ATTEMPTS = 4
+#: A folder in memory, where the pages of many restarts cost no disk writes.
+SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @dataclass(slots=True)
 class Thing:
-    """What the model knows of one undone offset."""
+    """The model's state of one offset that is not done."""
 
     state: State = State.AVAILABLE
     failures: int = 0
     acquisitions: int = 0
     ready_at: int = 0
-    #: The live lease.
+    #: The current lease.
     number: int = 0
     member: str = ""
     deadline: int = 0
-    #: The last lease of this boot that ended, and by what.
+    #: The last lease that ended, and the settlement that ended it.
     last: int = 0
     by: Verb | None = None
     is_rejected: bool = False
+    #: Whether the last lease was revoked.
+    was_revoked: bool = False
+    #: Whether the lease is from before a power loss: the broker does not know its message.
+    is_adopted: bool = False
 
 
 @dataclass(slots=True)
 class Book:
-    """The model of one queue. What is not in `things` and below `end` is untouched."""
+    """The model of one queue. Offsets below `end` that are not in `things` are untouched."""
 
     end: int = 0
     log_start: int = 0
@@ -54,17 +73,29 @@ class Book:
     epoch: int = 1
     things: dict[int, Thing] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
-    #: How done offsets were settled in this boot; empty: nobody knows any more.
+    #: The settlement of done offsets; an offset without an entry is no longer known.
     settled: dict[int, tuple[int, Verb]] = field(default_factory=dict)
     grace_end: int = 0
-    #: Offsets below it were maybe delivered before the last restart.
+    #: Offsets below this one may have been delivered before the last restart.
     seen_below: int = 0
     oldest_boot: int = 0
+    #: The same for the next power loss.
+    oldest_leased_boot: int = 0
+    #: The value in the row.
+    row_boot: int = 0
+    #: The boot in which the last grace period began.
+    grace_boot: int = 0
     max_sent: int = -1
+    #: The last lease of each offset that was recorded in the page: number, member, end, attempt,
+    #: and whether its message is unknown.
+    noted: dict[int, tuple[int, str, int, int, bool]] = field(default_factory=dict)
 
     def copy(self) -> "Book":
         things = {offset: replace(thing) for offset, thing in self.things.items()}
-        return replace(self, things=things, done=set(self.done), settled={})
+        settled = {at: each for at, each in self.settled.items() if each[0] > 0}
+        return replace(
+            self, things=things, done=set(self.done), settled=settled, noted=dict(self.noted)
+        )
 
     def thing(self, offset: int) -> Thing:
         return self.things.setdefault(offset, Thing())
@@ -84,7 +115,7 @@ class Book:
 
 
 class World:
-    """See the module. `checks` counts comparisons, so that a run that compares nothing shows."""
+    """See the module. `checks` counts comparisons, so that a run without comparisons is noticed."""
 
     def __init__(
         self,
@@ -113,7 +144,7 @@ class World:
             strict_leases=strict,
             member_ttl_ms=8_000,
         )
-        # Q24: the same must hold with priorities and without, beside each other.
+        # Q24: the same must hold with and without priorities in one group.
         self.levels = {1: 1, 2: self.rng.choice([2, 3]), 3: 1}
         self.weights = {1: 3, 2: 1, 3: 0}
         queue_counts = {1: 2, 2: self.levels[2], 3: 1}
@@ -130,16 +161,32 @@ class World:
         self.ticket = 0
         self.last = "start"
         self.sent_settled: set[tuple[QueueKey, int, int]] = set()
-        #: How often all offsets are compared: each time finds a fault where it is made.
+        #: The leases at a power loss, by their messages: epoch and number.
+        self.out: dict[tuple[QueueKey, int], tuple[int, int]] = {}
+        #: The share of steps after which all offsets are compared. With 1.0 a fault is found at its
+        #: step.
         self.share_compared = 1.0
-        self.checks = self.deliveries = self.crashes = self.rescues = 0
-        self.start({})
+        #: The last start after which all offsets were compared.
+        self.compared_boot = 0
+        self.checks = self.deliveries = self.crashes = self.rescues = self.stops = 0
+        self.repeated = 0
+        #: Requests that may be repeated, with their answers and times.
+        self.asked: list[tuple[Ask, list[Pick], int]] = []
+        self.saved_active: str | None = None
+        self.machine_boot = 1
+        directory = Path(mkdtemp(dir=SHARED_MEMORY))
+        self.path = directory / "page"
+        self.pages: list[ProgressPage] = []
+        finalize(self, _clean_up, directory, self.pages)
+        self.start(is_believed=False)
 
     # -- the broker --------------------------------------------------------------------------
 
-    def start(self, pages: dict[QueueKey, Page], cut: frozenset[QueueKey] = frozenset()) -> None:
+    def start(self, *, is_believed: bool, cut: frozenset[QueueKey] = frozenset()) -> None:
         self.boot += 1
-        self.claimed: str | None = None
+        self.page = ProgressPage(self.path, self.machine_boot.to_bytes(16, "big"))
+        self.pages[:] = [self.page]
+        assert self.page.is_believed == is_believed
         self.group = self.make_group(7, self.config, self.queues)
         for topic_id, weight in self.weights.items():
             self.group.add_topic(
@@ -151,10 +198,11 @@ class World:
         for key in self.keys:
             book = self.books[key]
             stored = self.disk.stored(key_prefix(7, *key))
+            pages = self.page.found.get((7, *key), {}) if is_believed else {}
             if stored is None:
                 cursor = Cursor(boot=self.boot, floor=book.log_start, end=book.end)
-                # Nothing was ever delivered, or it would be stored.
-                assert book.max_sent < 0
+                cursor.changes.is_cursor_dirty = True
+                assert self.boot == 1
             else:
                 cursor = restore(
                     stored,
@@ -164,42 +212,78 @@ class World:
                     now_ms=self.now,
                     longest_lease_ms=self.config.longest_lease_ms,
                     most_failures=MAX_ATTEMPTS,
-                    page=pages.get(key),
+                    page=pages.get(stored.row.epoch),
                     is_log_cut=key in cut,
                 )
-            self.check_restart(key, cursor, key in cut)
+            self.check_restart(key, cursor, key in cut, is_believed=is_believed)
             self.group.add_queue(key, cursor)
+        active = self.disk.active(7)
+        assert active == self.saved_active
+        self.claimed = active
+        if active is not None:  # R3
+            self.group.resume(active, self.now)
+            for key, book in self.books.items():
+                for offset, thing in sorted(book.things.items()):
+                    if thing.state is State.LEASED and thing.member != active:
+                        self.end_lease(key, offset, None)
         self.commit()
+        self.page.begin({(7, *key): self.cursor(key) for key in self.keys})
+        self.expire_books()
+        self.group.tick(self.now)
         for key in self.keys:
             self.drop_dying_without_letters(key)
         self.settle_world()
 
-    def check_restart(self, key: QueueKey, cursor: Cursor, is_cut: bool) -> None:
-        """Bring the model to what a restart must give, and hold the cursor against it."""
+    def cursor(self, key: QueueKey) -> Cursor:
+        return self.group.topics[key[0]].lanes[key[1]].cursor
+
+    def check_restart(
+        self, key: QueueKey, cursor: Cursor, is_cut: bool, *, is_believed: bool
+    ) -> None:
+        """Update the model for a restart, and compare the cursor with it."""
         book = self.books[key]
         assert cursor.next > book.max_sent or book.max_sent >= book.end, "delivered, not noted"
         if cursor.epoch != book.epoch:
             assert is_cut
-            self.sent_settled |= {  # what the log still has is the same as before
+            self.sent_settled |= {  # the remaining log is unchanged
                 (key, cursor.epoch, offset)
                 for sent, epoch, offset in self.sent_settled
                 if (sent, epoch) == (key, book.epoch) and offset < book.end
             }
             book.epoch = cursor.epoch
-        book.seen_below = cursor.next
-        book.settled = {}
+            book.settled, book.noted = {}, {}
+        is_believed = is_believed and not is_cut
+        book.settled = {at: each for at, each in book.settled.items() if each[0] > 0}
+        if not is_believed:
+            book.seen_below = cursor.next
+        is_grace_kept = is_believed and book.grace_end > self.now
         book.grace_end = cursor.grace_end_ms if cursor.grace_bound else 0
+        if not is_believed:
+            book.oldest_boot = book.row_boot
+            if cursor.grace_bound:
+                book.grace_boot = self.boot
+        book.oldest_leased_boot = self.boot
         for offset, thing in list(book.things.items()):
-            thing.number = thing.last = 0
-            thing.by = None
+            thing.number = 0
             if thing.is_rejected:
-                thing.failures = 0  # its row says that instead
+                thing.failures = 0  # the row records the rejection instead
             if thing.state is State.DELAYED and thing.ready_at > self.now:
+                continue
+            if thing.state is State.GRACE and is_grace_kept:
                 continue
             if thing.state is not State.DYING:
                 thing.state = State.AVAILABLE
             if thing == Thing() or offset >= book.end:
                 del book.things[offset]
+        if is_believed:
+            self.restore_leases(book)
+            least = max(book.row_boot, book.grace_boot)
+            leases = [each for each in book.things.values() if each.state is State.LEASED]
+            boots = [self.boot, *(each.number >> BOOT_SHIFT for each in leases)]
+            book.oldest_leased_boot = min(boot for boot in boots if boot >= least)
+            self.revoke_overtaken(key)
+            return
+        book.noted = {}
         if cursor.grace_bound:
             for offset in range(book.start, cursor.grace_bound):
                 if book.state(offset) is State.AVAILABLE:
@@ -208,41 +292,110 @@ class World:
             if offset in cursor.done and book.state(offset) is not State.DONE:
                 self.learn_done(key, offset)
 
+    def restore_leases(self, book: Book) -> None:
+        """R1: exactly the earlier leases exist, each with its own end."""
+        latest = self.now + self.config.longest_lease_ms
+        for offset, (number, member, deadline, attempt, is_adopted) in book.noted.items():
+            if offset >= book.end or book.state(offset) in (State.DONE, State.DYING):
+                continue
+            thing = book.thing(offset)
+            if attempt > thing.acquisitions:  # otherwise the lease had ended
+                thing.state, thing.number, thing.member = State.LEASED, number, member
+                thing.deadline, thing.is_adopted = min(deadline, latest), is_adopted
+                thing.acquisitions = attempt - 1
+
+    def revoke_overtaken(self, key: QueueKey) -> None:
+        """I11: revoke leases that the release of an earlier message of their key also returned.
+
+        A message that is too old is available too, until it is examined. A later message of the key
+        that was leased after it stays leased: that was possible only because this one was dropped
+        before the kill.
+        """
+        newest: dict[int, int] = {}
+        for offset, thing in sorted(self.books[key].things.items()):
+            mine = self.queues.messages[key][offset].key if offset < self.books[key].end else 0
+            if self.config.mode == "keyed" and mine and thing.state is State.LEASED:
+                number = thing.number
+                if number < newest.get(mine, 0):
+                    self.end_lease(key, offset, None, is_restart=True)
+                newest[mine] = max(newest.get(mine, 0), number)
+
     def learn_done(self, key: QueueKey, offset: int) -> None:
-        """Note that the group has settled an offset by itself, which it may where it met it while
-        looking for something to deliver: sent as settled, unwanted, or too old."""
+        """Record that the group settled an offset itself when it examined it.
+
+        It may do so for a message that was settled when sent, is unwanted, or is too old.
+        """
         book = self.books[key]
         was_sent = (key, book.epoch, offset) in self.sent_settled
         assert was_sent or self.is_useless(key, offset), (key, offset)  # I7, I14
         book.finish(offset)
         book.settled[offset] = -1, Verb.ACK
 
+    def note_pages(self) -> None:
+        """Do the service's work in the loop iteration of a change."""
+        for lane in self.group.take_noted():
+            book = self.books[lane.key]
+            for lease in (each for row in lane.cursor.notes.leases for each in row):
+                offset = lease.head.offset
+                if lane.cursor.leases.get(offset) is lease:
+                    is_unknown = lease.head.size_bytes == UNKNOWN_SIZE
+                    end = lease.number, lease.member, lease.deadline_ms, lease.attempt
+                    book.noted[offset] = *end, is_unknown
+            self.page.note((7, *lane.key), lane.cursor)
+        self.page.write()
+        self.page.free(self.group.take_free_grants())
+
     def commit(self) -> None:
+        self.note_pages()
         batch = self.group.take_writes()
         self.disk.write(batch.writes)
         self.group.committed(batch)
+        self.saved_active = self.group.activity.active
         sent = {key: book.max_sent for key, book in self.books.items()}
         for key in self.keys:
             cursor = self.group.topics[key[0]].lanes[key[1]].cursor
+            book = self.books[key]
             if not cursor.grace_bound:
-                self.books[key].grace_end = 0
+                book.grace_end = 0
+            book.row_boot = book.oldest_boot if book.grace_end else book.oldest_leased_boot
         self.saved = {key: book.copy() for key, book in self.books.items()}
         for key, most in sent.items():
             self.saved[key].max_sent = most
-            if not self.books[key].grace_end:
-                self.saved[key].oldest_boot = self.boot
+
+    def stop(self) -> None:
+        """Stop the broker in order; its state must not change."""
+        self.stops += 1
+        self.commit()
+        nexts = {key: self.cursor(key).next for key in self.keys}
+        active = self.group.activity.active
+        self.page.close()
+        if self.rng.random() < 0.5:
+            self.machine_boot += 1
+        self.now += self.rng.choice([0, 100, 2 * LEASE_MS])
+        self.start(is_believed=True)
+        assert self.group.activity.active == active
+        for key in self.keys:
+            assert self.cursor(key).next >= nexts[key]
 
     def crash(self) -> None:
-        """Kill the broker: with its page, or with the power, which may cost the log's tail."""
+        """Kill the broker: the page survives, or the power fails, which may remove the log's
+        tail."""
         self.crashes += 1
-        pages = {}
+        if self.rng.random() < 0.8:
+            self.note_pages()
+        abandon(self.page)
         cut: set[QueueKey] = set()
-        lanes = {key: self.group.topics[key[0]].lanes[key[1]] for key in self.keys}
-        has_page = self.rng.random() < 0.5
+        has_page = self.rng.random() < 0.6
+        if not has_page:
+            self.machine_boot += 1
+            self.asked.clear()
         for key in self.keys:
             now, saved = self.books[key], self.saved[key]
-            if has_page:
-                pages[key] = page_of(lanes[key].cursor)
+            if has_page and now.epoch == saved.epoch:
+                saved.oldest_boot = now.oldest_boot
+            if not has_page:
+                self.note_out(key, now)
+            saved.noted = now.noted if now.epoch == saved.epoch else saved.noted
             saved.max_sent = now.max_sent if now.epoch == saved.epoch else -1
             saved.end, saved.log_start = now.end, now.log_start
             self.books[key] = saved
@@ -253,10 +406,22 @@ class World:
                 self.trim_book(saved, saved.log_start)
         self.saved = {key: book.copy() for key, book in self.books.items()}
         self.now += self.rng.choice([0, 100, 2 * LEASE_MS])
-        self.start(pages, frozenset(cut))
+        self.start(is_believed=has_page, cut=frozenset(cut))
+
+    def note_out(self, key: QueueKey, book: Book) -> None:
+        """Record the leases of members at a power loss: their receipts are valid while their
+        messages are in grace.
+
+        Leases of an earlier power loss whose grace has ended are not included.
+        """
+        for at in [at for at in self.out if at[0] == key and book.state(at[1]) is not State.GRACE]:
+            del self.out[at]
+        for offset, thing in book.things.items():
+            if thing.state is State.LEASED and thing.number >> BOOT_SHIFT >= book.grace_boot:
+                self.out[key, offset] = book.epoch, thing.number
 
     def cut_tail(self, key: QueueKey) -> None:
-        """The log loses its newest messages; their offsets are used again by others."""
+        """Remove the newest messages of the log; new messages reuse their offsets."""
         book = self.books[key]
         book.end = max(book.log_start, book.end - self.rng.randrange(1, 20))
         del self.queues.messages[key][book.end :]
@@ -264,11 +429,12 @@ class World:
         book.done = {at for at in book.done if at < book.end}
         book.start = min(book.start, book.end)
         book.max_sent = min(book.max_sent, book.end - 1)
+        book.noted = {}
 
-    # -- what happens ------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Let one thing happen, chosen by weight."""
+        """Do one step, chosen by weight."""
         names, weights = zip(*STEPS.items(), strict=True)
         (self.last,) = self.rng.choices(names, weights)
         getattr(self, self.last)()
@@ -306,6 +472,9 @@ class World:
             lease_ms=self.rng.choice([None, 1_000, 99_000]),
             settled=self.rng.random() < 0.05,
         )
+        if not ask.settled and self.rng.random() < 0.3:
+            self.ticket += 1
+            ask = replace(ask, attempt_id=f"request {self.ticket}")
         try:
             reply = self.group.receive(ask, self.now)
         except ExclusiveHeld:
@@ -315,12 +484,48 @@ class World:
             self.ticket += 1
             self.group.park(ask, self.ticket, self.now, self.now + self.rng.randrange(1, 20_000))
 
+    def repeat(self) -> None:
+        """R5: a repeated request gets the same answer, as far as its leases still exist."""
+        kept_ms = self.config.repeat_ms
+        self.asked = [each for each in self.asked[-20:] if each[2] + kept_ms > self.now]
+        if not self.asked:
+            return
+        ask, picks, _ = self.rng.choice(self.asked)
+        self.expire_books()
+        self.group.tick(self.now)
+        expected = [
+            (pick.queue, pick.offset)
+            for pick in picks
+            if (thing := self.books[pick.queue].things.get(pick.offset)) is not None
+            and pick.receipt is not None
+            and thing.state is State.LEASED
+            and thing.number == pick.receipt.lease_number
+            and self.books[pick.queue].epoch == pick.receipt.epoch
+        ]
+        if not expected:
+            return
+        try:
+            reply = self.group.receive(ask, self.now)
+        except ExclusiveHeld:
+            return
+        if not reply.is_active or reply.is_notice:
+            assert not reply.picks
+            return
+        self.repeated += 1
+        assert sorted((pick.queue, pick.offset) for pick in reply.picks) == sorted(expected)
+        for pick in reply.picks:
+            thing = self.books[pick.queue].things[pick.offset]
+            assert pick.receipt is not None
+            assert pick.receipt.lease_number == thing.number
+            assert pick.attempt == pick.receipt.attempt == thing.acquisitions + 1
+            thing.deadline = pick.receipt.deadline_ms
+
     def settle(self) -> None:
         if not self.receipts:
             return
         verb = self.rng.choices(list(Verb), [6, 3, 2, 2, 1])[0]
         count = min(len(self.receipts), self.rng.choice([1, 1, 4, 10]))
-        # The newest are asked for most, the oldest never quite forgotten.
+        # The newest receipts are chosen most often, the oldest rarely.
         picked = [
             min(int(self.rng.expovariate(0.08)), len(self.receipts) - 1) for _ in range(count)
         ]
@@ -378,12 +583,17 @@ class World:
         key = self.rng.choice(self.keys)
         book = self.books[key]
         target = self.rng.randrange(book.log_start, book.end + 1)
+        if self.saved[key].epoch == book.epoch:  # a kill before the commit restores these values
+            self.saved[key].noted = book.noted
+            self.saved[key].oldest_boot = book.oldest_boot
         self.group.seek(key, target)
         self.books[key] = Book(book.end, book.log_start, target, book.epoch + 1)
 
     def dead_letter(self) -> None:
-        """Append and mark what died. One time in five a crash comes in between; not more often, so
-        that many letters get there at last, too."""
+        """Append and mark dead letters, with a crash in between in one of five calls.
+
+        A higher rate of crashes would leave too few letters that are completed.
+        """
         letters = self.group.take_dead_letters()
         crash_at = self.rng.randrange(len(letters)) if letters and self.rng.random() < 0.2 else -1
         for at, letter in enumerate(letters):
@@ -414,8 +624,11 @@ class World:
         self.queues.is_cold = False
 
     def drain(self) -> None:
-        """Receive and acknowledge until nothing is left: whatever was neither settled nor of no
-        use to anybody is delivered, or is a dead letter."""
+        """Receive and acknowledge until no message is left.
+
+        Each message that was neither settled nor useless must be delivered, or become a dead
+        letter.
+        """
         self.share_compared = 1.0
         for member in MEMBERS:
             self.leave(member)
@@ -430,7 +643,7 @@ class World:
             ask, boot = Ask("a", 32), self.boot
             try:
                 reply = self.group.receive(ask, self.now)
-            except ExclusiveHeld:  # it has crashed since: leases of before may live
+            except ExclusiveHeld:  # a crash happened since then: old leases may exist
                 continue
             self.check_reply(ask, reply)
             if self.boot == boot:
@@ -443,13 +656,13 @@ class World:
     # -- checks ------------------------------------------------------------------------------
 
     def settle_world(self) -> None:
-        """Serve those who wait, then compare everything."""
+        """Serve the waiting requests, then compare everything."""
         for _ in range(100):
             answered = self.group.serve(self.now)
             needs, boot = False, self.boot
             for waiter, reply in answered:
                 if isinstance(reply, Reply) and waiter.ask.settled:
-                    for pick in reply.picks:  # a crash may lose what is settled as it is sent
+                    for pick in reply.picks:  # a crash may lose settlements made when sending
                         self.sent_settled.add(
                             (pick.queue, self.books[pick.queue].epoch, pick.offset)
                         )
@@ -457,13 +670,17 @@ class World:
                 if isinstance(reply, Reply):
                     self.check_reply(waiter.ask, reply)
                     if self.boot != boot:
-                        return  # it crashed, and was looked at since
+                        return  # a crash happened, and all was compared after it
                     needs |= reply.needs is not None and not reply.is_answer
             if not needs:
                 break
         else:
             raise AssertionError("serving does not come to an end")
-        if self.last == "crash" or self.rng.random() < self.share_compared:
+        self.note_pages()
+        is_drawn = self.last in ("crash", "stop") or self.rng.random() < self.share_compared
+        # After every start the model learns the offsets that the broker settled itself before it.
+        if is_drawn or self.compared_boot < self.boot:
+            self.compared_boot = self.boot
             self.check_states()
             self.check_waiters()
 
@@ -473,6 +690,8 @@ class World:
                 return self.crash()  # before anything was sent
             if not reply.picks or not ask.settled:
                 self.commit()
+        else:
+            self.note_pages()  # before sending: a crash may interrupt the next answer
         self.checks += 1
         assert reply.is_active or not reply.picks
         assert not (reply.is_notice and reply.picks)
@@ -490,6 +709,7 @@ class World:
                 assert pick.receipt.attempt == thing.acquisitions + 1
                 assert pick.redelivered == (pick.offset < book.seen_below or thing.acquisitions > 0)
                 thing.state, thing.member = State.LEASED, ask.member
+                thing.is_adopted = False
                 thing.number = pick.receipt.lease_number
                 thing.deadline = pick.receipt.deadline_ms
                 self.receipts.append(pick.receipt)
@@ -503,6 +723,8 @@ class World:
             self.deliveries += 1
         if reply.picks and ask.settled:
             self.commit()
+        if reply.picks and ask.attempt_id is not None:
+            self.asked.append((ask, list(reply.picks), self.now))
         is_cut_short = reply.needs is not None or reply.is_notice or not reply.is_active
         is_cut_short |= any(topic.is_paused for topic in self.group.topics.values())
         if not is_cut_short and len(reply.picks) < room and ask.max_bytes > 1_000:
@@ -543,6 +765,14 @@ class World:
             for offset, thing in book.things.items():
                 assert cursor.failures(offset) == thing.failures  # I9
                 assert cursor.attempt(offset) == thing.acquisitions + 1, (key, offset, thing)
+                if thing.state is State.LEASED:  # the same leases, also after restarts: R1
+                    lease = cursor.leases.get(offset)
+                    assert lease is not None
+                    assert (lease.number, lease.member) == (thing.number, thing.member)
+                    assert lease.deadline_ms == thing.deadline, (key, offset, thing, self.last)
+                assert cursor.delays.ready_at(offset) == (
+                    thing.ready_at if thing.state is State.DELAYED else 0
+                )
         assert self.group.available() == count
         leased = sum(
             thing.state is State.LEASED
@@ -595,7 +825,7 @@ class World:
         if ask.topics is not None and key[0] not in ask.topics:
             return None
         book, messages = self.books[key], self.queues.messages[key]
-        held: dict[int, int] = {}
+        blocked: set[int] = set()
         for offset in range(book.start, book.end):
             state = book.state(offset)
             if state is State.DONE or state is State.DYING:
@@ -609,18 +839,29 @@ class World:
                     if self.config.mode != "keyed":
                         if ask.filter is None or str(ask.filter) in message.tag:
                             return offset
-                    elif 0 <= held.get(number, 0) < self.config.max_in_flight_per_key:
-                        if not self.is_leased_to_another(key, number, ask.member):
-                            return offset
-                        held[number] = -1
+                    elif (
+                        number not in blocked
+                        and self.has_room_for_key(key, number)
+                        and not self.is_leased_to_another(key, number, ask.member)
+                    ):
+                        return offset
                     else:
-                        held[number] = -1
-            elif state is State.LEASED and book.things[offset].member == ask.member:
-                if held.get(number, 0) >= 0:
-                    held[number] = held.get(number, 0) + 1
-            else:
-                held[number] = -1
+                        blocked.add(number)
+            elif state is not State.LEASED or book.things[offset].member != ask.member:
+                blocked.add(number)
         return None
+
+    def has_room_for_key(self, key: QueueKey, number: int) -> bool:
+        """Return whether one more message of this key may be leased.
+
+        Later messages count as well: a kill may return an earlier one that was settled when sent.
+        """
+        messages = self.queues.messages[key]
+        leases = sum(
+            thing.state is State.LEASED and (messages[offset].key or -1 - offset) == number
+            for offset, thing in self.books[key].things.items()
+        )
+        return leases < self.config.max_in_flight_per_key
 
     def is_leased_to_another(self, key: QueueKey, number: int, member: str) -> bool:
         messages = self.queues.messages[key]
@@ -647,7 +888,7 @@ class World:
         return receipt.epoch == book.epoch and thing is None
 
     def finish_below(self, receipt: Receipt) -> None:
-        """T25: the member's own leases in that queue, no others."""
+        """T25: finish the member's own leases in that queue, and no others."""
         book = self.books[receipt.topic_id, receipt.queue]
         for offset, thing in sorted(book.things.items()):
             if (
@@ -663,23 +904,25 @@ class World:
     settled_now = False
 
     def expect(self, receipt: Receipt, verb: Verb, delay: int | None) -> set[Status]:
-        """Return the statuses that are right, and bring the model to what follows."""
+        """Return the correct statuses, and update the model."""
         self.settled_now = False
         self.expire_books(only=(receipt.topic_id, receipt.queue))
         key = receipt.topic_id, receipt.queue
         book, offset, number = self.books[key], receipt.offset, receipt.lease_number
         stale, done = {Status.STALE}, {Status.DONE}
         cursor = self.group.topics[key[0]].lanes[key[1]].cursor
-        for each in range(book.start, book.end):  # met and dropped since all was compared
+        for each in range(book.start, book.end):  # examined and dropped since the last comparison
             if each in cursor.done and book.state(each) is not State.DONE:
                 self.learn_done(key, each)
         if receipt.epoch != book.epoch or offset >= book.end:
             return stale
         if book.state(offset) is State.DONE:
-            if number >> BOOT_SHIFT < self.boot or offset not in book.settled:
+            if offset not in book.settled or book.settled[offset][0] == -1:
                 return stale | done
-            if book.settled[offset][0] == -1:
+            if offset < book.log_start:
                 return stale | done
+            if number >> BOOT_SHIFT < book.settled[offset][0] >> BOOT_SHIFT:
+                return stale | done  # a power loss may have lost the return
             return done if book.settled[offset] == (number, verb) else stale
         thing = book.thing(offset)
         is_live = thing.state is State.LEASED and thing.number == number
@@ -687,13 +930,15 @@ class World:
             book.oldest_boot <= number >> BOOT_SHIFT < self.boot
             and offset < book.seen_below
             and receipt.attempt == thing.acquisitions + 1
-            and not thing.last
+            and thing.last < number
         )
         is_grace = thing.state is State.GRACE and is_last_of_old
+        is_out = self.out.get((key, offset)) == (book.epoch, number)
+        assert is_grace or not is_out or thing.state is not State.GRACE, receipt
         is_late = thing.state is State.AVAILABLE and (
             is_last_of_old or (thing.last == number and thing.by is None)
         )
-        if is_late and self.last_was_revoked(thing):
+        if is_late and thing.last == number and thing.was_revoked:
             is_late = False
         if thing.last == number and thing.by is not None and thing.state is not State.LEASED:
             return done if thing.by is verb else stale
@@ -712,7 +957,7 @@ class World:
         return done
 
     def overtakes(self, key: QueueKey, offset: int, number: int) -> bool:
-        """Say whether an earlier message of its key came back since this lease of it."""
+        """Return whether an earlier message of its key was returned since this lease."""
         book, messages = self.books[key], self.queues.messages[key]
         mine = messages[offset].key
         return self.config.mode == "keyed" and any(
@@ -721,10 +966,6 @@ class World:
             if book.state(each) in (State.AVAILABLE, State.DELAYED)
             or (book.state(each) is State.LEASED and book.thing(each).number > number)
         )
-
-    @staticmethod
-    def last_was_revoked(thing: Thing) -> bool:
-        return thing.last != 0 and thing.deadline == -1
 
     def apply(
         self, key: QueueKey, offset: int, receipt: Receipt, verb: Verb, delay: int | None
@@ -735,6 +976,8 @@ class World:
             book.finish(offset)
             book.settled[offset] = receipt.lease_number, Verb.ACK
         elif verb is Verb.EXTEND:
+            was_grace = thing.state is State.GRACE
+            thing.is_adopted |= was_grace and self.config.mode != "keyed"
             thing.state, thing.member = State.LEASED, receipt.member
             thing.number, thing.deadline = receipt.lease_number, self.now + LEASE_MS
         else:
@@ -752,19 +995,20 @@ class World:
         *,
         is_late: bool = False,
         is_expiry: bool = False,
+        is_restart: bool = False,
     ) -> None:
         book = self.books[key]
         thing = book.thing(offset)
         was_leased = thing.state is State.LEASED
-        old = self.is_old(self.queues.messages[key][offset])
-        if was_leased and verb is not Verb.REJECT and old and not self.is_adopted(thing):
+        old = self.is_old(self.queues.messages[key][offset]) and not is_restart
+        if was_leased and verb is not Verb.REJECT and old and not thing.is_adopted:
             book.finish(offset)  # Q18
             book.settled[offset] = 0, Verb.RELEASE
             return
         if not is_late:
             thing.acquisitions += 1
         thing.last, thing.by, thing.number = thing.number, verb, 0
-        thing.deadline = 0 if is_expiry or verb is not None else -1
+        thing.deadline, thing.was_revoked = 0, not is_expiry and verb is None
         thing.state = State.AVAILABLE
         if verb is Verb.NACK:
             thing.failures += 1
@@ -779,17 +1023,13 @@ class World:
         if thing.state is State.DYING:
             if not self.config.has_dead_letters:
                 self.bury(key, offset)
-        elif self.config.mode == "keyed":
+        elif self.config.mode == "keyed" and not is_restart:
             mine = self.queues.messages[key][offset].key
             for other, each in sorted(book.things.items()):
                 is_later = other > offset and self.queues.messages[key][other].key == mine
                 is_here = book.things.get(other) is each
                 if mine and is_here and is_later and each.state is State.LEASED:
                     self.end_lease(key, other, None)
-
-    def is_adopted(self, thing: Thing) -> bool:
-        """A lease of before a restart, extended after it, knows nothing of its message."""
-        return thing.number >> BOOT_SHIFT < self.boot
 
     def bury(self, key: QueueKey, offset: int) -> None:
         book = self.books[key]
@@ -823,9 +1063,13 @@ class World:
                     thing.state = State.AVAILABLE
             if book.grace_end and book.grace_end <= self.now:
                 book.grace_end = 0
-                for offset, thing in sorted(book.things.items()):
+                for thing in book.things.values():
                     if thing.state is State.GRACE:
                         thing.state = State.AVAILABLE
+                done = self.cursor(key).done
+                for offset in range(book.start, book.end):  # also after a kill
+                    is_free = book.state(offset) is State.AVAILABLE and offset not in done
+                    if is_free and not self.is_unwanted(key, self.queues.messages[key][offset]):
                         self.revoke_later(key, offset)
 
     def revoke_later(self, key: QueueKey, offset: int) -> None:
@@ -838,7 +1082,13 @@ class World:
                     self.end_lease(key, other, None)
 
 
-#: What may happen, and how often.
+def _clean_up(directory: Path, pages: list[ProgressPage]) -> None:
+    for page in pages:
+        abandon(page)
+    shutil.rmtree(directory)
+
+
+#: The steps, with their weights.
 STEPS = {
     "publish": 20,
     "receive": 30,
@@ -849,6 +1099,8 @@ STEPS = {
     "leave": 2,
     "retire": 1,
     "crash": 2,
+    "stop": 1,
+    "repeat": 4,
     "trim": 1,
     "seek": 0.5,
     "pause": 1,

@@ -1,4 +1,4 @@
-"""One broker for all tests of a run that only need some broker; each makes its own topic."""
+"""One broker per test run, shared by all tests that need any broker; each makes its own topic."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -12,7 +12,7 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker that nobody stops or fills."""
+    """A broker that no test stops or fills."""
     data_dir = tmp_path_factory.mktemp("shared") / "holdfast"
     with RunningBroker(data_dir, TEST_ARGUMENTS) as broker:
         yield broker
@@ -20,5 +20,5 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningB
 
 @pytest.fixture
 def topic() -> str:
-    """A name for this test's own topic."""
+    """Return a topic name that only this test uses."""
     return f"topic-{next(_numbers)}"

@@ -1,4 +1,4 @@
-"""A backup holds what was there, is refused when a byte of it is not, and goes back whole."""
+"""A backup holds everything, is refused if a byte is wrong, and can be restored completely."""
 
 import asyncio
 import hashlib
@@ -21,10 +21,10 @@ from holdfast.backup.restore import RestoreRefused, restore_backup
 from holdfast.backup.source import LiveState
 from holdfast.backup.stored import read_manifest, verify_files
 from holdfast.check import check_data_dir
-from holdfast.commitlog.data_dir import DataDir, NotADataDir
+from holdfast.commitlog.disk.data_dir import DataDir, NotADataDir
 from holdfast.commitlog.errors import UnknownFormatVersion
-from holdfast.commitlog.segment_format import segment_name
-from holdfast.consumequeue.state_records import (
+from holdfast.commitlog.format.segment_format import segment_name
+from holdfast.consumequeue.state.records import (
     StoredOffsets,
     decode_kept,
     decode_offsets,
@@ -47,7 +47,7 @@ Contents = dict[int, list[tuple[int, bytes]]]
 
 
 async def _fill(data_dir: Path) -> Contents:
-    """Make two sealed segments and one that is not full; return each queue's messages."""
+    """Make two full sealed segments and one that is not full; return each queue's messages."""
     async with open_storage(small_config(data_dir)) as storage:
         store = storage.store
         topic, _ = await store.create_topic("t", queues=2, fields={"retention_bytes": 10 * MIB})
@@ -110,7 +110,7 @@ def fingerprints(folder: Path) -> dict[str, str]:
     }
 
 
-# -- there and back ------------------------------------------------------------------------
+# -- backup and restore --------------------------------------------------------------------
 
 
 def test_what_is_restored_is_what_was_there(
@@ -179,7 +179,7 @@ def test_a_torn_tail_is_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
     segment = data_dir / "commitlog" / segment_name(2 * MIB)
     image = bytearray(segment.read_bytes())
     image[image.index(b"the very last")] ^= 1
-    # The rest of the log is zero, so that nothing proves that it was whole once.
+    # The rest of the log is zeros, so nothing proves that the damaged block was ever durable.
     at = image.rindex(b"HFBT", 0, image.index(b"e very last"))
     end = at + int.from_bytes(image[at + 8 : at + 12], "little")
     segment.write_bytes(image[:end] + bytes(MIB - end))
@@ -191,7 +191,7 @@ def test_a_torn_tail_is_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
 def test_offsets_are_those_from_before_the_log_was_read_and_all_else_from_after(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log has what the first offsets point behind, and the messages of the later topics."""
+    """The log contains all messages before the offsets, and the messages of later topics."""
     looks = 0
 
     def records(state: LiveState) -> tuple[dict[bytes, bytes], list[bytes]]:
@@ -213,7 +213,7 @@ def test_offsets_are_those_from_before_the_log_was_read_and_all_else_from_after(
 
 
 def _last_block(segment: Path) -> tuple[int, int]:
-    """Return where a segment's last block begins and ends."""
+    """Return the start and the end of a segment's last block."""
     image = segment.read_bytes()
     at = image.rindex(b"HFBT")
     return at, at + int.from_bytes(image[at + 8 : at + 12], "little")
@@ -252,7 +252,7 @@ def test_what_follows_damage_in_the_last_segment_is_backed_up_too(
     ]
 
 
-# -- bringing one up to date ---------------------------------------------------------------
+# -- incremental backups -------------------------------------------------------------------
 
 
 def test_sealed_segments_are_not_copied_twice(data_dir: Path, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_sealed_segments_are_not_copied_twice(data_dir: Path, tmp_path: Path) ->
     assert second.copied_bytes < first.copied_bytes
     restore_backup(tmp_path / "b", tmp_path / "new")
     assert asyncio.run(_contents(tmp_path / "new"))[0][-1][1] == b"one more"
-    # What only the earlier one needed is gone.
+    # Files that only the earlier backup needed are gone.
     assert len(list((tmp_path / "b").iterdir())) == 3
 
 
@@ -321,7 +321,7 @@ def test_a_segment_whose_header_is_damaged_is_backed_up_with_all_its_blocks(
     assert check_data_dir(tmp_path / "new").blocks == check_data_dir(data_dir).blocks
 
 
-# -- where none is put ---------------------------------------------------------------------
+# -- refused targets -----------------------------------------------------------------------
 
 
 def test_a_backup_is_not_put_over_another_or_over_anything_else(
@@ -346,7 +346,7 @@ def test_what_is_no_data_directory_or_a_newer_one_is_not_backed_up(
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotADataDir):
         make_backup(tmp_path / "empty", tmp_path / "b")
-    (data_dir / "VERSION").write_text("2\n")
+    (data_dir / "VERSION").write_text("3\n")
     with pytest.raises(UnknownFormatVersion):
         make_backup(data_dir, tmp_path / "b")
 
@@ -463,7 +463,7 @@ def test_a_manifest_cannot_name_what_lies_elsewhere(name: str, stored_as: str) -
 def test_one_sealed_segment_can_be_put_back_by_hand(
     data_dir: Path, filled: tuple[Path, Contents], stored: Path
 ) -> None:
-    """What a check names as the mend: the others have come further meanwhile."""
+    """A check names this as the fix. The other segments have grown meanwhile."""
     asyncio.run(_publish(data_dir, "since the backup"))
     segment = data_dir / "commitlog" / segment_name(0)
     flip(segment, 9000)
@@ -491,7 +491,7 @@ def test_nothing_is_restored_over_anything(stored: Path, tmp_path: Path) -> None
 
 def test_a_backup_of_a_newer_layout_is_refused(stored: Path, tmp_path: Path) -> None:
     manifest = read_manifest(stored)
-    newer = Manifest("1", 1, "9.0", "2", manifest.min_offset, manifest.end_offset, manifest.files)
+    newer = Manifest("1", 1, "9.0", "3", manifest.min_offset, manifest.end_offset, manifest.files)
     (stored / MANIFEST_NAME).write_bytes(encode_manifest(newer))
     with pytest.raises(UnknownFormatVersion):
         restore_backup(stored, tmp_path / "new")

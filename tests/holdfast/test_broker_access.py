@@ -1,4 +1,4 @@
-"""A real broker that asks for tokens: what changes while it runs, and what it never says."""
+"""A real broker that requires tokens: changes while it runs, and secrets that it never shows."""
 
 import json
 import logging
@@ -65,7 +65,7 @@ def make(file: TokenFile, *grants: str, expires_ms: int | None = None) -> tuple[
 
 
 async def until_it_is(expected: int, broker: Broker, text: str) -> None:
-    """Wait until a request with this token is answered so."""
+    """Wait until a request with this token is answered with the expected status."""
     deadline = time.monotonic() + 10
     status = 0
     while status != expected:
@@ -157,7 +157,7 @@ async def test_a_client_is_told_at_once_that_it_is_not_let_in(
                 producer.send(b"x")
 
 
-# -- where it listens ------------------------------------------------------------------------
+# -- listening addresses ---------------------------------------------------------------------
 
 
 async def test_a_broker_without_authentication_is_not_started_for_all_the_world(
@@ -183,14 +183,16 @@ def test_the_command_line_names_the_ways_out(tmp_path: Path) -> None:
     assert "Traceback" not in raised.value.log
 
 
-# -- what it never says ----------------------------------------------------------------------
+# -- secrets stay secret ---------------------------------------------------------------------
 
 
 def test_no_token_is_in_any_log_metric_answer_file_or_process_list(
     tmp_path: Path, file: TokenFile
 ) -> None:
-    """Everything that a broker and its clients say, with good and bad tokens, at the log's most
-    talkative: searched for every secret."""
+    """Search everything that the broker and its clients write for every secret.
+
+    The tokens are valid and invalid, and the log level is the most verbose one.
+    """
     secrets = []
     texts = []
     for grants in (("all",), ("consume:a",), ("operate",)):
@@ -212,7 +214,7 @@ def test_no_token_is_in_any_log_metric_answer_file_or_process_list(
         said += [str(psutil.Process(running.pid).environ())]
         with Client(running.url, token=texts[0]) as client:
             said += [repr(client), str(vars(client).keys())]
-            said += [json.dumps(client.describe_topic("a"))]
+            said += [json.dumps(client.describe_topic("a").to_dict())]
     files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
     said += [path.read_bytes().decode("latin-1") for path in files if path.stat().st_size < 1 << 23]
     log = running.log_path.read_text()
@@ -226,12 +228,12 @@ def test_no_token_is_in_any_log_metric_answer_file_or_process_list(
         assert secret[:20] not in everything
 
 
-#: Asks the broker itself, whatever proxy the environment names.
+#: Asks the broker directly, whatever proxy the environment names.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _everything(url: str, text: str) -> list[str]:
-    """Return all that the broker answers to requests of every kind with this token."""
+    """Return the broker's responses to requests of every kind with this token."""
     said = []
     head = {"Authorization": f"Bearer {text}"}
     for method, path, headers, body in (
@@ -263,7 +265,7 @@ def _everything(url: str, text: str) -> list[str]:
 
 
 def _malformed(text: str) -> list[bytes]:
-    """Heads that are no HTTP, with a token in them."""
+    """Return malformed HTTP heads that contain a token."""
     line = f"Authorization: Bearer {text}".encode()
     get = b"GET /v1/topics HTTP/1.1\r\nHost: x\r\n"
     return [
@@ -282,7 +284,7 @@ def _raw(url: str, data: bytes) -> str:
     parts = urlsplit(url)
     said = b""
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
-        # The broker may have refused it, and closed, before all of it has come.
+        # The broker may refuse the head and close before all of it has arrived.
         with suppress(ConnectionError):
             connection.sendall(data)
         with suppress(OSError):

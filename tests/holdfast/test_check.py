@@ -1,4 +1,4 @@
-"""`check` finds each kind of damage, names it, and changes nothing."""
+"""`check` finds each kind of damage, reports it, and changes nothing."""
 
 import asyncio
 import hashlib
@@ -12,11 +12,11 @@ import lmdb
 import pytest
 
 from holdfast.check import CheckReport, check_data_dir
-from holdfast.commitlog.data_dir import DataDirInUse, NotADataDir
+from holdfast.commitlog.disk.data_dir import DataDirInUse, NotADataDir
 from holdfast.commitlog.errors import UnknownFormatVersion
-from holdfast.commitlog.segment_format import segment_name
-from holdfast.consumequeue.consume_queue import CqUnit
-from holdfast.consumequeue.index import _decode_unit, _encode_unit
+from holdfast.commitlog.format.segment_format import segment_name
+from holdfast.consumequeue.index.consume_queue import CqUnit
+from holdfast.consumequeue.index.index import _decode_unit, _encode_unit
 from holdfast.http_api.access.token_file import TokenFile
 from tests.support.stored import (
     MIB,
@@ -40,7 +40,7 @@ def data_dir(sound: Path, tmp_path: Path) -> Path:
 
 
 def fingerprints(data_dir: Path) -> dict[str, tuple[str, int]]:
-    """Return every file's hash and time of change."""
+    """Return every file's hash and modification time."""
     return {
         str(path.relative_to(data_dir)): (
             hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -52,7 +52,7 @@ def fingerprints(data_dir: Path) -> dict[str, tuple[str, int]]:
 
 
 def checked(data_dir: Path, *, deep: bool = True) -> CheckReport:
-    """Check, and see that nothing was changed by it."""
+    """Check the directory, and assert that the check changed nothing."""
     before = fingerprints(data_dir)
     report = check_data_dir(data_dir, deep=deep)
     assert fingerprints(data_dir) == before
@@ -64,14 +64,14 @@ def findings(report: CheckReport, *, damage: bool) -> list[str]:
 
 
 def change(path: Path, what: bytes, *, at: int = 0, to: bytes | None = None) -> None:
-    """Flip a bit in what follows `what` in a file, `at` bytes on; or write `to` there."""
+    """Flip a bit `at` bytes after the start of `what` in a file, or write `to` there."""
     image = bytearray(path.read_bytes())
     position = (image.index(what) if what else 0) + at
     image[position : position + (len(to) if to else 1)] = to or bytes([image[position] ^ 1])
     path.write_bytes(image)
 
 
-# -- what is sound -------------------------------------------------------------------------
+# -- sound directories ---------------------------------------------------------------------
 
 
 def test_a_sound_directory_is_counted_and_nothing_is_found(data_dir: Path) -> None:
@@ -79,11 +79,11 @@ def test_a_sound_directory_is_counted_and_nothing_is_found(data_dir: Path) -> No
         report = checked(data_dir, deep=deep)
         assert report.is_sound
         assert report.findings == []
-        assert report.segments == 3 + 1  # one is prepared ahead
+        assert report.segments == 3 + 1  # one segment is prepared ahead
         assert (report.topics, report.groups) == (1, 1)
         assert report.messages > 43
         assert report.blocks == report.index_entries
-        assert report.queues == 3  # the broker's own topic has one
+        assert report.queues == 3  # the broker's own topic has one queue
         assert report.bytes > 2 * MIB - 200_000
 
 
@@ -116,7 +116,7 @@ def test_what_is_no_data_directory_or_a_newer_one_is_refused(tmp_path: Path) -> 
     (tmp_path / "letters.txt").touch()
     with pytest.raises(NotADataDir, match=r"letters\.txt"):
         check_data_dir(tmp_path)
-    (tmp_path / "VERSION").write_text("2\n")
+    (tmp_path / "VERSION").write_text("3\n")
     with pytest.raises(UnknownFormatVersion):
         check_data_dir(tmp_path)
     assert not (tmp_path / "lock").exists()
@@ -149,7 +149,8 @@ def test_a_flipped_bit_in_a_header_is_found(data_dir: Path, field: int) -> None:
 
 
 def test_a_torn_tail_is_a_note_since_nobody_was_promised_it(data_dir: Path) -> None:
-    shutil.rmtree(data_dir / "consumequeue")  # its position would prove that it was durable
+    # the index's position would prove that the block was durable
+    shutil.rmtree(data_dir / "consumequeue")
     segment = data_dir / "commitlog" / LAST
     change(segment, b"the very last")
     report = checked(data_dir)
@@ -162,7 +163,7 @@ def test_a_missing_segment_is_damage(data_dir: Path, name: str) -> None:
     (data_dir / "commitlog" / name).unlink()
     report = checked(data_dir)
     assert not report.is_sound
-    assert any("not in the log any more" in each for each in findings(report, damage=True))
+    assert any("the log no longer has" in each for each in findings(report, damage=True))
 
 
 def test_a_missing_segment_is_found_without_an_index_too(data_dir: Path) -> None:
@@ -257,7 +258,7 @@ def test_tokens_are_read_too(data_dir: Path) -> None:
         assert [each.kind for each in report.findings] == ["tokens"]
 
 
-# -- what costs no message -----------------------------------------------------------------
+# -- damage without lost messages ----------------------------------------------------------
 
 
 def test_a_damaged_segment_header_is_a_note(data_dir: Path) -> None:
@@ -275,12 +276,12 @@ def test_a_damaged_footer_is_a_note(data_dir: Path, from_end: int) -> None:
     change(segment, b"", at=MIB - from_end)
     report = checked(data_dir)
     assert report.is_sound
-    # The trailer's last 24 bytes say nothing.
+    # The trailer's last 24 bytes are unused.
     assert len(findings(report, damage=False)) == (0 if from_end < 24 else 1)
 
 
 def test_a_footer_of_another_segment_is_damage(data_dir: Path) -> None:
-    """It is intact, and would lead a search astray."""
+    """It is intact, and would make searches return wrong results."""
     first, second = (data_dir / "commitlog" / name for name in (FIRST, SECOND))
     other = second.read_bytes()
     size = _footer_size(other)
@@ -351,7 +352,9 @@ def test_entries_beyond_the_log_are_damage(data_dir: Path) -> None:
 
     _in_index(data_dir, b"entries", add)
     (found,) = findings(checked(data_dir), damage=True)
-    assert found.startswith("queue 1 of 't': 1 of its batches")
+    assert found.startswith(
+        "queue 1 of 't': batches that the log no longer has, or has damaged: 1,"
+    )
     assert "between offsets 5000 and 5005" in found
 
 
@@ -414,7 +417,7 @@ def test_a_state_that_a_log_without_its_end_must_tell_may_lack_something(data_di
     assert "state-incomplete" in kinds
 
 
-# -- after mending -------------------------------------------------------------------------
+# -- after a repair ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("forgotten", ["consumequeue", "state"])

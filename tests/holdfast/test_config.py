@@ -1,4 +1,4 @@
-"""Where configuration values come from, which are taken, and what is said of the others."""
+"""Sources of configuration values, which values are accepted, and the errors for the others."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,10 @@ from holdfast.config import (
     format_size,
     keys,
     load_config,
+    parse_size,
+    parse_span_ms,
     resolve,
+    unused_variables,
 )
 from holdfast.config_reference import reference
 
@@ -166,7 +169,7 @@ def test_other_variables_are_left_alone() -> None:
         "PATH": "/bin",
         "HOLDFAST_URL": "http://x",
         "HOLDFAST_TOKEN": "t",
-        # What Kubernetes sets beside a service called "holdfast".
+        # Kubernetes sets these variables for a service called "holdfast".
         "HOLDFAST_SERVICE_HOST": "10.0.0.1",
         "HOLDFAST_SERVICE_PORT_HTTP": "8711",
         "HOLDFAST_PORT": "tcp://10.0.0.1:8711",
@@ -206,10 +209,108 @@ def test_every_default_is_allowed() -> None:
 
 def test_sizes_are_shown_in_the_largest_unit_that_fits() -> None:
     assert [format_size(n) for n in (0, 1000, 1024, 1536 * 1024, MIB, 3 << 30, 1 << 40)] == [
-        "0", "1000", "1 KiB", "1536 KiB", "1 MiB", "3 GiB", "1 TiB",
+        "0 B", "1000 B", "1 KiB", "1536 KiB", "1 MiB", "3 GiB", "1 TiB",
     ]  # fmt: skip
 
 
 def test_the_reference_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert page.read_text("utf-8") == reference(), "run 'make docs'"
+
+
+# O7: HOLDFAST_VERSION=1 in the environment stopped the broker.
+@pytest.mark.parametrize("variable", ["HOLDFAST_VERSION", "HOLDFAST_HOME", "HOLDFAST_IMAGE_TAG"])
+def test_a_variable_that_is_like_no_key_is_left_alone(variable: str) -> None:
+    environ = {variable: "1", "PATH": "/bin", "HOLDFAST_URL": "http://h:1"}
+    assert load_config(file=None, environ=environ, flags={}) == Config()
+    assert unused_variables(environ) == [variable]
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "HOLDFAST_HTTP_API_PROT",  # starts with a section's name
+        "HOLDFAST_TOPICS_NONE_SUCH",
+        "HOLDFAST_PORT",  # a key's name without its section
+        "HOLDFAST_SEGMENT_BYTES",
+        "HOLDFAST_DATADIR",  # spelled almost like a key
+        "HOLDFAST_LOG_LEVELS",
+    ],
+)
+def test_a_variable_that_is_meant_as_a_key_must_be_one(variable: str) -> None:
+    environ = {variable: "1"}
+    with pytest.raises(UnknownKey, match=variable):
+        load_config(file=None, environ=environ, flags={})
+    assert unused_variables(environ) == []
+
+
+# O6: --retention-ms 7d was refused where --ttl 30d worked.
+@pytest.mark.parametrize(
+    ("text", "span_ms"),
+    [("250", 250), ("500ms", 500), ("90s", 90_000), ("3m", 180_000), ("7d", 604_800_000)],
+)
+def test_a_time_may_have_a_unit(text: str, span_ms: int) -> None:
+    flags = {"http_api.max_wait_ms": text}
+    assert load_config(file=None, environ={}, flags=flags).http_api.max_wait_ms == span_ms
+    assert parse_span_ms(text) == span_ms
+
+
+@pytest.mark.parametrize("text", ["", "7 days", "-1s", "1.5h", "d", "1H"])
+def test_other_texts_are_no_time(text: str) -> None:
+    assert parse_span_ms(text) is None
+
+
+def test_a_size_may_be_in_bytes() -> None:
+    assert parse_size("512B") == parse_size("512 B") == parse_size("512") == 512
+
+
+# -- memory ----------------------------------------------------------------------------------
+
+
+def with_memory(mib: int, **flags: object) -> Config:
+    return load_config(file=None, environ={}, flags=flags, memory_bytes=mib * MIB)
+
+
+def test_much_memory_leaves_the_defaults() -> None:
+    assert with_memory(32 * 1024) == Config()
+
+
+@pytest.mark.parametrize("mib", [64, 256, 512, 1024])
+def test_little_memory_makes_what_stands_for_memory_smaller(mib: int) -> None:
+    # M1: in a cgroup of 512 MiB, the budgets alone exceeded the memory
+    config, memory = with_memory(mib), mib * MIB
+    http_api = config.http_api
+    assert http_api.max_arriving_bytes == min(memory // 8, 256 * MIB)
+    assert http_api.max_client_arriving_bytes == min(memory // 16, 128 * MIB)
+    assert http_api.max_unsent_bytes == min(memory // 8, 256 * MIB)
+    assert http_api.max_connections == min(memory // 4 // (16 * 1024), 120_000)
+    assert http_api.max_text_request_bytes == min(memory // 64, 16 * MIB)
+    assert config.commitlog.max_in_flight_bytes == min(memory // 8, 128 * MIB)
+    assert config.commitlog.max_producers == min(memory // 8 // 2048, 100_000)
+    # S4: one group over topics of 90,000 queues took 485 MiB
+    assert config.groups.max_cursors == min(memory // 4 // (6 * 1024), 1_000_000)
+    assert config.groups.max_filter_characters == min(memory // 16 // 128, 4 * MIB)
+    assert config.groups.max_groups == min(memory // 8 // (16 * 1024), 10_000)
+    # S5: the leases of eight groups took 350 MiB
+    assert config.groups.max_leases == min(memory // 8 // 512, 1_000_000)
+    assert config.groups.max_returned == min(memory // 8 // 512, 1_000_000)
+    assert config.groups.max_returned_per_group == min(memory // 32 // 512, 100_000)
+    assert config.groups.max_members == min(memory // 16 // 512, 100_000)
+    assert config.commitlog.max_producers >= 2 * config.commitlog.max_producers_per_client
+    assert config.topics.default_max_message_bytes <= http_api.max_text_request_bytes
+
+
+def test_what_is_set_is_taken_whatever_memory_there_is() -> None:
+    config = with_memory(512, **{"http_api.max_arriving_bytes": "1GiB"})
+    assert config.http_api.max_arriving_bytes == 1024 * MIB
+    # A message that publish accepted must fit a request.
+    config = with_memory(256, **{"topics.default_max_message_bytes": "12MiB"})
+    assert config.http_api.max_request_bytes == 12 * MIB
+
+
+def test_the_reference_says_what_depends_on_memory() -> None:
+    page = reference()
+    assert "| `max_arriving_bytes` | `256 MiB`, or 1/8 of the memory if that is less |" in page
+    assert (
+        "| `max_connections` | `120000`, or one for each 64 KiB of memory if that is less |" in page
+    )

@@ -1,4 +1,4 @@
-"""What the demonstration says on the terminal; all of it runs by `make demo`."""
+"""The demonstration's output on the terminal; `make demo` runs the whole demonstration."""
 
 import io
 from pathlib import Path

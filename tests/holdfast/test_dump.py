@@ -1,14 +1,14 @@
-"""What is said of a segment file's blocks, messages and damage."""
+"""The dump of a segment file's blocks, messages and damage."""
 
 from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import HEADER_SIZE
-from holdfast.commitlog.disk import LinuxDisk
-from holdfast.commitlog.segment import Segment, create_segment
+from holdfast.commitlog.disk.disk import LinuxDisk
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
+from holdfast.commitlog.segments.segment import Segment, create_segment
 from holdfast.dump import NotASegment, dump_segment
 
 SIZE = 1024 * 1024

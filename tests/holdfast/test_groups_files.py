@@ -13,22 +13,25 @@ import pytest
 
 from holdfast.backup.create import make_backup
 from holdfast.backup.restore import restore_backup
+from holdfast.backup.source import StateGrows, copy_cursors, live_cursors
 from holdfast.backup.stored import read_manifest
 from holdfast.check import CheckReport, check_data_dir
-from holdfast.groups.cursor import Cursor, End
-from holdfast.groups.cursor_rows import page_of, take_writes
-from holdfast.groups.group_records import GroupRecord, Subscription
-from holdfast.groups.heads import Head
-from holdfast.groups.rows import key_prefix
+from holdfast.cli.exits import Failure, failure_of
+from holdfast.groups.cursor.cursor import Cursor, End
+from holdfast.groups.cursor.cursor_rows import take_writes
+from holdfast.groups.cursor.heads import Head
+from holdfast.groups.cursor.rows import key_prefix
+from holdfast.groups.storage.cursor_store import has_rows
+from holdfast.groups.storage.group_records import GroupRecord, Subscription
 from holdfast.repair import repair_data_dir
-from holdfast.storage import Storage
+from holdfast.storage.storage import Storage
 from tests.support.stored import batch, open_storage, small_config
 
 KEY = (1, 1, 0)
 
 
 async def put_group(storage: Storage, name: str = "g") -> None:
-    """Do what a service of groups does for a new group on topic `t`."""
+    """Store a new group on topic `t` as the group service does."""
     groups = storage.groups
     topic_id = storage.store.topic("t").topic_id
     group = GroupRecord(name, groups.table.next_group_id, topics={topic_id: Subscription()})
@@ -51,12 +54,13 @@ def settle(storage: Storage, cursor: Cursor, *offsets: int) -> None:
 
     storage.groups.store.commit(take_writes(cursor, key_prefix(*KEY)), done)
     assert is_durable.wait(20)
-    storage.groups.page.note(KEY, page_of(cursor))
+    storage.groups.page.note(KEY, cursor)
+    storage.groups.page.write()
 
 
 @pytest.fixture
 async def data_dir(tmp_path: Path) -> Path:
-    """A directory with a group that has settled 0, 1 and 4 of ten messages."""
+    """A directory with a group that has settled offsets 0, 1 and 4 of ten messages."""
     path = tmp_path / "data"
     async with open_storage(small_config(path)) as storage:
         topic, _ = await storage.store.create_topic("t", queues=1)
@@ -69,7 +73,7 @@ async def data_dir(tmp_path: Path) -> Path:
 
 
 async def cursor_of(path: Path) -> tuple[int, bool, int]:
-    """Open the directory; return floor, whether 4 is settled, and epoch."""
+    """Open the directory; return the floor, whether offset 4 is settled, and the epoch."""
     async with open_storage(small_config(path)) as storage:
         cursor = storage.groups.cursors[KEY]
         return cursor.floor, 4 in cursor.done, cursor.epoch
@@ -176,7 +180,7 @@ async def test_a_cursor_beyond_the_log_is_noted_and_set_back_by_the_next_start(
 ) -> None:
     async with open_storage(small_config(data_dir)) as storage:
         cursor = storage.groups.cursors[KEY]
-        cursor.end = 20  # as if more had been there, which a power loss took
+        cursor.end = 20  # as after a power loss that removed later messages
         settle(storage, cursor, 15)
     assert kinds(check_data_dir(data_dir)) == [("groups-beyond-log", False)]
     before = cursor.epoch
@@ -185,7 +189,10 @@ async def test_a_cursor_beyond_the_log_is_noted_and_set_back_by_the_next_start(
 
 
 def found_beside(data_dir: Path) -> list[tuple[str, str, str]]:
-    """Return what a check finds beside a broker, from a process of its own: LMDB wants it so."""
+    """Check while a broker runs and return the findings.
+
+    It uses another process, because LMDB can open an environment only once per process.
+    """
     command = [sys.executable, "-m", "holdfast", "check", str(data_dir), "--live"]
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -225,7 +232,7 @@ async def test_a_backup_beside_a_broker_has_the_cursors_and_voids_receipts(
     async with open_storage(small_config(data_dir)) as storage:
         cursor = storage.groups.cursors[KEY]
         settle(storage, cursor, 6)
-        # Another process: LMDB opens an environment once in each.
+        # Another process: LMDB can open an environment only once per process.
         program = "import sys; from pathlib import Path; from holdfast.backup.create import *\n"
         program += "assert not make_backup(Path(sys.argv[1]), Path(sys.argv[2])).notes"
         arguments = [sys.executable, "-c", program, str(data_dir), str(tmp_path / "backup")]
@@ -279,3 +286,27 @@ async def test_a_backup_without_groups_has_no_file_for_them(tmp_path: Path) -> N
     make_backup(tmp_path / "data", tmp_path / "backup")
     assert list(read_manifest(tmp_path / "backup").of_role("groups")) == []
     assert not list((tmp_path / "backup").glob("groups-*"))
+
+
+@pytest.mark.parametrize("failures", [2, 1000])
+def test_cursors_are_copied_whole_or_not_at_all_while_the_broker_enlarges_their_map(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    def resized(transaction: "lmdb.Transaction[bytes]") -> bool:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise lmdb.MapResizedError("enlarged")
+        return has_rows(transaction)
+
+    monkeypatch.setattr("holdfast.backup.source.has_rows", resized)
+    cursors, target = data_dir / "state" / "groups", tmp_path / "copy"
+    target.mkdir()
+    if failures > 2:
+        for read in (lambda: copy_cursors(cursors, target), lambda: live_cursors(cursors)):
+            with pytest.raises(StateGrows, match="try again when it stores less"):
+                read()
+        assert isinstance(failure_of(StateGrows(cursors)), Failure)
+        return
+    assert copy_cursors(cursors, target)
+    assert live_cursors(target) == live_cursors(cursors)

@@ -2,6 +2,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_broker_that_was_not_started_has_no_address(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_imports_no_client() -> None:
-    # Spark's executors and the command line's help do without.
+    # Spark's executors and the command line's help do not need these modules.
     code = "import sys, holdfast, holdfast.client, holdfast.client.errors; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
@@ -57,7 +58,7 @@ def test_importing_the_package_imports_no_client() -> None:
     assert not {"aiohttp", "uvloop", "msgspec", "numpy"} & set(done.stdout.split())
 
 
-#: Stands for `holdfast`: says in its log that it goes on, so many times, and then that it serves.
+#: Program in place of `holdfast`: log that the start goes on, several times, then report "serving".
 _SLOW = """
 import sys, time
 for step in range(int(sys.argv[1])):
@@ -82,3 +83,22 @@ def test_a_start_may_take_as_long_as_it_says_that_it_goes_on(tmp_path: Path) -> 
 def test_a_start_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(BrokerDidNotStart, match="no word of it"):
         _slow(tmp_path, steps=1, silent_s=30).start()
+
+
+def test_the_session_fixture_is_one_broker(holdfast_session_broker: RunningBroker) -> None:
+    # C8
+    with holdfast_session_broker.client() as client:
+        assert client.ready()
+
+
+def test_a_client_says_whether_its_broker_is_ready(holdfast_broker: RunningBroker) -> None:
+    # C8
+    with holdfast_broker.client() as client:
+        assert client.ready() is True
+        holdfast_broker.kill()
+        assert client.ready() is False
+        assert client.ready(wait_ms=10) is False
+        starting = threading.Thread(target=holdfast_broker.start)
+        starting.start()
+        assert client.ready(wait_ms=30_000) is True
+        starting.join()

@@ -1,5 +1,4 @@
-"""Every client of the project against one broker that speaks mutual TLS: the library, the command
-line, Spark's transport."""
+"""All clients of the project against one broker with mutual TLS: library, command line, Spark."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,18 +12,18 @@ from holdfast import AsyncClient, Client
 from holdfast.cli.exits import ExitCode
 from holdfast.cli.main import main
 from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
-from holdfast.client.tls import TlsFilesUnusable
+from holdfast.client.transport.tls import TlsFilesUnusable
 from holdfast.spark import errors as spark_errors
-from holdfast.spark.options import parse_options
-from holdfast.spark.tls import TlsFiles
-from holdfast.spark.transport import Transport
+from holdfast.spark.broker.transport import Transport
+from holdfast.spark.options.read import parse_options
+from holdfast.spark.options.tls import TlsFiles
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.certificates import Certificates
 
 
 @dataclass(frozen=True)
 class Served:
-    """A broker and what it takes to talk to it."""
+    """A broker, and the certificates to connect to it."""
 
     broker: RunningBroker
     ca: Certificates
@@ -78,7 +77,7 @@ async def test_the_asyncio_client_publishes_and_pulls(served: Served) -> None:
 def test_a_broker_whose_certificate_is_not_trusted_is_not_asked_again(served: Served) -> None:
     with (
         Client(served.broker.url, ca_file=served.strangers.ca_file, timeout_ms=600_000) as client,
-        pytest.raises(CertificateNotTrusted, match="--ca-file"),
+        pytest.raises(CertificateNotTrusted, match="--tls-ca-file"),
     ):
         client.topics()
 
@@ -145,7 +144,7 @@ def test_a_command_says_that_the_certificate_is_not_trusted(served: Served) -> N
     said = run(served, "topic", "list")
     assert said.exit_code == ExitCode.UNREACHABLE
     assert "is not trusted" in said.output
-    assert "--ca-file" in said.output
+    assert "--tls-ca-file" in said.output
 
 
 def test_a_command_names_a_file_that_cannot_be_used(served: Served, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
-"""What earlier releases left behind is opened and served byte for byte; what a later one wrote
-is refused by name. `tests/golden_data_dirs/make.py` makes a release's directories."""
+"""Directories of earlier releases open and serve the same bytes; later formats are refused.
+
+The refusal names the format. `tests/golden_data_dirs/make.py` makes a release's directories.
+"""
 
 import hashlib
 import json
@@ -10,10 +12,10 @@ import pytest
 
 from holdfast.broker import Broker
 from holdfast.check import check_data_dir
-from holdfast.commitlog.batch_header import BatchHeader
-from holdfast.commitlog.checksum import crc32c
 from holdfast.commitlog.errors import UnknownFormatVersion
-from holdfast.commitlog.segment_format import parse_segment_name
+from holdfast.commitlog.format.batch_header import BatchHeader
+from holdfast.commitlog.format.checksum import crc32c
+from holdfast.commitlog.format.segment_format import parse_segment_name
 from holdfast.running_broker import BrokerDidNotStart, RunningBroker
 from tests import golden_data_dirs
 from tests.golden_data_dirs.served import call, everything
@@ -55,7 +57,7 @@ def test_an_old_directory_is_served_as_it_was(archive: Path, tmp_path: Path) -> 
     with RunningBroker(data_dir, _QUIET) as broker:
         assert everything(broker.url) == expected
         assert call(broker.url, "/readyz").get("degraded", []) == []
-        # It goes on where it had ended.
+        # New messages continue after the old end.
         queue = expected["topics"]["orders"]["queues"][0]
         body = {"messages": [{"body": "of today", "queue": 0}]}
         (result,) = call(broker.url, "/v1/topics/orders/messages", body)["results"]
@@ -78,7 +80,7 @@ def old(tmp_path: Path) -> Path:
 
 
 def _newer_layout(data_dir: Path) -> None:
-    (data_dir / "VERSION").write_text("2\n")
+    (data_dir / "VERSION").write_text("3\n")
 
 
 def _newer_segment(data_dir: Path) -> None:
@@ -90,7 +92,7 @@ def _newer_segment(data_dir: Path) -> None:
 
 
 def _newer_batch(data_dir: Path) -> None:
-    """Let the log's last block be of version 2."""
+    """Set the version of the log's last block to 2."""
     path = min((data_dir / "commitlog").iterdir())
     start = parse_segment_name(path.name)
     assert start is not None
@@ -115,18 +117,18 @@ async def test_what_a_later_release_wrote_is_refused_and_not_changed(
     make_newer(old)
     (old / "lock").touch()
     if make_newer is _newer_batch:
-        # The walk over the log, which a start with an index need not make.
+        # This forces the walk over the log, which a start with an index may skip.
         for path in (old / "consumequeue").iterdir():
             path.unlink()
     before = {path: _digest(path) for path in (old / "commitlog").iterdir()}
-    with pytest.raises(UnknownFormatVersion, match="2; this Holdfast reads 1"):
+    with pytest.raises(UnknownFormatVersion, match=r"[23]; this Holdfast reads [12]"):
         check_data_dir(old)
-    with pytest.raises(UnknownFormatVersion, match=r"a newer one; nothing was changed"):
+    with pytest.raises(UnknownFormatVersion, match=r"a newer one\. Nothing was changed"):
         await Broker(small_config(old)).start()
     assert {path: _digest(path) for path in (old / "commitlog").iterdir()} == before
 
 
 def test_a_broker_says_why_it_does_not_start_on_a_newer_directory(old: Path) -> None:
     _newer_layout(old)
-    with pytest.raises(BrokerDidNotStart, match="format version 2; this Holdfast reads 1"):
+    with pytest.raises(BrokerDidNotStart, match="format version 3; this Holdfast reads 2"):
         RunningBroker(old).start()

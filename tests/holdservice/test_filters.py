@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import Batch, tag_summary, tags_code
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch import Batch, tag_summary, tags_code
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.holdservice.filters import (
     MAX_FILTER_BYTES,
     MAX_FILTER_TAGS,
@@ -32,7 +32,7 @@ def batch_of(
 
 
 def with_tag_codes(batch: Batch, codes: list[int]) -> Batch:
-    """The batch with a code column that does not fit its texts."""
+    """Return the batch with tag codes that do not match its tags."""
     block = bytearray(batch.block)
     section = batch.layout.tag_codes
     assert section is not None
@@ -61,7 +61,7 @@ def test_no_tag_filter_matches_a_batch_without_tags() -> None:
 
 
 def test_an_equal_code_is_not_enough() -> None:
-    """Two texts may have one code; here the column claims that "other" has that of "a"."""
+    """Two tags may have the same code: here "other" has the code of "a"."""
     batch = with_tag_codes(batch_of(tags=["a", "other"]), [tags_code("a"), tags_code("a")])
     assert TagFilter(frozenset({"a"})).matching_rows(batch, 0, 2) == [0]
 
@@ -227,7 +227,7 @@ def test_limits_of_tags_hold_to_the_last() -> None:
 
 
 def test_filters_that_state_the_same_are_equal() -> None:
-    """The hold table scans once for all of them."""
+    """The hold table scans once for all pulls with equal filters."""
     assert len({parse_filter("a,b", "c = 1"), parse_filter("b,a", "c = 1")}) == 1
     assert len({Sql92Filter("a = 1"), Sql92Filter("a = 1"), Sql92Filter("a = 2")}) == 2
 

@@ -1,4 +1,4 @@
-"""The hold table by examples, at its limits, and against a model that is a list of waiters."""
+"""The hold table: examples, limits, and a comparison with a model that is a list of waiters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ Q0, Q1, OTHER_TOPIC = (1, 0), (1, 1), (2, 0)
 
 
 class Messages:
-    """Queues of letters; a filter is a letter and matches its like."""
+    """Queues of one-letter messages; a filter is a letter and matches that letter."""
 
     def __init__(self) -> None:
         self.queues: dict[QueueKey, str] = {}
@@ -66,7 +66,7 @@ def is_empty(table: HoldTable[str]) -> bool:
     return (len(table), table.queue_count, table._place_count, table._clients) == (0, 0, 0, {})
 
 
-# -- by examples -------------------------------------------------------------------------------
+# -- examples ----------------------------------------------------------------------------------
 
 
 def test_an_arrival_wakes_those_whose_offset_it_passes_in_the_order_they_came() -> None:
@@ -82,7 +82,7 @@ def test_an_arrival_wakes_those_whose_offset_it_passes_in_the_order_they_came() 
 
 
 def test_an_end_that_was_told_of_before_wakes_nobody() -> None:  # L12
-    """Notifications may come out of order, and late."""
+    """Arrival notices may be late or out of order."""
     table = new_table()
     suspend(table, "p", {Q0: 7})
     for max_offset in (7, 5, 7):
@@ -189,7 +189,7 @@ def test_a_long_range_is_scanned_in_steps() -> None:
     suspend(table, "filtered", filter="a")
     table.message_arriving(Q0, len(messages.queues[Q0]))
     assert table.wake_some(messages.scan) == []
-    suspend(table, "plain")  # comes between: it costs no scan
+    suspend(table, "plain")  # arrives in between: it needs no scan
     assert [pull.ticket for pull in table.wake_some(messages.scan)] == ["plain"]
     assert wake_all(table, messages.scan) == []
     assert [end - start for _, start, end, _ in messages.scans] == [
@@ -294,7 +294,7 @@ Held = Callable[[HoldTable[str], int], object]
 def test_limits_hold_to_the_last(config: HoldServiceConfig, limit_name: str, hold: Held) -> None:
     table = new_table(config)
     if limit_name == "max_held_places":
-        hold(table, 0)  # waits on nothing, takes no place
+        hold(table, 0)  # waits on no queue, so it takes no place
     for number in range(1, 4):
         hold(table, number)
     held = len(table)
@@ -314,6 +314,27 @@ def test_a_poll_takes_a_place_in_each_queue_and_all_or_none() -> None:
         suspend(table, "two more", {Q0: 0, OTHER_TOPIC: 0})
     assert table.queue_count == 2
     suspend(table, "one more")
+
+
+@pytest.mark.parametrize(("more", "fits"), [(1, True), (2, True), (3, False)])
+def test_one_client_leaves_the_others_places(more: int, fits: bool) -> None:
+    # M1: one client's polls over many queues took all places
+    table = new_table(HoldServiceConfig(max_held_places_per_client=4))
+
+    def hold(client: str, count: int) -> HeldPull[str]:
+        waits = {(1, queue): 0 for queue in range(count)}
+        return table.suspend(waits, deadline=1.0, client=client, ticket=client)
+
+    first = hold("greedy", 2)
+    if fits:
+        hold("greedy", more)
+    else:
+        with pytest.raises(HoldLimitExceeded) as caught:
+            hold("greedy", more)
+        assert caught.value.limit_name == "max_held_places_per_client"
+        assert table.cancel(first)
+        hold("greedy", more)
+    hold("modest", 4)
 
 
 def arrive(table: HoldTable[str], pull: HeldPull[str]) -> None:
@@ -344,7 +365,7 @@ def test_a_place_is_free_again_however_a_pull_ends(
 
 @dataclass(frozen=True)
 class Waiter:
-    """What the model keeps of a held pull."""
+    """The model's record of a held pull."""
 
     pull: HeldPull[int]
     waits: Mapping[QueueKey, int]
@@ -361,10 +382,9 @@ LIMITS = HoldServiceConfig(
 
 
 class HoldTableMachine(RuleBasedStateMachine):
-    """Messages come, are told of late, out of order or in pieces; pulls come and go.
+    """Messages arrive; notices of them are late, out of order or partial; pulls come and go.
 
-    After all arrivals were looked at, exactly those pulls are held for which no message is
-    waiting that was told of.
+    After all arrivals are processed, exactly those pulls are held that match no announced message.
     """
 
     pulls = Bundle("pulls")
@@ -401,7 +421,7 @@ class HoldTableMachine(RuleBasedStateMachine):
         )
 
     def took(self, pulls: list[HeldPull[int]]) -> list[Waiter]:
-        """Take pulls that the table has released out of the model."""
+        """Remove from the model the pulls that the table has released."""
         taken = [waiter for waiter in self.waiters if waiter.pull in pulls]
         assert len(taken) == len(pulls), "a pull was released twice"
         self.waiters = [waiter for waiter in self.waiters if waiter.pull not in pulls]
@@ -472,7 +492,7 @@ class HoldTableMachine(RuleBasedStateMachine):
 
     @rule()
     def wake_from_a_slow_disk(self) -> None:
-        """Filtered pulls then wake on suspicion, but only when something came."""
+        """Filtered pulls then wake without a scan, but only if a message arrived."""
         if self.table.has_arrivals:
             self.is_disk_slow = True
             for waiter in self.took(self.table.wake_some(self.scan)):
@@ -521,7 +541,7 @@ class HoldTableMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
-        """Whoever is ready is in a group that will be looked at."""
+        """While a held pull has a matching message, the table has arrivals to process."""
         for waiter in self.waiters:
             if self.is_ready(waiter):
                 assert self.table.has_arrivals

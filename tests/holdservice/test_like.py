@@ -67,12 +67,12 @@ def test_patterns_mean_what_a_regular_expression_means(pattern: str, text: str) 
     expected = re.fullmatch("".join(meaning.get(c, c) for c in pattern), text, re.DOTALL)
     assert compile_like(pattern)(text) is bool(expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(like, "MAX_SEARCHED", 0)  # as a long pattern is tried
+        patch.setattr(like, "MAX_SEARCHED", 0)  # forces the method for long patterns
         assert compile_like(pattern)(text) is bool(expected)
 
 
 class CountedText(str):
-    """A text that counts how often a character of it is looked at."""
+    """A text that counts how often its characters are read."""
 
     looks: int
 

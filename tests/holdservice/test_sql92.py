@@ -44,10 +44,10 @@ ROW: Row = {
         "size = 10",
         "size = 10.0",
         "size = '10'",
-        "size > 9",  # as a number: as a text it would be less
+        "size > 9",  # compared as numbers; as text, '10' is less
         "size < 9.5e1",
         "price = 2.5",
-        "price <> '2.5'",  # as a text
+        "price <> '2.5'",  # compared as text
         "-1 < size",
         "9 < size",
         "huge = 9007199254740993",
@@ -87,7 +87,7 @@ ROW: Row = {
         "color = 'red' or color = 'x' and size = 11",  # AND binds tighter
         "not color = 'blue' and size = 10",  # NOT binds tighter
         "not (color = 'blue' and size = 10)",
-        "COLOR IS NULL AND color Is Not Null",  # names tell case apart, keywords do not
+        "COLOR IS NULL AND color Is Not Null",  # names are case-sensitive, keywords are not
         "(((size)) = (10))",
         "(size = 10) = true",
         "\n\tsize\n=\n10 ",
@@ -128,7 +128,7 @@ def test_it_does_not_match(expression: str) -> None:
         "missing like '%'",
         "missing",
         "missing = color",
-        "color > 1",  # no number
+        "color > 1",  # not a number
         "color = 1",
         "color in (1)",
         "color in (1, true, 'blue')",
@@ -138,7 +138,7 @@ def test_it_does_not_match(expression: str) -> None:
         "size = true",
         "1 = true",
         "size between 1 and missing",
-        "'١' = 1",  # digits, but not of a number
+        "'١' = 1",  # a digit, but not accepted in a number
         "' 1' = 1",
         "'1_0' = 10",
         "'nan' = 1",
@@ -151,7 +151,7 @@ def test_it_does_not_match(expression: str) -> None:
     ],
 )
 def test_what_is_absent_or_cannot_be_compared_is_unknown(unknown: str) -> None:
-    """Neither it nor its opposite matches; it decides nothing and hinders nothing."""
+    """Neither the condition nor its negation matches; AND and OR treat it as unknown."""
     for expression, expected in [
         (unknown, False),
         (f"not ({unknown})", False),
@@ -288,7 +288,7 @@ def test_parentheses_are_refused_before_they_are_read_to_the_end() -> None:
     ],
 )
 def test_no_size_reaches_pythons_stack(expression: str) -> None:
-    """They are refused by a limit or by the grammar with hardly any stack left."""
+    """A limit or the grammar refuses these texts even with hardly any stack left."""
     with pytest.raises(InvalidFilter):
         with_little_stack(parse_condition, expression)
 
@@ -362,7 +362,7 @@ def both(
 def either(
     parts: tuple[tuple[str, Callable[[Row], Known]], ...],
 ) -> tuple[str, Callable[[Row], Known]]:
-    """By De Morgan, so that the model has no OR of its own to be wrong about."""
+    """Uses De Morgan's law, so that the model needs no OR of its own."""
     (text, left), (other_text, right) = parts
     return f"(({text}) or ({other_text}))", lambda row: three_valued_not(
         three_valued_and(three_valued_not(left(row)), three_valued_not(right(row)))

@@ -1,4 +1,5 @@
-"""The API over a store in memory, with a topic "orders" of two queues, on the broker's own loop."""
+"""The API over a store in memory, with a topic "orders" of two queues, on the broker's event
+loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,14 +9,14 @@ import uvloop
 
 from tests.support.api_server import Api, running_api
 
-#: What is close to the transport must hold on both kinds.
+#: Tests of code close to the transport run on both kinds of event loop.
 ON_BOTH_LOOPS = {"test_connection", "test_server", "test_bodies", "test_tls"}
 
 
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run on uvloop, as the broker does."""
+    """Run on uvloop, like the broker."""
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
         "uvloop": uvloop.new_event_loop
     }
@@ -24,7 +25,7 @@ def pytest_asyncio_loop_factories(
     return factories
 
 
-#: What is close to how requests are read must be the same on aiohttp's own server.
+#: Tests of code that reads requests also run on aiohttp's own server, with the same results.
 ON_BOTH_SERVERS = {"test_publish", "test_pull", "test_poll", "test_framing", "test_groups"}
 
 

@@ -1,4 +1,4 @@
-"""Whatever a client gets wrong: its status, its problem, the mend, and nothing is changed.
+"""All kinds of invalid input: each has its status, problem and hint, and changes nothing.
 
 Each row is one request to an API with the topic "orders" of two queues, whose queue 0 holds the
 offsets 2 to 5 (0 and 1 are trimmed), and the group "g".
@@ -13,7 +13,7 @@ import msgpack
 import pytest
 import pytest_asyncio
 
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from tests.support.api_server import Api, running_api
 
 JSON = {"Content_Type": "application/json"}
@@ -31,7 +31,7 @@ OFFSETS = "/v1/groups/g/topics/orders/offsets"
 
 @dataclass(frozen=True)
 class Bad:
-    """One request, and how it is refused; `mend` is a part of the detail."""
+    """One request and its expected refusal. `mend` is a part of the detail."""
 
     method: str
     path: str
@@ -64,7 +64,7 @@ NAMES: Sequence[Bad] = [
         "%E2%80%AEgnp.exe", "caf%C3%A9", "a%0Ab", ".", "a:b", "a%5Cb",
     )
 ] + [
-    Bad("PUT", "/v1/topics/__mine", 400, "invalid-name", "broker's own", b"{}", JSON),
+    Bad("PUT", "/v1/topics/__mine", 400, "invalid-name", "reserved for the broker", b"{}", JSON),
     Bad("POST", "/v1/topics/a%2fb/messages", 400, "invalid-name", "use 1 to 127", b"x"),
     Bad("PUT", "/v1/groups/..%2f/topics/orders/offsets", 400, "invalid-name", "group name",
         b'{"offsets":{}}', JSON),
@@ -89,9 +89,9 @@ PATHS: Sequence[Bad] = [
     get("/v1/groups/unknown", 404, "unknown-group", "storing offsets", group="unknown"),
     get("/v1/groups/unknown/topics/orders/offsets", 404, "unknown-group", "storing offsets"),
     get("/v1/groups/g/topics/unknown/offsets", 404, "unknown-topic", "create it"),
-    get("/v1/messages/zzz", 404, "unknown-message", "take the message_id from"),
-    get(f"/v1/messages/{'F' * 32}", 404, "unknown-message", "take the message_id from"),
-    get(f"/v1/messages/{1:08X}{0:08X}{6:016X}", 404, "unknown-message", "take the message_id"),
+    get("/v1/messages/zzz", 404, "unknown-message", "use the message_id from"),
+    get(f"/v1/messages/{'F' * 32}", 404, "unknown-message", "use the message_id from"),
+    get(f"/v1/messages/{1:08X}{0:08X}{6:016X}", 404, "unknown-message", "use the message_id"),
     get(f"/v1/messages/{1:08X}{0:08X}{0:016X}", 410, "offset-trimmed", "offset=2"),
     Bad("DELETE", TOPIC, 400, "confirm-required", "?confirm=orders"),
     Bad("DELETE", f"{TOPIC}?confirm=Orders", 400, "confirm-required", "?confirm=orders"),
@@ -138,7 +138,7 @@ PULLS: Sequence[Bad] = [
     get(f"{MESSAGES}?offsets={','.join(f'{i}:0' for i in range(1025))}", 400, "limit-exceeded",
         "name 1024 at most", parameter="offsets"),
     get(f"{TOPIC}/queues/0/offset", 400, "missing-parameter", "the time to look for"),
-    get(f"{TOPIC}/queues/0/offset?timestamp_ms=-5", 400, "invalid-parameter", "whole number"),
+    get(f"{TOPIC}/queues/0/offset?timestamp_ms=-5", 400, "invalid-parameter", "milliseconds"),
     get(f"{MESSAGES}/search", 400, "missing-parameter", "the key to look for"),
     get(f"{MESSAGES}/search?key=k&limit=1001", 400, "limit-exceeded", "1000 at most"),
     get(f"{TOPIC}/splits?start=0:1", 410, "offset-trimmed", "offset=2"),
@@ -154,7 +154,7 @@ PULLS: Sequence[Bad] = [
 DEEP = b'{"messages":' + b"[" * 50_000
 
 PUBLISHES: Sequence[Bad] = [
-    # JSON that is none
+    # malformed JSON
     post(b"{", JSON, 400, "malformed-json", "well-formed"),
     post(b'{"messages":[{"body":"x"}]} x', JSON, 400, "malformed-json", "well-formed"),
     post(b'{"messages":[{"body":"\xff"}]}', JSON, 400, "malformed-json", "UTF-8"),
@@ -164,7 +164,27 @@ PUBLISHES: Sequence[Bad] = [
     post(DEEP, JSON, 400, "invalid-parameter", "Expected `object`"),
     # JSON of the wrong shape
     post(b"[]", JSON, 400, "invalid-parameter", "Expected `object`"),
-    post(b"{}", JSON, 400, "missing-parameter", "openapi.json", parameter="messages"),
+    post(b"{}", JSON, 400, "missing-parameter", "one message alone", parameter="messages"),
+    post(b'{"body": "x", "messages": []}', JSON, 400, "invalid-parameter", "beside messages",
+         parameter="body"),
+    post(b'{"body": "x", "body_base64": ""}', JSON, 400, "invalid-parameter", "one of them"),
+    post(b'{"key": "k"}', JSON, 400, "missing-parameter", "body_base64"),
+    post(b'{"mesages": []}', JSON, 400, "invalid-parameter", "allowed: body, body_base64",
+         parameter="mesages"),
+    # H2: the Content-Type that `curl -d` sends by default
+    post(b'{"messages": [{"body": "x"}]}', {"Content_Type": "application/x-www-form-urlencoded"},
+         415, "unsupported-media-type", "application/json"),
+    post(b' {\n "messages" :[', {"Content_Type": "application/x-www-form-urlencoded; a=b"},
+         415, "unsupported-media-type", "--json"),
+    # H5: the error names the property and its value
+    post(b'{"messages": [{"body": "x", "properties": {"n": "1", "a b": 2}}]}', JSON, 400,
+         "invalid-parameter", "Expected `str`", parameter='messages[0].properties["a b"]'),
+    post(msgpack.packb({"messages": [{"body": b"x", "properties": {"n": 1}}]}), MSGPACK, 400,
+         "invalid-parameter", "Expected `str`", parameter='messages[0].properties["n"]'),
+    post(b'{"body": "x"}\n{"body": "x", "properties": {"n": 1}}', NDJSON, 400,
+         "invalid-parameter", "Expected `str`", parameter='line 2.properties["n"]'),
+    post(b'{"messages": [{"body": "x", "colour": "red"}]}', JSON, 400, "invalid-parameter",
+         "allowed: body, body_base64, key, tag", parameter="messages[0].colour"),
     post(b"", JSON, 400, "malformed-json", "well-formed"),
     post(b'{"messages":[]}', JSON, 400, "invalid-parameter", "at least one"),
     post(message(body="x", colour="red"), JSON, 400, "invalid-parameter", "unknown field",
@@ -198,7 +218,7 @@ PUBLISHES: Sequence[Bad] = [
          limit=4096, limit_name="max_message_bytes"),
     post(b'{"messages":[{"body":"fine"},{"body":"x","key":""}]}', JSON, 400, "invalid-parameter",
          "messages[1].key", index=1),
-    # a line at a time
+    # NDJSON, one message per line
     post(b'{"body":"x"}\n{"body":', NDJSON, 400, "malformed-json", "line 2"),
     post(b'{"body":"x"}\n\n{"bdy":"y"}', NDJSON, 400, "invalid-parameter", "unknown field",
          parameter="line 3.bdy"),
@@ -225,7 +245,7 @@ PUBLISHES: Sequence[Bad] = [
     post(msgpack.packb({"messages": [{"body": b"x"}]}) + b"\x01", MSGPACK, 400,
          "malformed-msgpack", "trailing characters"),
     post(msgpack.packb({"messages": [{"key": "k"}]}), MSGPACK, 400, "missing-parameter",
-         "messages[0].body"),
+         "messages[0] has no body", parameter="messages[0].body"),
     post(msgpack.packb({"messages": [{"body": 5}]}), MSGPACK, 400, "invalid-parameter",
          "messages[0].body"),
     post(msgpack.packb({"messages": [{"body": b"x", "key": b"\xff"}]}), MSGPACK, 400,
@@ -252,7 +272,7 @@ PUBLISHES: Sequence[Bad] = [
         message(body="x"), JSON),
     Bad("POST", f"{MESSAGES}?durability=maybe", 400, "invalid-parameter", "fsync or written", b"x"),
     Bad("POST", f"{MESSAGES}?key={'k' * 4097}", 413, "message-too-large", "max_key_bytes", b"x"),
-    # idempotence
+    # idempotent producers
     post(b"x", {"Holdfast_Producer_Id": "p"}, 400, "missing-parameter", "together, or none",
          parameter="Holdfast-Producer-Epoch"),
     post(b"x", {"Holdfast_Producer_Id": "0", "Holdfast_Producer_Epoch": "0",
@@ -270,8 +290,8 @@ SETTINGS: Sequence[Bad] = [
         {"field": "queues", "given": 3, "existing": 2}),
     Bad("PUT", "/v1/topics/new", 400, "invalid-parameter", ">= 1", b'{"queues":0}', JSON),
     Bad("PUT", "/v1/topics/new", 400, "invalid-parameter", "unknown field", b'{"queue":1}', JSON),
-    Bad("PUT", "/v1/topics/new", 400, "invalid-parameter", "Invalid enum", b'{"durability":"no"}',
-        JSON, {"parameter": "durability"}),
+    Bad("PUT", "/v1/topics/new", 400, "invalid-parameter", "fsync or written",
+        b'{"durability":"no"}', JSON, {"parameter": "durability"}),
     Bad("PUT", "/v1/topics/new", 415, "unsupported-media-type", "Content-Type: application/json",
         b"{}", {"Content_Type": "text/html"}),
     Bad("PATCH", TOPIC, 422, "invalid-topic-change", "added", b'{"queues":1}', JSON),
@@ -314,6 +334,7 @@ def _title(bad: Bad) -> str:
 @pytest.mark.parametrize("bad", [*NAMES, *PATHS, *PULLS, *PUBLISHES, *SETTINGS], ids=_title)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_bad_input_is_refused_and_changes_nothing(api: Api, bad: Bad) -> None:
+    # L21
     before = api.store.snapshot()
 
     answer = await api.ask(bad.method, bad.path, bad.body, **bad.headers)
@@ -344,7 +365,8 @@ LONG = "x" * 20_000
 async def test_what_was_wrong_does_not_come_back_whole(
     api: Api, method: str, path: str, body: object
 ) -> None:
-    """Or else whoever sends 16 MiB of it makes the broker hold several times as much."""
+    """Otherwise an error for 16 MiB of bad input would make the broker hold several times as
+    much."""
     sent = None if body is None else json.dumps(body).encode()
     answer = await api.ask(method, path, sent, **JSON)
     assert answer.status == 400

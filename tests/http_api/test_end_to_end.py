@@ -1,4 +1,4 @@
-"""The API over the real broker: log, index and disk, in one process."""
+"""The API over the real broker in one process: log, index and disk."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,19 +11,20 @@ import msgpack
 import pytest
 
 from holdfast.broker import Broker
-from holdfast.commitlog.batch import iter_batches, queue_for_key
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch import iter_batches, queue_for_key
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.config import load_config
 
 BATCH = "application/vnd.holdfast.batch"
 
 
 @asynccontextmanager
-async def serving(data_dir: Path) -> AsyncIterator[aiohttp.ClientSession]:
+async def serving(data_dir: Path, **commitlog: int) -> AsyncIterator[aiohttp.ClientSession]:
     flags = {
         "data_dir": str(data_dir),
         "http_api.port": "0",
         "commitlog.segment_bytes": "1MiB",
+        **{f"commitlog.{name}": str(value) for name, value in commitlog.items()},
     }
     async with (
         Broker(load_config(file=None, environ={}, flags=flags)) as broker,
@@ -143,6 +144,73 @@ async def test_an_idempotent_request_sent_again_is_stored_once(
     assert (status, gap["type"], gap["expected"]) == (409, "/problems/sequence-gap", 2)
     kept = await get(session, "/v1/topics/t")
     assert sum(queue["max_offset"] for queue in kept["queues"]) == 6
+
+
+@pytest.mark.parametrize("body_bytes", [1, 100_000])  # decoded in the event loop, or in a thread
+async def test_a_request_that_is_sent_again_after_queues_were_added_is_stored_once(
+    tmp_path: Path, body_bytes: int
+) -> None:
+    producer = {"Holdfast-Producer-Id": "meter", "Holdfast-Producer-Epoch": "0"}
+    padding = "x" * body_bytes
+    messages = [{"body": f"a{padding}"}, {"body": "b", "key": "k3"}, {"body": "c", "key": "k4"}]
+
+    async def send(session: aiohttp.ClientSession, sequence: int) -> Any:
+        headers = {**producer, "Holdfast-Producer-Sequence": str(sequence)}
+        body = {"messages": messages * 2}
+        async with session.post("/v1/topics/t/messages", json=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async with serving(tmp_path / "data") as session:
+        await session.put("/v1/topics/t", json={"queues": 2})
+        first = await send(session, 0)
+        for queues in (3, 5):
+            await session.patch("/v1/topics/t", json={"queues": queues})
+            again = await send(session, 0)
+            assert (again["results"], again["duplicate"]) == (first["results"], True)
+    async with serving(tmp_path / "data") as session:
+        assert (await send(session, 0))["results"] == first["results"]
+        following = await send(session, 1)
+        assert following.get("duplicate") is None
+        assert (await send(session, 1))["results"] == following["results"]
+        kept = await get(session, "/v1/topics/t")
+        assert sum(queue["max_offset"] for queue in kept["queues"]) == 12
+
+
+async def test_new_producers_beyond_the_budget_are_refused_and_no_retry_is_stored_twice(
+    tmp_path: Path,
+) -> None:
+    # S4: a request of one publisher made the broker store other publishers' retries twice
+    limits = {"max_producers_per_topic": 3}
+    async with serving(tmp_path / "data", **limits) as session:
+
+        async def send(producer: int, topic: str = "t") -> tuple[int, Any]:
+            headers = {
+                "Holdfast-Producer-Id": str(producer),
+                "Holdfast-Producer-Epoch": "0",
+                "Holdfast-Producer-Sequence": "0",
+            }
+            path = f"/v1/topics/{topic}/messages?queue=0"
+            async with session.post(path, data=b"x", headers=headers) as response:
+                return response.status, await response.json()
+
+        assert (await send(1))[0] == 200
+        flood = b"".join(
+            encode_batch([b"x"], queue_id=0, producer_id=number) for number in range(2, 50)
+        )
+        kind = {"Content-Type": "application/vnd.holdfast.batch"}
+        async with session.post("/v1/topics/t/messages", data=flood, headers=kind) as response:
+            problem = await response.json()
+            assert (response.status, problem["type"]) == (409, "/problems/too-many-producers")
+            assert problem["limit_name"] == "max_producers_per_topic"
+        again = await send(1)
+        assert (again[0], again[1].get("duplicate")) == (200, True)
+        assert [(await send(number))[0] for number in (2, 3, 4)] == [200, 200, 409]
+        assert (await send(4, "other"))[0] == 200
+    async with serving(tmp_path / "data", **limits) as session:
+        # The use of the budget is known after a restart as well.
+        assert [(await send(number))[0] for number in (1, 2, 3, 4)] == [200, 200, 200, 409]
+        assert (await send(3))[1].get("duplicate") is True
 
 
 async def test_many_publishers_and_pulls_at_once(session: aiohttp.ClientSession) -> None:

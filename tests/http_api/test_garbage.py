@@ -1,4 +1,4 @@
-"""What an answered request leaves behind: nothing that only the garbage collector would find."""
+"""An answered request leaves no objects that only the garbage collector can free."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The server's own promises: deadlines, the cap, what is no HTTP, and a clean stop."""
+"""The server's promises: deadlines, the connection limit, invalid HTTP, and an orderly stop."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from holdfast.http_api.app import make_app
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.server import start_server
+from holdfast.http_api.server import ACCEPTS_A_TURN, start_server
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 
@@ -55,7 +55,20 @@ async def test_a_client_says_how_long_a_connection_lasts(
             assert await one.closed() == b""
 
 
-# -- deadlines and the cap -----------------------------------------------------------------
+async def test_many_connections_are_accepted_in_one_turn_of_the_loop(api: Api) -> None:
+    # M1: a new client waited one loop iteration for each connection before its own
+    count, turns = 8 * ACCEPTS_A_TURN, 0
+    before = api.server.connection_count
+    clients = [socket.create_connection(("127.0.0.1", api.server.port)) for _ in range(count)]
+    while api.server.connection_count < before + count:
+        turns += 1
+        assert turns <= count // 2
+        await asyncio.sleep(0)
+    for client in clients:
+        client.close()
+
+
+# -- deadlines and the connection limit ----------------------------------------------------
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHo"])
@@ -121,7 +134,7 @@ async def test_a_head_in_pieces_is_served_and_stops_its_deadline() -> None:
         await api.held(1)
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        while loop.time() < begun + 1.1:  # the deadline passes, and takes nobody with it
+        while loop.time() < begun + 1.1:  # the deadline passes, and no pull ends
             await asyncio.sleep(0.01)
         assert api.hold.stats().held == 1
         await api.publish("orders", {"body": "x", "queue": 0})
@@ -167,7 +180,7 @@ async def test_a_connection_beyond_the_cap_is_told_so_and_closed(
 
 
 async def test_one_that_is_turned_away_while_it_sends_sees_why() -> None:
-    """Closed at once, with something of it unread, it would see a reset instead."""
+    """If it were closed at once, with unread bytes, the client would see a reset instead."""
     async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
         await first.send(HEALTH)
         await first.answer()
@@ -185,7 +198,7 @@ async def test_one_that_is_turned_away_while_it_sends_sees_why() -> None:
 async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.http_api.connections.FAREWELL_S", 0.05)
+    monkeypatch.setattr("holdfast.http_api.wire.connection_registry.FAREWELL_S", 0.05)
     async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
         await first.send(HEALTH)
         await first.answer()
@@ -200,7 +213,7 @@ async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
 async def test_only_so_many_are_told_why_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.http_api.connections.MAX_FAREWELLS", 1)
+    monkeypatch.setattr("holdfast.http_api.wire.connection_registry.MAX_FAREWELLS", 1)
     async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
         await first.send(HEALTH)
         await first.answer()
@@ -261,7 +274,7 @@ async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
                 while len(connections.unsent) < waiting:
                     await asyncio.sleep(0)
             assert connections.unsent.total_bytes <= 30_000_000
-        # A client elsewhere that reads is served, and never the one that gives way.
+        # A client at another address that reads is served, and never gives way.
         answer = await api.get("/v1/topics/orders/queues/0/messages?offset=0&max_bytes=16000000")
         size = len(answer.body)
         del answer
@@ -283,7 +296,7 @@ async def test_the_system_holds_no_more_of_a_reply_than_it_is_told() -> None:
             (connection,) = [each for each in api.context.connections.open if each.writing_paused]
             assert connection.transport is not None
             system = connection.transport.get_extra_info("socket")
-            # Linux doubles what it is told.
+            # Linux doubles the requested size.
             assert system.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 64 * 1024
 
 
@@ -318,11 +331,11 @@ async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
             await slow.reader.readexactly(left)
 
 
-# -- what is no request --------------------------------------------------------------------
+# -- invalid requests ----------------------------------------------------------------------
 
 
 def test_the_parser_is_the_one_written_in_c() -> None:
-    """Most request smuggling was found in the parser written in Python."""
+    """Most request smuggling bugs were found in the parser written in Python."""
     assert HttpRequestParser is not HttpRequestParserPy
 
 
@@ -365,37 +378,54 @@ async def test_a_head_that_is_too_large_is_refused(api: Api, sent: bytes) -> Non
     assert b"/problems/header-too-large" in answer
 
 
-async def test_a_client_that_still_sends_behind_a_refused_head_sees_why(
-    monkeypatch: pytest.MonkeyPatch,
+#: The last request of a connection, marked with "Connection: close".
+CLOSING = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /" + b"x" * 70_000, 431),
+        (CLOSING + b"x" * 70_000, 200),
+        (CLOSING + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 70_000, 200),
+        (b"GET /healthz#a HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /healthz HTTP/1.1\r\n", 400),
+    ],
+)
+async def test_a_client_that_still_sends_behind_the_last_request_sees_its_answer(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int
 ) -> None:
-    """Closed at once, with something of it unread, it would see a reset instead."""
-    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_S", 60)
+    """If it were closed at once, with unread bytes, the client would see a reset instead."""
+    monkeypatch.setattr("holdfast.http_api.wire.connection.LINGERING_S", 60)
     loop = asyncio.get_running_loop()
     async with running_api() as api, asyncio.timeout(20):
         with socket.create_connection(("127.0.0.1", api.server.port)) as one:
             one.setblocking(False)
-            await loop.sock_sendall(one, b"GET /" + b"x" * 70_000)
+            await loop.sock_sendall(one, sent)
             answer = await loop.sock_recv(one, 1)
             for _ in range(20):
                 await loop.sock_sendall(one, b"x" * 10_000)
-            # The end comes at once, not when the server has read for long enough.
+            # The end comes at once, not after the server has read for the whole lingering time.
             while piece := await loop.sock_recv(one, 10_000):
                 answer += piece
-            assert answer.startswith(b"HTTP/1.1 431 ")
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+            assert answer.count(b"HTTP/1.1 ") == 1
             assert api.server.connection_count == 1
         while api.server.connection_count:
             await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(("more", "is_closed"), [(999, False), (1000, False), (1001, True)])
-async def test_only_so_much_is_read_behind_a_refused_head(
-    monkeypatch: pytest.MonkeyPatch, more: int, is_closed: bool
+@pytest.mark.parametrize(
+    ("sent", "status"), [(b"nonsense\r\n\r\n", 400), (CLOSING + b"nonsense\r\n\r\n", 200)]
+)
+async def test_only_so_much_is_read_behind_the_last_request(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int, more: int, is_closed: bool
 ) -> None:
-    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_S", 60)
-    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_BYTES", 1000)
+    monkeypatch.setattr("holdfast.http_api.wire.connection.LINGERING_S", 60)
+    monkeypatch.setattr("holdfast.http_api.wire.connection.LINGERING_BYTES", 1000)
     async with running_api() as api, raw_connection(api.server.port) as one:
-        await one.send(b"nonsense\r\n\r\n")
-        assert (await one.answer())[0] == 400
+        await one.send(sent)
+        assert (await one.answer())[0] == status
         (connection,) = api.context.connections.open
         connection.data_received(b"x" * (more - 500))
         connection.data_received(b"x" * 500)
@@ -436,7 +466,7 @@ async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
                 b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"
             )
             async with asyncio.timeout(10):
-                while not api.context.bodies._arriving_bytes:
+                while not api.context.connections.arriving.total_bytes:
                     await asyncio.sleep(0)
             async with asyncio.timeout(10):
                 await api.server.stop()
@@ -472,7 +502,7 @@ async def test_a_port_in_use_is_told_and_leaves_nothing_running(api: Api) -> Non
 
 
 async def test_answers_come_in_the_order_of_pipelined_requests(api: Api) -> None:
-    """Also when the first is held and the second could be answered at once."""
+    """This also holds if the first is held and the second could be answered at once."""
     async with raw_connection(api.server.port) as one:
         await one.send(PULL + HEALTH + HEALTH)
         await api.held(1)
@@ -484,7 +514,7 @@ async def test_answers_come_in_the_order_of_pipelined_requests(api: Api) -> None
 
 
 async def test_many_pipelined_requests_are_all_answered(api: Api) -> None:
-    """More than are taken in at once: reading stops and goes on."""
+    """More requests than are buffered: reading pauses and resumes."""
     async with raw_connection(api.server.port) as one:
         one.writer.write(HEALTH * 300)
         for _ in range(300):
@@ -492,7 +522,7 @@ async def test_many_pipelined_requests_are_all_answered(api: Api) -> None:
 
 
 async def test_a_client_that_has_said_all_counts_as_gone(api: Api) -> None:
-    """A half-closed connection cannot be told from one that was closed: its pull is let go."""
+    """A half-closed connection looks like a closed one: its pull is dropped."""
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
@@ -530,8 +560,10 @@ async def test_many_held_pulls_that_vanish_leave_no_task_and_no_place(api: Api) 
 async def test_a_body_that_is_refused_early_is_not_asked_for_and_ends_the_connection(
     api: Api, body_length: bytes, status: int, expects: bytes
 ) -> None:
-    """The answer comes before the body; what of it comes all the same is read for a while, so that
-    the client gets to see why."""
+    """The answer comes before the body.
+
+    Body bytes that arrive anyway are read for a while, so that the client receives the error.
+    """
     async with raw_connection(api.server.port) as one:
         path = b"/v1/topics/orders/messages" + (b"?queue=x" if status == 400 else b"")
         head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + expects + body_length
@@ -542,7 +574,7 @@ async def test_a_body_that_is_refused_early_is_not_asked_for_and_ends_the_connec
             one.writer.write(b"x" * 10_000)
         async with asyncio.timeout(10):
             await one.closed()
-        assert api.context.bodies._arriving_bytes == 0
+        assert api.context.connections.arriving.total_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -550,12 +582,13 @@ async def test_a_body_that_is_refused_early_is_not_asked_for_and_ends_the_connec
     [
         (b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n\r\n", 404),
         (b"nonsense\r\n\r\n", 400),
+        (CLOSING + b"nonsense\r\n\r\n", 200),
     ],
 )
 async def test_lingering_ends_though_the_client_never_does(
     monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int
 ) -> None:
-    monkeypatch.setattr("holdfast.http_api.connection.LINGERING_S", 0.2)
+    monkeypatch.setattr("holdfast.http_api.wire.connection.LINGERING_S", 0.2)
     async with running_api() as api, raw_connection(api.server.port) as one:
         await one.send(sent)
         assert (await one.answer())[0] == status

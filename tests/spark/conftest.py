@@ -20,14 +20,14 @@ def broker() -> Iterator[FakeBroker]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A real broker, of the test module's own."""
+    """A real broker, shared by the tests of a module."""
     with RunningBroker(tmp_path_factory.mktemp("broker") / "data", TEST_ARGUMENTS) as broker:
         yield broker
 
 
 @pytest.fixture
 def topic(running: RunningBroker, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own on the real broker, of three queues."""
+    """A topic of three queues on the real broker, only for this test."""
     name = request.node.name.replace("[", ".").replace("]", "")[:100]
     with running.client() as client:
         client.create_topic(name, queues=3)
@@ -36,7 +36,7 @@ def topic(running: RunningBroker, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """The one session of the test run; starting it takes some ten seconds."""
+    """The one session of the test run; its start takes some ten seconds."""
     pytest.importorskip("pyspark")
     try:
         require_java()
@@ -46,7 +46,7 @@ def spark() -> Iterator["SparkSession"]:
         2,
         settings={
             "spark.sql.shuffle.partitions": "2",
-            # Quick to start, not quick to run.
+            # This starts quickly but does not run quickly.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         },
     )

@@ -1,4 +1,4 @@
-"""A Spark driver that is killed, or whose tasks fail, for tests of what the sink stores then.
+"""A Spark driver that is killed, or whose tasks fail, for tests of the rows that the sink stores.
 
 python -m tests.spark.sink_program stream URL TOPIC FOLDER [dies]
 python -m tests.spark.sink_program tasks URL TOPIC FOLDER
@@ -19,34 +19,34 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from holdfast.spark.session import local_session
-from holdfast.spark.sink import HoldfastStreamWriter, HoldfastWriter, Written
 from holdfast.spark.source import HoldfastDataSource
+from holdfast.spark.write.sink import HoldfastStreamWriter, HoldfastWriter, Written
 
 ROWS = 20_000
 PARTITIONS = 2
 
 
-# -- a driver that dies when a batch is stored, and its checkpoint does not know it -------------
+# -- a driver that dies after storing a batch, before the checkpoint records it -----------------
 
 
 class DyingWriter(HoldfastStreamWriter):
-    """Kills the driver, Python and Java, when the second batch is to be committed."""
+    """Kills the driver, Python and Java, when the second batch is committed."""
 
     driver: tuple[int, ...] = ()
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
-        """Die."""
+        """Kill the driver processes at the second batch."""
         if batchId == 1:
             for pid in self.driver:
                 os.kill(pid, signal.SIGKILL)
 
 
 class DyingSource(HoldfastDataSource):
-    """Writes streams with a DyingWriter; the option names whom it kills."""
+    """Writes streams with a DyingWriter; an option holds the ids of the processes to kill."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "dying"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DyingWriter:  # noqa: N802
@@ -61,7 +61,7 @@ class DyingSource(HoldfastDataSource):
 
 
 def stream(url: str, topic: str, folder: Path, dies: bool) -> None:
-    """Write all files of FOLDER/in, a batch each."""
+    """Write all files of FOLDER/in, one batch per file."""
     spark = local_session(2, settings={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
     spark.dataSource.register(DyingSource)
     reader = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
@@ -72,20 +72,20 @@ def stream(url: str, topic: str, folder: Path, dies: bool) -> None:
     if dies:
         machine: Any = spark._jvm
         java = machine.java.lang.ProcessHandle.current().pid()
-        # Python first: it would see Java end, and end by itself with another status.
+        # Python first: if Java ended first, Python would notice and exit with another status.
         writer = writer.option("driver", f"{os.getpid()} {java}")
     writer = writer.options(url=url, topic=topic, checkpointLocation=str(folder / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
 
 
-# -- tasks that fail, before and behind the sink, with executors of their own -------------------
+# -- tasks that fail before or after the sink, with separate executors --------------------------
 
 
 class FailingWriter(HoldfastWriter):
-    """Fails the first attempt at each task when everything is stored."""
+    """Fails the first attempt at each task after all rows are stored."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Store, and fail."""
+        """Store the rows, and fail in the first attempt."""
         written = super().write(iterator)
         if attempt() == 0:
             raise RuntimeError("planned: after the write")
@@ -97,7 +97,7 @@ class FailingSource(HoldfastDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "failing"
 
     def writer(self, schema: StructType, overwrite: bool) -> FailingWriter:
@@ -109,14 +109,14 @@ class FailingSource(HoldfastDataSource):
 
 
 def attempt() -> int:
-    """Return how often this task was tried before."""
+    """Return the number of earlier attempts at this task."""
     task = TaskContext.get()
     assert task is not None
     return task.attemptNumber()
 
 
 def fail_before(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fail in the middle of the rows, at another place in each of three attempts."""
+    """Fail in the middle of the rows, at a different row in each of three attempts."""
     for number, batch in enumerate(batches):
         if attempt() < 3 and number == (3, 5, 4)[attempt()]:
             raise RuntimeError("planned: before the write")
@@ -124,7 +124,7 @@ def fail_before(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def kill_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Kill the whole executor in the middle of the first partition, the first time."""
+    """Kill the whole executor in the middle of the first partition, in the first attempt."""
     task = TaskContext.get()
     assert task is not None
     for number, batch in enumerate(batches):
@@ -136,8 +136,10 @@ def kill_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def meet(folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what holds the first partition in the middle of its rows until Spark has begun a
-    second attempt at it, and that is as far: from there on both write at once."""
+    """Return a function that stops the first partition until a second attempt has got as far.
+
+    It stops in the middle of the rows; from there on both attempts write at once.
+    """
 
     def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
@@ -173,7 +175,7 @@ def tasks(url: str, topic: str) -> None:
 
 
 def speculation(url: str, topic: str, folder: Path, master: str) -> None:
-    """Write the rows to TOPIC, two attempts at the first partition at once."""
+    """Write the rows to TOPIC, with two simultaneous attempts at the first partition."""
     settings = {
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
@@ -187,7 +189,7 @@ def speculation(url: str, topic: str, folder: Path, master: str) -> None:
 
 
 def session(master: str, settings: Mapping[str, str]) -> SparkSession:
-    """Return a session with executor processes of its own."""
+    """Return a session with separate executor processes."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master)
     for name, value in {

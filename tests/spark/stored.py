@@ -1,13 +1,13 @@
-"""Stored blocks and their messages, for the tests of what reads them."""
+"""Stored blocks and their messages, for the tests of code that reads them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import HEADER_SIZE
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
 
 TOPIC_ID = 7
 QUEUE = 3
@@ -17,7 +17,7 @@ _text = st.text(min_size=1, max_size=5)
 
 @dataclass
 class Sent:
-    """The columns of one batch, as a producer gives them."""
+    """The columns of one batch, as a producer passes them."""
 
     bodies: list[bytes]
     keys: list[str | None] | None = None
@@ -51,7 +51,7 @@ def sent(draw: st.DrawFn) -> Sent:
 def store(
     batches: Sequence[Sent], base_offset: int = 0, *, topic_id: int = TOPIC_ID, queue: int = QUEUE
 ) -> list[Batch]:
-    """Return the batches as the broker stores them, one after another in a queue."""
+    """Return the batches as the broker stores them, consecutive in a queue."""
     stored = []
     for each in batches:
         raw = encode_batch(**vars(each))
@@ -70,5 +70,5 @@ def store(
 
 
 def joined(batches: Sequence[Batch]) -> bytes:
-    """Return the blocks as a pull's reply holds them."""
+    """Return the blocks as in the reply to a pull."""
     return b"".join(batch.block for batch in batches)

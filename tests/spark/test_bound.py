@@ -1,10 +1,10 @@
 import pytest
 
 from holdfast.spark.bound import Bound, bind
-from holdfast.spark.broker_client import BrokerClient
+from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import DataLost, InvalidOption, OffsetsMoved, TopicRecreated
-from holdfast.spark.options import parse_options
-from holdfast.spark.plan import bind_topics
+from holdfast.spark.options.read import parse_options
+from holdfast.spark.read.plan import bind_topics
 from tests.support.fake_broker import FakeBroker, FakeTopic
 
 
@@ -17,7 +17,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
 
 
 def again(bound: Bound) -> object:
-    """Return what loading the bound options reads."""
+    """Return the ranges that the bound options read."""
     options = parse_options(bound.options)
     with BrokerClient.open(options.address) as client:
         return {topic.name: dict(topic.ranges) for topic in bind_topics(client, options)}

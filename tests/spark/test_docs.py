@@ -1,4 +1,4 @@
-"""docs/spark.md is true: its options are those of the code, and its Python runs as it stands."""
+"""docs/spark.md is correct: its options are those of the code, and its Python runs unchanged."""
 
 import re
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from holdfast.spark.options import (
+from holdfast.spark.options.read import (
     DEFAULT_FETCH_BYTES,
     DEFAULT_LEASE_MS,
     DEFAULT_PARTITION_BYTES,
     MAX_FETCH_BYTES,
     OPTIONS,
 )
-from holdfast.spark.stream_options import (
+from holdfast.spark.options.stream import (
     DEFAULT_IDLE_WAIT_MS,
     DEFAULT_MAX_TRIGGER_DELAY_MS,
     STREAM_OPTIONS,
 )
-from holdfast.spark.write_options import (
+from holdfast.spark.options.write import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BATCH_ROWS,
     MAX_BATCH_BYTES,
@@ -32,16 +32,18 @@ from holdfast.testing import TEST_ARGUMENTS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "spark.md").read_text()
+README = (ROOT / "README.md").read_text()
 READING, _, BEHIND = PAGE.partition("\n## Streaming\n")
 STREAMING, _, WRITING = BEHIND.partition("\n## Writing\n")
-#: Tables whose first column is options' names, by the heads that they have.
+#: Tables of options, found by their header row.
 _TABLE = re.compile(r"^\| option \|[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", re.MULTILINE)
 _BROKER, _CLUSTER = "http://broker:8711", "spark://master"
 
 
 def rows(text: str) -> dict[str, str]:
-    """Return what the tables of options in a part of the page say: name -> the rest of its row."""
+    """Return the option tables in a part of the page: option name -> rest of the row."""
     said: dict[str, str] = {}
     for table in _TABLE.findall(text):
         for row in table.splitlines():
@@ -99,7 +101,7 @@ def test_every_example_runs(spark: "SparkSession", running: RunningBroker, tmp_p
     try:
         for example in examples:
             if _CLUSTER in example:
-                continue  # tests/cluster ships to clusters
+                continue  # tests/cluster tests `ship` on clusters
             code = (
                 example.replace(_BROKER, running.url)
                 .replace("broker:8711", running.url.removeprefix("http://"))
@@ -122,3 +124,22 @@ def test_every_example_runs(spark: "SparkSession", running: RunningBroker, tmp_p
     finally:
         for query in spark.streams.active:
             query.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_the_example_of_the_readme_runs(
+    spark: "SparkSession", running: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running.client() as client:
+        client.create_topic("customers", queues=1)
+        client.publish("customers", b"one", key="customer-7")
+    (example,) = re.findall(r"From Spark:\n\n```python\n(.*?)```", README, re.DOTALL)
+    assert "http://127.0.0.1:8711" in example
+    code = (
+        example.replace("http://127.0.0.1:8711", running.url)
+        .replace('"orders"', '"customers"')  # the other pages' examples fill the topic "orders"
+        .replace("spark = local_session()", "")
+    )
+    exec(compile(code, "README.md", "exec"), {"spark": spark})
+    assert re.search(r"\|customer-7\| +1\|", capsys.readouterr().out)

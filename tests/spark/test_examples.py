@@ -1,4 +1,7 @@
-"""The programs in examples/, by their functions on the shared session; as programs: fault tier."""
+"""The programs in examples/.
+
+Their functions run on the shared session; the fault tier runs whole programs.
+"""
 
 import importlib.util
 import json
@@ -42,7 +45,7 @@ def publish(broker: RunningBroker, topic: str, lines: list[bytes]) -> None:
 
 
 def few_lines(hour: int, count: int) -> list[bytes]:
-    """Lines of one hour, UTC, from ten visitors; each fifth was not found."""
+    """Lines of one hour, UTC, from ten visitors; every fifth request was answered 404."""
     return [
         LINE.format(f"10.0.0.{n % 10}", hour + 2, 404 if n % 5 == 0 else 200).encode()
         for n in range(count)
@@ -148,8 +151,7 @@ def test_a_backfill_copies_its_range_and_the_same_rows_again(
 
 
 def in_order_of_tasks(broker: RunningBroker, topic: str) -> bool:
-    """Return whether the keys in a queue ascend, but where one of the two tasks follows the
-    other."""
+    """Return whether the keys in a queue ascend within each of the two tasks."""
     with broker.client() as client:
         keys = [str(message.key) for message in client.pull(topic, 0, 0, follow=False)]
     return sum(after < before for before, after in pairwise(keys)) <= 1
@@ -161,7 +163,7 @@ def test_sessions_are_published_once_over_a_restart(
     module = example("spark_sessions")
 
     def run() -> list[tuple[str, str, int]]:
-        """Run the stream to its end; return visitor, hour and lines of the sessions published."""
+        """Run the stream to its end; return visitor, hour and line count of each session."""
         query = module.publish_sessions(
             spark, running.url, "visits", "sessions", tmp_path / "checkpoint"
         )

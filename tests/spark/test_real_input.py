@@ -1,4 +1,4 @@
-"""A real broker, a real access log, and the counts that every way of reading it must give."""
+"""A real broker and a real access log: every way of reading must give the same counts."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def lines() -> list[bytes]:
 def published(
     lines: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator["PublishedLog"]:
-    """The log, published in two halves with a moment between."""
+    """The log, published in two halves with a pause in between."""
     with RunningBroker(tmp_path_factory.mktemp("broker") / "data", TEST_ARGUMENTS) as broker:
         with broker.client() as client:
             client.create_topic(TOPIC, queues=QUEUES)
@@ -116,8 +116,8 @@ def test_kafka_columns(spark: "SparkSession", published: PublishedLog) -> None:
     assert frame.groupBy("partition").count().count() == QUEUES
 
 
-#: A batch job as it was written for the Kafka connector; only the format, the address and, for the
-#: columns' names, the schema are other than there.
+#: A batch job written for the Kafka connector; only the format, the address and, for the columns'
+#: names, the schema differ.
 KAFKA_JOB = {
     "subscribe": TOPIC,
     "startingOffsets": f'{{"{TOPIC}": {{"0": 0, "1": 0, "2": -2, "3": -2}}}}',
@@ -141,7 +141,7 @@ def kafka_job(
 
 
 def hits_by_status(frame: "DataFrame") -> dict[str, int]:
-    """What the job computes, with nothing but what the Kafka connector's rows have."""
+    """Compute the job's result from the columns of the Kafka connector only."""
     lines = frame.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING) AS line", "partition")
     found = lines.selectExpr("regexp_extract(line, '\" ([0-9]{3}) ', 1) AS status")
     return {row["status"]: row["count"] for row in found.groupBy("status").count().collect()}
@@ -275,7 +275,7 @@ def test_a_broker_that_is_killed_before_the_tasks_read_is_waited_for(
     frame = published.load(spark, endingTimestamp=published.middle_ms)
     published.broker.kill()
     starting = threading.Thread(target=published.broker.start)
-    starting.start()  # while the tasks already ask
+    starting.start()  # while the tasks already send requests
     try:
         assert frame.count() == published.half
     finally:

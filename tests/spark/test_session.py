@@ -11,7 +11,7 @@ from holdfast.spark.session import register, require_java
 
 
 def fake_java(folder: Path, says: str) -> Path:
-    """Put a program `java` into folder/bin that says its version as Java does."""
+    """Put a program `java` into folder/bin that prints its version as Java does."""
     (folder / "bin").mkdir()
     java = folder / "bin" / "java"
     java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")

@@ -11,10 +11,10 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from holdfast.spark.batch_source import HoldfastReader
 from holdfast.spark.errors import InvalidOption
+from holdfast.spark.read.batch_source import HoldfastReader
+from holdfast.spark.read.task import _settle_worker
 from holdfast.spark.source import HoldfastDataSource
-from holdfast.spark.task import _settle_worker
 from tests.support.fake_broker import FakeBroker, FakeTopic
 
 
@@ -34,12 +34,12 @@ def loaded(broker: FakeBroker, **options: str) -> HoldfastDataSource:
 
 
 def moved(thing: Any) -> Any:
-    """Return what arrives in another process."""
+    """Return the object as it arrives in another process."""
     return cloudpickle.loads(cloudpickle.dumps(thing))  # type: ignore[no-untyped-call]
 
 
 def collect(source: HoldfastDataSource) -> list[dict[str, Any]]:
-    """Return the rows, taking the steps of one action."""
+    """Return the rows, with all steps of one action."""
     reader = moved(source).reader(StructType())
     partitions = moved(reader).partitions()
     assert isinstance(partitions, list)
@@ -109,7 +109,7 @@ def test_rows_come_as_record_batches_from_an_iterator(broker: FakeBroker, topic:
 
 
 def test_filters_are_not_pushed() -> None:
-    # With Spark's defaults a reader that overrides it is refused.
+    # With default settings, Spark refuses a reader that overrides pushFilters.
     assert HoldfastReader.pushFilters is DataSourceReader.pushFilters
 
 
@@ -131,13 +131,13 @@ def test_a_worker_sets_what_it_has_loaded_apart_from_garbage_once(
     monkeypatch.setattr("gc.freeze", lambda: frozen.append(None))
     reader = loaded(broker).reader(StructType())
     list(reader.read(reader.partitions()[0]))
-    assert not frozen  # it is the user's own process, in no task of Spark's
+    assert not frozen  # the user's own process, outside of a Spark task
 
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: "a task")
     _settle_worker.cache_clear()
     rows = reader.read(reader.partitions()[0])
     next(rows)
-    assert not frozen  # a module that reading needs may be loaded as late as this
+    assert not frozen  # a module that reading needs may be loaded as late as here
     for each in (rows, reader.read(reader.partitions()[0])):
         list(each)
         assert len(frozen) == 1

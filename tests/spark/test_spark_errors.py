@@ -1,7 +1,7 @@
-"""What a user sees of an error through Spark: one sentence that says what to do, and where it is.
+"""A user sees an error through Spark as one sentence that says where it is and what to do.
 
-Of batches and writes it is the last line but for Spark's SQLSTATE; what a stream failed of stands
-between a traceback and its plan, and `reason` finds it there.
+For batches and writes the sentence is the last line, except for Spark's SQLSTATE. For a stream it
+is between a traceback and the plan, and `reason` finds it there.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
 
 
 def told(act: Callable[[], object], *, last: bool = True) -> str:
-    """Return the sentence that an act fails with; it is all that comes at the end if `last`."""
+    """Return the sentence with which an action fails; if `last`, it must end the text."""
     with pytest.raises(Exception, match=r"\w") as caught:
         act()
     sentence = reason(caught.value)

@@ -1,4 +1,4 @@
-"""The access log that tests publish: a real one, beside the repository and no part of it."""
+"""The real access log that tests publish. The file is next to the repository, not part of it."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ _LINE = re.compile(rb'(\S+) .*?" (\d{3}) ')
 
 
 def read_lines() -> list[bytes]:
-    """Return the log's lines; skips the test where the log is not there."""
+    """Return the lines of the log. Skip the test if the log file is missing."""
     if not PATH.is_file():
         pytest.skip(f"{PATH} is not there: the access log is no part of the project")
     return PATH.read_bytes().splitlines()

@@ -1,7 +1,7 @@
-"""The same application on aiohttp's own server: a witness of what the broker's connection does.
+"""Serve the same application with aiohttp's own server, to compare the broker's connection with it.
 
-What tests ask here and there must have the same answer. It keeps no deadlines and no limits on
-connections; for those there is nothing to compare.
+A test that runs against both servers must get the same answer. This server has no deadlines and
+no connection limits, so tests cannot compare those.
 """
 
 import asyncio
@@ -13,16 +13,17 @@ from aiohttp.web_protocol import RequestHandler
 
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.connection import Connection
-from holdfast.http_api.framing import ends_connection
-from holdfast.http_api.problems import Problem
-from holdfast.http_api.receiving import MAX_LINE_BYTES
-from holdfast.http_api.reply import Reply, problem_reply
-from holdfast.http_api.request import Request
+from holdfast.http_api.wire.connection import Connection
+from holdfast.http_api.wire.framing import ends_connection
+from holdfast.http_api.wire.problems import Problem
+from holdfast.http_api.wire.reply import Reply, problem_reply
+from holdfast.http_api.wire.request import Request
+from holdfast.http_api.wire.request_reader import MAX_LINE_BYTES
 
 
 class AiohttpConnection(RequestHandler):
-    """aiohttp's connection, with what the application asks of ours."""
+    """aiohttp's connection with the attributes of the broker's connection that the application
+    uses."""
 
     client = "127.0.0.1"
     remote = "127.0.0.1"
@@ -31,6 +32,9 @@ class AiohttpConnection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         self.received_at = self._loop.time()
         super().data_received(data)
+
+    def body_is_read(self) -> None:
+        """Do nothing: this connection counts no body bytes."""
 
     def handle_error(
         self,
@@ -44,7 +48,7 @@ class AiohttpConnection(RequestHandler):
 
 
 class _Response(web.StreamResponse):
-    """A reply as aiohttp asks for it."""
+    """A Reply as a response that aiohttp can send."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(status=reply.status)
@@ -79,7 +83,7 @@ def _as_ours(request: web.BaseRequest) -> Request:
 
 
 class AiohttpServer:
-    """What stands in for the broker's Server."""
+    """A replacement for the broker's Server."""
 
     def __init__(self, app: App, manager: web.Server, listener: asyncio.Server) -> None:
         self._app = app

@@ -11,14 +11,15 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.routing.openapi_fields import PROBLEM_MEMBERS
 from holdfast.http_api.server import Server, start_server
 from tests.support.aiohttp_connection import start_aiohttp_server
 from tests.support.fake_groups import FakeGroups
@@ -38,12 +39,14 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """The slug of a problem, after checking that it is one."""
+        """Check that the reply is a valid problem, and return its slug."""
         assert self.headers["Content-Type"] == "application/problem+json", self.body
         problem = self.json()
         assert problem["status"] == self.status
         assert problem["title"]
         assert problem["detail"]
+        unknown = problem.keys() - PROBLEM_MEMBERS.keys() - {"type", "title", "status", "detail"}
+        assert not unknown, f"not in the OpenAPI document: {unknown}"
         return str(problem["type"]).removeprefix("/problems/")
 
 
@@ -66,7 +69,8 @@ class Api:
     async def ask(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> Answer:
-        """Send a request; the path is sent as it is written. `Content_Type="..."` is a header."""
+        """Send a request with `path` unchanged. `Content_Type="..."` sets the header
+        Content-Type."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.session.request(
             method, URL(self.url + path, encoded=True), data=body, headers=named
@@ -86,15 +90,18 @@ class Api:
         return await self.send_json("POST", path, {"messages": list(messages)})
 
     async def fill(self, size: int, count: int = 1) -> None:
-        """Put so many messages of `size` bytes into queue 0 of "orders", past the server: where a
-        test gives it deadlines of a moment, a publish on a slow machine would miss them."""
+        """Put `count` messages of `size` bytes into queue 0 of "orders", directly in the store.
+
+        Publishing over HTTP could miss the deadline on a slow machine if a test sets short
+        deadlines.
+        """
         topic, _ = await self.store.create_topic("orders")
         block = encode_batch([b"x" * size], queue_id=0)
         for _ in range(count):
             await self.store.publish(topic, [Batch.decode(block)])
 
     async def held(self, count: int) -> None:
-        """Wait until so many pulls are held."""
+        """Wait until exactly `count` pulls are held."""
         async with asyncio.timeout(10):
             while self.hold.stats().held != count:
                 await asyncio.sleep(0)
@@ -109,7 +116,7 @@ async def running_api(
     by_aiohttp: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Api]:
-    """Serve the API, `by_aiohttp`: on its server; `settings` are those of HttpConfig."""
+    """Serve the API, with aiohttp's server if `by_aiohttp`. `settings` are fields of HttpConfig."""
     store = FakeStore(topics)
     config = replace(HttpConfig(port=0), **settings)
     holder = PullRequestHoldService(
@@ -131,7 +138,7 @@ async def running_api(
         version="9.9.9",
         info=lambda: {"data_dir": "/nowhere"},
     )
-    server: Any  # they have in common what the tests ask of it
+    server: Any  # both servers have the attributes that tests use
     if by_aiohttp:
         server = await start_aiohttp_server(make_app(context), config)
     else:

@@ -1,13 +1,13 @@
-"""Batches for tests: any that a producer may send, and as the broker stamps them."""
+"""Batches for tests: random batches of a producer, and batches as the broker stores them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import HEADER_SIZE
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
 
 _NAMES = st.text(min_size=1, max_size=6)
 _TIMES = st.integers(0, 2**53)
@@ -15,7 +15,7 @@ _TIMES = st.integers(0, 2**53)
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one batch, as a producer gives them to encode_batch."""
+    """The columns of one batch, as a producer passes them to encode_batch."""
 
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None = None
@@ -26,7 +26,7 @@ class Columns:
     expires_timestamps_us: Sequence[int] | None = None
 
     def encode(self) -> bytes:
-        """Return the batch."""
+        """Return the encoded batch."""
         return encode_batch(
             self.bodies,
             keys=self.keys,
@@ -40,7 +40,7 @@ class Columns:
 
 @st.composite
 def columns(draw: st.DrawFn, max_messages: int = 8, max_body_bytes: int = 40) -> Columns:
-    """Draw the columns of a batch, each of them there or not."""
+    """Draw the columns of a batch. Each optional column may be missing."""
     n = draw(st.integers(1, max_messages))
 
     def each(values: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
@@ -73,7 +73,7 @@ def stamped(
     queue_id: int = 0,
     store_timestamp_us: int = 1,
 ) -> Batch:
-    """Return an encoded batch as the broker stores it in this place."""
+    """Return an encoded batch as the broker stores it at this place."""
     header = Batch.decode(raw).header
     placed = header.stamped(
         physical_offset=physical_offset,

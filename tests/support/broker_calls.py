@@ -1,5 +1,7 @@
-"""Plain HTTP calls to a real broker, with nothing that tries again or waits: for tests of what it
-answers while something is wrong."""
+"""Plain HTTP calls to a real broker, without retries or waiting.
+
+They are for tests of the broker's answers during a fault.
+"""
 
 import http.client
 import json
@@ -22,7 +24,7 @@ class Answer(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """The type of the problem that it is, without its path."""
+        """Return the type of the problem without its path."""
         return str(self.json["type"]).rpartition("/")[2]
 
     @property
@@ -31,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class Calls:
-    """Calls to one broker, each over a connection of its own unless `keep_alive`."""
+    """Calls to one broker. Each call opens a new connection unless `keep_alive` is set."""
 
     def __init__(self, url: str, *, timeout_s: float = 30.0, keep_alive: bool = False) -> None:
         self._netloc = urlsplit(url).netloc
@@ -40,7 +42,7 @@ class Calls:
         self._connection: http.client.HTTPConnection | None = None
 
     def __call__(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
-        """Send one request; a body that is not bytes goes as JSON."""
+        """Send one request. A body that is not bytes is sent as JSON."""
         connection = self._connection or http.client.HTTPConnection(
             self._netloc, timeout=self._timeout_s
         )
@@ -68,7 +70,8 @@ class Calls:
         return self("POST", f"/v1/topics/{topic}/messages{query}", raw)
 
     def publish_until(self, topic: str, body: bytes, status: int, most: int = 10_000) -> int:
-        """Publish the same until it is answered with `status`; return how often it was stored."""
+        """Publish the same message until the answer has `status`; return how often it was
+        stored."""
         for stored in range(most):
             answer = self.publish(topic, body, "?queue=0")
             if answer.status == status:
@@ -77,7 +80,7 @@ class Calls:
         raise AssertionError(f"not within {most} publishes: {status}")
 
     def bodies(self, topic: str, queue: int = 0) -> list[str]:
-        """Return every body of a queue, from its begin to its end."""
+        """Return every body of a queue, from its first offset to its end."""
         found: list[str] = []
         path = f"/v1/topics/{topic}/queues/{queue}/messages?max_messages=10000&max_bytes=16777216"
         start = "from=earliest"
@@ -90,12 +93,12 @@ class Calls:
             start = f"offset={answer.json['next_offset']}"
 
     def alarms(self) -> dict[str, str]:
-        """Return the alarms that /readyz names."""
+        """Return the alarms that /readyz reports."""
         alarms: dict[str, str] = self("GET", "/readyz").json["alarms"]
         return alarms
 
     def metric(self, name: str) -> float:
-        """Return a metric's value, by its name and labels as they are written."""
+        """Return the value of a metric. `name` includes the labels, as /metrics prints them."""
         for line in self("GET", "/metrics").raw.decode().splitlines():
             if line.startswith(f"{name} "):
                 return float(line.rpartition(" ")[2])

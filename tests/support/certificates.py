@@ -1,4 +1,4 @@
-"""Authorities and certificates for tests, made on the spot."""
+"""Certificate authorities and certificates, created for each test."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ LONG_AGO = datetime.now(UTC) - timedelta(days=1)
 
 
 class Certificates:
-    """One authority, and files of what it signed, in `folder`."""
+    """One authority, and the files of the certificates that it signed, in `folder`."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class Certificates:
         common_name: str | None = None,
         not_after: datetime | None = None,
     ) -> tuple[Path, Path]:
-        """Write a certificate for these names and its key; return their files."""
+        """Write a certificate for these names, and its key; return both paths."""
         made = self.authority.issue_cert(
             *(identities or ("localhost",)), common_name=common_name, not_after=not_after
         )
@@ -37,7 +37,7 @@ class Certificates:
         return certificate, key
 
     def trusting(self, pair: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-        """Return what a client that trusts this authority shakes hands with."""
+        """Return a TLS client context that trusts this authority."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if pair is not None:
             context.load_cert_chain(*pair)

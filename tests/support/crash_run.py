@@ -1,7 +1,8 @@
-"""One run of a simulated broker through random operations, named by its seed.
+"""One run of a simulated broker through random operations, identified by its seed.
 
-The seed decides the operations and what each crash leaves. Threads run as they like, so a seed
-is not a replay to the instruction; what failed once fails again within a few runs of its seed.
+The seed decides the operations and what each crash leaves on the disk. Thread timing is not
+controlled, so a seed does not replay a run exactly. A failure normally occurs again within a few
+runs of its seed.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from tests.support.simulated_disk import Call
 from tests.support.simulated_groups import MEMBERS
 from tests.support.simulated_process import Ending, bounded
 
-#: (messages, bytes of a body). The larger ones fill a segment of 1 MiB in a few publishes.
+#: (messages, bytes of a body). The larger sizes fill a segment of 1 MiB in a few publishes.
 SIZES = [(1, 60), (3, 200), (20, 400), (2, 50_000), (1, 300_000), (4, 100_000)]
 
 
 @dataclass(slots=True)
 class CrashRun:
-    """Draws operations and makes them. `trace` says what was done so far."""
+    """Draws and runs operations. `trace` lists the operations so far."""
 
     broker: SimulatedBroker
     rng: random.Random
@@ -32,14 +33,14 @@ class CrashRun:
     operations: "Operations" = field(default_factory=lambda: OPERATIONS)
     sizes: list[tuple[int, int]] = field(init=False)
     restarts_when_full: int = -1
-    """How many restarts there had been when the disk was full last."""
+    """The number of restarts at the time when the disk was last full."""
 
     def __post_init__(self) -> None:
-        # Few sizes, so that a new block often ends where an old one did.
+        # Few sizes, so that a new block often ends at the same offset as an old block.
         self.sizes = self.rng.sample(SIZES, 3)
 
     async def run(self, steps: int) -> None:
-        """Start, make so many operations, end in order; all of it judged."""
+        """Start, run `steps` operations, and stop in order. Judge the result of each step."""
         await self.broker.open()
         try:
             for durability in ("fsync", "written"):
@@ -54,7 +55,7 @@ class CrashRun:
             raise
 
     async def step(self) -> None:
-        """Make one operation; a broker that it killed is restarted."""
+        """Run one operation. Restart the broker if the operation killed it."""
         operation = self.rng.choices(list(self.operations), list(self.operations.values()))[0]
         self.trace.append(operation.__name__)
         await operation(self)
@@ -70,7 +71,7 @@ class CrashRun:
     # -- operations ------------------------------------------------------------------------
 
     async def add_topic(self, durability: str | None = None) -> None:
-        """Create a topic with a producer of each kind."""
+        """Create a topic with one producer of each kind."""
         if len(self.broker.plans) >= 4:
             return
         durability = durability or self.rng.choice(("fsync", "written"))
@@ -79,7 +80,7 @@ class CrashRun:
             self.broker.add_producer(plan, queue, idempotent=True)
             self.broker.add_producer(plan, queue, idempotent=False)
         self.broker.add_producer(plan, None, idempotent=True)
-        # Either mode may be asked for on any topic.
+        # A publish may ask for either mode on any topic.
         other = "written" if plan.is_durable else "fsync"
         self.broker.add_producer(plan, 0, idempotent=True, durability=other)
 
@@ -106,12 +107,12 @@ class CrashRun:
         await self.broker.receive(self.rng.choice(MEMBERS), self.rng.choice((1, 10, 1000)))
 
     async def settle(self) -> None:
-        """Say what became of messages, and wait for the answer."""
+        """Settle messages, and wait for the answer."""
         if self.broker.held:
             await bounded(self._settle())
 
     async def settle_on(self) -> None:
-        """The same without waiting."""
+        """Settle messages without waiting for the answer."""
         if self.broker.held:
             self._settle()
             await asyncio.sleep(0)
@@ -120,7 +121,7 @@ class CrashRun:
         self.broker.let_time_pass(self.rng.choice((0.5, 3.0, 8.0)))
 
     async def seek(self) -> None:
-        """Let the group start again somewhere."""
+        """Seek the group to an offset of one queue."""
         plan, queue = self._queue()
         await self.broker.seek(plan, queue, self.rng.choice((0, 1, 5, 50)))
 
@@ -131,7 +132,7 @@ class CrashRun:
         await self.broker.search()
 
     async def trim(self) -> None:
-        """Let retention take what is old; the disk may die in it."""
+        """Let retention delete old data. The disk may die meanwhile."""
         if self.rng.random() < 0.5:
             await self.broker.quiesce()
         await self.broker.trim(self.rng.choice((1, 200_000, 1_000_000)))
@@ -143,11 +144,11 @@ class CrashRun:
         await self.broker.quiesce()
 
     async def hold_syncs(self) -> None:
-        """Make the disk slow until somebody waits for it."""
+        """Make the disk slow until an operation waits for it."""
         self.broker.disk.hold_syncs()
 
     async def fill_disk(self) -> None:
-        """Publish on a full disk, then find room again."""
+        """Publish on a full disk, then make room again."""
         self.broker.disk.full = True
         self.restarts_when_full = self.broker.restart_count
         await self.publish_on()
@@ -160,13 +161,13 @@ class CrashRun:
         await self.publish_on()
 
     async def fail_write(self) -> None:
-        """Let a write fail when a part of it is done: a bad sector, or no room after all."""
+        """Let a write fail after it wrote a part: a bad sector, or a full disk."""
         code = self.rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
         self.broker.disk.fail("write", code, after=self.rng.randint(0, 2), share=self.rng.random())
         await self.publish_on()
 
     async def fail_read(self) -> None:
-        """Pull while the disk cannot be read, and again once it can."""
+        """Pull while reads of the disk fail, and again when they work."""
         plan, queue = self._queue()
         self.broker.disk.fail("read", after=self.rng.randint(0, 1))
         await self.broker.consume(plan, queue, 1000, may_fail=True)
@@ -174,7 +175,7 @@ class CrashRun:
         await self.broker.consume(plan, queue, 1000)
 
     async def fail_segment(self) -> None:
-        """Let the next segment not be made at the first try."""
+        """Let the first attempt to create the next segment fail."""
         call: Call = self.rng.choice(("create", "rename", "sync_directory", "remove"))
         code = self.rng.choice((errno.EIO, errno.EMFILE, errno.ENOSPC))
         self.broker.disk.fail(call, code)
@@ -184,7 +185,7 @@ class CrashRun:
         await self.broker.repeat_all()
 
     async def fail_trim(self) -> None:
-        """Let retention fail to delete a segment that it has decided to delete."""
+        """Let retention fail while it deletes a segment."""
         call: Call = self.rng.choice(("remove", "sync_directory"))
         await self.broker.quiesce()
         self.broker.disk.fail(call)
@@ -192,25 +193,25 @@ class CrashRun:
         self.broker.disk.spare(call)
 
     async def jump_clock(self) -> None:
-        """Set the wall clock forward or back: by a leap second, a step, hours."""
+        """Set the wall clock forward or back by seconds or hours."""
         self.broker.clock.jump(
             self.rng.choice((-1, 1)) * self.rng.choice((1, 30, 3600, 3 * 3600)) * 1_000_000
         )
 
     async def expire(self) -> None:
-        """Let retention take what is too old by the clock as it is now."""
+        """Let retention delete messages that are too old by the current clock."""
         await self.broker.expire(self.rng.choice((100, 60_000, 7_200_000)))
 
     async def cut_power_soon(self) -> None:
-        """Let the power go at one of the next changes to the disk, whatever that is."""
+        """Cut the power at one of the next changes to the disk."""
         self.broker.disk.freeze_after(self.rng.randint(0, 12))
 
     async def close(self) -> None:
-        """Restart in order, now and then without the index or without the state."""
+        """Restart in order, sometimes without the index or without the state."""
         await self.broker.quiesce()
         may_forget = [[], [], ["consumequeue"]]
         if not self.broker.is_dead and self.restarts_when_full < self.broker.restart_count:
-            # The log has all of the state: no fault was in the way since the last start.
+            # No fault occurred since the last start, so the log contains the whole state.
             may_forget += [["state"], ["consumequeue", "state"]]
         await self.broker.restart("close", forget=self.rng.choice(may_forget))
 
@@ -222,10 +223,13 @@ class CrashRun:
         await self.broker.restart("crash", forget=forget)
 
     async def crash_and_overwrite(self) -> None:
-        """Crash on blocks that were only written, put others of the same size in their place,
-        and see that none that was cut comes back to life behind those."""
+        """Crash on blocks that were written but not synced, then write other blocks of the same
+        size.
+
+        Check that no block that was cut reappears after the new blocks.
+        """
         size = SIZES[self.rng.randint(0, 2)]
-        # Nothing large is repeated, and the next segment is there: no roll waits for a sync.
+        # Nothing large is repeated, and the next segment exists, so no roll waits for a sync.
         await self.broker.repeat_all()
         await self.broker.quiesce()
         endings: list[tuple[int, Ending]]
@@ -246,7 +250,8 @@ class CrashRun:
     def _settle(self) -> "asyncio.Task[None]":
         held = self.broker.held.pop(self.rng.randrange(len(self.broker.held)))
         verbs = {Verb.ACK: 6, Verb.NACK: 1, Verb.RELEASE: 1, Verb.REJECT: 1}
-        return self.broker.settle(held, self.rng.choices(list(verbs), list(verbs.values()))[0])
+        (verb,) = self.rng.choices(list(verbs), list(verbs.values()))
+        return self.broker.settle(held, verb, delay_ms=self.rng.choice((0, 2_000)))
 
     def _queue(self) -> tuple[Plan, int]:
         plan = self.rng.choice(self.broker.plans)
@@ -254,7 +259,7 @@ class CrashRun:
 
 
 Operations = Mapping[Callable[[CrashRun], Awaitable[None]], int]
-"""Operations with their weights."""
+"""Operations and their weights."""
 
 OPERATIONS: Operations = {
     CrashRun.publish: 30,
@@ -292,8 +297,8 @@ OPERATIONS: Operations = {
 async def run_seed(
     seed: int, directory: Path, *, steps: int = 60, operations: Operations = OPERATIONS
 ) -> SimulatedBroker:
-    """Make one run; a failure says the seed and what was done up to it."""
-    # Two sources: how often a broker has to be restarted must not change what is done to it.
+    """Run one seed. A failure reports the seed and the operations so far."""
+    # Two random sources: the number of broker restarts must not change the operations.
     broker = SimulatedBroker(directory, random.Random(f"broker {seed}"))
     run = CrashRun(broker, random.Random(f"run {seed}"), operations=operations)
     try:

@@ -1,4 +1,4 @@
-"""Thousands of clients at once, as bare sockets of one process, from several loopback addresses."""
+"""Thousands of clients at once: plain sockets of one process, from several loopback addresses."""
 
 import contextlib
 import resource
@@ -14,20 +14,21 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-#: Addresses 127.0.0.2 and on: limits for one address, and its ports, are not in the way.
+#: Addresses from 127.0.0.2 on, so that limits per address and ports per address are not reached.
 ADDRESSES = 100
 _RESET = struct.pack("ii", 1, 0)
 
 
 def files_that_may_be_open() -> int:
-    """Raise this process's soft limit to the hard one, and return it."""
+    """Raise the soft limit of open files of this process to the hard limit, and return that
+    limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 class Crowd:
-    """Clients of the server on `port`. Use it in `with`: they are gone after it."""
+    """Clients of the server on `port`. Use as a context manager: its exit closes the clients."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -37,7 +38,7 @@ class Crowd:
     def join(
         self, count: int, request: Callable[[int], bytes], *, receive_buffer: int | None = None
     ) -> list[socket.socket]:
-        """Connect so many more, each having sent what `request` gives for its number."""
+        """Connect `count` more clients; each sends `request(number)`."""
         joined = []
         for _ in range(count):
             number = self._joined
@@ -55,7 +56,8 @@ class Crowd:
         return joined
 
     def drip(self, part: bytes) -> int:
-        """Send a little more from each that is still connected; return how many that are."""
+        """Send `part` from each client that is still connected; return the number of these
+        clients."""
         alive = 0
         for one in self.sockets:
             with contextlib.suppress(OSError):
@@ -64,7 +66,7 @@ class Crowd:
         return alive
 
     def await_closed(self, sockets: list[socket.socket], timeout_s: float) -> int:
-        """Read what comes until each is closed; return how many are not in time."""
+        """Read until each socket is closed; return the number of sockets not closed in time."""
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             for one in sockets:
@@ -84,7 +86,7 @@ class Crowd:
             return len(selector.get_map())
 
     def vanish(self) -> None:
-        """Go away all at once, without a word: each connection is reset."""
+        """Reset all connections at once."""
         for one in self.sockets:
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -100,7 +102,7 @@ class Crowd:
 
 @dataclass
 class Healthy:
-    """What somebody else met meanwhile: how long each request took, and what went wrong."""
+    """Measurements of a healthy client: the duration of each request, and the failures."""
 
     seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -112,7 +114,7 @@ class Healthy:
 
 @contextmanager
 def healthy_client(url: str, *, timeout_s: float = 30.0) -> Iterator[Healthy]:
-    """Ask for /healthz some 20 times a second, on one connection, until the block ends."""
+    """Request /healthz about 20 times a second on one connection until the block ends."""
     met, ends = Healthy(), threading.Event()
 
     def ask() -> None:
@@ -140,7 +142,7 @@ def healthy_client(url: str, *, timeout_s: float = 30.0) -> Iterator[Healthy]:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Return the broker's metrics, by name and labels as they are written."""
+    """Return the broker's metrics, by name and labels as /metrics prints them."""
     with urlopen(f"{url}/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
@@ -150,7 +152,7 @@ def metrics(url: str) -> dict[str, float]:
 def await_metric(
     url: str, name: str, is_so: Callable[[float], bool], timeout_s: float = 60.0
 ) -> float:
-    """Return a metric (0 if absent) once it is as told. AssertionError when it is not in time."""
+    """Return a metric (0 if absent) once `is_so` accepts it. Raise AssertionError on a timeout."""
     deadline = time.monotonic() + timeout_s
     while not is_so(found := metrics(url).get(name, 0.0)):
         assert time.monotonic() < deadline, f"{name} is still {found}"

@@ -1,4 +1,5 @@
-"""Starts on damaged data directories in a process of its own: what kills it is a defect too."""
+"""Start brokers on damaged data directories in a separate process, so that a crash is detected
+too."""
 
 import json
 import pickle
@@ -15,7 +16,7 @@ from tests.support.damaged_directory import DamageViolation, Truth, run_examinat
 
 
 class DamageWorker:
-    """A process that examines one directory after another; one that dies is started anew."""
+    """A process that examines one directory after another. It is restarted if it dies."""
 
     def __init__(self, truth: Path, *, timeout_s: float = 60.0) -> None:
         self._truth = truth
@@ -23,7 +24,8 @@ class DamageWorker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def examine(self, data_dir: Path) -> str:
-        """Return the outcome. Raises DamageViolation: a wrong start, a death, no end."""
+        """Return the outcome. Raise DamageViolation for a wrong start, a dead process or a
+        timeout."""
         process = self._running()
         assert process.stdin is not None
         process.stdin.write(f"{data_dir}\n".encode())
@@ -78,7 +80,7 @@ class DamageWorker:
 
 
 def main() -> None:
-    """Examine the directories named on standard input, a line each."""
+    """Examine the directories that standard input lists, one per line."""
     truth: Truth = pickle.loads(Path(sys.argv[1]).read_bytes())
     for line in sys.stdin:
         try:

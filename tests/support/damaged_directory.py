@@ -1,8 +1,8 @@
-"""A whole data directory that a test may damage, what it held, and the judge of a start on it.
+"""A complete data directory that a test may damage, its original content, and the judge of a start.
 
-Whatever is damaged, a start ends, in order or in a refusal that says why; each message that is
-served is the one that was stored there; what is not served is declared; and no byte of the log
-is changed or deleted by itself.
+Whatever is damaged, a start must end: either in order, or with an error message that gives the
+reason. Each message that is served must be the message that was stored there. Each message that is
+not served must be declared damaged. The start must not change or delete any byte of the log.
 """
 
 import asyncio
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.check import check_data_dir
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.errors import LogError
-from holdfast.commitlog.message_id import format_message_id
-from holdfast.commitlog.segment_format import parse_segment_name
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.message_id import format_message_id
+from holdfast.commitlog.format.segment_format import parse_segment_name
 from holdfast.config import Config
 from holdfast.consumequeue.errors import QueueCorrupt, StoreError, UnknownTopic
-from holdfast.consumequeue.index import IndexCorrupt
+from holdfast.consumequeue.index.index import IndexCorrupt
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import Topic
-from holdfast.storage import Storage, StorageEvents
+from holdfast.storage.storage import Storage, StorageEvents
 from tests.support.stored import small_config
 
 _GROUP = "billing"
@@ -33,28 +33,30 @@ Row = tuple[bytes, str | None, str | None, dict[str, str], int]
 
 
 class DamageViolation(AssertionError):
-    """What no damage excuses."""
+    """A result that no damage excuses."""
 
 
 @dataclass
 class Truth:
-    """What a data directory holds."""
+    """The content of a data directory."""
 
     rows: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
-    """By topic and queue, from offset 0 on."""
+    """Messages by topic and queue, from offset 0."""
     offsets: dict[str, dict[int, int]] = field(default_factory=dict)
     log: dict[str, bytes] = field(default_factory=dict)
-    """The segments' bytes, as far as they are written; the last one is prepared, and empty."""
+    """The written bytes of each segment. The last segment is prepared and empty."""
 
 
 def config_of(data_dir: Path) -> Config:
-    """Return the configuration of such a directory."""
+    """Return the configuration of a test directory."""
     return small_config(data_dir, reserve_bytes=64 * 1024)
 
 
 async def make_directory(data_dir: Path) -> Truth:
-    """Make a data directory of a few segments, with an index, stored offsets and a reserve,
-    closed in order."""
+    """Make a data directory with a few segments, an index, stored offsets and a reserve.
+
+    The storage is closed in order.
+    """
     storage = await _opened(data_dir)
     try:
         topics = [(await storage.store.create_topic(name, queues=_QUEUES))[0] for name in _TOPICS]
@@ -62,7 +64,7 @@ async def make_directory(data_dir: Path) -> Truth:
             for topic in topics:
                 await storage.store.publish(topic, [_batch(number, number % _QUEUES)])
             if number % 10 == 5:
-                # Large ones, so that there are sealed segments.
+                # Large messages, so that some segments are sealed.
                 for queue in range(_QUEUES):
                     large = encode_batch([bytes([number]) * 150_000] * 2, queue_id=queue)
                     await storage.store.publish(topics[0], [Batch.decode(large)])
@@ -99,10 +101,12 @@ def _batch(number: int, queue: int) -> Batch:
 
 
 async def examine(data_dir: Path, truth: Truth) -> str:
-    """Start on the directory, use all of it, stop. Return "right" when all was served, "declared"
-    when the rest was declared damaged, "refused: ..." for a start refused with a message.
-    Raises DamageViolation; any exception that the command line has no message for is a defect
-    too."""
+    """Start on the directory, use every function, and stop.
+
+    Return "right" if all messages were served, "declared" if the others were declared damaged, and
+    "refused: ..." if the start was refused with a message. Raise DamageViolation for a violation.
+    An exception for which the command line has no message is a defect too.
+    """
     try:
         storage = await _opened(data_dir)
     except (LogError, OSError) as error:
@@ -113,7 +117,7 @@ async def examine(data_dir: Path, truth: Truth) -> str:
         is_damaged = not is_whole or bool(storage.degraded)
         await _examine_look_ups(storage, truth, is_damaged=is_damaged)
         await _examine_publishing(storage, truth)
-        # What was met on the way may have been added.
+        # The reads above may have found more damage.
         is_damaged |= bool(storage.degraded)
     finally:
         await storage.close()
@@ -133,7 +137,7 @@ async def _opened(data_dir: Path) -> Storage:
 
 
 async def _examine_messages(storage: Storage, truth: Truth) -> bool:
-    """Read every queue; return whether all of it was served."""
+    """Read every queue; return whether all messages were served."""
     is_whole = True
     for (name, queue), rows in truth.rows.items():
         try:
@@ -158,8 +162,10 @@ async def _examine_messages(storage: Storage, truth: Truth) -> bool:
 async def _read_queue(
     store: MessageStore, topic: Topic, queue: int
 ) -> tuple[dict[int, Row], set[int]]:
-    """Read a queue from its begin to its end; return what it has, and which offsets are declared
-    damaged."""
+    """Read a queue from its first offset to its end.
+
+    Return the messages by offset, and the offsets that are declared damaged.
+    """
     found: dict[int, Row] = {}
     missing: set[int] = set()
     state = store.queue_state(topic, queue)
@@ -171,7 +177,7 @@ async def _read_queue(
             following = error.next_offset
             missing.update(range(offset, following))
         except IndexCorrupt:
-            # Said so, and mended at the next start.
+            # The error reports the damage, and the next start repairs the index.
             following = state.max_offset
             missing.update(range(offset, following))
         else:
@@ -209,7 +215,7 @@ def _examine_offsets(storage: Storage, truth: Truth) -> bool:
 
 
 async def _examine_look_ups(storage: Storage, truth: Truth, *, is_damaged: bool) -> None:
-    """What look-ups find is right; without damage they find all."""
+    """Check that look-ups return correct results, and all results if there is no damage."""
     store = storage.store
     for (name, queue), rows in truth.rows.items():
         for offset in range(0, len(rows), 11):
@@ -244,7 +250,7 @@ async def _look_up(
 
 
 async def _examine_publishing(storage: Storage, truth: Truth) -> None:
-    """What is published now gets an offset that nothing had before, and can be read."""
+    """Check that a new message gets an offset that was never used, and can be read."""
     for (name, queue), rows in truth.rows.items():
         try:
             topic = storage.store.topic(name)
@@ -269,9 +275,10 @@ def _must_be_degraded(storage: Storage, what: str) -> None:
 
 
 def judge_files(before: dict[str, bytes], data_dir: Path, truth: Truth) -> None:
-    """Raise DamageViolation when a segment is gone that was there when the broker started, or
-    bytes of it are other than they were, as far as anything was written to it. A file may be
-    kept under another name."""
+    """Raise DamageViolation if the start deleted a segment or changed its written bytes.
+
+    A segment may be kept under another name.
+    """
     now = [path.read_bytes() for path in (data_dir / "commitlog").glob("*") if path.is_file()]
     for name, content in before.items():
         written = content[: len(truth.log.get(name, content))]
@@ -283,7 +290,7 @@ def judge_files(before: dict[str, bytes], data_dir: Path, truth: Truth) -> None:
 
 
 def judge_check(data_dir: Path) -> list[str]:
-    """Let `holdfast check` look; return what it finds, or why it cannot look."""
+    """Run `holdfast check`; return its findings, or the reason why it cannot run."""
     try:
         return [str(finding) for finding in check_data_dir(data_dir).findings]
     except (LogError, OSError) as error:
@@ -291,7 +298,7 @@ def judge_check(data_dir: Path) -> list[str]:
 
 
 def log_files(data_dir: Path) -> dict[str, bytes]:
-    """Return the segments' bytes by name."""
+    """Return the bytes of each segment by file name."""
     directory = data_dir / "commitlog"
     return {
         path.name: path.read_bytes()
@@ -301,8 +308,10 @@ def log_files(data_dir: Path) -> dict[str, bytes]:
 
 
 def run_examination(data_dir: Path, truth: Truth) -> str:
-    """Check the directory, start on it, judge all of that; return the start's
-    outcome. Raises DamageViolation, or whatever else went wrong."""
+    """Check the directory, start on it, and judge both; return the outcome of the start.
+
+    Raise DamageViolation, or any other exception that occurred.
+    """
     findings = judge_check(data_dir)
     before = log_files(data_dir)
     outcome = asyncio.run(examine(data_dir, truth))

@@ -1,4 +1,5 @@
-"""`holdfast` with a defect planted, each a shortcut that a broker might take:
+"""Run `holdfast` with a planted defect. Each defect is a shortcut that a broker might take.
+
 python -m tests.support.defective_program DEFECT serve --data-dir ...
 """
 
@@ -8,19 +9,19 @@ from typing import Any
 
 
 def _acknowledge_without_sync() -> None:
-    from holdfast.commitlog.syncer import Syncer
+    from holdfast.commitlog.append.syncer import Syncer
 
     Syncer._sync = lambda self, mark: None  # type: ignore[method-assign]
 
 
 def _acknowledge_offsets_without_commit() -> None:
-    from holdfast.consumequeue.state_store import StateStore
+    from holdfast.consumequeue.state.store import StateStore
 
     StateStore._write = lambda self, group: None  # type: ignore[method-assign]
 
 
 def _commit_the_index_position_before_its_entries() -> None:
-    from holdfast.consumequeue.index import Index
+    from holdfast.consumequeue.index.index import Index
 
     commit = Index.commit
     held_back: list[Any] = []
@@ -33,21 +34,23 @@ def _commit_the_index_position_before_its_entries() -> None:
 
 
 def _forget_producers() -> None:
-    from holdfast.commitlog.producer_sequences import ProducerSequences
+    from holdfast.commitlog.append.producer_sequences import ProducerSequences
 
     ProducerSequences.restore = lambda *_: None  # type: ignore[method-assign]
     ProducerSequences.find = lambda *_: None  # type: ignore[method-assign]
 
 
 def _settle_without_commit() -> None:
-    from holdfast.groups.cursor_store import CursorStore
+    from holdfast.groups.storage.cursor_store import CursorStore
 
     CursorStore._write = lambda self, changes: None  # type: ignore[method-assign]
 
 
 def _forget_leases() -> None:
-    from holdfast.groups.cursor import Cursor
+    from holdfast.groups.cursor import cursor_rows
+    from holdfast.groups.cursor.cursor import Cursor
 
+    cursor_rows._restore_lease = lambda *_: None
     Cursor.begin_grace = lambda *_: None  # type: ignore[method-assign]
 
 

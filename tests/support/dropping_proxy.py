@@ -1,4 +1,4 @@
-"""A way to a broker that passes requests on, and loses the answers that a test names."""
+"""A proxy to a broker that forwards requests, and drops the answers that a test selects."""
 
 import http.client
 from collections.abc import Callable, Iterator
@@ -9,10 +9,10 @@ from tests.support.plain_server import PlainHandler, served
 
 
 class DroppingProxy:
-    """`url` to ask at; `targets` are what was asked for, in order.
+    """The proxy is at `url`; `targets` are the request targets in order.
 
-    `loses` is asked with the number of each publish, from 0 on, once the broker has answered it:
-    true closes the connection in place of the answer.
+    After the broker has answered a publish, `loses` is called with its number, counted from 0. If
+    it returns True, the proxy closes the connection instead of sending the answer.
     """
 
     def __init__(self, loses: Callable[[int], bool]) -> None:

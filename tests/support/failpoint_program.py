@@ -1,8 +1,10 @@
-"""`holdfast`, but it stops dead at a named place, as by SIGSTOP, when it comes there for the
-COUNT-th time:  python -m tests.support.failpoint_program PLACE COUNT serve --data-dir ...
+"""Run `holdfast` so that it stops itself with SIGSTOP when it reaches a named place the COUNT-th
+time.
 
-The places are put into the program from outside, before it runs: it knows nothing of them.
-Whoever waits for it (`wait_until_stopped`) then cuts the power, or kills it.
+python -m tests.support.failpoint_program PLACE COUNT serve --data-dir ...
+
+The places are patched into the program before it runs; its code contains no failpoints.
+The test waits with `wait_until_stopped`, then cuts the power or kills the process.
 """
 
 import functools
@@ -18,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.backup.manifest import MANIFEST_NAME
+from holdfast.groups.storage.open import PAGE
 
 _SEGMENTS_THREAD = "holdfast-segments"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Before or after a call of a function; not every call may count."""
+    """A place before or after a call of a function. `counts` selects the calls that count."""
 
     module: str
     function: str
@@ -52,8 +55,12 @@ def _into_version(_path: Path, target: Path) -> bool:
     return target.name == "VERSION"
 
 
-def _into_manifest(_path: Path, target: Path) -> bool:
-    return target.name == MANIFEST_NAME
+def _into_page(_path: Path, target: Path) -> bool:
+    return target.name == PAGE
+
+
+def _into_manifest(_folder: object, _name: str, new_name: str) -> bool:
+    return new_name == MANIFEST_NAME
 
 
 def _into_tokens(_path: Path, target: Path) -> bool:
@@ -68,55 +75,61 @@ def _of_version(descriptor: int) -> bool:
     return Path(f"/proc/self/fd/{descriptor}").readlink().name == "VERSION.new"
 
 
-_DISK = "holdfast.commitlog.disk"
-_DATA_DIR = "holdfast.commitlog.data_dir"
-_LMDB = "holdfast.consumequeue.lmdb_env"
-_LETTERS = "holdfast.groups.dead_letters"
+_DISK = "holdfast.commitlog.disk.disk"
+_FILES = "holdfast.commitlog.disk.owned_files"
+_DATA_DIR = "holdfast.commitlog.disk.data_dir"
+_LMDB = "holdfast.consumequeue.lmdb_env.env"
+_LETTERS = "holdfast.groups.serving.dead_letters"
 
 PLACES = {
-    # A segment is made: the calls of create_segment, in their order.
+    # Create a segment: the calls of create_segment in their order.
     "segment allocated": Place(_DISK, "LinuxDisk.create", "after"),
     "segment header written": Place(_DISK, "LinuxFile.write", "after", _at_start_of_file),
     "segment synced": Place(_DISK, "LinuxDisk.rename"),
     "segment renamed": Place("pathlib", "Path.rename", "after", _into_segment),
     "segment entered": Place(_DISK, "LinuxDisk.rename", "after"),
-    # The one before it ends, gets its footer, and is deleted one day.
-    "segment ended": Place("holdfast.commitlog.commit_log", "CommitLog.roll", "after"),
+    # End the previous segment, write its footer, and delete it later.
+    "segment ended": Place("holdfast.commitlog.segments.commit_log", "CommitLog.roll", "after"),
     "footer written": Place(
-        "holdfast.commitlog.segment", "Segment.sync", "before", _in_segments_thread
+        "holdfast.commitlog.segments.segment", "Segment.sync", "before", _in_segments_thread
     ),
     "footer synced": Place(
-        "holdfast.commitlog.segment", "Segment.sync", "after", _in_segments_thread
+        "holdfast.commitlog.segments.segment", "Segment.sync", "after", _in_segments_thread
     ),
     "segment unlinked": Place("pathlib", "Path.unlink", "after", _segment),
     # Index and state.
-    "index not committed": Place("holdfast.consumequeue.index", "Index.commit"),
-    "index committed": Place("holdfast.consumequeue.index", "Index.commit", "after"),
-    "state not committed": Place("holdfast.consumequeue.state_store", "StateStore._put"),
-    "state committed": Place("holdfast.consumequeue.state_store", "StateStore._put", "after"),
-    # The cursors of groups.
-    "cursors not committed": Place("holdfast.groups.cursor_store", "CursorStore._put"),
-    "cursors committed": Place("holdfast.groups.cursor_store", "CursorStore._put", "after"),
-    # A dead letter is appended to its topic, then marked.
+    "index not committed": Place("holdfast.consumequeue.index.index", "Index.commit"),
+    "index committed": Place("holdfast.consumequeue.index.index", "Index.commit", "after"),
+    "state not committed": Place("holdfast.consumequeue.state.store", "StateStore._put"),
+    "state committed": Place("holdfast.consumequeue.state.store", "StateStore._put", "after"),
+    # Cursors of groups.
+    "cursors not committed": Place("holdfast.groups.storage.cursor_store", "CursorStore._put"),
+    "cursors committed": Place("holdfast.groups.storage.cursor_store", "CursorStore._put", "after"),
+    # A start records its beginning together with the restored rows; then it writes a new page.
+    "cursors not begun": Place("holdfast.groups.storage.cursor_store", "CursorStore.begin"),
+    "cursors begun": Place("holdfast.groups.storage.cursor_store", "CursorStore.begin", "after"),
+    "page not replaced": Place("pathlib", "Path.replace", "before", _into_page),
+    "page replaced": Place("pathlib", "Path.replace", "after", _into_page),
+    # Append a dead letter to its topic, then mark the message.
     "letter not appended": Place(_LETTERS, "DeadLetters._append"),
     "letter appended": Place(_LETTERS, "DeadLetters._bury"),
     "letter marked": Place(_LETTERS, "DeadLetters._bury", "after"),
-    # A new data directory is made.
+    # Create a new data directory.
     "folder made": Place(_DISK, "sync_directory"),
     "version written": Place("os", "fsync", "before", _of_version),
     "version renamed": Place("pathlib", "Path.rename", "after", _into_version),
     "version entered": Place(_DATA_DIR, "sync_directory", "after"),
     "LMDB made": Place(_LMDB, "sync_directory"),
-    # Commands: a token is made or revoked in two copies; a backup is whole by its manifest.
+    # Commands: write a token file in two copies; complete a backup with its manifest.
     "tokens written": Place("os", "fsync", "before", _of_tokens),
     "tokens renamed": Place("pathlib", "Path.rename", "after", _into_tokens),
-    "manifest written": Place("pathlib", "Path.rename", "before", _into_manifest),
-    "manifest renamed": Place("pathlib", "Path.rename", "after", _into_manifest),
+    "manifest written": Place(_FILES, "Folder.rename", "before", _into_manifest),
+    "manifest renamed": Place(_FILES, "Folder.rename", "after", _into_manifest),
 }
 
 
 def wait_until_stopped(pid: int, timeout_s: float = 200.0) -> None:
-    """Return once the process has come to its place."""
+    """Return once the process has stopped at its place."""
     deadline = time.monotonic() + timeout_s
     while True:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -128,7 +141,7 @@ def wait_until_stopped(pid: int, timeout_s: float = 200.0) -> None:
 
 
 def _plant(place: Place, count: int) -> None:
-    """Let the process stop at the `count`-th call."""
+    """Stop the process at the `count`-th call of this place."""
     holder: Any = importlib.import_module(place.module)
     *path, name = place.function.split(".")
     for part in path:
@@ -151,7 +164,7 @@ def _plant(place: Place, count: int) -> None:
 
 def _stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
-    threading.Event().wait()  # this thread goes no further, whatever happens
+    threading.Event().wait()  # this thread never continues
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""A tiny HTTP broker in memory, on a thread: what a reader asks for, and faults on order.
+"""A small HTTP broker in memory, on its own thread, for tests of readers and of their error
+handling.
 
-It speaks the wire of the real one as far as reads go (describe, splits, offsets by time, stored
-offsets, pulls in blocks or msgpack, held polls), keeps real blocks, and does as it is told when a
-test wants an error, a closed connection, a trimmed queue or damaged bytes.
+It implements the read part of the broker's API: describe, splits, offsets by time, stored offsets,
+pulls as blocks or msgpack, and held polls. It stores real blocks. A test can make it return errors,
+close connections, trim queues or damage bytes.
 """
 
 import json
@@ -15,9 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgpack
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.message_id import format_message_id
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.message_id import format_message_id
 from tests.support.plain_server import PlainHandler, served
 
 BATCH_TYPE = "application/vnd.holdfast.batch"
@@ -26,7 +27,7 @@ MAX_MESSAGES = 10_000
 
 @dataclass
 class FakeQueue:
-    """Blocks in order; `min_offset` may be moved up to trim."""
+    """The blocks of a queue in order. A test raises `min_offset` to trim the queue."""
 
     blocks: list[Batch] = field(default_factory=list)
     min_offset: int = 0
@@ -76,11 +77,12 @@ class Answer:
     body: bytes
 
 
-Fault = Callable[[str], Answer | None]  # given the request's target; None: answer as usual
+Fault = Callable[[str], Answer | None]  # takes the request's target; None: answer as usual
 
 
 class FakeBroker:
-    """The broker's state; handlers read it under no lock, tests change it between requests."""
+    """The state of the broker. Handlers read it without a lock; tests change it between
+    requests."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -91,11 +93,14 @@ class FakeBroker:
         self.faults: list[Fault] = []
         self.token: str | None = None
         self.leases_given = 0
+        self.holds_pulls = False
+        """Whether a pull at the end of a queue waits. Otherwise the broker answers it at once, and
+        the reader pulls again immediately."""
         self.leases: dict[str, int] = {}
-        """What was leased: id -> for how long it was asked for last."""
+        """Leases by id, each with the duration that was requested last."""
 
     def topic(self, name: str, queues: int = 1, **config: object) -> FakeTopic:
-        """Create a topic, or create it anew."""
+        """Create a topic, or replace an existing one."""
         topic_id = 1 + max((topic.topic_id for topic in self.topics.values()), default=0)
         self.topics[name] = FakeTopic(name, topic_id, [FakeQueue() for _ in range(queues)], config)
         return self.topics[name]
@@ -223,6 +228,11 @@ class FakeBroker:
             return _problem(416, "offset-beyond-end", max_offset=held.max_offset)
         if count > MAX_MESSAGES or size > 16 * 1024 * 1024:
             return _problem(400, "limit-exceeded")
+        if self.holds_pulls:
+            with found.arrived:
+                found.arrived.wait_for(
+                    lambda: held.max_offset > offset, int(query.get("wait_ms", "0")) / 1000
+                )
         wanted = set(query["tag"].split(",")) if "tag" in query else None
         chosen: list[Batch] = []
         rows: list[tuple[Batch, int]] = []
@@ -258,7 +268,8 @@ class FakeBroker:
         return Answer(200, fields, msgpack.packb({"messages": messages, "next_offset": following}))
 
     def poll(self, query: dict[str, str], *_: object, topic: str) -> Answer:
-        """Hold the request while nothing is there; the reader looks at no reply."""
+        """Hold the request until messages arrive or the wait ends. The reader ignores the reply's
+        content."""
         found, offsets = self.topics[topic], _pairs(query["offsets"])
         with found.arrived:
             found.arrived.wait_for(
@@ -342,7 +353,7 @@ def _problem(status: int, slug: str, headers: Mapping[str, str] = {}, **members:
     return Answer(status, fields, json.dumps(problem).encode())
 
 
-#: As an Answer: close the connection without a word.
+#: An Answer that closes the connection without a response.
 HANG_UP = Answer(0, {}, b"")
 
 
@@ -361,7 +372,7 @@ def running_fake_broker() -> Iterator[FakeBroker]:
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
-            if "Content-Length" in answer.headers:  # a length that lies: nothing more will come
+            if "Content-Length" in answer.headers:  # a wrong length: no more bytes follow
                 self.close_connection = True
             else:
                 self.send_header("Content-Length", str(len(answer.body)))

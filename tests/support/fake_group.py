@@ -1,7 +1,7 @@
-"""One group of a broker, in memory, for tests of its clients: leases without a clock.
+"""One group of a broker in memory, for tests of group clients. Its leases have no clock.
 
-It speaks the wire of the real one as far as a consumer goes, delivers in order of offset, and
-does as it is told when a test wants an error, a lost reply or a lease that has ended.
+It implements the part of the API that consumers use, and delivers in offset order. A test can make
+it return errors, lose replies or end leases.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.client.async_client import AsyncClient
-from holdfast.commitlog.message_id import format_message_id
+from holdfast.commitlog.format.message_id import format_message_id
 from tests.support.scripted_server import drop, problem, scripted_server
 
 GROUP = "billing"
@@ -23,7 +23,7 @@ Place = tuple[str, int, int]
 
 @dataclass
 class FakeGroup:
-    """The messages by topic, queue and offset, and what became of each."""
+    """The messages by topic, queue and offset, and the state of each."""
 
     mode: str = "competing"
     cost: str = "count"
@@ -35,12 +35,13 @@ class FakeGroup:
     leased: dict[str, Place] = field(default_factory=dict)
     holders: dict[str, str] = field(default_factory=dict)
     acked: list[Place] = field(default_factory=list)
-    #: The body of every request that was answered, by its last path element.
+    #: The body of every answered request, with the last element of its path.
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    #: Called with a request's name and body before it is answered; what it returns is the answer.
+    #: Called with a request's name and body before the request is answered. A response that it
+    #: returns is the answer; None means: answer as usual.
     before: Callable[[str, dict[str, Any]], Awaitable[web.StreamResponse | None]] | None = None
-    #: Requests of a name whose replies get lost.
+    #: The number of replies to lose, by request name.
     lose: dict[str, int] = field(default_factory=dict)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _receipts: int = 0
@@ -53,7 +54,7 @@ class FakeGroup:
         self._arrived.set()
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """Return the bodies of all requests of a name."""
+        """Return the bodies of all requests with this name."""
         return [body for asked, body in self.asked if asked == name]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -94,14 +95,15 @@ class FakeGroup:
 
     async def _receive(self, asked: dict[str, Any]) -> web.Response:
         key = asked.get("attempt_id", "")
-        if key not in self.answers:
-            if not self.available and asked["wait_ms"]:
-                self._arrived.clear()
+        if not self.answers.get(key):
+            picked = self._pick(asked)
+            if not picked and asked["wait_ms"]:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._arrived.wait(), asked["wait_ms"] / 1000)
-            self.available.sort(key=lambda place: place[2])
-            picked = self.available[: asked["max_messages"]]
-            del self.available[: len(picked)]
+                    async with asyncio.timeout(asked["wait_ms"] / 1000):
+                        while not picked:
+                            self._arrived.clear()
+                            await self._arrived.wait()
+                            picked = self._pick(asked)
             self.answers[key] = [self._delivered(place, asked) for place in picked]
         reply = {
             "messages": self.answers[key],
@@ -109,6 +111,26 @@ class FakeGroup:
             "active": True,
         }
         return web.Response(body=msgspec.msgpack.encode(reply), content_type="application/msgpack")
+
+    def _pick(self, asked: dict[str, Any]) -> list[Place]:
+        """Remove the messages for one receive request from the available ones, within its
+        limits."""
+        self.available.sort(key=lambda place: place[2])
+        rooms = {
+            (each["topic"], each.get("queue"), each.get("key")): each["max_messages"]
+            for each in asked.get("limits", [])
+        }
+        picked: list[Place] = []
+        for place in self.available:
+            topic, queue, _ = place
+            limited = [(topic, queue, None), (topic, None, self.bodies[place][1])]
+            limited = [each for each in limited if each in rooms]
+            if len(picked) < asked["max_messages"] and all(rooms[each] for each in limited):
+                picked.append(place)
+                for each in limited:
+                    rooms[each] -= 1
+        self.available = [place for place in self.available if place not in set(picked)]
+        return picked
 
     def _delivered(self, place: Place, asked: dict[str, Any]) -> dict[str, Any]:
         topic, queue, offset = place
@@ -158,13 +180,13 @@ class FakeGroup:
             self._arrived.set()
 
     def end_leases(self) -> None:
-        """Make the messages that are leased another member's: their receipts are stale."""
+        """End all leases, as if another member now had the messages: the receipts are stale."""
         self.leased.clear()
 
 
 @asynccontextmanager
 async def fake_group(**settings: Any) -> AsyncIterator[tuple[FakeGroup, AsyncClient]]:
-    """Serve a fake group, and give a client of it."""
+    """Serve a fake group, and yield it with a client of it."""
     group = FakeGroup(**settings)
     async with scripted_server(group.answer) as server:
         group.url = server.url

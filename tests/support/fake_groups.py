@@ -1,5 +1,6 @@
-"""Groups with leases as the API sees them, without any of what makes them: what is answered is
-scripted, what is asked is noted.
+"""Groups with leases as the API sees them, without an implementation of groups.
+
+A test scripts the answers, and the requests are recorded.
 
     groups.answers.append(Received(deliveries_of(batch), available=3))
     groups.answers.append(ExclusiveHeld("b", "a"))
@@ -10,20 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from holdfast.commitlog.batch import Batch
+from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
 from holdfast.consumequeue.topics import Topic, check_name
+from holdfast.groups.errors import GroupsStopping
 from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import (
+    CheckGroup,
+    CheckTopic,
     Delivery,
     GroupDescription,
     GroupServiceStats,
     GroupSpec,
     GroupState,
+    MayConsume,
     MemberDescription,
     QueueDescription,
     ReceiveAsk,
     Received,
+    RedriveAsk,
+    Redriven,
     SeekTarget,
     Served,
     Status,
@@ -33,7 +40,7 @@ from holdfast.groups.service_types import (
 
 
 def deliveries_of(topic: Topic, batch: Batch, rows: Sequence[int], **more: Any) -> list[Delivery]:
-    """Return rows of a stored batch as they are delivered for the first time."""
+    """Return rows of a stored batch as first deliveries."""
     header = batch.header
     lease = {"attempt": 1, "redelivered": False, **more}
     return [
@@ -51,20 +58,25 @@ def deliveries_of(topic: Topic, batch: Batch, rows: Sequence[int], **more: Any) 
 
 
 class FakeGroups:
-    """A receipt "stale" is stale, one that ends in "?" invalid, every other one good."""
+    """Scripted groups. The receipt "stale" is stale, a receipt that ends in "?" is invalid, and
+    every other receipt is valid."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self._groups: dict[str, GroupState] = {}
         self._floors: dict[tuple[str, str], dict[int, int]] = {}
         self.answers: list[Received | Exception] = []
-        """What the next receives get, in order; nothing comes without."""
+        """The results of the next receives, in order. An empty list means that no message
+        arrives."""
         self.error: Exception | None = None
-        """What everything that changes something fails with."""
+        """The error that every changing operation raises."""
         self.asks: list[ReceiveAsk] = []
         self.settled: list[tuple[Verb, list[str], dict[str, Any]]] = []
         self.undelivered_: list[list[str]] = []
         self.left: list[tuple[str, str]] = []
+        self.redrives: list[tuple[str, RedriveAsk]] = []
+        self.redriven: Redriven | None = None
+        """The result of a redrive. None means that there was nothing to redrive."""
         self.held = 0
         self.is_stopped = asyncio.Event()
         self.stats_ = GroupServiceStats()
@@ -88,11 +100,18 @@ class FakeGroups:
     def groups(self) -> list[str]:
         return sorted(self._groups)
 
-    async def put_group(self, group: str, spec: GroupSpec) -> tuple[GroupState, bool]:
+    async def put_group(
+        self,
+        group: str,
+        spec: GroupSpec,
+        owner: str = "",
+        *,
+        check_topic: CheckTopic | None = None,
+        check_dead_letters: CheckTopic | None = None,
+        check_loser: CheckGroup | None = None,
+    ) -> tuple[GroupState, bool]:
         check_name("group", group)
         self._fail()
-        for name in spec.topics or ():
-            self._store.topic(name)
         is_new = group not in self._groups
         before = self._groups.get(group, GroupState(group, len(self._groups) + 1, {}))
         given = {
@@ -100,6 +119,12 @@ class FakeGroups:
             for each in fields(spec)
             if (value := getattr(spec, each.name)) is not None
         }
+        if "topics" in given:
+            given["subscriptions"] = given["topics"]
+            names = [each.name for each in self._store.topics()]
+            given["topics"] = {
+                name: wanted for name, wanted in given["topics"].items() if name in names
+            }
         if "dead_letter_topic" in given:
             given["dead_letter_topic"] = given["dead_letter_topic"] or None
         if "backoff_ms" in given:
@@ -108,7 +133,7 @@ class FakeGroups:
         self._groups[group] = GroupState(**{**kept, **given})
         return self._groups[group], is_new
 
-    async def delete_group(self, group: str) -> None:
+    async def delete_group(self, group: str, *, check_topic: CheckTopic | None = None) -> None:
         self._fail()
         self.group_state(group)
         del self._groups[group]
@@ -118,19 +143,26 @@ class FakeGroups:
             raise UnknownGroup(check_name("group", group))
         return self._groups[group]
 
-    def floors(self, group: str, topic: str) -> dict[int, int]:
+    async def floors(self, group: str, topic: str) -> dict[int, int]:
+        return self._floors_of(group, topic)
+
+    async def lags(self, group: str) -> dict[str, int]:
+        described = await self.describe(group)
+        return {each.topic: sum(queue.lag for queue in each.queues) for each in described.topics}
+
+    def _floors_of(self, group: str, topic: str) -> dict[int, int]:
         if topic not in self.group_state(group).topics:
             raise UnknownTopic(topic)
         count = self._store.topic(topic).queue_count
         return self._floors.setdefault((group, topic), dict.fromkeys(range(count), 0))
 
-    def describe(self, group: str) -> GroupDescription:
+    async def describe(self, group: str) -> GroupDescription:
         state = self.group_state(group)
         served = Served(3, 300, 0.05)
         topics = []
         for name, spec in state.topics.items():
             topic = self._store.topic(name)
-            floors = self.floors(group, name)
+            floors = self._floors_of(group, name)
             ends = [
                 self._store.queue_state(topic, queue).max_offset
                 for queue in range(topic.queue_count)
@@ -157,13 +189,15 @@ class FakeGroups:
                 raise UnknownTopic(name)
         if not self.answers and ask.wait_s:
             await self._hold(ask.wait_s)
+            if self.is_stopped.is_set():
+                raise GroupsStopping
         answer = self.answers.pop(0) if self.answers else Received([])
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     async def _hold(self, wait_s: float) -> None:
-        # Not asyncio.timeout: what was begun early runs in no task yet.
+        # Not asyncio.timeout: an eagerly started coroutine does not run in a task yet.
         stopped = asyncio.ensure_future(self.is_stopped.wait())
         self.held += 1
         try:
@@ -176,7 +210,12 @@ class FakeGroups:
         self.undelivered_.append(list(receipts))
 
     async def settle(
-        self, group: str, verb: Verb, receipts: Sequence[str], **terms: Any
+        self,
+        group: str,
+        verb: Verb,
+        receipts: Sequence[str],
+        check_topic: CheckTopic | None = None,
+        **terms: Any,
     ) -> list[Status]:
         self.group_state(group)
         self._fail()
@@ -190,30 +229,43 @@ class FakeGroups:
             for each in receipts
         ]
 
-    async def seek(self, group: str, target: SeekTarget) -> Mapping[str, Mapping[int, int]]:
+    async def seek(
+        self, group: str, target: SeekTarget, *, check_topic: CheckTopic | None = None
+    ) -> Mapping[str, Mapping[int, int]]:
         state = self.group_state(group)
         self._fail()
         moved: dict[str, dict[int, int]] = {}
         if isinstance(target, Mapping):
             for name, offsets in target.items():
-                self.floors(group, name).update(offsets)
+                self._floors_of(group, name).update(offsets)
                 moved[name] = dict(offsets)
             return moved
         for name in state.topics:
             topic = self._store.topic(name)
-            floors = self.floors(group, name)
+            floors = self._floors_of(group, name)
             for queue in floors:
                 state_of = self._store.queue_state(topic, queue)
                 floors[queue] = state_of.max_offset if target == "latest" else state_of.min_offset
             moved[name] = dict(floors)
         return moved
 
-    async def leave(self, group: str, member: str) -> None:
+    async def redrive(self, group: str, ask: RedriveAsk) -> Redriven:
+        self.group_state(group)
+        self._fail()
+        self.redrives.append((group, ask))
+        return self.redriven or Redriven(ask.dead_letter_topic or "")
+
+    async def leave(
+        self, group: str, member: str, *, may_consume: MayConsume | None = None
+    ) -> None:
         self.group_state(group)
         self.left.append((group, member))
 
     def topic_deleted(self, topic_id: int) -> None:
-        """Nothing is kept of topics but their names."""
+        """Do nothing: this class stores only the names of topics."""
 
     def stats(self) -> GroupServiceStats:
+        return self.stats_
+
+    async def stats_in_slices(self) -> GroupServiceStats:
         return self.stats_

@@ -1,6 +1,6 @@
-"""A MessageStore in memory: dicts and lists in place of the log and LMDB.
+"""A MessageStore in memory, with dicts and lists in place of the log and LMDB.
 
-It answers as the real one does, by the same reading code, and can be told to fail:
+It answers like the real store, by the same reading code, and a test can make it fail:
 
     store = FakeStore()
     store.publish_error = DiskFull(4096)
@@ -8,18 +8,17 @@ It answers as the real one does, by the same reading code, and can be told to fa
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_check import MessageLimits
 from holdfast.commitlog.errors import CorruptRecord, LogError
-from holdfast.commitlog.message_id import parse_message_id
-from holdfast.commitlog.rows import Rows, as_batch
-from holdfast.commitlog.segment_format import SegmentHeader
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_check import MessageLimits
+from holdfast.commitlog.format.message_id import parse_message_id
+from holdfast.commitlog.format.message_rows import Rows, as_batch
+from holdfast.commitlog.format.segment_format import SegmentHeader
 from holdfast.consumequeue.config import TopicsConfig
-from holdfast.consumequeue.consume_queue import CqUnit
 from holdfast.consumequeue.errors import (
     InvalidTopicChange,
     OffsetBeyondEnd,
@@ -32,7 +31,10 @@ from holdfast.consumequeue.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.lost_ranges import LostRange
+from holdfast.consumequeue.maintenance.read_lease_service import ReadLeasing
+from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
 from holdfast.consumequeue.message_store import (
     Fetched,
     MessageFilter,
@@ -43,16 +45,16 @@ from holdfast.consumequeue.message_store import (
     Split,
     StoredOffsets,
 )
-from holdfast.consumequeue.queue_reading import Unreadable
-from holdfast.consumequeue.read_leasing import ReadLeasing
-from holdfast.consumequeue.reader import Wanted, collect, first_match
-from holdfast.consumequeue.shares import Shares, reading_order
+from holdfast.consumequeue.reading.poll_shares import Shares, reading_order
+from holdfast.consumequeue.reading.queue_reading import Unreadable
+from holdfast.consumequeue.reading.reader import Wanted, collect, first_match
+from holdfast.consumequeue.state.topic_room import TopicRoom
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 
 
 @dataclass
 class FakeQueue:
-    """One queue: its batches, and which of them are damaged."""
+    """One queue: its units and its first offset."""
 
     units: list[CqUnit] = field(default_factory=list)
     min_offset: int = 0
@@ -63,7 +65,8 @@ class FakeQueue:
 
 
 class FakeStore:
-    """`arrived` is called after each publish with the ends that moved, as reput does."""
+    """A fake store. After each publish it calls `arrived` with the new ends of queues, as reput
+    does."""
 
     def __init__(self, config: TopicsConfig | None = None) -> None:
         self.config = config or TopicsConfig()
@@ -73,9 +76,9 @@ class FakeStore:
         self.publish_error: Exception | None = None
         self.state_error: Exception | None = None
         self.damaged: set[int] = set()
-        """Physical offsets of batches that read as damaged."""
+        """Physical offsets of batches whose reads report damage."""
         self.publish_gate: asyncio.Event | None = None
-        """Publishes are stored at once, but acknowledged only when this is set."""
+        """If set, publishes are stored at once but acknowledged only after this event is set."""
         self.publishes: list[tuple[str, list[Batch], str | None]] = []
         self._topics: dict[str, Topic] = {}
         self._queues: dict[QueueKey, FakeQueue] = {}
@@ -84,13 +87,16 @@ class FakeStore:
         self._next_topic_id = 1
         self.read_leases = ReadLeasing(
             readable=self._readable,
-            max_leases=3,
-            max_queues=100,
+            limits=LeaseLimits(3, 100, 1000, 1000),
             now_ms=lambda: time.time_ns() // 1_000_000,
         )
 
+        self.topic_room = TopicRoom(
+            lambda topic: sum(state.bytes for state in self.queue_states(topic)), time.monotonic
+        )
+
     def as_store(self) -> MessageStore:
-        """Return this, as the type that is faked."""
+        """Return this object with the type that it replaces."""
         return cast(MessageStore, self)
 
     # -- topics ----------------------------------------------------------------------------
@@ -100,6 +106,9 @@ class FakeStore:
             check_name("topic", name)
             raise UnknownTopic(name)
         return self._topics[name]
+
+    def find_topic(self, name: str) -> Topic | None:
+        return self._topics.get(name)
 
     def topic_by_id(self, topic_id: int) -> Topic | None:
         return next((t for t in self._topics.values() if t.topic_id == topic_id), None)
@@ -141,6 +150,7 @@ class FakeStore:
             self.config.default_retention_ms or None,
             self.config.default_retention_bytes or None,
             self.config.default_max_message_bytes,
+            self.config.default_max_bytes or None,
         )
         topic = Topic(
             name,
@@ -197,8 +207,16 @@ class FakeStore:
             raise self.alarm
 
     async def publish(
-        self, topic: Topic, batches: Sequence[Batch | Rows], *, durability: str | None = None
+        self,
+        topic: Topic,
+        batches: Sequence[Batch | Rows],
+        *,
+        durability: str | None = None,
+        client: str = "",
+        refusal: Exception | None = None,
     ) -> list[Published]:
+        if refusal is not None:
+            raise refusal
         if self.publish_error is not None:
             raise self.publish_error
         stored = [as_batch(each) if isinstance(each, Rows) else each for each in batches]
@@ -245,7 +263,7 @@ class FakeStore:
     # -- reading ---------------------------------------------------------------------------
 
     def trim(self, topic: str, queue: int, min_offset: int) -> None:
-        """Retention took what is below."""
+        """Trim the queue as retention does: delete messages below `min_offset`."""
         self._queues[self._topics[topic].topic_id, queue].min_offset = min_offset
 
     def max_offset(self, key: QueueKey) -> int | None:
@@ -376,6 +394,14 @@ class FakeStore:
                 return max(unit.base_offset, found.min_offset), unit.store_timestamp_us
         return found.max_offset, None
 
+    async def stored_at(self, places: Sequence[tuple[QueueKey, int]]) -> list[int | None]:
+        found: list[int | None] = []
+        for key, offset in places:
+            units = self._queue(key).units
+            after = (unit.store_timestamp_us for unit in units if unit.end_offset > offset)
+            found.append(next(after, None))
+        return found
+
     async def message(self, message_id: str) -> tuple[Topic, Batch, int]:
         try:
             topic_id, queue, offset = parse_message_id(message_id)
@@ -395,6 +421,7 @@ class FakeStore:
         limit: int,
         *,
         skipped: list[tuple[int, LostRange]] | None = None,
+        max_bytes: int = 2**63,
     ) -> list[tuple[Batch, int]]:
         found = [
             (self._blocks[unit.physical_offset], row)
@@ -413,6 +440,7 @@ class FakeStore:
         *,
         max_bytes: int | None,
         min_splits: int,
+        max_splits: int,
     ) -> list[Split]:
         splits = []
         for queue, (start, end) in sorted(ranges.items()):
@@ -448,9 +476,21 @@ class FakeStore:
             raise UnknownGroup(group)
         return self._offsets[group]
 
-    async def forget_offsets(self, group: str) -> None:
+    async def forget_offsets(self, group: str, topics: Collection[str] | None = None) -> None:
         await self._commit()
-        self._offsets.pop(group, None)
+        stored = self._offsets.get(group, {})
+        for topic_id in list(stored):
+            topic = self.topic_by_id(topic_id)
+            if topics is None or (topic is not None and topic.name in topics):
+                del stored[topic_id]
+        if not stored:
+            self._offsets.pop(group, None)
+
+    def check_offsets(self, topic: Topic, offsets: Mapping[int, int]) -> None:
+        for queue, offset in offsets.items():
+            state = self.queue_state(topic, queue)
+            if offset > state.max_offset:
+                raise OffsetBeyondEnd(topic.name, queue, offset, state.min_offset, state.max_offset)
 
     async def store_offsets(
         self,
@@ -465,6 +505,7 @@ class FakeStore:
         before = self._offsets.get(group, {}).get(topic.topic_id, StoredOffsets())
         if if_version is not None and if_version != before.version:
             raise OffsetsChanged(group, topic.name, before.version)
+        self.check_offsets(topic, offsets)
         await self._commit()
         stored = StoredOffsets({**before.offsets, **offsets}, before.version + 1)
         self._offsets.setdefault(group, {})[topic.topic_id] = stored
@@ -473,7 +514,7 @@ class FakeStore:
     # -- what tests look at ----------------------------------------------------------------
 
     def snapshot(self) -> tuple[object, ...]:
-        """Return all that a refused request must leave as it was."""
+        """Return all state that a refused request must not change."""
         return (
             dict(self._topics),
             {key: list(queue.units) for key, queue in self._queues.items()},

@@ -1,8 +1,9 @@
-"""A log in memory with every kind of block, of which one bit is flipped; and its judge.
+"""A log in memory with every kind of block, in which one bit is flipped, and the judge of a start.
 
-The log is as a crash leaves it: a sealed segment, one that is being written, a block at its end
-that no later one proves durable. Whatever bit is flipped: what is served is what was stored, what
-is not is declared, no byte below the durable mark is changed, and what was not hit is all there.
+The log looks like a log after a crash: a sealed segment, an active segment, and at its end a block
+that no later block proves durable. Whichever bit is flipped: the served blocks are the stored
+ones, missing blocks are declared, no byte below the durable watermark is changed, and every block
+that was not hit is served.
 """
 
 import random
@@ -12,29 +13,29 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.commitlog.batch import Batch, payload_crc
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
-from holdfast.commitlog.batch_layout import Section
-from holdfast.commitlog.commit_log import CommitLog
-from holdfast.commitlog.disk import Bytes
+from holdfast.commitlog.disk.disk import Bytes
 from holdfast.commitlog.errors import CorruptRecord
-from holdfast.commitlog.segment import read_trailer
-from holdfast.commitlog.segment_format import BLOCK_DTYPE, END_MARK_SIZE, TRAILER_SIZE
+from holdfast.commitlog.format.batch import Batch, payload_crc
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.format.batch_layout import Section
+from holdfast.commitlog.format.segment_format import BLOCK_DTYPE, END_MARK_SIZE, TRAILER_SIZE
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.segment import read_trailer
 from tests.support.small_log import SmallLog
 
 Outcome = str
-""""harmless": all is served. "declared": the block hit is not, and recovery reported it. "cut":
-it was above the durable mark, and taken for torn."""
+""""harmless": all blocks are served. "declared": the hit block is missing, and recovery reported
+it. "cut": the hit block was above the durable watermark, and recovery removed it as torn."""
 
 
 class FlipViolation(AssertionError):
-    """What a flipped bit must not do."""
+    """A result that a flipped bit must not cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes of one meaning in one file, from `start` to before `end`."""
+    """Bytes with one meaning in one file, from `start` up to but not including `end`."""
 
     name: str
     path: Path
@@ -43,12 +44,12 @@ class Region:
 
     @property
     def bits(self) -> range:
-        """The bits in it, counted from the file's first."""
+        """The indexes of the region's bits, counted from the first bit of the file."""
         return range(self.start * 8, self.end * 8)
 
 
 class MemoryFile:
-    """A File over bytes."""
+    """A File whose content is a bytearray."""
 
     def __init__(self, content: bytearray) -> None:
         self.content = content
@@ -79,7 +80,7 @@ class MemoryFile:
 
 
 class MemoryDisk:
-    """A Disk of nothing but bytes: a start on it takes a few milliseconds."""
+    """A Disk in memory. A start on it takes a few milliseconds."""
 
     def __init__(self) -> None:
         self.files: dict[Path, bytearray] = {}
@@ -102,11 +103,11 @@ class MemoryDisk:
         self.files.pop(path, None)
 
     def sync_names(self, directory: Path) -> None:
-        """Nothing here is ever lost."""
+        """Do nothing: this disk never loses data."""
 
 
 def batches(rng: random.Random, rows: int, body_bytes: int) -> Iterator[tuple[str, bytes]]:
-    """Yield kinds of batches with their bytes, without end."""
+    """Yield batches of all kinds, as (kind, bytes), without end."""
     number = 0
     while True:
         number += 1
@@ -137,15 +138,17 @@ def batches(rng: random.Random, rows: int, body_bytes: int) -> Iterator[tuple[st
 
 @dataclass
 class FlippedLog:
-    """A log of two segments, the first of them full and sealed. `directory` is made for real,
-    and stays empty."""
+    """A log of two segments; the first one is full and sealed.
+
+    `directory` is created on the real file system, and stays empty.
+    """
 
     directory: Path
     segment_bytes: int
     rows: int = 3
     body_bytes: int = 40
     kinds: dict[int, str] = field(default_factory=dict)
-    """Of each block, by its physical offset."""
+    """The kind of each block, by physical offset."""
     blocks: list[Batch] = field(default_factory=list)
     durable_offset: int = 0
 
@@ -160,7 +163,8 @@ class FlippedLog:
         for _ in range(6):
             self._append(log, *next(kinds))
             log.sync()
-        # Of these two, the first knows of all before, and nothing knows of them.
+        # The first of these two blocks records that all earlier blocks are durable. No block
+        # records that these two are durable.
         self.durable_offset = log.durable_offset
         for _ in range(2):
             self._append(log, *next(kinds))
@@ -180,7 +184,7 @@ class FlippedLog:
     # -- what there is ---------------------------------------------------------------------
 
     def _regions(self, log: CommitLog) -> Iterator[Region]:
-        """Yield every byte of every file, in regions of one meaning."""
+        """Yield every byte of every file, as regions with one meaning each."""
         ends: dict[Path, int] = {}
         for segment in log.segments:
             yield Region("segment header", segment.path, 0, 36)
@@ -216,7 +220,7 @@ class FlippedLog:
         yield Region("zeros after the last block", active.path, ends[active.path], active.size)
 
     def hit(self, path: Path, bit: int) -> int | None:
-        """Return the index of the block that a bit lies in, None for none."""
+        """Return the index of the block that contains this bit, or None."""
         offset = int(path.name) + bit // 8
         for index, batch in enumerate(self.blocks):
             if batch.header.physical_offset <= offset < batch.header.end_physical_offset:
@@ -226,8 +230,10 @@ class FlippedLog:
     # -- flips -----------------------------------------------------------------------------
 
     def start(self, path: Path, bit: int) -> Outcome:
-        """Flip a bit, start on that without an index, read everything, flip it back. Raises
-        FlipViolation."""
+        """Flip a bit, start without an index, and read everything; return the outcome.
+
+        Raise FlipViolation if a rule is broken.
+        """
         self.disk.files = {name: bytearray(content) for name, content in self.image.items()}
         _flip(self.disk.files[path], bit)
         log = SmallLog(self.directory, self.disk, self.segment_bytes)
@@ -258,7 +264,7 @@ class FlippedLog:
         return {int(region.path.name) + region.start}
 
     def _judge_headers(self, found: list[BatchHeader], kept: list[Batch], hit: int | None) -> None:
-        """Every block is found, in order; the one that was hit may be missing."""
+        """Check that every block is found in order. Only the block that was hit may be missing."""
         expected = [_place(batch.header) for batch in kept]
         without = [place for index, place in enumerate(expected) if index != hit]
         if [_place(header) for header in found] not in (expected, without):
@@ -276,7 +282,8 @@ class FlippedLog:
                 raise FlipViolation(f"block {index} is served with other bytes")
 
     def _judge_files(self, path: Path, bit: int) -> None:
-        """No file is gone, and no byte below the durable mark other than it was."""
+        """Check that no file is missing, and that no byte below the durable watermark has
+        changed."""
         if self.disk.files.keys() != self.image.keys():
             raise FlipViolation(f"the files are {sorted(self.disk.files)}")
         for name, content in self.image.items():
@@ -289,7 +296,7 @@ class FlippedLog:
 
 
 class FlippedReads:
-    """Reads a log's blocks one by one, by way of the log's own check, with one bit flipped."""
+    """Reads the blocks of a log one by one, with the log's own check and one flipped bit."""
 
     def __init__(self, flipped: FlippedLog) -> None:
         self._flipped = flipped
@@ -299,12 +306,13 @@ class FlippedReads:
         self._log.open()
 
     def every_bit_of(self, index: int, *, read_each: int = 1) -> int:
-        """Flip every bit of a block, one at a time, and read it; return how many there are.
-        Raises FlipViolation when one is served.
+        """Flip every bit of a block, one at a time, and read the block; return the number of bits.
 
-        With `read_each` above 1, of the payload only the bits of every so many bytes are read;
-        of the others the payload's checksum is compared, the one thing that a read does with
-        them. The header's are always read.
+        Raise FlipViolation if a damaged block is served.
+
+        With `read_each` above 1, only the bits of every `read_each`-th payload byte are tested with
+        a read. For the other payload bits only the payload's checksum is compared, which is the
+        only use that a read makes of them. Header bits are always tested with a read.
         """
         header = self._flipped.blocks[index].header
         segment = self._log.segment_at(header.physical_offset)
@@ -337,7 +345,7 @@ class FlippedReads:
 
 
 def _place(header: BatchHeader) -> tuple[int, ...]:
-    """Return what a queue's entry is made of; of a damaged header, the footer has it too."""
+    """Return the fields of a queue entry. If the header is damaged, the footer has them too."""
     return (
         header.topic_id,
         header.queue_id,
@@ -351,7 +359,7 @@ def _place(header: BatchHeader) -> tuple[int, ...]:
 
 
 def columns_of(batch: Batch) -> list[tuple[str, Section]]:
-    """Return a batch's sections by name, in their order."""
+    """Return the sections of a batch with their names, in order."""
     layout = batch.layout
     names = [
         "body_offsets",

@@ -1,4 +1,4 @@
-"""What lets a test's threads work, pause and end together."""
+"""A gate at which the threads of a test work, pause and end together."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 
 class Gate:
-    """Threads ask it before each turn. Open at first."""
+    """Threads call `passes` before each step. The gate is open at first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -19,26 +19,29 @@ class Gate:
         self._members = 0
         self._waiting = 0
         self.disk_fails = False
-        """Whether the broker's disk does: it may answer 5xx to anything, and what it says of a
-        disk that loses its power at this moment is no promise. (An fdatasync that the shutdown of
-        the file system overtakes may return 0 though its bytes are gone: seen on XFS without any
-        broker. A real power loss takes the process too, before it can say so.)"""
+        """Whether the broker's disk is failing now.
+
+        The broker may then answer 5xx to any request, and its acknowledgements are no promise: on a
+        disk that loses power at this moment, an fdatasync that races with the shutdown of the file
+        system may return 0 although its bytes are lost (seen on XFS without any broker). A real
+        power loss also ends the process before it can acknowledge.
+        """
         self.disk_failures = 0
-        """How often it did so far: an answer of then may come to light later."""
+        """The number of disk failures so far. An answer from a failure may be seen only later."""
 
     def enter(self) -> None:
-        """Be one of those whom `pause` waits for."""
+        """Register the calling thread: `pause` waits for it."""
         with self._changed:
             self._members += 1
 
     def leave(self) -> None:
-        """No longer be one of them."""
+        """Unregister the calling thread."""
         with self._changed:
             self._members -= 1
             self._changed.notify_all()
 
     def passes(self) -> bool:
-        """Return True for another turn, False for the end; wait while there is a pause."""
+        """Wait during a pause. Return True to do another step, False to end."""
         with self._changed:
             self._waiting += 1
             self._changed.notify_all()
@@ -47,18 +50,18 @@ class Gate:
             return not self._is_over
 
     def wait(self, seconds: float) -> None:
-        """Let some time pass, less if there is a pause or the end."""
+        """Wait this many seconds, less if a pause or the end begins."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or not self._is_open, seconds)
 
     def close(self) -> None:
-        """Let nobody begin another turn."""
+        """Let no thread begin another step."""
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
 
     def pause(self, timeout_s: float = 60.0) -> None:
-        """Return once every thread has ended its turn and waits."""
+        """Close the gate; return once every registered thread has ended its step and waits."""
         self.close()
         with self._changed:
             paused = self._changed.wait_for(lambda: self._waiting == self._members, timeout_s)
@@ -76,17 +79,19 @@ class Gate:
 
 
 class Answer(NamedTuple):
-    """What a broker answered."""
+    """The answer of a broker."""
 
     status: int
     raw: bytes
     json: Any
-    """The body as JSON, None where it is something else."""
+    """The body parsed as JSON, or None if it is not JSON."""
 
 
 class GateClient(threading.Thread):
-    """A thread that talks HTTP with a broker and makes a turn after the other. It keeps the
-    first error, which ends it."""
+    """A thread that sends HTTP requests to a broker, one step after another.
+
+    Its first error ends it, and is kept in `error`.
+    """
 
     def __init__(self, name: str, url: str, gate: Gate) -> None:
         super().__init__(name=name, daemon=True)
@@ -110,12 +115,15 @@ class GateClient(threading.Thread):
             self._disconnect()
 
     def turn(self) -> None:
-        """Do one thing, once."""
+        """Do one step."""
         raise NotImplementedError
 
     def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer | None:
-        """Send one request; None where there is no whole answer, or one that says to come back
-        (429, 503), or any while the disk fails, after a short pause then."""
+        """Send one request and return the answer.
+
+        Return None if there is no complete answer, for status 429 or 503, and for any status while
+        the disk fails; each of these waits a moment first.
+        """
         try:
             if self._connection is None:
                 self._connection = HTTPConnection(*self._address, timeout=self.timeout_s)
@@ -142,7 +150,7 @@ class GateClient(threading.Thread):
 
 
 def fetch(url: str, timeout_s: float = 10.0) -> Answer:
-    """GET `url` once, whatever the status."""
+    """GET `url` once; return the answer with any status."""
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
     try:

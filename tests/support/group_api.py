@@ -1,4 +1,5 @@
-"""Groups with leases over HTTP, on a real broker in this process: log, cursors and disk."""
+"""Groups with leases over HTTP, with a real broker in this process, including log, cursors and
+disk."""
 
 import asyncio
 import time
@@ -15,8 +16,10 @@ from holdfast.config import load_config
 
 
 class GroupApi:
-    """A client of one broker that speaks of the group "g" and the topic "orders" unless told
-    otherwise. What is not 200 or 201 fails the test, but for what `refused` asks."""
+    """A client of one broker. By default it uses the group "g" and the topic "orders".
+
+    A status other than 200 or 201 fails the test, except in `refused`.
+    """
 
     def __init__(
         self, broker: Broker, session: aiohttp.ClientSession, skip: Callable[[float], None]
@@ -26,7 +29,7 @@ class GroupApi:
         self._skip = skip
 
     def later(self, seconds: float) -> None:
-        """Let time pass for messages, leases and delays, and have every group notice."""
+        """Advance the time for messages, leases and delays, and let every group process it."""
         self._skip(seconds)
         assert self.broker._groups is not None
         for group in self.broker._groups._served.by_name.values():
@@ -38,7 +41,7 @@ class GroupApi:
             return await response.json()
 
     async def refused(self, method: str, path: str, body: object = None) -> tuple[int, str]:
-        """Return the status of a refusal and its problem."""
+        """Return the status and the problem of a refused request."""
         async with self.session.request(method, path, json=body) as response:
             problem = await response.json(content_type="application/problem+json")
             return response.status, problem["type"].removeprefix("/problems/")
@@ -61,11 +64,12 @@ class GroupApi:
         return await self.ask("POST", f"/v1/groups/{group}/receive", body)
 
     def waiting(self, member: str = "m", **more: Any) -> "asyncio.Task[Any]":
-        """Begin to receive, for a minute unless told otherwise; `held` waits until it waits."""
+        """Start a receive in a task, with `wait_ms` of a minute by default. `held` waits until it
+        is held."""
         return asyncio.create_task(self.receive(member, **{"wait_ms": 60_000, **more}))
 
     async def held(self, count: int, within_s: float = 10.0) -> None:
-        """Wait until so many receives are held."""
+        """Wait until exactly `count` receives are held."""
         await until(lambda: self._held(count), within_s)
 
     async def _held(self, count: int) -> bool:
@@ -82,7 +86,7 @@ class GroupApi:
         return await self.ask("GET", f"/v1/groups/{group}")
 
     async def queue(self, queue: int = 0, topic: int = 0, group: str = "g") -> Any:
-        """Return how a group stands in one queue."""
+        """Return the progress of a group in one queue."""
         return (await self.describe(group))["topics"][topic]["queues"][queue]
 
     async def metric(self, name: str) -> float:
@@ -99,7 +103,7 @@ def bodies(reply: Any) -> list[str]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 10.0) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.001)
@@ -109,11 +113,11 @@ async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 10.0
 async def serving_groups(
     data_dir: Path, flags: dict[str, str] | None = None
 ) -> AsyncIterator[GroupApi]:
-    """Start a broker over a directory, and end it."""
+    """Run a broker on a directory until the block ends."""
     told = {"data_dir": str(data_dir), "http_api.port": "0", "commitlog.segment_bytes": "1MiB"}
     config = load_config(file=None, environ={}, flags={**told, **(flags or {})})
     connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(90)  # more than anybody waits for messages
+    timeout = aiohttp.ClientTimeout(90)  # longer than any receive waits
     with _time_to_skip() as skip:
         async with (
             Broker(config) as broker,
@@ -124,8 +128,10 @@ async def serving_groups(
 
 @contextmanager
 def _time_to_skip() -> Iterator[Callable[[float], None]]:
-    """Let clocks run ahead by the seconds that were given in all: the wall clock and the one that
-    counts what passed, as they do when a machine wakes up. The loop's own is not touched."""
+    """Let the wall clock and the clock of elapsed time run ahead by the sum of the skipped seconds.
+
+    Both clocks do so when a machine wakes from sleep. The clock of the event loop is not changed.
+    """
     skipped_s = 0.0
     wall_ns, read_s = time.time_ns, time.clock_gettime
 
@@ -138,7 +144,7 @@ def _time_to_skip() -> Iterator[Callable[[float], None]]:
 
     with (
         patch.object(time, "time_ns", now_ns),
-        patch("holdfast.http_api.publish.time_ns", now_ns),
+        patch("holdfast.http_api.endpoints.publish.time_ns", now_ns),
         patch.object(time, "clock_gettime", lambda clock: read_s(clock) + skipped_s),
     ):
         yield skip

@@ -1,8 +1,8 @@
-"""Groups over a real storage on a temporary directory, without HTTP, and words for tests."""
+"""Groups over a real storage in a temporary directory, without HTTP, with short calls for tests."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,30 +24,36 @@ from holdfast.groups.service_types import (
 )
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
-from holdfast.storage import Storage, StorageEvents
+from holdfast.storage.storage import Storage, StorageEvents
 from tests.support.stored import batch, small_config
 
 
 class GroupBroker:
-    """Storage, hold service and groups. `skipped_s` is time that the tests have let pass: set
-    it with `later`."""
+    """Storage, hold service and groups.
+
+    `skipped_s` is the time that tests have skipped; set it with `later`. `set_ahead_s` moves only
+    the wall clock ahead.
+    """
 
     def __init__(
         self, config: Config, hold: HoldServiceConfig | None = None, boot_id: bytes | None = None
     ) -> None:
         self.skipped_s = 0.0
+        self.set_ahead_s = 0.0
         self.failures: list[Exception] = []
+        self.may_subscribe: Callable[[str, str, str], bool] = lambda owner, topic, group: True
         self.storage = Storage(
             config,
             StorageEvents(
                 arrived=self._arrived, failed=self.failures.append, trimmed=self._trimmed
             ),
-            now_us=lambda: time.time_ns() // 1000 + round(self.skipped_s * 1e6),
+            now_us=self._now_us,
             boot_id=boot_id,
         )
         self._config = config
-        # What two scans in a row find is a wake-up that was lost. On a busy machine it may also be
-        # a thread that was stopped between what it made readable and what it told of it.
+        # The hold service counts a message that two scans in a row find as a lost wake-up. On a
+        # busy machine the cause can also be a thread that was suspended between making a message
+        # readable and reporting it.
         self._hold_config = hold or HoldServiceConfig(scan_interval_ms=500)
         self.groups: GroupService
         self.hold: PullRequestHoldService
@@ -63,9 +69,13 @@ class GroupBroker:
             self.storage.groups,
             self._config.groups,
             places=self.hold,
-            ageing_us=lambda: time.time_ns() // 1000 + round(self.skipped_s * 1e6),
+            ageing_us=self.storage.ageing.now_us,
+            wall_us=self._now_us,
             passed_s=lambda: time.monotonic() + self.skipped_s,
+            may_subscribe=lambda owner, topic, group: self.may_subscribe(owner, topic, group),
         )
+        store.check_new_queues = self.groups.check_new_queues
+        store.topic_created = self.groups.topic_created
         store.topic_deleted = self.groups.topic_deleted
         await self.groups.start()
         self.hold.also_scan = self.groups.scan
@@ -107,6 +117,9 @@ class GroupBroker:
         ask = ReceiveAsk(member, fields.pop("client", "c"), most, **fields)
         return await self.groups.receive(group, ask)
 
+    def start_receiving(self, most: int = 32, **fields: Any) -> "asyncio.Task[Received]":
+        return asyncio.create_task(self.receive(most, **fields))
+
     async def settle(
         self,
         received: Received | Sequence[str],
@@ -118,11 +131,15 @@ class GroupBroker:
         return await self.groups.settle(group, verb, receipts, **how)
 
     def later(self, seconds: float, group: str = "g") -> None:
-        """Let time pass, and have the group notice."""
+        """Skip time, and let the group process it."""
         self.skipped_s += seconds
         self.groups._served.by_name[group]._ring()
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _now_us(self) -> int:
+        ahead_s = self.skipped_s + self.set_ahead_s
+        return time.time_ns() // 1000 + round(ahead_s * 1e6)
 
     def _arrived(self, advanced: dict[QueueKey, int]) -> None:
         self.hold.message_arriving(advanced)
@@ -133,12 +150,12 @@ class GroupBroker:
 
 
 def bodies_of(received: Received) -> list[str]:
-    """Return the bodies that were delivered."""
+    """Return the bodies of the delivered messages."""
     return [each.batch.body(each.row).decode() for each in received.deliveries]
 
 
 def receipts_of(received: Received) -> list[str]:
-    """Return the receipts that were delivered."""
+    """Return the receipts of the delivered messages."""
     return [each.receipt for each in received.deliveries if each.receipt is not None]
 
 
@@ -148,11 +165,16 @@ async def running(
     *,
     hold: HoldServiceConfig | None = None,
     limits: GroupsConfig | None = None,
+    skipped_s: float = 0.0,
+    may_subscribe: Callable[[str, str, str], bool] = lambda owner, topic, group: True,
     **commitlog: Any,
 ) -> AsyncIterator[GroupBroker]:
-    """Run storage and groups on a directory; in order at the end."""
+    """Run storage and groups on a directory until the block ends. Their clock is `skipped_s`
+    ahead."""
     config = small_config(data_dir, **commitlog)
     broker = GroupBroker(replace(config, groups=limits or config.groups), hold)
+    broker.skipped_s = skipped_s
+    broker.may_subscribe = may_subscribe
     await broker.start()
     try:
         yield broker
@@ -161,6 +183,6 @@ async def running(
 
 
 async def turns(count: int = 3) -> None:
-    """Let the loop go on with what is ready."""
+    """Run `count` iterations of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)

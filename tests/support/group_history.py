@@ -1,23 +1,25 @@
-"""The group checker: what members of a group with leases were delivered and what they said of it,
-against what the topic holds.
+"""The group checker: compare the deliveries and settlements of a group with the topic's content.
 
-Every call has two times of one clock, in seconds: when it was sent and when its answer was there;
-what it did at the broker it did in between. Only what no order of events can explain is refused:
+Every call has two times of one clock, in seconds: when the request was sent and when the answer was
+there. Its effect in the broker happened in between. The checker refuses only a history that no
+order of events can explain:
 
-    unknown      a message was delivered that the topic does not hold
-    too-early    it was delivered again while a lease was in force and nobody had given it back
-    risen        it was delivered again after it was settled and that had been confirmed
-    divided      two members held messages of one key at once (keyed groups)
+    unknown      a delivered message is not in the topic
+    risen        a message was redelivered after it was settled and the settlement was confirmed;
+                 this rule also applies if its last lease would still be in force
+    too-early    a message was redelivered during a lease, and nobody had given the message back
+    divided      two members held messages of one key at the same time (keyed groups)
     overtaken    a message was delivered, or confirmed as settled, before an earlier one of its key
                  (keyed groups)
-    lost         nobody ever settled it
-    letters      what was rejected is not among the dead letters, or twice, or without a reject
+    lost         a message was never settled
+    letters      a rejected message has no dead letter, a dead letter has no reject, or a message
+                 has two dead letters without a seek in between
 
-An operator may send the group back in a queue meanwhile: what lies from there on may, and must, be
-delivered again, and no lease of before holds.
+During the run an operator may seek the group back in a queue. Messages from that offset on may, and
+must, be redelivered, and all their earlier leases end.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -26,9 +28,9 @@ from threading import Lock
 from tests.support.history import Found, HistoryViolation
 
 Place = tuple[int, int]
-"""(queue, offset) of the group's only topic."""
+"""(queue, offset) in the only topic of the group."""
 
-#: What the two clocks, and the broker's whole milliseconds, may differ by.
+#: Tolerance for the difference of the two clocks and for the broker's rounding to milliseconds.
 SLACK_S = 0.05
 
 NEVER = float("inf")
@@ -39,7 +41,7 @@ GIVES_BACK = ("nack", "release", "reject", "leave")
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message as a member got it. `lease_s` is what was asked for."""
+    """A message as a member received it. `lease_s` is the requested lease."""
 
     member: str
     found: Found
@@ -56,14 +58,16 @@ class Delivered:
 
     @property
     def lease_end(self) -> float:
-        """The earliest time at which its lease can have ended by itself."""
+        """The earliest time at which the lease can have expired."""
         return self.sent_at + self.lease_s - SLACK_S
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a member said of a message. `had_at` is infinite where no answer came; `status` then
-    is empty."""
+    """One settlement of a message by a member.
+
+    If no answer came, `had_at` is infinite and `status` is empty.
+    """
 
     verb: str
     place: Place
@@ -74,13 +78,13 @@ class Said:
 
     @property
     def may_count(self) -> bool:
-        """Say whether the broker may have done it."""
+        """Return whether the broker may have applied the settlement."""
         return self.status in ("done", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """The group was sent back to an offset of a queue. `had_at` is infinite without an answer."""
+    """A seek of the group to an offset of a queue. `had_at` is infinite if no answer came."""
 
     queue: int
     offset: int
@@ -88,34 +92,36 @@ class Sought:
     had_at: float = NEVER
 
     def may_be_between(self, before_s: float, after_s: float) -> bool:
-        """Say whether it may have happened between two calls: after the one was sent, and before
-        the other's answer was there."""
+        """Return whether the seek may have happened between two calls.
+
+        That is after the first call was sent, and before the second call was answered.
+        """
         return self.had_at > before_s and self.sent_at < after_s
 
 
 @dataclass(slots=True)
 class GroupHistory:
-    """What happened to one group, written down by many threads."""
+    """The events of one group. Many threads record them."""
 
     deliveries: list[Delivered] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
     settled: set[Place] = field(default_factory=set)
-    """What was confirmed as acknowledged or rejected."""
+    """The messages whose acknowledgement or rejection was confirmed."""
     seeks: list[Sought] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
 
     def delivered(self, deliveries: Iterable[Delivered]) -> None:
-        """A member was given these."""
+        """Record deliveries to a member."""
         with self._lock:
             self.deliveries += deliveries
 
     def sought(self, seek: Sought) -> None:
-        """The group was sent back, or is about to be."""
+        """Record a seek that was made or is about to be made."""
         with self._lock:
             self.seeks.append(seek)
 
     def told(self, said: Iterable[Said]) -> None:
-        """A member said these, and was answered or not."""
+        """Record settlements of a member, with or without an answer."""
         with self._lock:
             for each in said:
                 self.said.append(each)
@@ -126,9 +132,9 @@ class GroupHistory:
 def check_group(
     history: GroupHistory, final: Collection[Found], *, keyed: bool = False, drained: bool = True
 ) -> None:
-    """Raise HistoryViolation unless the members' story is one that a right broker can cause.
+    """Raise HistoryViolation unless a correct broker can cause this history.
 
-    `drained`: all of `final`, the whole topic, was to be settled.
+    `drained`: all of `final`, the whole topic, had to be settled.
     """
     there = {(found.queue, found.offset): found for found in final}
     for each in history.deliveries:
@@ -140,11 +146,16 @@ def check_group(
     by_place: dict[Place, list[Delivered]] = defaultdict(list)
     for each in history.deliveries:
         by_place[each.place].append(each)
+    seeks: dict[int, list[Sought]] = defaultdict(list)
+    for seek in history.seeks:
+        seeks[seek.queue].append(seek)
+    # Check all messages for "risen" first. A broker that forgets settlements forgets the leases
+    # too, and the order of the checks must not decide which rule is reported.
+    for place, deliveries in by_place.items():
+        _check_settled(deliveries, said[place], seeks[place[0]])
     leases = _Leases(history, keyed=keyed)
     for place, deliveries in by_place.items():
-        seeks = [seek for seek in history.seeks if seek.queue == place[0]]
-        _check_leases(deliveries, leases, seeks)
-        _check_settled(deliveries, said[place], seeks)
+        _check_leases(deliveries, leases, seeks[place[0]])
     if keyed:
         _check_keys(final, by_place, said, leases)
     if drained:
@@ -160,11 +171,23 @@ def check_group(
 
 
 def check_letters(history: GroupHistory, letters: Collection[Place]) -> None:
-    """Raise HistoryViolation unless `letters`, of which message each dead letter is one, has what
-    was rejected, each once."""
+    """Raise HistoryViolation unless the dead letters match the rejected messages.
+
+    `letters` has the source message of each dead letter. A rejected message has one dead letter,
+    and may have one more for each seek back to it.
+    """
     rejects = [words for words in history.said if words.verb == "reject" and words.may_count]
-    if len(set(letters)) < len(letters):
-        raise HistoryViolation("letters", f"one is there twice: {sorted(letters)}")
+    rejected = Counter(words.place for words in rejects)
+    for place, count in Counter(letters).items():
+        times_back = sum(
+            seek.queue == place[0] and seek.offset <= place[1] for seek in history.seeks
+        )
+        if count > 1 and count > min(rejected[place], 1 + times_back):
+            raise HistoryViolation(
+                "letters",
+                f"{place} is there {count} times: rejected {rejected[place]} times, "
+                f"sent back to {times_back} times",
+            )
     if missing := {words.place for words in rejects if words.status} - set(letters):
         raise HistoryViolation("letters", f"those of {missing} are not there")
     if invented := set(letters) - {words.place for words in rejects}:
@@ -172,13 +195,16 @@ def check_letters(history: GroupHistory, letters: Collection[Place]) -> None:
 
 
 def _is_back_to(seek: Sought, place: Place) -> bool:
-    """Say whether a seek was answered that lets a message come again."""
+    """Return whether this seek was answered and allows a redelivery of the message."""
     return seek.had_at < NEVER and seek.queue == place[0] and seek.offset <= place[1]
 
 
 class _Leases:
-    """When leases can have ended at the earliest. In a keyed group the leases of a key that come
-    after one that was given back, or has ended, end with it."""
+    """The earliest ends of leases.
+
+    In a keyed group, when a lease of a key ends or its message is given back, the later leases of
+    that key end too.
+    """
 
     def __init__(self, history: GroupHistory, *, keyed: bool) -> None:
         self._said: dict[str, list[Said]] = defaultdict(list)
@@ -190,7 +216,7 @@ class _Leases:
                 self._of_key[each.member, each.found.key].append(each)
 
     def given_back(self, delivery: Delivered) -> float:
-        """Return the earliest time at which the message can have been anybody's again."""
+        """Return the earliest time at which any member can have received the message again."""
         key = delivery.member, delivery.found.key or ""
         earlier = [
             each
@@ -201,7 +227,7 @@ class _Leases:
         return min([self._end(delivery), *ends])
 
     def over(self, delivery: Delivered) -> float:
-        """Return the earliest time at which its lease can have ended, also by being settled."""
+        """Return the earliest time at which its lease can have ended, including by settlement."""
         said = [
             words.sent_at
             for words in self._said[delivery.receipt]
@@ -210,7 +236,7 @@ class _Leases:
         return min([self.given_back(delivery), *said])
 
     def is_settled(self, delivery: Delivered) -> bool:
-        """Say whether its member was told that it is settled."""
+        """Return whether the broker confirmed to the member that the message is settled."""
         return any(
             words.verb in SETTLES and words.status == "done"
             for words in self._said[delivery.receipt]
@@ -230,7 +256,7 @@ def _check_leases(deliveries: list[Delivered], leases: _Leases, seeks: list[Soug
         first, second = sorted((one, other), key=lambda each: each.sent_at)
         if any(seek.may_be_between(first.sent_at, second.had_at) for seek in seeks):
             continue
-        # Whichever came first, the second must have come in its lease.
+        # Whichever delivery was first, the second one was made during the first one's lease.
         if other.had_at < leases.given_back(one) and one.had_at < leases.given_back(other):
             raise HistoryViolation("too-early", f"{one} and {other}")
 
@@ -269,8 +295,11 @@ def _check_order(
     by_place: dict[Place, list[Delivered]],
     said: dict[Place, list[Said]],
 ) -> None:
-    """The first delivery of each message, and the first word that can have settled it, come
-    before the first of the next one's are through."""
+    """Check the order of the messages of a key.
+
+    The first delivery and the first possible settlement of a message must not come after those of
+    the next message.
+    """
     delivered_from = settled_from = 0.0
     for place in places:
         deliveries = by_place[place]

@@ -1,4 +1,4 @@
-"""Members of a group with leases as a part of a Workload, and the judgement of what they met."""
+"""Members of a group with leases as a part of a Workload, and the judgement of their history."""
 
 import time
 from contextlib import suppress
@@ -18,7 +18,7 @@ _HABITS = Habits(ack=0.8, nack=0.05, release=0.05, reject=0.02, max_messages=100
 
 
 class GroupLoad:
-    """Three members, and one who sends the group back; they are `threads` for the workload."""
+    """Three members and a thread that seeks the group back; the workload runs them as `threads`."""
 
     def __init__(self, url: str, gate: Gate, topic: LoadTopic) -> None:
         self._topic = topic
@@ -30,7 +30,7 @@ class GroupLoad:
         self.threads.append(Seeker("seeker", url, gate, GROUP, topic.name, self._history))
 
     def begin(self) -> None:
-        """Make the group; its topic is there."""
+        """Create the group. Its topic exists already."""
         settings = {
             "topics": {self._topic.name: {}},
             "lease_ms": LEASE_MS,
@@ -42,8 +42,10 @@ class GroupLoad:
         assert answer.status == 201, answer
 
     def judge(self, client: Client) -> None:
-        """Settle what is left, and judge all that was. The threads are paused. Raises
-        HistoryViolation."""
+        """Settle the remaining messages, and judge the history. The threads must be paused.
+
+        Raise HistoryViolation if the history is wrong.
+        """
         self._drain()
         final = [
             Found(message.queue, message.offset, message.key, bytes(message.body))

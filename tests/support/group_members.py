@@ -1,5 +1,7 @@
-"""Members of a group with leases: threads that receive and settle over plain HTTP, through every
-restart of the broker, and write down what they were given and what they said."""
+"""Members of a group with leases, as threads that receive and settle over plain HTTP.
+
+They continue through every restart of the broker, and record deliveries and settlements.
+"""
 
 import json
 import random
@@ -18,13 +20,13 @@ from tests.support.history import Found
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How often a member does what with a message, and how it asks."""
+    """How often a member settles a message in each way, and the parameters of its requests."""
 
     ack: float = 1.0
     nack: float = 0.0
     release: float = 0.0
     reject: float = 0.0
-    #: The rest is neither settled nor given back: its lease ends by itself.
+    #: The remaining share is neither settled nor given back: its leases expire.
     max_messages: int = 20
     lease_ms: int = 2000
     nack_delay_ms: int = 0
@@ -33,19 +35,21 @@ class Habits:
 
 @dataclass(slots=True)
 class _Words:
-    """A settling that has not been answered yet."""
+    """A settlement that has not been answered yet."""
 
     verb: str
     deliveries: list[Delivered]
-    #: When it was sent for the first time: from then on it may count.
+    #: When the request was sent first: the broker may apply it from then on.
     sent_at: float = field(default_factory=time.monotonic)
 
 
 class Member(GateClient):
-    """Receives, and settles what it has before it receives again. A request without an answer is
-    sent again until there is one. The messages of a key it settles in their order: what lies behind
-    one that it gave back, or keeps, it gives back or keeps as well. `leave` and `vanish` end its
-    work, in order and without a word."""
+    """A member that receives, and settles its messages before it receives again.
+
+    It repeats a request until it gets an answer. It settles the messages of a key in order: after a
+    message that it gave back or keeps, it also gives back or keeps the later ones of the key.
+    `leave` ends its work in order, `vanish` without a request.
+    """
 
     def __init__(
         self,
@@ -65,21 +69,21 @@ class Member(GateClient):
         self._random = random.Random(f"{name} {seed}")
         self._words: deque[_Words] = deque()
         self._attempt: str | None = None
-        #: What it has and says nothing of.
+        #: Messages that it received and does not settle.
         self._ignored: list[Delivered] = []
         self._is_leaving = self._is_gone = False
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has left, is about to, or has vanished."""
+        """Whether the member has left, is leaving, or has vanished."""
         return self._is_gone or self._is_leaving
 
     def leave(self) -> None:
-        """Let it settle what it has to say, leave, and do nothing any more."""
+        """Let the member send its open settlements, leave the group, and end."""
         self._is_leaving = True
 
     def vanish(self) -> None:
-        """Let it do nothing any more, soon."""
+        """Let the member stop soon, without leaving the group."""
         self._is_gone = True
 
     def turn(self) -> None:
@@ -128,7 +132,7 @@ class Member(GateClient):
             if not verb:
                 self._ignored.append(each)
                 continue
-            # What is given back goes one by one and in order, acknowledgements together.
+            # Messages are given back one by one and in order; acknowledgements are sent together.
             last = self._words[-1] if self._words else None
             if last is not None and last.verb == verb == "ack":
                 last.deliveries.append(each)
@@ -136,7 +140,8 @@ class Member(GateClient):
                 self._words.append(_Words(verb, [each]))
 
     def _waits_for_earlier(self, delivery: Delivered) -> bool:
-        """Say whether it may still have an earlier message of the key, and says nothing of it."""
+        """Return whether the member may still hold an earlier message of the key that it does not
+        settle."""
         return any(
             each.found.key == delivery.found.key is not None
             and each.place < delivery.place
@@ -160,7 +165,7 @@ class Member(GateClient):
     def _leave(self) -> None:
         sent_at = time.monotonic()
         answer = self._post("leave", {"member": self.name})
-        # Whether it was done is not asked: what it has is given back now, or its leases end.
+        # The status is not checked: the messages are given back now, or their leases expire.
         self._history.told(said("leave", self._ignored, sent_at, None))
         self._is_gone = answer is not None
 
@@ -169,7 +174,7 @@ class Member(GateClient):
 
 
 class Seeker(GateClient):
-    """Sends the group a little back in one queue after another, until it is told to leave off."""
+    """Seeks the group a little back, one queue after another, until `leave_off`."""
 
     def __init__(
         self, name: str, url: str, gate: Gate, group: str, topic: str, history: GroupHistory
@@ -182,7 +187,7 @@ class Seeker(GateClient):
         self._is_over = False
 
     def leave_off(self) -> None:
-        """Let it send the group nowhere any more, once the gate was closed."""
+        """End all seeks; the gate must be closed before."""
         self._is_over = True
 
     def turn(self) -> None:
@@ -193,7 +198,7 @@ class Seeker(GateClient):
         assert answer.status == HTTPStatus.OK, answer.raw
         queues = answer.json["topics"][0]["queues"]
         queue = self._random.choice(queues)
-        # Never forward, however far the group has come meanwhile: nothing is passed over.
+        # Never seek forward, even if the group has advanced meanwhile: no message may be skipped.
         offset = max(0, queue["floor"] - self._random.randrange(10))
         self._seek(queue["queue"], offset)
 
@@ -208,7 +213,7 @@ class Seeker(GateClient):
 
 
 def letters_of(messages: Iterable[Any]) -> list[Place]:
-    """Return of which message each dead letter is one."""
+    """Return the source message of each dead letter."""
     return [
         (
             int(message.properties["holdfast-dead-queue"]),
@@ -221,7 +226,7 @@ def letters_of(messages: Iterable[Any]) -> list[Place]:
 def delivered(
     member: str, answer: Any, sent_at: float, lease_ms: int, had_at: float | None = None
 ) -> list[Delivered]:
-    """Return what a receive's answer brought; without `had_at` it was there just now."""
+    """Return the deliveries of a receive's answer. Without `had_at`, the answer arrived now."""
     had_at = time.monotonic() if had_at is None else had_at
     return [
         Delivered(
@@ -239,7 +244,7 @@ def delivered(
 
 
 def said(verb: str, deliveries: Sequence[Delivered], sent_at: float, answer: Any) -> list[Said]:
-    """Return what was said of messages, by a settle's answer; None: there was none."""
+    """Return the settlements that a request contained, with its answer; None means no answer."""
     had_at = float("inf") if answer is None else time.monotonic()
     statuses = [""] * len(deliveries)
     if answer is not None:

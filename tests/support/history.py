@@ -1,22 +1,22 @@
-"""The history checker: what clients sent and were told, against what the topic holds afterwards.
+"""The history checker: compare the sends and answers of clients with the topic's final content.
 
-Bodies are unique, so a body names its send. The rules, each with its own violation:
+Bodies are unique, so a body identifies its send. Each rule has its own violation:
 
-    lost            an acknowledged message is not there
-    moved           it is there, but not at the queue and offset that the acknowledgement named
-    altered         a message is at its offset with other bytes (or another key)
-    duplicated      a body is there twice, or two messages are at one offset
-    invented        a body that nobody sent
-    gap             offsets of a queue are not dense
-    reordered       two messages of one producer are in the wrong order in a queue, or one is before
-                    another that had been acknowledged when it was sent
-    taken-back      a consumer saw a message that is no longer at its offset
-    skipped         a read is no prefix of what lies from its offset on
-    regressed       a number that may only grow, an end or a stored offset, went back
-    hole            a power loss took a message, and left one that came after it
+    lost            an acknowledged message is missing
+    moved           an acknowledged message is not at the acknowledged queue and offset
+    altered         the message at an offset has other bytes or another key
+    duplicated      a body is stored twice, or two messages are at one offset
+    invented        a body was never sent
+    gap             the offsets of a queue are not dense
+    reordered       two messages of one producer are in the wrong order in a queue, or a message
+                    precedes another one that was acknowledged before the first was sent
+    taken-back      a message that a consumer saw is no longer at its offset
+    skipped         a read did not return a prefix of the messages from its offset on
+    regressed       a number that must only grow (an end or a stored offset) became smaller
+    hole            a power loss removed a message, but a later one is still there
 
-Messages below a queue's min offset were trimmed and are not asked for. A message that was
-acknowledged in written mode may be gone after a power loss: `settle_power_loss` judges that.
+Messages below a queue's min offset were trimmed and are not checked. A message that was
+acknowledged in written mode may be lost in a power loss: `settle_power_loss` judges that.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ from threading import Lock
 
 
 class HistoryViolation(AssertionError):
-    """A history that no correct broker can have. `rule` is one of the words above."""
+    """A history that no correct broker can have. `rule` is one of the rules above."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
@@ -35,7 +35,7 @@ class HistoryViolation(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """One message as a producer sent it; `number` counts that producer's sends."""
+    """One message as a producer sent it. `number` counts the sends of that producer."""
 
     producer: str
     number: int
@@ -45,7 +45,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One message as it was read."""
+    """One message as a client read it."""
 
     queue: int
     offset: int
@@ -55,30 +55,31 @@ class Found:
 
 @dataclass(slots=True)
 class History:
-    """What happened, written down by many threads."""
+    """The events of a run. Many threads record them."""
 
     sends: list[Send] = field(default_factory=list)
     acks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     seen: list[Found] = field(default_factory=list)
     seen_written: list[Found] = field(default_factory=list)
-    """What consumers of topics in written mode were given: a power loss may take it."""
+    """Messages that consumers of topics in written mode received. A power loss may remove them."""
     marks: dict[str, int] = field(default_factory=dict)
-    """Numbers that may only grow, by name, as far as anybody was told."""
+    """The highest reported value of each number that must only grow, by name."""
     written: dict[bytes, int] = field(default_factory=dict)
-    """Bodies that a power loss may take: acknowledged in written mode, by when that was."""
+    """Bodies acknowledged in written mode, with the time of the acknowledgement. A power loss may
+    remove them."""
     sent_at: dict[bytes, int] = field(default_factory=dict)
     acked_at: dict[bytes, int] = field(default_factory=dict)
     _clock: int = 0
     _lock: Lock = field(default_factory=Lock)
 
     def sent(self, send: Send) -> None:
-        """A producer is about to send this."""
+        """Record a message that a producer is about to send."""
         with self._lock:
             self.sends.append(send)
             self.sent_at[send.body] = self._tick()
 
     def acknowledged(self, send: Send, queue: int, offset: int, *, durable: bool = True) -> None:
-        """The broker said that it is stored there."""
+        """Record the acknowledgement of a message at this queue and offset."""
         with self._lock:
             self.acks[send.body] = (queue, offset)
             self.acked_at[send.body] = self._tick()
@@ -86,12 +87,13 @@ class History:
                 self.written[send.body] = self.acked_at[send.body]
 
     def consumed(self, found: Found, *, durable: bool = True) -> None:
-        """A consumer was given this; not `durable`: a power loss may take it back."""
+        """Record a message that a consumer received. If not `durable`, a power loss may remove
+        it."""
         with self._lock:
             (self.seen if durable else self.seen_written).append(found)
 
     def reached(self, mark: str, value: int) -> None:
-        """Somebody was told that this mark is as far as that."""
+        """Record that the broker reported this value of a mark."""
         with self._lock:
             self.marks[mark] = max(value, self.marks.get(mark, value))
 
@@ -107,10 +109,10 @@ def check_history(
     allow_duplicates: bool = False,
     min_offsets: Mapping[int, int] | None = None,
 ) -> None:
-    """Raise HistoryViolation unless `final`, the whole topic read back, agrees with `history`.
+    """Raise HistoryViolation unless `final`, the content of the whole topic, agrees with `history`.
 
     `allow_duplicates`: producers were not idempotent, so a retry may be stored twice.
-    `min_offsets` says where queues begin that retention has trimmed.
+    `min_offsets` has the first offsets of queues that retention has trimmed.
     """
     kept = min_offsets or {}
     by_place: dict[tuple[int, int], Found] = {}
@@ -134,8 +136,8 @@ def check_history(
 
 
 def check_read(queue: int, offset: int, found: Collection[Found], next_offset: int) -> None:
-    """Raise HistoryViolation unless a read without a filter, from `offset` on, gave what lies
-    there one after another, as far as it says."""
+    """Raise HistoryViolation unless a read without a filter returned every offset from `offset` up
+    to `next_offset`, in order."""
     offsets = [message.offset for message in found]
     if {message.queue for message in found} - {queue} or offsets != [*range(offset, next_offset)]:
         raise HistoryViolation(
@@ -144,7 +146,7 @@ def check_read(queue: int, offset: int, found: Collection[Found], next_offset: i
 
 
 def check_marks(history: History, observed: Mapping[str, int]) -> None:
-    """Raise HistoryViolation when a mark is not as far now as somebody was told before."""
+    """Raise HistoryViolation if a mark is now below a value that was reported before."""
     for mark, value in observed.items():
         told = history.marks.get(mark, value)
         if value < told:
@@ -154,12 +156,12 @@ def check_marks(history: History, observed: Mapping[str, int]) -> None:
 def settle_power_loss(
     history: History, final: Collection[Found], *, min_offsets: Mapping[int, int] | None = None
 ) -> int:
-    """Judge what a power loss took, `final` being all that was read back; return how many
-    messages that were acknowledged are gone.
+    """Judge the loss after a power loss; return the number of acknowledged messages that are lost.
 
-    Gone may only be what was acknowledged in written mode, and only the end of the log: raises
-    HistoryViolation ("hole") when something later is there. What is gone is struck from the
-    history's promises, and what is left is durable from now on.
+    `final` is the content of the whole topic. Only messages acknowledged in written mode may be
+    lost, and only the end of the log: raise HistoryViolation ("hole") if a later message is still
+    there. The lost messages are removed from the history, and the remaining ones count as durable
+    from now on.
     """
     kept = min_offsets or {}
     there = {found.body for found in final}
@@ -187,7 +189,8 @@ def settle_power_loss(
 
 
 def _settle_seen(history: History, final: Collection[Found], kept: Mapping[int, int]) -> None:
-    """Strike what consumers of written topics saw and a power loss took: the end, if anything."""
+    """Remove messages of written topics that consumers saw and a power loss took. Only the end of a
+    queue may be lost."""
     ends: dict[int, int] = defaultdict(int)
     for found in final:
         ends[found.queue] = max(ends[found.queue], found.offset + 1)
@@ -250,7 +253,7 @@ def _check_dense(by_place: dict[tuple[int, int], Found], kept: Mapping[int, int]
 
 
 def _check_order(sends: dict[bytes, Send], by_body: dict[bytes, list[Found]]) -> None:
-    """Each producer's messages are in the order in which it sent them, in each queue."""
+    """Check that each producer's messages are in send order in each queue."""
     last: dict[tuple[str, int], int] = {}
     ordered = [(sends[body], place) for body, places in by_body.items() for place in places[:1]]
     ordered.sort(key=lambda pair: (pair[0].producer, pair[0].number))
@@ -265,7 +268,8 @@ def _check_order(sends: dict[bytes, Send], by_body: dict[bytes, list[Found]]) ->
 
 
 def _check_real_time(history: History, by_place: dict[tuple[int, int], Found]) -> None:
-    """Nothing lies before what had been acknowledged when it was sent, whoever sent it."""
+    """Check that no message precedes a message that was acknowledged before the first one was
+    sent."""
     earliest: dict[int, int] = {}
     for (queue, _), found in sorted(by_place.items(), reverse=True):
         acked_at = earliest.get(queue)

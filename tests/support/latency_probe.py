@@ -1,4 +1,5 @@
-"""How long a broker takes for what must not wait for its disk, while durable publishes do."""
+"""Measure requests that must not wait for the broker's disk, while durable publishes are
+running."""
 
 import threading
 import time
@@ -15,18 +16,19 @@ _PUBLISHERS = 4
 
 @dataclass(slots=True)
 class Latencies:
-    """Seconds by what was asked."""
+    """Durations in seconds, by kind of request."""
 
     of: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def p99_s(self, what: str) -> float:
-        """Return the 99th percentile; of less than 100 samples that is the slowest."""
+        """Return the 99th percentile. With fewer than 100 samples this is the slowest sample."""
         samples = sorted(self.of[what])
         assert samples, f"no samples of {what}"
         return samples[int(len(samples) * 0.99)]
 
     def slowest(self) -> tuple[str, float]:
-        """Return what has the highest 99th percentile, and that; publishers are left out."""
+        """Return the kind with the highest 99th percentile, and that value. Publishes are
+        ignored."""
         return max(
             ((what, self.p99_s(what)) for what in self.of if what != "publish"),
             key=lambda pair: pair[1],
@@ -34,7 +36,7 @@ class Latencies:
 
 
 def prepare(calls: Calls) -> None:
-    """Make what the probe asks for."""
+    """Create the topics, messages and offsets that the probe uses."""
     for topic, durability in ((DURABLE, "fsync"), (WRITTEN, "written")):
         made = calls("PUT", f"/v1/topics/{topic}", {"queues": 1, "durability": durability})
         assert made.status == 201, made
@@ -45,7 +47,7 @@ def prepare(calls: Calls) -> None:
 
 
 def probe(url: str, seconds: float, *, store_offsets: bool = False) -> Latencies:
-    """Ask for so long, while durable publishes (and stores of offsets) are under way."""
+    """Send requests for `seconds` while durable publishes (and stores of offsets) are running."""
     found = Latencies()
     over = threading.Event()
     errors: list[BaseException] = []
@@ -98,7 +100,7 @@ def probe(url: str, seconds: float, *, store_offsets: bool = False) -> Latencies
 
 
 class _Wake:
-    """A pull that is held on a written topic, from the publish that wakes it to its answer."""
+    """Measures the time from the publish that wakes a held pull to the pull's answer."""
 
     def __init__(self, url: str) -> None:
         self._puller = Calls(url, keep_alive=True)

@@ -1,9 +1,10 @@
-"""A file system of its own for a test, in a file, which can lose its power.
+"""A separate file system for a test, stored in a file, that can lose its power.
 
-Root and a loop device are needed: `why_not` says what is missing. Losing power is the ioctl by
-which ext4 and XFS shut down without writing their journal: what was not synced is gone after the
-next mount, and until then every write fails. Image and mount point are in one folder, whose name
-has the test process's id, so that whoever comes later can clear away what a killed one left.
+It needs root and a loop device: `why_not` reports what is missing. The power loss is the ioctl that
+shuts ext4 and XFS down without writing their journal: data that was not synced is missing after
+the next mount, and until then every write fails. The image and the mount point are in one folder.
+Its name contains the id of the test process, so that later tests can remove the volume of a test
+process that was killed.
 """
 
 import fcntl
@@ -22,12 +23,12 @@ FILE_SYSTEMS = ("ext4", "xfs")
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
 _NO_LOG_FLUSH = struct.pack("I", 2)
 _PREFIX = "holdfast-volume-"
-_IMAGE_MIB = 1024  # sparse; a broker keeps 64 MiB free, and mkfs.xfs takes 300 at least
+_IMAGE_MIB = 1024  # sparse; a broker keeps 64 MiB free, and mkfs.xfs needs at least 300
 _DEADLINE_S = 20.0
 
 
 def why_not(file_system: str) -> str | None:
-    """Return what is missing here for such a volume, None if nothing is."""
+    """Return the reason why this machine cannot create such a volume, or None if it can."""
     if os.geteuid() != 0:
         return "not root: nothing can be mounted"
     if not Path("/dev/loop-control").exists():
@@ -39,14 +40,14 @@ def why_not(file_system: str) -> str | None:
 
 
 class CannotMount(Exception):
-    """The system refuses to mount, as containers do. The text is its own."""
+    """The system refuses to mount, as containers do. The message is the system's."""
 
 
 class LoopVolume:
-    """A mounted file system; `path` is where. `remove` it, whatever happens."""
+    """A file system that is mounted at `path`. Always call `remove`."""
 
     def __init__(self, file_system: str, options: str = "") -> None:
-        """Make and mount it, with mount `options` if given. Raises CannotMount."""
+        """Create and mount the file system, with mount `options` if given. Raise CannotMount."""
         parent = folder_in_memory(_IMAGE_MIB << 20) or Path(tempfile.gettempdir())
         _remove_abandoned(parent)
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
@@ -64,7 +65,7 @@ class LoopVolume:
             raise
 
     def cut_power(self) -> None:
-        """Lose all that is not on the disk; every write fails from now on."""
+        """Lose all data that is not on the disk; every write fails from now on."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, _NO_LOG_FLUSH)
@@ -72,23 +73,27 @@ class LoopVolume:
             os.close(descriptor)
 
     def restore_power(self) -> None:
-        """Mount what is on the disk. Nobody may have a file open there. The machine was started
-        anew, but the kernel does not say so here: what is only believed in the boot that wrote it
-        is removed."""
+        """Mount the file system again. No file on it may be open.
+
+        After a real power loss the machine has a new boot id, but here the boot id is unchanged.
+        Therefore this method removes the files that are valid only in the boot that wrote them.
+        """
         _unmount(self.path)
         self._mount()
         for page in self.path.rglob("groups.page"):
             page.unlink()
 
     def become_read_only(self) -> None:
-        """Turn read-only at once, as ext4 does when it finds itself damaged; it must be mounted
-        with errors=remount-ro."""
+        """Make the file system read-only at once, as ext4 does when it finds damage.
+
+        It must be mounted with errors=remount-ro.
+        """
         number = self.path.stat().st_dev
         block_device = Path("/sys/dev/block", f"{os.major(number)}:{os.minor(number)}").resolve()
         Path("/sys/fs/ext4", block_device.name, "trigger_fs_error").write_text("tests")
 
     def remove(self) -> None:
-        """Unmount and delete it; may be called twice."""
+        """Unmount and delete the file system; may be called twice."""
         _remove(self._folder)
 
     def _mount(self) -> None:
@@ -96,14 +101,14 @@ class LoopVolume:
 
 
 def _remove(folder: Path) -> None:
-    # Not is_mount(), which fails where the power is gone.
+    # Not is_mount(): it fails after a power loss.
     if f" {folder / 'volume'} " in Path("/proc/self/mountinfo").read_text():
         _unmount(folder / "volume", lazily=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _unmount(path: Path, *, lazily: bool = False) -> None:
-    """Unmount; a process that was just killed may keep it busy for a moment."""
+    """Unmount. Retry for some time: a process that was just killed may keep the volume busy."""
     deadline = time.monotonic() + (2.0 if lazily else _DEADLINE_S)
     while True:
         done = subprocess.run(["umount", path], capture_output=True, text=True, check=False)
@@ -118,7 +123,7 @@ def _unmount(path: Path, *, lazily: bool = False) -> None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Clear away the volumes of test processes that are gone."""
+    """Remove the volumes of test processes that no longer run."""
     for folder in parent.glob(f"{_PREFIX}*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdecimal() and not Path("/proc", owner).exists():

@@ -1,4 +1,4 @@
-"""Where tests keep files in memory: what is synced there costs no time."""
+"""A folder in memory for tests: a sync there costs no time."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def folder_in_memory(needed_bytes: int) -> Path | None:
-    """Return a folder in memory that has so much room left, None where there is none: containers
-    have 64 MiB there unless told otherwise."""
+    """Return a folder in memory with this much free space, or None.
+
+    Containers have 64 MiB there by default.
+    """
     if not SHARED_MEMORY.is_dir():
         return None
     stats = os.statvfs(SHARED_MEMORY)

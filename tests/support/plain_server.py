@@ -7,27 +7,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class PlainHandler(BaseHTTPRequestHandler):
-    """Answers each request by `respond`. Connections stay open."""
+    """Answers each request with `respond`. Connections stay open."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def body(self) -> bytes:
-        """Return what was sent with the request."""
+        """Return the body of the request."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def respond(self) -> None:
-        """Answer, or close the connection."""
+        """Send an answer, or close the connection."""
         raise NotImplementedError
 
     def do_GET(self) -> None:
-        """As the server calls it."""
+        """Answer a GET request; the server calls this method."""
         self.respond()
 
     do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815  the server's names for them
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager

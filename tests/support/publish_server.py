@@ -1,4 +1,5 @@
-"""The publishing half of a broker, in the test's loop: stores batches in lists, with faults."""
+"""The publishing part of a broker, in the test's event loop: stores batches in lists, with
+faults."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -7,30 +8,30 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from holdfast.commitlog.batch import iter_batches
-from holdfast.commitlog.message_id import format_message_id
+from holdfast.commitlog.format.batch import iter_batches
+from holdfast.commitlog.format.message_id import format_message_id
 from tests.support.scripted_server import ScriptedServer, problem, scripted_server
 
 TOPIC_ID = 9
 
-#: Given the number of the publish (from 1) and the request; an answer is sent in place of the
-#: result, after the batches were stored when its status is 0.
+#: Called with the number of the publish (from 1) and the request. A response that it returns is
+#: sent instead of the result: by `refuse` before the batches are stored, by `lose_reply` after.
 Fault = Callable[[int, web.Request], web.StreamResponse | None]
 
 
 @dataclass
 class StoredTopic:
-    """What was stored: the bodies of each queue. A repeated sequence is stored once."""
+    """The stored content: the bodies of each queue. A repeated sequence is stored once."""
 
     queue_count: int = 4
     max_message_bytes: int = 4 * 1024 * 1024
     queues: dict[int, list[bytes]] = field(default_factory=dict)
     offsets: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    #: Batches in each publish, also of repeated ones.
+    #: The batches of each publish, including repeated batches.
     publishes: list[list[tuple[int, int]]] = field(default_factory=list)
     refuse: Fault = lambda number, request: None
     lose_reply: Fault = lambda number, request: None
-    #: Publishes wait for it before they are answered.
+    #: Publishes wait for this event before they are answered.
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     exists: bool = True
     auto_create_topics: bool = True
@@ -88,6 +89,6 @@ class StoredTopic:
 
 @asynccontextmanager
 async def publish_server(topic: StoredTopic) -> AsyncIterator[ScriptedServer]:
-    """Serve one topic until the block is left."""
+    """Serve one topic until the block ends."""
     async with scripted_server(topic.answer) as server:
         yield server

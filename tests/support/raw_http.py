@@ -1,4 +1,4 @@
-"""A bare connection: bytes out as they are written, answers in as they come."""
+"""A plain connection: sends bytes unchanged, and reads the answers as they arrive."""
 
 import asyncio
 import ssl
@@ -19,14 +19,14 @@ class RawConnection:
         await self.writer.drain()
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Return the next whole answer: status, headers in lower case, body."""
+        """Return the next complete answer: status, headers in lower case, body."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         fields = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         body = await self.reader.readexactly(int(fields.get("content-length", "0")))
         return int(head[0].split()[1]), fields, body
 
     async def closed(self) -> bytes:
-        """Wait until the server closes; return what came before that."""
+        """Wait until the server closes the connection; return the bytes received before."""
         try:
             return await self.reader.read()
         except ConnectionResetError:
@@ -37,7 +37,8 @@ class RawConnection:
 async def raw_connection(
     port: int, tls: ssl.SSLContext | None = None, *, address: str = "127.0.0.1"
 ) -> AsyncIterator[RawConnection]:
-    """Connect, from this address; with `tls` shake hands as "localhost" expects it."""
+    """Connect from this address; with `tls`, make a TLS handshake for the server name
+    "localhost"."""
     name = "localhost" if tls is not None else None
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", port, ssl=tls, server_hostname=name, local_addr=(address, 0)

@@ -1,4 +1,4 @@
-"""An HTTP server on a free port that answers as the test says, and keeps what it was asked."""
+"""An HTTP server on a free port that answers as the test decides, and records the requests."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class ScriptedServer:
-    """`url` to ask it at; `requests` are "METHOD target" of all it was asked, in order."""
+    """The server is at `url`; `requests` has "METHOD target" of each request, in order."""
 
     url: str = ""
     requests: list[str] = field(default_factory=list)
@@ -21,7 +21,7 @@ class ScriptedServer:
 
 @asynccontextmanager
 async def scripted_server(answer: Answer) -> AsyncIterator[ScriptedServer]:
-    """Serve until the block is left; requests that are under way then are cancelled."""
+    """Serve until the block ends. Requests that are in progress then are cancelled."""
     script = ScriptedServer()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -39,7 +39,7 @@ async def scripted_server(answer: Answer) -> AsyncIterator[ScriptedServer]:
 def problem(
     status: int, type_: str, retry_after_s: int | None = None, **members: object
 ) -> web.Response:
-    """Return a problem as the broker sends it."""
+    """Return a problem response in the broker's format."""
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return web.json_response(
         {"type": f"/problems/{type_}", "title": type_, "status": status, **members},

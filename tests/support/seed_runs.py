@@ -1,4 +1,4 @@
-"""Many seeded runs side by side, a process for each core, until they are done or time is up."""
+"""Run many seeds in parallel, with one process per core, until all are done or the time is over."""
 
 import asyncio
 import logging
@@ -13,30 +13,32 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.commitlog import commit_log
+from holdfast.commitlog.segments import commit_log
 from tests.support.crash_run import run_seed
 from tests.support.simulated_broker import Totals
 
 
 @dataclass(slots=True)
 class SeedRuns:
-    """What came of the runs."""
+    """The results of the runs."""
 
     first_seed: int
     totals: Totals = field(default_factory=Totals)
     failures: dict[int, str] = field(default_factory=dict)
-    """By seed, the end of what went wrong."""
+    """The end of the traceback of each failed seed."""
 
     @property
     def summary(self) -> str:
-        """The seeds and what happened, in a line."""
+        """One line with the seeds and the totals."""
         last = self.first_seed + self.totals.runs + len(self.failures) - 1
         return f"seeds {self.first_seed} to {last}: {self.totals}, failed {sorted(self.failures)}"
 
 
 def run_seeds(first_seed: int, count: int, most_s: float, base: Path) -> SeedRuns:
-    """Run `count` seeds from `first_seed` on, in order, none begun after `most_s`; each in a
-    directory of its own under `base`."""
+    """Run `count` seeds from `first_seed` on, in order, each in its own directory under `base`.
+
+    No seed is started after `most_s` seconds.
+    """
     runs = SeedRuns(first_seed)
     ends_at = time.monotonic() + most_s
     seeds = iter(range(first_seed, first_seed + count))
@@ -64,9 +66,9 @@ def _next(seeds: Iterator[int]) -> list[int]:
 
 
 def _run(seed: int, base: Path) -> tuple[int, Totals | str]:
-    """Run one seed, in a process of the pool."""
+    """Run one seed in a process of the pool."""
     logging.disable(logging.CRITICAL)  # every fault is on purpose
-    commit_log.DISK_FULL_RETRY_S = 0.0  # the disk has its room back when it is told to
+    commit_log.DISK_FULL_RETRY_S = 0.0  # the test decides when the disk has room again
     directory = Path(tempfile.mkdtemp(prefix=f"seed-{seed}-", dir=base))
     try:
         return seed, asyncio.run(run_seed(seed, directory)).totals

@@ -1,7 +1,7 @@
-"""A simulated broker with its clients, and its judge.
+"""A simulated broker with its clients, and the judge of its restarts.
 
-`restart` ends the process in one of three ways and opens what is left; then everything is read
-back and judged by the history checker.
+`restart` ends the process in one of three ways and opens its storage again. Then all data is read
+back, and the history checker judges it.
 """
 
 import random
@@ -18,8 +18,11 @@ __all__ = ["SimulatedBroker", "Totals"]
 
 
 class SimulatedBroker(SimulatedGroups):
-    """Storage, disk and clients, all on one event loop. Anything that a right broker cannot do
-    raises an AssertionError: HistoryViolation or BrokerViolation."""
+    """Storage, disk and clients on one event loop.
+
+    Behaviour that a correct broker cannot have raises an AssertionError: HistoryViolation or
+    BrokerViolation.
+    """
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         super().__init__(directory, rng)
@@ -36,12 +39,12 @@ class SimulatedBroker(SimulatedGroups):
         failing_reads: float = 0.1,
         hold_syncs: bool = False,
     ) -> None:
-        """End the process, open what is left of it, and judge that.
+        """End the process, open its storage again, and judge the result.
 
-        `forget` names LMDB environments ("consumequeue", "state") that are deleted in between;
-        `recovery_crashes` is how likely another power loss is while the storage opens, and
-        `failing_reads` how likely a read that fails then; with `hold_syncs` the disk is slow from
-        then on.
+        `forget` names LMDB environments ("consumequeue", "state") that are deleted in between.
+        `recovery_crashes` is the probability of another power loss while the storage opens, and
+        `failing_reads` the probability of a failing read then. With `hold_syncs` the disk is slow
+        from then on.
         """
         if ending == "close":
             await self.quiesce()
@@ -55,7 +58,7 @@ class SimulatedBroker(SimulatedGroups):
         self.check()
         for name in forget:
             self.forget(name)
-        # Now and then the power goes while recovering, or soon after it.
+        # Sometimes the power fails during recovery, or soon after it.
         again = self.rng.random() < recovery_crashes
         self.disk.freeze_after(self.rng.randint(0, 6) if again else None)
         if self.rng.random() < failing_reads:
@@ -63,12 +66,12 @@ class SimulatedBroker(SimulatedGroups):
         power_lost = await self.open() or ending == "crash"
         self.disk.spare("read")
         if hold_syncs:
-            await self.keeper_done()  # the next segment is there: no roll waits for a sync
+            await self.keeper_done()  # the next segment exists: no roll waits for a sync
             self.disk.hold_syncs()
         await self._verify(power_lost=power_lost)
 
     async def finish(self) -> None:
-        """Close in order, open again twice, the second time without the index; judge each."""
+        """Close in order and open again twice, the second time without the index; judge both."""
         await self.repeat_all()
         await self.restart("close", recovery_crashes=0)
         await self.restart("close", forget=["consumequeue"], recovery_crashes=0)
@@ -78,19 +81,19 @@ class SimulatedBroker(SimulatedGroups):
         self.check()
 
     async def close(self) -> None:
-        """Close the storage once every publish under way was answered or failed."""
+        """Close the storage after every running publish was answered or has failed."""
         await self._settle()
         await super().close()
 
     async def abandon(self) -> None:
-        """End the threads, whatever state they are in."""
+        """End the threads in any state."""
         self.disk.freeze()
         await self.close()
 
     # -- judging ---------------------------------------------------------------------------
 
     async def _verify(self, *, power_lost: bool) -> None:
-        """Judge what a restart left. Nothing of it may be lost later: recovery synced it."""
+        """Judge the data after a restart. It must not be lost later, because recovery synced it."""
         begins = self._begins()
         for number, begin in begins.items():
             before = self._min_offsets.get(number, 0)
@@ -118,8 +121,10 @@ class SimulatedBroker(SimulatedGroups):
         self.verify_group(power_lost=power_lost)
 
     def _verify_marks(self, power_lost: bool) -> None:
-        """A queue's end goes back only where a power loss takes it from a written topic. Recovery
-        synced what it found: from here on that is durable."""
+        """Check that a queue's end became smaller only by a power loss in a topic in written mode.
+
+        Recovery synced the data that it found, so this data is durable from now on.
+        """
         self.history.seen += self.history.seen_written
         self.history.seen_written.clear()
         for plan in self.plans:
@@ -138,7 +143,7 @@ class SimulatedBroker(SimulatedGroups):
         expected = self._stored_offsets.get(plan.name)
         if expected is not None:
             if not plan.is_durable:
-                # Beyond what a power loss left there will be other messages.
+                # Other messages will get the offsets after the end that the power loss left.
                 ends = {q: self.store.queue_state(topic, q).max_offset for q in expected}
                 expected = {queue: min(offset, ends[queue]) for queue, offset in expected.items()}
                 self._stored_offsets[plan.name] = expected

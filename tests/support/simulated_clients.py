@@ -1,27 +1,29 @@
-"""The clients of a simulated broker, as data: the topics that were asked for, the producers and
-their publishes. Bodies name their sends, so that the history checker can tell them apart."""
+"""The clients of a simulated broker as data: requested topics, producers and their publishes.
+
+Bodies identify their sends, so that the history checker can distinguish them.
+"""
 
 import asyncio
 import random
 from dataclasses import dataclass, field
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.rows import Rows
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.message_rows import Rows
 from tests.support.history import Send
 
-#: Batches that a producer has under way at most: as many as the broker can answer twice.
+#: The most batches that a producer has in flight: the broker can answer this many a second time.
 PIPELINE = 5
 _QUEUES_PER_TOPIC = 10
-#: How many of the answers never reach the client.
+#: The share of answers that do not reach the client.
 _LOST_ANSWERS = 0.03
-#: The answer to this try always does.
+#: The answer to this attempt always reaches the client.
 MOST_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A topic as it was asked for."""
+    """A topic as the test requested it."""
 
     number: int
     name: str
@@ -34,25 +36,26 @@ class Plan:
 
     @property
     def queues(self) -> range:
-        """Its queues' numbers in the row of the queues of all topics."""
+        """The numbers of its queues, in one numbering of the queues of all topics."""
         first = self.number * _QUEUES_PER_TOPIC
         return range(first, first + self.queue_count)
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One publish, tried until it is answered."""
+    """One publish, repeated until it is answered."""
 
     batches: list[Batch | Rows]
     sends: list[list[Send]]
-    """Per batch, its messages."""
+    """The messages of each batch."""
     durability: str
     epoch: int
     task: "asyncio.Task[None] | None" = None
     tries: int = 0
 
     def loses_answer(self) -> bool:
-        """Whether the answer to this try is lost on its way; never that to the last."""
+        """Count an attempt; return whether its answer is lost. The last attempt's answer never
+        is."""
         self.tries += 1
         draw = random.Random(self.sends[0][0].body[:16] + bytes([self.tries])).random()
         return self.tries < MOST_TRIES and draw < _LOST_ANSWERS
@@ -64,10 +67,10 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class Producer:
-    """Publishes to one queue of a topic, or (`queue` None) with each request to all of them.
+    """Publishes to one queue of a topic, or with `queue` None to all its queues in each request.
 
-    An idempotent one (`producer_id` above 0) repeats what was not answered; another one gives
-    it up, since it would store it twice.
+    An idempotent producer (`producer_id` above 0) repeats unanswered publishes. Another producer
+    gives them up, because a repeated publish could be stored twice.
     """
 
     name: str
@@ -80,20 +83,24 @@ class Producer:
     sent: int = 0
     unanswered: list[Attempt] = field(default_factory=list)
     sends_rows: bool = False
-    """Its messages may share a batch with those of others; sequences count its requests then."""
+    """Whether its messages may share a batch with messages of other producers. If so, its sequences
+    count requests."""
     is_known: bool = False
-    """It was answered once."""
+    """Whether the broker has answered this producer once."""
 
     @property
     def can_send(self) -> bool:
-        """Whether one more publish may be under way. It waits for each answer while the broker
-        does not know it, since it might start at any sequence; and always where it counts
-        requests, lest one stays half stored behind the next."""
+        """Whether the producer may start one more publish.
+
+        It waits for each answer until the broker knows it, because its first sequence may be any
+        number. If it publishes to all queues, it always waits, so that no half-stored publish
+        precedes the next.
+        """
         may_pipeline = self.is_known and self.queue is not None
         return len(self.unanswered) < (PIPELINE if may_pipeline else 1)
 
     def attempt(self, messages: int, body_bytes: int) -> Attempt:
-        """Make the next publish."""
+        """Return the next publish."""
         queues = [self.queue] if self.queue is not None else list(range(self.plan.queue_count))
         attempt = Attempt([], [], self.durability, self.epoch)
         for queue in queues:
@@ -129,7 +136,7 @@ class Producer:
 
     def _send(self, queue: int, body_bytes: int) -> Send:
         self.sent += 1
-        # The body names its send; keys are of one length, so that batches are of few sizes.
+        # The body identifies its send. All keys have one length, so that few batch sizes occur.
         start = f"{self.name} {self.sent:06d} ".encode()
         rng = random.Random(start)
         body = start + rng.randbytes(max(body_bytes - len(start), 0))

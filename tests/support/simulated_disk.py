@@ -1,15 +1,14 @@
-"""A disk in memory that can lose its power. It keeps what Linux promises, and nothing more.
+"""A disk in memory that can lose its power. It guarantees only what Linux guarantees.
 
-A write is in the page cache; a sync makes durable what was written before it began; a directory
-entry is durable once its directory was synced. When the power goes, each dirty 4 KB page is on
-the disk, or not, or torn between two of its 512-byte sectors.
+A write changes the page cache. A sync makes durable the data that was written before the sync
+began. A directory entry is durable once its directory was synced. After a power loss each dirty
+4 KB page is on the disk, or is not, or is torn between two of its 512-byte sectors.
 
-`crash` gives the disk as the machine finds it after a power loss, `kill` as the next process
-finds it after SIGKILL: all that was written is there, and no more of it durable than before.
-Both freeze this disk first: every later change to it fails, so that the threads of the broker
-that "died" can be ended, and touch nothing of what its successor works on.
-
-Any thread may call any method.
+`crash` returns the disk as the machine finds it after a power loss. `kill` returns the disk as the
+next process finds it after SIGKILL: all written data is there, but no more of it is durable than
+before. Both freeze this disk first: every later change to it fails. So a test can end the threads
+of the broker that "died", and they cannot change the data of its successor. Any thread may call any
+method.
 """
 
 import errno
@@ -24,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from holdfast.commitlog.disk import Bytes
+from holdfast.commitlog.disk.disk import Bytes
 
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096
@@ -33,26 +32,27 @@ _SECTORS_PER_PAGE = PAGE_BYTES // SECTOR_BYTES
 #: A call that changes the disk, by the name of its method.
 Change = Literal["create", "write", "sync", "rename", "remove", "sync_directory"]
 
-#: A call that may be told to fail.
+#: A call that a test can make fail.
 Call = Literal[Change, "read"]
 
 _Captured = dict[int, tuple[int, bytes]]
-"""What a sync is about: by sector, the write that made it dirty and the bytes it had then."""
+"""The data of a sync: for each sector, the number of its last write and its bytes at that time."""
 
 
 @dataclass(slots=True)
 class _Content:
-    """One file's bytes, apart from its name."""
+    """The bytes of one file. Its name is stored elsewhere."""
 
     cache: bytearray
     """What a read returns."""
     durable: bytearray
-    """What a power loss leaves; empty until the first sync: the room is not durable either."""
+    """The bytes after a power loss. Empty until the first sync: the file's size is not durable
+    either."""
     cached_pages: set[int] = field(default_factory=set)
-    """Pages that were ever written: those SEEK_DATA finds."""
+    """Pages that were written at least once; SEEK_DATA finds them."""
     durable_pages: set[int] = field(default_factory=set)
     dirty: dict[int, int] = field(default_factory=dict)
-    """Sectors that are not durable, by the number of the write that last touched each."""
+    """The sectors that are not durable, each with the number of its last write."""
 
     def write(self, data: bytes, position: int, number: int) -> None:
         end = position + len(data)
@@ -61,11 +61,11 @@ class _Content:
         self.cached_pages.update(_covering(position, end, PAGE_BYTES))
 
     def capture(self) -> _Captured:
-        """Return all that is dirty now."""
+        """Return all dirty sectors with their current bytes."""
         return {sector: (number, self._sector(sector)) for sector, number in self.dirty.items()}
 
     def persist(self, captured: _Captured) -> None:
-        """Make what was captured durable; what was written over since stays dirty."""
+        """Make captured sectors durable. A sector that was written again since then stays dirty."""
         if not self.durable:
             self.durable = bytearray(len(self.cache))
         for sector, (number, data) in captured.items():
@@ -75,13 +75,14 @@ class _Content:
                 del self.dirty[sector]
 
     def drop(self, captured: _Captured) -> None:
-        """What a failed sync does: the pages count as clean, and are not on the disk."""
+        """Apply a failed sync: the pages become clean, but are not on the disk."""
         for sector, (number, _) in captured.items():
             if self.dirty.get(sector) == number:
                 del self.dirty[sector]
 
     def after_power_loss(self, rng: random.Random, kept: float) -> "_Content":
-        """Return what is left, each dirty page being there with a probability of `kept`."""
+        """Return the content after a power loss. Each dirty page is kept with probability
+        `kept`."""
         pages: dict[int, list[int]] = defaultdict(list)
         for sector in sorted(self.dirty):
             pages[sector // _SECTORS_PER_PAGE].append(sector)
@@ -110,7 +111,8 @@ class _Content:
 
 
 def _covering(start: int, end: int, unit: int) -> range:
-    """Return the sectors or pages that bytes from `start` to before `end` lie in."""
+    """Return the sectors or pages that contain the bytes from `start` up to but not including
+    `end`."""
     return range(start // unit, -(-end // unit))
 
 
@@ -119,7 +121,7 @@ _Entries = dict[Path, _Content]
 
 @dataclass(frozen=True, slots=True)
 class _EntryChange:
-    """A change of a directory: one name goes, another comes (None: neither)."""
+    """A change of a directory: the name `gone` is removed and `come` is added; each may be None."""
 
     gone: Path | None
     come: Path | None
@@ -134,7 +136,7 @@ class _EntryChange:
 
 @dataclass(slots=True)
 class _Failure:
-    """An error to come: `after` more calls pass before it. `share` of a write gets through."""
+    """A planned error: `after` calls succeed first. A failing write writes `share` of its bytes."""
 
     code: int
     after: int
@@ -142,15 +144,15 @@ class _Failure:
 
 
 class SimulatedDisk:
-    """The Disk of a machine that a test can cut the power of."""
+    """The Disk of a machine whose power a test can cut."""
 
     def __init__(self) -> None:
         self.full = False
-        """While set, there is no room for another file."""
+        """While True, no file can be created."""
         self.frozen = False
-        """The process is dead: nothing changes any more."""
+        """The process is dead: no change succeeds any more."""
         self.changes = 0
-        """Calls that changed something, or tried to."""
+        """The number of calls that changed something, or tried to."""
         self._entries: _Entries = {}
         self._durable_entries: _Entries = {}
         self._entry_changes: list[_EntryChange] = []
@@ -169,7 +171,7 @@ class SimulatedDisk:
             return sorted(path.name for path in self._entries if path.parent == directory)
 
     def create(self, path: Path, size: int) -> "SimulatedFile":
-        """Create a file of zeros. OSError(ENOSPC) while the disk is full."""
+        """Create a file of zeros. Raise OSError(ENOSPC) while the disk is full."""
         with self._change("create"):
             if self.full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -193,7 +195,7 @@ class SimulatedDisk:
         self._sync_directory(target.parent)
 
     def remove(self, path: Path) -> None:
-        """Remove a file and sync its directory; a missing file is no error."""
+        """Remove a file and sync its directory. A missing file is not an error."""
         with self._change("remove"):
             content = self._entries.get(path)
             if content is not None:
@@ -209,7 +211,7 @@ class SimulatedDisk:
         self._entry_changes.append(change)
 
     def _sync_directory(self, directory: Path) -> None:
-        """Make the directory's entries durable. The power may go just before."""
+        """Make the entries of the directory durable. The power may fail just before."""
         with self._change("sync_directory"):
             kept = []
             for change in self._entry_changes:
@@ -219,13 +221,13 @@ class SimulatedDisk:
                     kept.append(change)
             self._entry_changes = kept
 
-    # -- what a test does to it ------------------------------------------------------------
+    # -- controls for tests ----------------------------------------------------------------
 
     def crash(self, rng: random.Random) -> "SimulatedDisk":
-        """Cut the power; return the disk as it is found afterwards."""
+        """Cut the power; return the disk as the machine finds it afterwards."""
         with self._changed:
             self.freeze()
-            # Now and then nothing made it, or all did: each on its own is a case of interest.
+            # Sometimes no dirty page is kept, or all pages are: both cases are interesting.
             kept = rng.choice((0.0, 0.2, 0.5, 0.8, 1.0))
             after = SimulatedDisk()
             entries = dict(self._durable_entries)
@@ -239,7 +241,7 @@ class SimulatedDisk:
             return after
 
     def kill(self) -> "SimulatedDisk":
-        """End the process; return the disk as the next one finds it, page cache and all."""
+        """End the process; return the disk as the next process finds it, with the page cache."""
         with self._changed:
             self.freeze()
             after = SimulatedDisk()
@@ -257,51 +259,59 @@ class SimulatedDisk:
             return after
 
     def discard(self) -> None:
-        """Give back what its files take, since nobody reads them any more. A storage that has ended
-        is a circle of references, which is found late: dozens would add up to a gigabyte."""
+        """Free the memory of the files; nothing reads them any more.
+
+        A closed storage is a reference cycle that is collected late. Dozens of them would hold a
+        gigabyte.
+        """
         with self._changed:
             changed = (change.content for change in self._entry_changes)
             for content in chain(self._entries.values(), self._durable_entries.values(), changed):
                 content.cache, content.durable = bytearray(), bytearray()
 
     def freeze(self) -> None:
-        """Let every change fail from now on, and every sync that is held."""
+        """Let every change, and every held sync, fail from now on."""
         with self._changed:
             self.frozen = True
             self._changed.notify_all()
 
     def freeze_after(self, changes: int | None) -> None:
-        """Freeze just before the change that comes after this many more; in the middle of it if
-        it is a write. None: not after all."""
+        """Freeze the disk just before the change that follows `changes` more changes.
+
+        If that change is a write, freeze in the middle of it. None cancels a planned freeze.
+        """
         with self._changed:
             self._freeze_at = None if changes is None else self.changes + changes + 1
 
     def fail(
         self, call: Call, code: int = errno.EIO, *, after: int = 0, share: float = 0.0
     ) -> None:
-        """Let one call fail, after so many that do not. A failing write writes a `share` of what
-        it should; a failing sync leaves its pages clean and not durable."""
+        """Let one call fail, after `after` calls that succeed.
+
+        A failing write writes `share` of its bytes. A failing sync leaves its pages clean and not
+        durable.
+        """
         with self._changed:
             self._failures[call] = _Failure(code, after, share)
 
     def spare(self, call: Call) -> None:
-        """Let no such call fail that was to fail."""
+        """Cancel the planned failure of this call."""
         with self._changed:
             self._failures.pop(call, None)
 
     def mend(self) -> None:
-        """Let no call fail that was to fail, and make room."""
+        """Cancel all planned failures, and make room."""
         with self._changed:
             self._failures.clear()
             self.full = False
 
     def hold_syncs(self) -> None:
-        """Let every sync of a file wait until `release_syncs`: a slow disk."""
+        """Let every sync of a file wait until `release_syncs`, as on a slow disk."""
         with self._changed:
             self._holding = True
 
     def release_syncs(self) -> None:
-        """Let the syncs go on."""
+        """Let the held syncs continue."""
         with self._changed:
             self._holding = False
             self._changed.notify_all()
@@ -312,16 +322,16 @@ class SimulatedDisk:
         return self._holding
 
     def wait_for_held_sync(self, timeout_s: float = 10.0) -> None:
-        """Return once a sync is held. Raises TimeoutError."""
+        """Return once a sync is held. Raise TimeoutError if none comes."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._held > 0, timeout_s):
                 raise TimeoutError("no sync came")
 
-    # -- how every change goes -------------------------------------------------------------
+    # -- common steps of every change ------------------------------------------------------
 
     @contextmanager
     def _change(self, change: Change) -> Iterator[_Failure | None]:
-        """Count a change, refuse it if the disk is frozen, give the failure that is due."""
+        """Count a change, fail if the disk is frozen, and yield the failure that is due."""
         with self._changed:
             self.changes += 1
             self._refuse_if_frozen()
@@ -346,7 +356,7 @@ class SimulatedDisk:
         return self._failures.pop(call, None)
 
     def _read(self) -> None:
-        """Fail a read that is to fail; nothing changes by it."""
+        """Raise the planned failure of a read. A read is not counted as a change."""
         failure = self._planned_failure("read")
         if failure is not None:
             self.failed_reads += 1
@@ -365,14 +375,14 @@ class SimulatedDisk:
 
 
 class SimulatedFile:
-    """An open file of a SimulatedDisk. It stays readable when its name is gone."""
+    """An open file of a SimulatedDisk. It stays readable after its name is removed."""
 
     def __init__(self, disk: SimulatedDisk, content: _Content) -> None:
         self._disk = disk
         self._content = content
 
     def write(self, buffers: Sequence[Bytes], position: int) -> None:
-        """Write all of `buffers`; a file never grows."""
+        """Write all of `buffers`. A file never grows."""
         data = b"".join(buffers)
         with self._disk._change("write") as failure:
             if position < 0 or position + len(data) > len(self._content.cache):
@@ -392,12 +402,12 @@ class SimulatedFile:
             return bytes(self._content.cache[position : position + size])
 
     def read_nowait(self, size: int, position: int) -> bytes | None:
-        """As LinuxFile: None for what goes beyond the end."""
+        """Read like LinuxFile: return None if the range goes beyond the end."""
         data = self.read(size, position)
         return data if len(data) == size else None
 
     def sync(self) -> None:
-        """Make durable what was written before the call."""
+        """Make the data durable that was written before the call."""
         with self._disk._change("sync") as failure:
             captured = self._content.capture()
             if self._disk.is_holding:
@@ -412,10 +422,10 @@ class SimulatedFile:
         return len(self._content.cache)
 
     def data_end(self, position: int) -> int:
-        """Return the end of the last page ever written, at least `position`."""
+        """Return the end of the last page that was ever written, but at least `position`."""
         with self._disk._changed:
             end = (max(self._content.cached_pages, default=-1) + 1) * PAGE_BYTES
             return max(position, min(end, self.size()))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: the file holds no resources."""

@@ -1,14 +1,15 @@
-"""A group with leases on a simulated broker: its members, and what they may be given and when.
+"""A group with leases on a simulated broker: its members, and the judge of their deliveries.
 
-One group, "workers", reads every topic that there was when it was made; what its members reject
-goes to the topic "dead". Of a request that the process did not survive nobody knows whether it
-counted: what it was about may come again, and need not. Judged are
+One group, "workers", reads every topic that exists when the group is created. Messages that its
+members reject go to the topic "dead". If the process dies during a request, its effect is unknown:
+the messages of that request may be redelivered, or not. The rules:
 
-    risen      what was settled comes again, though no seek asked for it
-    too-early  what is leased is delivered to somebody else
-    order      a reply is not in order within a queue
-    passed     a group stands behind what nobody settled, or never delivers it
-    letters    what was rejected is not among the dead letters once
+    risen      a settled message is redelivered without a seek
+    too-early  a leased message, or a failed one within its delay, is redelivered
+    attempts   a redelivery is marked as new, or its attempt number is too small
+    order      a reply is not in offset order within a queue
+    passed     the group's floor is after an unsettled message, or the message is never delivered
+    letters    a rejected message does not have exactly one dead letter
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from holdfast.groups.service_types import (
     TopicSpec,
     Verb,
 )
-from holdfast.storage import StorageEvents
+from holdfast.storage.storage import StorageEvents
 from tests.support.history import Found, HistoryViolation
 from tests.support.simulated_clients import Plan
 from tests.support.simulated_process import bounded, until
@@ -46,33 +47,37 @@ _SETTLES = (Verb.ACK, Verb.REJECT)
 
 @dataclass(slots=True)
 class QueueBook:
-    """What the members know of one queue."""
+    """The members' knowledge of one queue."""
 
     start: int = 0
-    """Where the group began, or went by a seek."""
+    """The offset at which the group started, or of its last seek."""
     settled: set[int] = field(default_factory=set)
     unsure: set[int] = field(default_factory=set)
-    """What may be settled, or not: nobody was told."""
+    """Offsets that may be settled or not: their answers are missing."""
     leases: dict[int, int] = field(default_factory=dict)
-    """By offset, the group's time before which nobody else may have it."""
+    """By offset, the group's time before which no other member may receive the message."""
+    least_attempts: dict[int, int] = field(default_factory=dict)
+    """By offset of each delivered message, the smallest attempt number of its next delivery."""
+    last: dict[int, str | None] = field(default_factory=dict)
+    """By offset, the receipt of its last delivery."""
     rejected: set[int] = field(default_factory=set)
 
     def said(self, verb: Verb, offset: int) -> None:
-        """A member has said what became of a message; the answer is to come."""
+        """Record that a member has sent a settlement; its answer is not known yet."""
         self.leases.pop(offset, None)
         if verb in _SETTLES:
             self.unsure.add(offset)
 
     def answered(self, verb: Verb, offset: int, status: Status) -> None:
-        """What the member said counted, or was stale."""
+        """Record the answer to a settlement: it was applied, or it was stale."""
         if verb in _SETTLES and status is Status.DONE:
             self.settled.add(offset)
             if verb is Verb.REJECT:
                 self.rejected.add(offset)
 
     def sought(self, offset: int, *, is_sure: bool) -> None:
-        """The group starts again at an offset, perhaps."""
-        self.leases.clear()
+        """Record a seek to an offset. `is_sure` is False if the broker has not confirmed it."""
+        self.forget_deliveries()
         if is_sure:
             self.start = offset
             self.unsure = {each for each in self.unsure if each < offset}
@@ -83,41 +88,71 @@ class QueueBook:
         self.settled = {each for each in self.settled if each < offset}
 
     def cut(self, begin: int, end: int) -> None:
-        """The queue has only what is from `begin` to before `end`: a power loss took what came
-        then, or retention what came before. Other messages will have those offsets."""
+        """Record that the queue has only the offsets from `begin` up to but not including `end`.
+
+        A power loss removed later messages, or retention removed earlier ones. New messages may get
+        the offsets at the end.
+        """
         self.start = max(min(self.start, end), begin)
         for offsets in (self.settled, self.unsure, self.rejected):
             offsets -= {each for each in offsets if not begin <= each < end}
-        self.leases = {at: ends for at, ends in self.leases.items() if begin <= at < end}
+        for by_offset in (self.leases, self.least_attempts, self.last):
+            for at in [at for at in by_offset if not begin <= at < end]:
+                del by_offset[at]
+
+    def forget_deliveries(self) -> None:
+        """Forget all deliveries: any message may be delivered again at once, as a new one."""
+        self.leases.clear()
+        self.least_attempts.clear()
+        self.last.clear()
+
+    def failed(self, delivery: Delivery, until_ms: int) -> None:
+        """Record an answered nack or release.
+
+        The message must not be redelivered before `until_ms`, unless it was redelivered already.
+        """
+        if self.last.get(delivery.offset) == delivery.receipt:
+            self.least_attempts[delivery.offset] = delivery.attempt + 1
+            self.leases[delivery.offset] = until_ms
+
+    def end_leases(self, now_ms: int) -> None:
+        """Forget the leases that have ended at this time.
+
+        They stay ended, even if the wall clock is set back and the broker then restarts.
+        """
+        self.leases = {at: ends for at, ends in self.leases.items() if ends > now_ms}
 
     def bound_leases(self, now_ms: int) -> None:
-        """The broker starts at this time, perhaps by a clock that was set. What it finds over stays
-        over, and nothing lasts longer from now on than a lease can."""
+        """Adjust the leases for a start of the broker at this time, possibly with a changed clock.
+
+        Leases that have ended stay ended, and no lease lasts longer from now on than a full lease.
+        """
+        self.end_leases(now_ms)
         most_ms = now_ms + LEASE_MS
-        self.leases = {at: min(ends, most_ms) for at, ends in self.leases.items() if ends > now_ms}
+        self.leases = {at: min(ends, most_ms) for at, ends in self.leases.items()}
 
     def is_open(self, offset: int) -> bool:
-        """Say whether a message has to be delivered yet."""
+        """Return whether a message still has to be delivered."""
         return offset >= self.start and offset not in self.settled and offset not in self.unsure
 
 
 class SimulatedGroups(SimulatedReading):
-    """A simulated broker with a group. Without `create_group` there is none."""
+    """A simulated broker with a group. Until `create_group` is called, it has no group."""
 
     groups: GroupService
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         super().__init__(directory, rng)
         self.books: dict[int, QueueBook] = defaultdict(QueueBook)
-        """By the queue's number in the row of all topics' queues."""
+        """Books by queue number, in one numbering of the queues of all topics."""
         self.held: list[list[Delivery]] = []
-        """Replies whose messages nobody has said anything of."""
+        """Replies whose messages no member has settled yet."""
         self._plans_by_topic: dict[str, Plan] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._passed_s = 0.0
         self._is_serving = False
         self._life = 0
-        """Another one after each kill and crash."""
+        """The number of the current process; it changes with each kill and crash."""
 
     # -- the process -----------------------------------------------------------------------
 
@@ -130,31 +165,38 @@ class SimulatedGroups(SimulatedReading):
             self.config.groups,
             places=_Places(),
             ageing_us=self.storage.ageing.now_us,
+            wall_us=self.clock.now_us,
             passed_s=lambda: self._passed_s,
         )
+        self.store.topic_created = self.groups.topic_created
         self.store.topic_deleted = self.groups.topic_deleted
         await self.groups.start()
         self._is_serving = True
         return power_lost
 
     async def close(self) -> None:
-        """Stop the groups, then the storage."""
+        """Stop the groups, then close the storage."""
         if self._is_serving:
+            for book in self.books.values():
+                book.end_leases(self._now_ms())
             self._is_serving = False
             await bounded(self.groups.stop())
         await self._all_said()
         await super().close()
 
     def forget(self, name: str) -> None:
-        """Delete an LMDB environment; with the state the cursors of groups are gone, and what
-        was settled may come again."""
+        """Delete an LMDB environment.
+
+        The cursors of groups are part of the state: without it, settled messages may be
+        redelivered.
+        """
         super().forget(name)
         if name == "state":
             self.faults_to_come.add("damaged-groups")
             for book in self.books.values():
                 book.unsure |= book.settled
                 book.settled.clear()
-                book.leases.clear()
+                book.forget_deliveries()
 
     def _storage_opened(self) -> None:
         for book in self.books.values():
@@ -162,15 +204,15 @@ class SimulatedGroups(SimulatedReading):
 
     def _lose_power(self) -> None:
         super()._lose_power()
-        if self.rng.random() < 0.5:  # it was never synced
+        if self.rng.random() < 0.5:  # the file was never synced
             (self._data_dir / "state" / "groups.page").unlink(missing_ok=True)
 
     def _keep_lmdb(self) -> None:
-        self._life += 1  # from here on nobody is told anything
+        self._life += 1  # no request is answered from here on
         super()._keep_lmdb()
         kept = self._kept_lmdb / "state"
         (kept / "groups").mkdir()
-        self.storage.groups.store._env.copy(str(kept / "groups"))
+        self.storage.groups.store._env.copy(kept / "groups")
         shutil.copy(self._data_dir / "state" / "groups.page", kept)
 
     def _events(self) -> StorageEvents:
@@ -189,7 +231,7 @@ class SimulatedGroups(SimulatedReading):
     # -- members ---------------------------------------------------------------------------
 
     async def create_group(self) -> None:
-        """Make the group, on every topic that there is."""
+        """Create the group with all existing topics."""
         topics = {plan.name: TopicSpec() for plan in self.plans}
         spec = GroupSpec(topics=topics, lease_ms=LEASE_MS, max_attempts=0, dead_letter_topic=DEAD)
         await self.store.create_topic(DEAD, queues=1, fields={"durability": "fsync"})
@@ -197,7 +239,7 @@ class SimulatedGroups(SimulatedReading):
         self._plans_by_topic = {plan.name: plan for plan in self.plans}
 
     async def receive(self, member: str, most: int) -> int:
-        """Receive once; return how many messages came."""
+        """Receive once; return the number of messages."""
         if not self._plans_by_topic:
             return 0
         failed_reads = self.disk.failed_reads
@@ -219,17 +261,19 @@ class SimulatedGroups(SimulatedReading):
                 raise HistoryViolation("order", f"{offsets} of queue {number} in one reply")
         return len(received.deliveries)
 
-    def settle(self, deliveries: list[Delivery], verb: Verb) -> "asyncio.Task[None]":
-        """Say what became of messages; the task ends with the answer, or with the process."""
+    def settle(
+        self, deliveries: list[Delivery], verb: Verb, delay_ms: int = 0
+    ) -> "asyncio.Task[None]":
+        """Settle messages; the task ends with the answer, or with the process."""
         for each in deliveries:
             self.books[self._number(each)].said(verb, each.offset)
-        task = asyncio.create_task(self._settle_them(deliveries, verb))
+        task = asyncio.create_task(self._settle_them(deliveries, verb, delay_ms))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
         return task
 
     async def seek(self, plan: Plan, queue: int, offset: int) -> None:
-        """Let the group start again at an offset of one queue."""
+        """Seek the group to an offset of one queue."""
         if plan.name not in self._plans_by_topic:
             return
         book = self.books[plan.queues[queue]]
@@ -238,31 +282,35 @@ class SimulatedGroups(SimulatedReading):
         book.sought(reached[plan.name][queue], is_sure=True)
 
     async def leave(self, member: str) -> None:
-        """A member goes."""
+        """Let a member leave the group."""
         if self._plans_by_topic:
             for book in self.books.values():
-                book.leases.clear()  # whose they were is not noted
+                book.leases.clear()  # the owners of the leases are not recorded
             await self.groups.leave(GROUP, member)
 
     def let_time_pass(self, seconds: float) -> None:
-        """Let leases grow older."""
+        """Advance the clock, so that leases grow older."""
         self._passed_s += seconds
         if self._plans_by_topic:
             self.groups._served.get(GROUP)._ring()
 
-    async def _settle_them(self, deliveries: list[Delivery], verb: Verb) -> None:
+    async def _settle_them(self, deliveries: list[Delivery], verb: Verb, delay_ms: int) -> None:
         receipts, life = [each.receipt or "" for each in deliveries], self._life
+        until_ms = self._now_ms() + (delay_ms if verb is Verb.NACK else 0)
         with suppress(StoreError):
-            statuses = await self.groups.settle(GROUP, verb, receipts, delay_ms=0)
+            statuses = await self.groups.settle(GROUP, verb, receipts, delay_ms=delay_ms)
             if life != self._life:
                 return
             for each, status in zip(deliveries, statuses, strict=True):
                 if status is Status.INVALID:
                     raise HistoryViolation("receipts", f"{each} was not known")
-                self.books[self._number(each)].answered(verb, each.offset, status)
+                book = self.books[self._number(each)]
+                book.answered(verb, each.offset, status)
+                if verb not in _SETTLES and status is Status.DONE:
+                    book.failed(each, until_ms)
 
     async def _all_said(self) -> None:
-        """Wait for every answer that is under way; raise what somebody found wrong."""
+        """Wait for all pending answers; raise the first violation that was found."""
         while self._settling:
             await bounded(asyncio.gather(*self._settling))
 
@@ -277,27 +325,40 @@ class SimulatedGroups(SimulatedReading):
             raise HistoryViolation(
                 "too-early", f"{offset} of queue {number}, leased until {book.leases[offset]}"
             )
-        book.unsure.discard(offset)  # it was not settled, after all
+        least = book.least_attempts.get(offset)
+        if least is not None and (delivery.attempt < least or not delivery.redelivered):
+            raise HistoryViolation(
+                "attempts",
+                f"{offset} of queue {number} came as attempt {delivery.attempt}, redelivered: "
+                f"{delivery.redelivered}, though {least - 1} had ended",
+            )
+        book.least_attempts[offset], book.last[offset] = delivery.attempt, delivery.receipt
+        book.unsure.discard(offset)  # this delivery shows that it was not settled
         book.leases[offset] = asked_ms + LEASE_MS
         plan = self._plans_by_topic[delivery.topic.name]
         key, body = delivery.batch.key(delivery.row), delivery.batch.body(delivery.row)
         self.history.consumed(Found(number, offset, key, body), durable=plan.is_durable)
 
     def verify_group(self, *, power_lost: bool = False) -> None:
-        """Judge what a restart left of the group. A power loss may have taken the newest messages
-        of a topic in written mode: its offsets may be others', so that no lease holds there."""
+        """Judge the group after a restart.
+
+        A power loss may have removed the newest messages of a topic in written mode. New messages
+        may have their offsets, so no lease is valid there.
+        """
         if not self._plans_by_topic:
             return
-        self.held.clear()  # whoever had those was told nothing: their leases end by themselves
+        self.held.clear()  # their members got no answer: the leases expire
         for plan in self._plans_by_topic.values():
             topic = self.topic(plan)
-            floors = self.groups.floors(GROUP, plan.name)
+            served = self.groups._served.by_name[GROUP]
+            lanes = served.lanes_of(topic.topic_id)
+            floors = {lane.key[1]: lane.cursor.floor for lane in lanes}
             for queue, number in enumerate(plan.queues):
                 state = self.store.queue_state(topic, queue)
                 book = self.books[number]
                 book.cut(state.min_offset, state.max_offset)
                 if power_lost and not plan.is_durable:
-                    book.leases.clear()
+                    book.forget_deliveries()
                 passed = [at for at in range(book.start, floors[queue]) if book.is_open(at)]
                 if passed:
                     raise HistoryViolation(
@@ -305,7 +366,7 @@ class SimulatedGroups(SimulatedReading):
                     )
 
     async def drain_group(self) -> None:
-        """Settle all that there is; nothing may be left."""
+        """Settle all messages; none may be left."""
         if not self._plans_by_topic:
             return
         await self.quiesce()
@@ -320,7 +381,8 @@ class SimulatedGroups(SimulatedReading):
                 left = [at for at in range(begin, state.max_offset) if book.is_open(at)]
                 if left:
                     raise HistoryViolation("passed", f"queue {number} never gave {left}")
-        await until(lambda: self.groups.describe(GROUP).dying == 0)
+        lanes = self.groups._served.by_name[GROUP].lanes
+        await until(lambda: not any(lane.cursor.dying for lane in lanes()))
         self._judge_letters([letter async for letter in self._letters()])
 
     def _judge_letters(self, letters: Collection[tuple[int, int]]) -> None:
@@ -335,7 +397,7 @@ class SimulatedGroups(SimulatedReading):
         return self.store.queue_state(self.store.topic(DEAD), 0).min_offset > 0
 
     async def _letters(self) -> AsyncIterator[tuple[int, int]]:
-        """Yield of which message each dead letter is one."""
+        """Yield the source message of each dead letter."""
         topic = self.store.topic(DEAD)
         state = self.store.queue_state(topic, 0)
         offset = state.min_offset
@@ -359,7 +421,7 @@ class SimulatedGroups(SimulatedReading):
 
 
 class _Places:
-    """Room for whoever wants to wait; nobody does."""
+    """Wait slots without a limit; no member waits."""
 
     def at_most(self, wait_s: float) -> float:
         return wait_s

@@ -1,7 +1,7 @@
-"""A broker's storage on a simulated disk: opened, closed in order, killed, or out of power.
+"""The storage of a broker on a simulated disk: opened, closed in order, killed, or without power.
 
-The storage and its threads are the real ones, and so is LMDB (synced on commit, so a power loss
-leaves it as it was committed last); the log's files are on a SimulatedDisk.
+The storage, its threads and LMDB are real. LMDB is synced on commit, so a power loss leaves it as
+it was last committed. The log's files are on a SimulatedDisk.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Literal
 
 from holdfast.check import check_data_dir
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.errors import LogPoisoned
+from holdfast.commitlog.errors import DiskFull, LogPoisoned
 from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.storage import Storage, StorageEvents
+from holdfast.storage.storage import Storage, StorageEvents
 from tests.support.simulated_clock import SimulatedClock
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -25,16 +25,19 @@ _MIB = 1024 * 1024
 _DEADLINE_S = 30.0
 
 Ending = Literal["close", "kill", "crash"]
-"""Closed in order; killed (the page cache stays); or the power is cut."""
+""""close": closed in order; "kill": killed, the page cache stays; "crash": the power is cut."""
 
 
 class BrokerViolation(AssertionError):
-    """The broker did what no right one does, whatever the history says."""
+    """The broker did something that no correct broker does, whatever the history contains."""
 
 
 class SimulatedProcess:
-    """One storage after another on one data directory. `rng` decides what a crash leaves, and
-    how far the threads lag where the two intervals, read at each start, do not say."""
+    """Opens one storage after another on one data directory.
+
+    `rng` decides the content of the disk after a crash. It also decides how far the threads lag
+    behind, through two intervals that are read at each start.
+    """
 
     storage: Storage
     store: MessageStore
@@ -45,17 +48,19 @@ class SimulatedProcess:
         self.disk = SimulatedDisk()
         self.clock = SimulatedClock()
         self.boot = 1
-        """How often the machine was started."""
+        """The number of machine starts."""
         self.flush_interval_ms: int | None = None
         self.commit_interval_ms: int | None = None
         self.faults_to_come: set[str] = set()
-        """What the next start says that it found damaged, for what was taken from it."""
+        """Damage that the next start will report, because the test deleted data."""
         self._data_dir = directory / "data"
         self._kept_lmdb = directory / "lmdb"
 
     async def open(self) -> bool:
-        """Open the storage; return whether the power went once more in between. A start that
-        fails for a read is made again."""
+        """Open the storage; return whether the power failed again meanwhile.
+
+        A start that fails because of a read error is repeated.
+        """
         power_lost = False
         while True:
             self.config = self._config()
@@ -73,7 +78,7 @@ class SimulatedProcess:
             except OSError:
                 await self.storage.close()
                 if self.disk.failed_reads > failed_reads:
-                    continue  # a start that cannot read takes nothing for damage: it ends
+                    continue  # a start with a read error ends; it does not report damage
                 if not self.disk.frozen:
                     raise
                 power_lost = True
@@ -93,7 +98,7 @@ class SimulatedProcess:
         return power_lost
 
     async def end(self, ending: Ending) -> Ending:
-        """End the process; return how it ended, since the power may go while it closes."""
+        """End the process; return how it ended, because the power may fail while it closes."""
         if ending != "close":
             self.disk.freeze()
             self._keep_lmdb()
@@ -109,7 +114,7 @@ class SimulatedProcess:
         return ending
 
     async def close(self) -> None:
-        """Close the storage; the threads end, whatever state they are in."""
+        """Close the storage; its threads end in any state."""
         await self.storage.close()
 
     def forget(self, name: str) -> None:
@@ -117,16 +122,16 @@ class SimulatedProcess:
         shutil.rmtree(self._data_dir / name)
 
     def check(self) -> None:
-        """Let `holdfast check` look at what is there while no process runs."""
+        """Run `holdfast check` on the data while no process runs."""
         report = check_data_dir(self._data_dir, disk=self.disk)
         if not report.is_sound:
             raise BrokerViolation(f"check found {report.findings}")
 
     def _storage_opened(self) -> None:
-        """The storage was opened once more, if only to be closed again."""
+        """Called after each opening of the storage, even one that is closed again at once."""
 
     def _lose_power(self) -> None:
-        """Find the disk as the machine does when it starts again."""
+        """Replace the disk by its state after a power loss and a restart of the machine."""
         self.boot += 1
         self._go_on_with(self.disk.crash(self.fork()))
 
@@ -135,13 +140,13 @@ class SimulatedProcess:
         self.disk = disk
 
     def _keep_lmdb(self) -> None:
-        """Copy LMDB as it is committed now: the threads that are about to end may go on."""
+        """Copy LMDB in its committed state, because threads that are ending may still change it."""
         opened = self.storage._opened
         assert opened is not None
         shutil.rmtree(self._kept_lmdb, ignore_errors=True)
         for name, env in (("consumequeue", opened.index._env), ("state", opened.state._env)):
             (self._kept_lmdb / name).mkdir(parents=True)
-            env.copy(str(self._kept_lmdb / name))
+            env.copy(self._kept_lmdb / name)
 
     def _put_lmdb_back(self) -> None:
         for kept in self._kept_lmdb.iterdir():
@@ -150,7 +155,7 @@ class SimulatedProcess:
 
     @property
     def is_dead(self) -> bool:
-        """Whether only a restart helps: the power is gone, or a write or sync failed."""
+        """Whether only a restart helps: the power failed, or a write or sync failed."""
         return (
             self.disk.frozen
             or self.storage.read_only is not None
@@ -159,30 +164,44 @@ class SimulatedProcess:
 
     @property
     def recovered_blocks(self) -> int:
-        """How many blocks the last opening found that the index did not have."""
+        """The number of blocks that the last opening found and that the index did not have."""
         assert self.storage._opened is not None
         return self.storage._opened.recovered.blocks
 
+    async def alarms_over(self) -> None:
+        """Wait until publishing is allowed again, or the process is dead, or the disk is full.
+
+        If a segment could not be created because the disk was full, the broker refuses every
+        publish until it has created that segment.
+        """
+        await until(lambda: self.is_dead or self.disk.full or not self.storage.raised_alarms)
+
     async def all_written(self) -> bool:
-        """Wait until all that was handed to the appender is written; return whether it is."""
+        """Wait until the appender has written all its requests; return whether it has."""
+        await self.alarms_over()
         topics = self.store.topics()
         try:
-            # The appender takes its work in turn: this comes after all that.
+            # The appender processes its requests in order, so this one comes after all earlier
+            # ones.
             if topics:
                 await bounded(self.store.publish(topics[0], [], durability="written"))
         except LogPoisoned:
             return False
+        except DiskFull:
+            # The alarm refuses every publish, so no request has come since the earlier ones.
+            if not self.disk.full:
+                raise
         return True
 
     async def keeper_done(self) -> None:
-        """Wait until the segment thread has done what it was told so far."""
+        """Wait until the segment thread has done all work that was submitted so far."""
         done = asyncio.Event()
         loop = asyncio.get_running_loop()
         self.storage.keeper.submit(lambda: loop.call_soon_threadsafe(done.set))
         await bounded(done.wait())
 
     def is_idle(self) -> bool:
-        """Whether all that was written is synced and visible, or the process is dead."""
+        """Whether all written data is synced and visible, or the process is dead."""
         return self.is_dead or (
             self.storage.syncer.durable_offset == self.storage.log.written_offset
             and self.storage.reput.reput_offset >= self._end_of_blocks()
@@ -190,14 +209,14 @@ class SimulatedProcess:
         )
 
     def _end_of_blocks(self) -> int:
-        """Where the last block ends; the segment that takes the next one may be empty yet."""
+        """Return the end of the last block. The active segment may still be empty."""
         for segment in self.storage.log.segments[:-3:-1]:
             if segment.written > segment.first_offset:
                 return segment.written
         return 0
 
     def _config(self) -> Config:
-        """Small segments, and threads that are now ahead, now far behind."""
+        """Return a configuration with small segments and random intervals for the threads."""
         return Config(
             data_dir=self._data_dir,
             commitlog=CommitLogConfig(
@@ -221,20 +240,22 @@ class SimulatedProcess:
         return StorageEvents(arrived=lambda advanced: None, failed=lambda error: None)
 
     def fork(self) -> random.Random:
-        """Return a source of as many draws as it takes, for one draw of `rng`: what is drawn
-        later must not depend on what the threads had done by now."""
+        """Return a new random source, for one draw of `rng`.
+
+        Later draws of `rng` must not depend on how many values the threads' timing consumed.
+        """
         return random.Random(self.rng.getrandbits(64))
 
 
 async def bounded(awaitable: Awaitable[object] | None) -> None:
-    """Await something that must not take long, whatever the disk does."""
+    """Await something with a deadline, so that a hanging disk fails the test."""
     assert awaitable is not None
     async with asyncio.timeout(_DEADLINE_S):
         await awaitable
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition of the broker's threads holds; raises TimeoutError."""
+    """Wait until a condition of the broker's threads holds. Raise TimeoutError if it does not."""
     async with asyncio.timeout(_DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.001)

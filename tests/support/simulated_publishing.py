@@ -1,6 +1,6 @@
-"""A simulated process beside producers that write down what they send and what they are told.
+"""A simulated process with producers that record their sends and answers.
 
-Queues of all topics are numbered in one row, so that one History sees the whole log.
+The queues of all topics share one numbering, so that one History covers the whole log.
 """
 
 import asyncio
@@ -9,8 +9,6 @@ import random
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
 from holdfast.commitlog.errors import (
     DiskFull,
     LogPoisoned,
@@ -18,6 +16,8 @@ from holdfast.commitlog.errors import (
     ProducerFenced,
     SequenceGap,
 )
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
@@ -28,31 +28,35 @@ from tests.support.simulated_process import BrokerViolation, SimulatedProcess, b
 
 @dataclass(slots=True)
 class Totals:
-    """What happened in runs, summed up."""
+    """Counts of events, summed over runs."""
 
     runs: int = 0
     sends: int = 0
     acks: int = 0
     reads: int = 0
-    """Messages read, by consumers and by the judge."""
+    """Messages that consumers and the judge read."""
     closes: int = 0
     kills: int = 0
     kills_unsynced: int = 0
-    """Kills while something was written that no sync had covered."""
+    """Kills while some written data was not synced yet."""
     power_losses: int = 0
     lost_written: int = 0
-    """Messages acknowledged in written mode that a power loss took; all else is a violation."""
+    """Messages acknowledged in written mode that a power loss removed; any other loss is a
+    violation."""
     lossy_power_losses: int = 0
 
     def add(self, other: "Totals") -> None:
-        """Add what happened in other runs."""
+        """Add the counts of other runs."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 class SimulatedPublishing(SimulatedProcess):
-    """Storage, disk and producers, all on one event loop. Anything that a right broker cannot do
-    raises an AssertionError: HistoryViolation or BrokerViolation."""
+    """Storage, disk and producers on one event loop.
+
+    Behaviour that a correct broker cannot have raises an AssertionError: HistoryViolation or
+    BrokerViolation.
+    """
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         super().__init__(directory, rng)
@@ -75,7 +79,8 @@ class SimulatedPublishing(SimulatedProcess):
         return plan
 
     async def churn_topic(self) -> None:
-        """Create a topic, publish to it, delete it. It must not come back, nor what it held."""
+        """Create a topic, publish to it, delete it. Neither the topic nor its messages may come
+        back."""
         self.disk.release_syncs()
         topic, is_new = await self.store.create_topic("short-lived", queues=1)
         state = self.store.queue_state(topic, 0)
@@ -88,7 +93,7 @@ class SimulatedPublishing(SimulatedProcess):
         self._deleted_ids.add(topic.topic_id)
 
     def topic(self, plan: Plan) -> Topic:
-        """Return the topic as the store has it."""
+        """Return the topic from the store."""
         try:
             return self.store.topic(plan.name)
         except UnknownTopic as error:
@@ -99,7 +104,7 @@ class SimulatedPublishing(SimulatedProcess):
     def add_producer(
         self, plan: Plan, queue: int | None, *, idempotent: bool, durability: str | None = None
     ) -> Producer:
-        """Add a producer; `durability` if its publishes ask for another than the topic's."""
+        """Add a producer. Its publishes ask for `durability` if given, else for the topic's."""
         number = len(self.producers) + 1
         producer = Producer(
             f"p{number:03d}",
@@ -107,15 +112,17 @@ class SimulatedPublishing(SimulatedProcess):
             queue,
             number if idempotent else 0,
             durability or plan.durability,
-            # One that publishes to all queues counts requests.
+            # A producer that publishes to all queues counts requests.
             sends_rows=queue is None or self.rng.random() < 0.5,
         )
         self.producers.append(producer)
         return producer
 
     def publish(self, producer: Producer, messages: int, body_bytes: int) -> Attempt | None:
-        """Send off the next publish, or first again what failed; None when too many of this
-        producer are under way."""
+        """Send the next publish, or first repeat failed publishes.
+
+        Return None if too many publishes of this producer are in flight.
+        """
         if repeated := self._repeat(producer):
             return repeated[-1]
         if not producer.can_send:
@@ -129,16 +136,16 @@ class SimulatedPublishing(SimulatedProcess):
         return attempt
 
     def _repeat(self, producer: Producer) -> list[Attempt]:
-        """What a client does after a failure: send again what was not answered, in order."""
+        """Send all unanswered publishes again in order, as a client does after a failure."""
         repeated = [attempt for attempt in producer.unanswered if not attempt.is_under_way]
         for attempt in repeated:
             if attempt.task is not None:
-                attempt.task.result()  # raises what it found
+                attempt.task.result()  # raises a violation that it found
             self._send_off(producer, attempt)
         return repeated
 
     async def wait_for(self, attempt: Attempt | None) -> None:
-        """Wait until a publish is answered or failed; syncs that are held are let go."""
+        """Wait until a publish is answered or has failed. Held syncs are released."""
         if attempt is not None and attempt.task is not None:
             self.disk.release_syncs()
             await bounded(attempt.task)
@@ -157,7 +164,7 @@ class SimulatedPublishing(SimulatedProcess):
             is_over = self._judge_refusal(producer, attempt)
         else:
             if attempt.loses_answer():
-                # It was stored; the client will not know before it asks again.
+                # The publish was stored; the client learns this only when it repeats the publish.
                 is_over = not producer.producer_id
             else:
                 self._note(producer.plan, attempt, results)
@@ -175,30 +182,38 @@ class SimulatedPublishing(SimulatedProcess):
                 self.history.acknowledged(send, *place, durable=result.durable)
 
     def _must_be_readable(self, plan: Plan, result: Published) -> None:
-        """Who is told an offset can read from it, unless the topic demands more than was asked."""
+        """Check that an acknowledged offset can be read.
+
+        A publish in written mode to a durable topic is exempt: it becomes visible after the sync.
+        """
         end = self.store.queue_state(self.topic(plan), result.queue).max_offset
         is_shown = result.durable or not plan.is_durable
         if is_shown and end < result.base_offset + result.count:
             raise BrokerViolation(f"{result} was answered, but {plan.name} ends at {end}")
 
     def _judge_refusal(self, producer: Producer, attempt: Attempt) -> bool:
-        """Return whether a refused publish is given up. A gap follows from a publish before
-        that failed and will be repeated, or from what a power loss took."""
+        """Return whether a refused publish is given up.
+
+        A sequence gap is caused by an earlier publish that failed and will be repeated, or by a
+        power loss.
+        """
         if attempt.epoch < producer.epoch:
             return True
         if producer.unanswered[0] is not attempt:
             return False
         if producer.durability == "fsync" or not self.totals.power_losses:
             raise BrokerViolation(f"{producer.name} is refused, but nothing of it was lost")
-        # What is lost was acknowledged and will not come again: begin anew.
+        # The lost publishes were acknowledged and are not repeated: start a new epoch.
         producer.epoch += 1
         producer.sequence = 0
         return True
 
     async def repeat_all(self) -> None:
-        """Let every producer send again what failed, until all is answered or fails again."""
+        """Let every producer repeat its failed publishes, until all are answered or have failed
+        again."""
         self.disk.release_syncs()
         await self._settle()
+        await self.alarms_over()
         for _ in range(MOST_TRIES):
             for producer in self.producers:
                 for attempt in self._repeat(producer):
@@ -207,8 +222,10 @@ class SimulatedPublishing(SimulatedProcess):
     # -- waiting ---------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
-        """Wait until every thread is idle and all that was written is synced and visible. Returns
-        early when the process turns out to be dead."""
+        """Wait until every thread is idle and all written data is synced and visible.
+
+        Return early if the process is dead.
+        """
         self.disk.release_syncs()
         await self._settle()
         if self.is_dead:
@@ -219,7 +236,7 @@ class SimulatedPublishing(SimulatedProcess):
         await until(self.is_idle)
 
     async def _settle(self) -> None:
-        """Wait until every publish under way is answered or failed."""
+        """Wait until every publish in flight is answered or has failed."""
         for producer in self.producers:
             for attempt in list(producer.unanswered):
                 if attempt.task is not None:

@@ -1,4 +1,4 @@
-"""Consumers, look-ups and retention of a simulated broker, each judged as it goes."""
+"""Consumers, look-ups and retention of a simulated broker; the result of each is judged at once."""
 
 import random
 from pathlib import Path
@@ -13,24 +13,28 @@ _PULL_BYTES = 1024 * 1024
 
 
 class SimulatedReading(SimulatedPublishing):
-    """What is read of a simulated broker, and what it may forget."""
+    """The reads of a simulated broker, and its retention."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         super().__init__(directory, rng)
         self._stored_offsets: dict[str, dict[int, int]] = {}
         self._consumed: dict[int, int] = {}
-        """Per queue, the offset that its consumer pulls next."""
+        """The next offset that the consumer of each queue pulls."""
         self._min_offsets: dict[int, int] = {}
         self._trimming = False
-        """Whether queues may begin later than they did: retention was at work last."""
+        """Whether the first offsets of queues may have grown, because retention ran since the last
+        check."""
 
     # -- consuming -------------------------------------------------------------------------
 
     async def consume(
         self, plan: Plan, queue: int, max_messages: int, *, may_fail: bool = False
     ) -> None:
-        """Pull once from where this queue's consumer is. What it is shown is noted: no kill may
-        take it back, and of a durable topic no power loss. With `may_fail` a read is to fail."""
+        """Pull once from the consumer's offset in this queue.
+
+        The received messages are recorded: no kill may remove them, and no power loss if the topic
+        is durable. With `may_fail` the read is expected to fail.
+        """
         number = plan.queues[queue]
         offset = self._consumed.get(number, 0)
         try:
@@ -50,7 +54,7 @@ class SimulatedReading(SimulatedPublishing):
             self.history.consumed(message, durable=plan.is_durable)
 
     async def store_offsets(self, plan: Plan) -> None:
-        """Store where this topic's consumers are."""
+        """Store the offsets of this topic's consumers."""
         offsets = {
             queue: self._consumed[number]
             for queue, number in enumerate(plan.queues)
@@ -61,7 +65,7 @@ class SimulatedReading(SimulatedPublishing):
             self._stored_offsets.setdefault(plan.name, {}).update(offsets)
 
     async def search(self) -> None:
-        """Find one acknowledged message by its key."""
+        """Look up one acknowledged message by its key."""
         await self.quiesce()
         if self.is_dead:
             return
@@ -125,22 +129,26 @@ class SimulatedReading(SimulatedPublishing):
     # -- retention -------------------------------------------------------------------------
 
     async def trim(self, retention_bytes: int, *, may_fail: bool = False) -> None:
-        """Trim every topic to so many bytes, and delete the segments that nobody needs or that
-        are too many; publishes may be under way. With `may_fail` the disk is to refuse it."""
+        """Trim every topic to `retention_bytes`, and delete the segments that are unneeded or too
+        many.
+
+        Publishes may be in flight. With `may_fail` the disk is expected to fail.
+        """
         limits = {"retention_bytes": retention_bytes, "retention_ms": None}
         await self._retain(limits, may_fail=may_fail)
 
     async def expire(self, retention_ms: int) -> None:
-        """Let every topic forget what is older, by the clock as it is now: nothing else goes."""
+        """Let every topic delete messages older than `retention_ms`; check that no younger one is
+        deleted."""
         stored = {
             number: await self._timestamps(plan, queue)
             for plan in self.plans
             for queue, number in enumerate(plan.queues)
         }
-        # A pass that a crash cut short may have left its limit.
+        # A pass that a crash interrupted may have left its limit.
         await self._retain({"retention_bytes": None, "retention_ms": retention_ms})
         if self._trimming or self.config.commitlog.max_total_bytes:
-            return  # more than that may be gone
+            return  # other retention may have deleted more
         oldest_us = self.clock.now_us() - retention_ms * 1000
         for number, begin in self._min_offsets.items():
             young = [
@@ -150,10 +158,10 @@ class SimulatedReading(SimulatedPublishing):
                 raise BrokerViolation(f"queue {number} forgot {young}, which are not so old")
 
     async def _retain(self, limits: dict[str, int | None], *, may_fail: bool = False) -> None:
-        """Make one pass of retention with these limits on every topic."""
+        """Run one retention pass with these limits on every topic."""
         if self.is_dead:
             return
-        self.disk.release_syncs()  # a segment that is being prepared waits for one
+        self.disk.release_syncs()  # the preparation of a segment may wait for a sync
         self._trimming = True
         for plan in self.plans:
             await self.store.change_topic(plan.name, fields=limits)
@@ -170,7 +178,7 @@ class SimulatedReading(SimulatedPublishing):
         self._min_offsets = self._begins()
 
     async def _timestamps(self, plan: Plan, queue: int) -> list[tuple[int, int]]:
-        """Return the offset and store timestamp of each batch of a queue that can be read."""
+        """Return the offset and store timestamp of each readable batch of a queue."""
         found = []
         state = self.store.queue_state(self.topic(plan), queue)
         offset = state.min_offset

@@ -1,7 +1,7 @@
-"""A broker whose syncs of the log take long: `slow_broker.py SECONDS HOW serve ...`.
+"""A broker whose syncs of the log are slow: `slow_broker.py SECONDS HOW serve ...`.
 
-HOW is `sleep` (the interpreter's lock is free meanwhile, as it is in os.fdatasync) or `hold` (it
-is held, as mmap.flush holds it): a defect that the latency probe must see.
+HOW is `sleep` (the sync releases the interpreter lock, like os.fdatasync) or `hold` (the sync
+holds the lock, like mmap.flush). The second is a defect that the latency probe must detect.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import time
 
 def main() -> None:
     from holdfast.cli.main import main as serve
-    from holdfast.commitlog.disk import LinuxFile
+    from holdfast.commitlog.disk.disk import LinuxFile
 
     seconds, how = float(sys.argv[1]), sys.argv[2]
     del sys.argv[1:3]

@@ -1,4 +1,4 @@
-"""A small file system of its own, in memory, that a test fills and frees. Only root may mount."""
+"""A small file system in memory that a test fills and frees. Only root may mount it."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 
 
 class SmallDisk:
-    """A mounted tmpfs of so many bytes. Skips the test where that cannot be."""
+    """A mounted tmpfs of this size. Entering it skips the test if the system cannot mount it."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path = path
@@ -41,17 +41,17 @@ class SmallDisk:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Lazily: a broker that a failed test left behind must not keep it.
+        # Lazily: a broker that a failed test left running must not block the unmount.
         subprocess.run(["umount", "--lazy", self.path], capture_output=True, check=False)
 
     @property
     def free_bytes(self) -> int:
-        """How much room is left."""
+        """The free space in bytes."""
         stats = os.statvfs(self.path)
         return stats.f_bavail * stats.f_frsize
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Take all of the room but so much, to the last page."""
+        """Fill the file system to the last page, except `leave_bytes`."""
         with tempfile.NamedTemporaryFile(dir=self.path, prefix="ballast-", delete=False) as file:
             try:
                 while (left := self.free_bytes - leave_bytes) > 0:
@@ -60,6 +60,6 @@ class SmallDisk:
                 assert error.errno == errno.ENOSPC
 
     def release(self) -> None:
-        """Give back what `fill` took."""
+        """Delete the files that `fill` created."""
         for ballast in self.path.glob("ballast-*"):
             ballast.unlink()

@@ -1,36 +1,36 @@
-"""A real commit log of small segments, written by the test itself: no thread, no clock."""
+"""A real commit log with small segments. The test writes it directly, without thread or clock."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
-from holdfast.commitlog.commit_log import CommitLog
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.disk import Disk, LinuxDisk
-from holdfast.commitlog.header_table import Run, headers_in
-from holdfast.commitlog.log_scan import Damage, scan_log
-from holdfast.commitlog.recovery import Recovered, recover
-from holdfast.commitlog.segment import keyed_messages
-from holdfast.commitlog.segment_format import SEGMENT_HEADER_SIZE
+from holdfast.commitlog.disk.disk import Disk, LinuxDisk
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.format.header_table import Run, headers_in
+from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.log_scan import Damage, scan_log
+from holdfast.commitlog.segments.recovery import Recovered, recover
+from holdfast.commitlog.segments.segment import keyed_messages
 from tests.support.batches import stamped
 
 SEGMENT_BYTES = 1024 * 1024
 NOW_US = 1_700_000_000_000_000
-#: Where the first block of a new log is.
+#: The offset of the first block of a new log.
 FIRST = SEGMENT_HEADER_SIZE
 
 
 def raw_batch(size: int = 200, *, keys: int = 0, fill: bytes = b"x") -> bytes:
-    """Return an encoded batch of about this many bytes, with so many keyed messages."""
+    """Return an encoded batch of `size` bytes, or one with `keys` keyed messages."""
     if keys:
         return encode_batch([b""] * keys, keys=[f"key-{i}" for i in range(keys)])
     return encode_batch([(fill * size)[:size]])
 
 
 class SmallLog:
-    """A log with what the appender keeps beside it. `open` recovers, as a start does."""
+    """A log with the state that the appender keeps for it. `open` recovers it, as a start does."""
 
     def __init__(
         self, directory: Path, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
@@ -44,14 +44,14 @@ class SmallLog:
             now_us=lambda: NOW_US,
         )
         self.headers: list[BatchHeader] = []
-        """Of every block that recovery accepted and that was appended since."""
+        """The header of every block that recovery accepted or that was appended since then."""
         self.durable_offset = 0
         self.next_offsets: dict[tuple[int, int], int] = {}
 
     def open(
         self, from_offset: int | None = None, from_counts: tuple[int, int, int] = (0, 0, 0)
     ) -> Recovered:
-        """Open and recover, from the log's beginning unless told."""
+        """Open and recover, by default from the start of the log."""
         self.log.open()
         recovered = recover(
             self.log,
@@ -71,7 +71,7 @@ class SmallLog:
         self.next_offsets[header.topic_id, header.queue_id] = header.end_offset
 
     def append(self, raw: bytes, *, topic_id: int = 1, queue_id: int = 0) -> Batch:
-        """Write a batch, in the next segment if it no longer fits."""
+        """Write a batch; roll to the next segment first if the batch does not fit."""
         header = Batch.decode(raw).header
         while not self.log.has_room(header.total_size, keyed_messages(header), 1):
             self.log.roll()
@@ -89,7 +89,7 @@ class SmallLog:
         return batch
 
     def sync(self) -> None:
-        """Make durable what was written; blocks appended from now on say so."""
+        """Make written data durable. Blocks that are appended later record this."""
         for segment in self.log.segments:
             segment.sync()
         self.durable_offset = self.log.written_offset
@@ -99,13 +99,13 @@ class SmallLog:
         self.log.close()
 
     def reopened(self) -> "SmallLog":
-        """Close this log and return another on the same files, not opened yet."""
+        """Close this log and return a new one on the same files, which is not open yet."""
         self.close()
         return SmallLog(self.directory, self.disk)
 
 
 def walk(log: CommitLog, start_offset: int = 0) -> list[int | Damage]:
-    """Return what a walk over the log finds: physical offsets of blocks, and damage."""
+    """Scan the log; return the physical offsets of its blocks, and the damage."""
     return [
         found if isinstance(found, Damage) else found.header.physical_offset
         for _, found in scan_log(log.segments, start_offset)
@@ -113,12 +113,12 @@ def walk(log: CommitLog, start_offset: int = 0) -> list[int | Damage]:
 
 
 def segment_path(log: CommitLog, index: int) -> Path:
-    """Return the file of a segment, counted from the oldest."""
+    """Return the path of a segment; index 0 is the oldest."""
     return log.segments[index].path
 
 
 def change(path: Path, position: int, edit: Callable[[bytes], bytes], size: int = 1) -> None:
-    """Replace `size` bytes of a file by what `edit` makes of them."""
+    """Replace `size` bytes of a file by the result of `edit`."""
     with path.open("r+b") as file:
         file.seek(position)
         old = file.read(size)
@@ -132,5 +132,5 @@ def flip_bit(path: Path, position: int, bit: int = 0) -> None:
 
 
 def overwrite(path: Path, position: int, data: bytes) -> None:
-    """Write other bytes into a file."""
+    """Overwrite bytes of a file."""
     change(path, position, lambda old: data, 0)

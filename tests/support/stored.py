@@ -1,4 +1,4 @@
-"""A real storage on a temporary directory, small and quick, and what tests do with it."""
+"""A real storage on a temporary directory, small and fast, and functions that tests use on it."""
 
 import asyncio
 import shutil
@@ -7,29 +7,32 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from holdfast.commitlog.appender import AppendRequest
-from holdfast.commitlog.batch import Batch
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.message_store import Fetched, MessageStore
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey, Topic
-from holdfast.storage import Storage, StorageEvents
+from holdfast.storage.storage import Storage, StorageEvents
 
 MIB = 1024 * 1024
 _DEADLINE_S = 20.0
 
 
 def small_config(data_dir: Path, **commitlog: Any) -> Config:
-    """Return a configuration with segments of 1 MiB, no room kept free, and retention left to the
-    test; `commitlog` overrides the section's values."""
+    """Return a configuration with segments of 1 MiB, without a space reserve, for manual retention.
+
+    `commitlog` overrides the section's values.
+    """
     values = {
         "segment_bytes": MIB,
         "reserve_bytes": 0,
         "min_free_bytes": 0,
         "flush_interval_ms": 5,
         "retention_interval_ms": 3_600_000,
+        "sync_timeout_ms": 60_000,  # a busy disk may stall longer than the default of 5 s
         **commitlog,
     }
     return Config(
@@ -46,7 +49,7 @@ def small_config(data_dir: Path, **commitlog: Any) -> Config:
 async def open_storage(
     config: Config, *, arrived: Callable[[dict[QueueKey, int]], None] = lambda advanced: None
 ) -> AsyncIterator[Storage]:
-    """Open the storage; close it at the end. A part that fails fails the test."""
+    """Open the storage; close it at the end. The test fails if a part of the storage fails."""
     failures: list[Exception] = []
     storage = Storage(config, StorageEvents(arrived=arrived, failed=failures.append))
     storage.lock()
@@ -67,7 +70,7 @@ def batch(
     properties: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Batch:
-    """Return a batch as a publisher sends it, every message with the same key and tag."""
+    """Return a batch as a publisher sends it. All its messages have the same key and tag."""
     if isinstance(bodies, bytes | str):
         bodies = [bodies]
     n = len(bodies)
@@ -83,14 +86,14 @@ def batch(
 
 
 def bodies(fetched: Fetched) -> list[bytes]:
-    """Return the bodies that a pull delivered, in order."""
+    """Return the bodies that a pull returned, in order."""
     return [piece.batch.body(row) for piece in fetched.slices for row in piece.rows]
 
 
 async def read_queue(
     store: MessageStore, topic: Topic, queue: int = 0, **bounds: Any
 ) -> list[tuple[int, bytes]]:
-    """Return every (offset, body) of a queue, pull by pull."""
+    """Return every (offset, body) of a queue, with as many pulls as needed."""
     state = store.queue_state(topic, queue)
     limits = {"max_messages": 100, "max_bytes": MIB, **bounds}
     found = []
@@ -106,15 +109,15 @@ async def read_queue(
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds; another thread makes it so."""
+    """Wait until another thread makes a condition true."""
     async with asyncio.timeout(_DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 async def settled(storage: Storage) -> None:
-    """Wait until all that was handed over is written, synced, visible and in the index on disk."""
-    # The appender takes its work in turn: this comes after all that it was given before.
+    """Wait until all submitted data is written, synced, visible, and in the index on disk."""
+    # The appender processes requests in order, so this one comes after all earlier ones.
     passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     storage.appender.submit(AppendRequest(STATE_TOPIC_ID, [], durable=False, context=passed))
     await passed
@@ -129,8 +132,10 @@ async def settled(storage: Storage) -> None:
 
 
 def copy_running(source: Path, target: Path) -> None:
-    """Copy a directory that a broker writes: what is there if it is killed now. A file that is
-    given its name meanwhile, as the log's next segment is, is not there yet."""
+    """Copy a directory while a broker writes it: the copy is the state after a kill now.
+
+    A file that is renamed during the copy, such as the log's next segment, may be missing.
+    """
 
     def copy(file: str, to: str) -> None:
         with suppress(FileNotFoundError):
@@ -147,7 +152,7 @@ async def fill_segment(storage: Storage, topic: Topic, queue: int = 0) -> None:
 
 
 async def filled_topic(storage: Storage, *, queues: int = 1, segments: int = 3) -> Topic:
-    """Make the topic `t` and fill so many segments with it, its queues in turn."""
+    """Create the topic `t` and fill `segments` segments, with one queue per segment in turn."""
     topic, _ = await storage.store.create_topic("t", queues=queues)
     for number in range(segments):
         await fill_segment(storage, topic, number % queues)

@@ -1,12 +1,12 @@
-"""A streaming job in a driver process of its own, which tests end at chosen moments.
+"""A streaming job in its own driver process, which tests end at chosen moments.
 
     stream_job.py URL SOURCE SINK CHECKPOINT now|on [STAYS]
 
-It counts the messages of a topic by key, adds up the numbers in their bodies, and writes what
-changed into another topic. On standard output it says what it is at ("writing 3", "written 3",
-"done"). With "now" it ends with what there is at its start (availableNow), with "on" it goes on
-until it is given a line on standard input, and then finishes what there is. The batch STAYS never
-ends: when all of it is written the job waits to be killed, so that its checkpoint never has it.
+It counts the messages of a topic by key, sums the numbers in their bodies, and writes the changes
+into another topic. It prints its progress ("writing 3", "written 3", "done"). With "now" it ends
+after the messages that exist at its start (availableNow). With "on" it runs until it reads a line
+from standard input, and then finishes the existing messages. The batch STAYS never ends: after it
+is written, the job waits to be killed, so that the checkpoint never contains this batch.
 """
 
 import sys

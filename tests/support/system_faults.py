@@ -1,7 +1,7 @@
-"""Faults of the operating system under a running process, by strace: calls that fail or are slow.
+"""Faults of system calls in a running process, injected with strace: calls that fail or are slow.
 
-`injected(pid, "fdatasync:error=EIO:when=1")` attaches to every thread of the process, and lets go
-of it at the end. strace takes about a tenth of a second to attach; it has done so when it is in.
+`injected(pid, "fdatasync:error=EIO:when=1")` attaches to every thread of the process, and detaches
+at the end. Attaching takes about 0.1 s; it is complete when the block begins.
 """
 
 import os
@@ -26,15 +26,19 @@ def need_strace() -> None:
 
 
 @contextmanager
-def injected(pid: int, fault: str, log: Path) -> Iterator[None]:
-    """Have calls of a process fail as strace's -e inject says, which counts calls by thread; what
-    was injected is in `log`."""
+def injected(pid: int, fault: str, log: Path, *paths: Path) -> Iterator[None]:
+    """Let system calls of a process fail as `fault` says, in the syntax of strace's -e inject.
+
+    strace counts calls per thread. With `paths`, only calls on these files or directories fail.
+    `log` records the injected faults.
+    """
     need_strace()
     call = fault.partition(":")[0]
     tracer = subprocess.Popen(
         [
             *("strace", "-f", "-qq", "-o", log, "-p", str(pid)),
             *("-e", f"trace={call}", "-e", f"inject={fault}"),
+            *(argument for path in paths for argument in ("-P", str(path))),
         ],
         stderr=subprocess.PIPE,
         text=True,
@@ -60,5 +64,5 @@ def _is_traced(task: Path) -> bool:
     try:
         status = (task / "status").read_text()
     except OSError:
-        return True  # ended meanwhile
+        return True  # the process has ended
     return "TracerPid:\t0\n" not in status

@@ -1,4 +1,5 @@
-"""Each rule of the group checker refuses its own fault, and nothing that a right broker can do."""
+"""Each rule of the group checker must reject its fault, and accept all that a correct broker can
+do."""
 
 from collections.abc import Sequence
 
@@ -18,7 +19,8 @@ TOPIC = [Found(0, offset, f"k{offset % 2}", b"%d" % offset) for offset in range(
 
 
 def got(offset: int, at: float, *, member: str = "m", lease_s: float = 10.0) -> Delivered:
-    """Delivered in a call from `at` to 0.5 later; its receipt names offset and time."""
+    """Return a delivery by a call from `at` to `at + 0.5`; its receipt is made of offset and
+    time."""
     return Delivered(member, TOPIC[offset], 1, False, f"{offset}@{at}", at, at + 0.5, lease_s)
 
 
@@ -80,7 +82,7 @@ def test_no_second_delivery_while_a_lease_is_in_force() -> None:
 
 
 def test_two_answers_that_crossed_are_no_fault() -> None:
-    # The one with the short lease may have been granted first, though it arrived last.
+    # The delivery with the short lease may have been granted first, although its answer came last.
     late = Delivered("n", TOPIC[0], 1, False, "late", 0.0, 9.0, 1.0)
     judge([got(0, 5), late], [])
 
@@ -92,6 +94,16 @@ def test_what_is_settled_does_not_rise() -> None:
     judge([first, got(0, 2.2)], [say("ack", first, 2)])  # asked for before it was confirmed
     judge([first, got(0, 5)], [say("ack", first, 2, "stale")])
     judge([first, got(0, 5)], [say("ack", first, 2, "", had_at=float("inf"))])
+
+
+def test_what_rises_is_said_to_rise_also_in_its_lease_and_beside_other_leases_forgotten() -> None:
+    settled, unanswered = got(0, 0), got(1, 0)
+    risen = [settled, got(0, 3), got(0, 4)]
+    word = [say("ack", settled, 1)]
+    refused("risen", risen, word)
+    lost = say("ack", unanswered, 1, "", had_at=float("inf"))
+    refused("risen", [unanswered, got(1, 3), *risen], [lost, *word])
+    refused("too-early", [unanswered, got(1, 3)], [lost])
 
 
 def test_a_key_keeps_its_order() -> None:
@@ -151,7 +163,7 @@ def test_another_seek_lets_nothing_rise(seek: Sought) -> None:
 def test_a_seek_ends_every_lease_of_its_queue_and_of_no_other() -> None:
     first, again = got(1, 0, lease_s=100), got(1, 4)
     judge([first, again], [], seeks=[Sought(0, 0, 3, 3.5)])
-    judge([first, again], [], seeks=[Sought(0, 3, 3)])  # whoever asked for it was not told
+    judge([first, again], [], seeks=[Sought(0, 3, 3)])  # the seek got no answer
     with pytest.raises(HistoryViolation, match="too-early"):
         judge([first, again], [], seeks=[Sought(1, 0, 3, 3.5)])
 
@@ -166,3 +178,28 @@ def test_what_was_rejected_is_a_dead_letter_once() -> None:
     for letters in ([], [(0, 0), (0, 0)], [(0, 0), (0, 1)]):
         with pytest.raises(HistoryViolation, match="letters"):
             check_letters(history, letters)
+
+
+@pytest.mark.parametrize(
+    ("seeks", "is_explained"),
+    [
+        ([], False),
+        ([Sought(0, 0, 2, 3)], True),
+        ([Sought(0, 0, 2)], True),  # the answer was lost
+        ([Sought(0, 1, 2, 3)], False),  # not so far back
+        ([Sought(1, 0, 2, 3)], False),  # elsewhere
+    ],
+)
+def test_what_was_rejected_again_after_a_seek_is_a_dead_letter_twice(
+    seeks: list[Sought], is_explained: bool
+) -> None:
+    history = GroupHistory(seeks=seeks)
+    history.told([say("reject", got(0, 0), 1), say("reject", got(0, 4), 5)])
+    check_letters(history, [(0, 0)])
+    if is_explained:
+        check_letters(history, [(0, 0), (0, 0)])
+    else:
+        with pytest.raises(HistoryViolation, match="letters"):
+            check_letters(history, [(0, 0), (0, 0)])
+    with pytest.raises(HistoryViolation, match="letters"):
+        check_letters(history, [(0, 0)] * 3)

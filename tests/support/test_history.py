@@ -1,4 +1,4 @@
-"""The checker must refuse every wrong history, or no fault test means anything."""
+"""The checker must reject every wrong history. Otherwise no fault test is meaningful."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,8 @@ from tests.support.history import (
 
 
 def _history() -> tuple[History, list[Found]]:
-    """Two producers, two queues, ten acknowledged messages and one that was in doubt."""
+    """Return a history of two producers, two queues, ten acknowledged sends and one unanswered
+    send."""
     history = History()
     final = []
     for number in range(10):
@@ -73,14 +74,14 @@ def _drop_queue(final: list[Found], queue: int) -> None:
 
 
 def _forget(history: History, final: list[Found], index: int) -> None:
-    """Take away a message of queue 0 that was never acknowledged, and the queue's only seen one."""
+    """Remove a message of queue 0 and its acknowledgement; add the unanswered send at the end."""
     found = final.pop(index)
     del history.acks[found.body]
     final.append(Found(0, 5, "k0", b"in doubt"))
 
 
 def _send_late(history: History, final: list[Found]) -> None:
-    """Put what was sent last of all, by a third producer, before what had been acknowledged."""
+    """Put the last send, by a third producer, before messages that were acknowledged earlier."""
     for index, found in enumerate(final):
         if found.queue == 1:
             final[index] = _at(found, offset=found.offset + 1)
@@ -196,14 +197,14 @@ def test_a_read_that_is_no_prefix_is_refused(found: list[Found], next_offset: in
 def test_what_may_only_grow_is_not_let_go_back() -> None:
     history = History()
     history.reached("end of queue 0", 7)
-    history.reached("end of queue 0", 5)  # told late
+    history.reached("end of queue 0", 5)  # a late report
     check_marks(history, {"end of queue 0": 7, "end of queue 1": 0})
     with pytest.raises(HistoryViolation, match="regressed"):
         check_marks(history, {"end of queue 0": 6})
 
 
 def _written_history() -> tuple[History, list[Found]]:
-    """One producer in written mode over two queues, each send after the ack before it."""
+    """Return a history of one producer in written mode; each send follows the previous ack."""
     history = History()
     final = []
     for number in range(10):
@@ -268,7 +269,7 @@ def test_what_was_durable_is_never_forgiven() -> None:
 
 
 def test_what_was_sent_at_once_may_be_lost_in_part() -> None:
-    """Two publishes under way together have no order between queues until one is answered."""
+    """Two publishes in flight together have no order between queues until one is answered."""
     history = History()
     sends = [Send("p", number, "k", b"body %d" % number) for number in range(2)]
     for send in sends:

@@ -1,4 +1,4 @@
-"""The simulated disk must lose what Linux may lose, or no crash test means anything."""
+"""The simulated disk must lose what Linux may lose. Otherwise no crash test is meaningful."""
 
 import errno
 import random
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.commitlog.disk import Disk, File, LinuxDisk
+from holdfast.commitlog.disk.disk import Disk, File, LinuxDisk
 from tests.support.simulated_disk import PAGE_BYTES, SECTOR_BYTES, SimulatedDisk
 
 DIRECTORY = Path("/simulated")
@@ -17,7 +17,7 @@ SIZE = 16 * PAGE_BYTES
 
 
 def _file(disk: Disk, path: Path = PATH) -> File:
-    """Create a file that is durable in all but what is written to it next."""
+    """Create a durable file; only later writes to it are not durable."""
     file = disk.create(path.with_suffix(".new"), SIZE)
     file.sync()
     disk.rename(path.with_suffix(".new"), path)
@@ -25,11 +25,11 @@ def _file(disk: Disk, path: Path = PATH) -> File:
 
 
 def _crashes(disk: SimulatedDisk, count: int = 50) -> list[SimulatedDisk]:
-    """Return what the same crash may leave behind, in many ways."""
+    """Return many possible disks after the same crash."""
     return [disk.crash(random.Random(seed)) for seed in range(count)]
 
 
-# -- what holds on both disks ------------------------------------------------------------------
+# -- behaviour that both disks share --------------------------------------------------------------
 
 
 @pytest.fixture(params=[SimulatedDisk, LinuxDisk])
@@ -258,7 +258,7 @@ def test_a_failed_sync_leaves_its_pages_clean_and_lost() -> None:
     with pytest.raises(OSError, match=r".") as caught:
         file.sync()
     assert caught.value.errno == errno.EIO
-    file.sync()  # it lies, as the kernel does
+    file.sync()  # it reports success wrongly, as the kernel does
     assert file.read(4, 0) == b"gone"
     assert {c.open(PATH).read(4, 0) for c in _crashes(disk)} == {bytes(4)}
 

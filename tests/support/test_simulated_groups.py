@@ -1,5 +1,7 @@
-"""What the simulated group expects of leases when the wall clock is set between two starts: the
-shortest form of what seeds found, some of them in one run of many."""
+"""Expectations of the simulated group about leases when the wall clock changes between two starts.
+
+Each test is the shortest form of a failure that random seeds found, some only once in many runs.
+"""
 
 import random
 from collections.abc import AsyncIterator
@@ -8,15 +10,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.groups.service_types import Verb
+from tests.support.history import HistoryViolation
 from tests.support.simulated_broker import SimulatedBroker
 from tests.support.simulated_groups import LEASE_MS
+from tests.support.simulated_process import Ending
 
 _HOUR_US = 3_600_000_000
 
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[SimulatedBroker]:
-    """A broker whose group has settled one message of three."""
+    """Yield a broker whose group has settled one message of three."""
     broker = SimulatedBroker(tmp_path, random.Random(1))
     await broker.open()
     try:
@@ -52,7 +56,43 @@ async def test_a_lease_that_a_start_found_over_is_not_renewed_by_a_clock_set_bac
     await _kill(broker)
     broker.clock.jump(-_HOUR_US)
     await _kill(broker)
+    broker.let_time_pass(LEASE_MS / 1000)  # exactly to the lease's own end
     assert await broker.receive("b", 10) == 2
+
+
+async def test_what_was_over_after_a_power_loss_stays_over_when_the_clock_is_set_back(
+    broker: SimulatedBroker,
+) -> None:
+    assert await broker.receive("a", 10) == 2
+    await broker.restart("crash", recovery_crashes=0, failing_reads=0)
+    assert await broker.receive("b", 10) == 0
+    broker.let_time_pass(
+        LEASE_MS / 1000
+    )  # the wall clock of the next start does not show this time
+    await _kill(broker)
+    assert await broker.receive("b", 10) == 2
+
+
+@pytest.mark.parametrize("ending", ["close", "kill", "crash"])
+async def test_a_failed_message_waits_for_its_delay_and_counts_its_deliveries(
+    broker: SimulatedBroker, ending: Ending
+) -> None:
+    assert await broker.receive("a", 1) == 1
+    await broker.settle(broker.held.pop(), Verb.NACK, delay_ms=2_000)
+    await broker.restart(ending, recovery_crashes=0, failing_reads=0)
+    broker.let_time_pass(1.0)
+    assert await broker.receive("b", 1) == (0 if ending == "crash" else 1)  # the next message
+    broker.let_time_pass(1.0)
+    assert await broker.receive("b", 1) == 1
+    assert [(each.offset, each.attempt) for each in broker.held.pop()] == [(1, 2)]
+
+
+async def test_a_delivery_that_counts_too_few_is_found(broker: SimulatedBroker) -> None:
+    assert await broker.receive("a", 1) == 1
+    (delivery,) = broker.held[0]
+    await broker.settle(broker.held.pop(), Verb.RELEASE)
+    with pytest.raises(HistoryViolation, match="attempts"):
+        broker._judge(delivery, broker._now_ms())
 
 
 async def _kill(broker: SimulatedBroker) -> None:

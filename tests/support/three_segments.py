@@ -1,9 +1,8 @@
-"""A data directory of two sealed segments and one that is not full: what checks and repairs are
-tried on, and what it holds."""
+"""A data directory with two sealed segments and an active one, for tests of checks and repairs."""
 
 from pathlib import Path
 
-from holdfast.commitlog.segment_format import segment_name
+from holdfast.commitlog.format.segment_format import segment_name
 from tests.support.stored import (
     MIB,
     batch,
@@ -21,7 +20,7 @@ Messages = dict[tuple[int, int], bytes]
 
 
 async def fill(data_dir: Path) -> None:
-    """Make the directory: topic t with two queues, an offset that group g stored."""
+    """Create the directory: topic t with two queues, and a stored offset of group g."""
     async with open_storage(small_config(data_dir)) as storage:
         store = storage.store
         topic, _ = await store.create_topic("t", queues=2)
@@ -40,7 +39,7 @@ async def fill(data_dir: Path) -> None:
 
 
 async def read_all(data_dir: Path) -> tuple[Messages, dict[int, list[tuple[int, int]]], list[str]]:
-    """Return all messages, what pulls passed over in each queue, and what is degraded."""
+    """Return all messages, the ranges that pulls skipped in each queue, and the degraded parts."""
     async with open_storage(small_config(data_dir)) as storage:
         topic = storage.store.topic("t")
         assert storage.store.stored_offsets("g", topic).offsets == {0: 3}

@@ -1,9 +1,9 @@
-"""Access tokens for tests: made without a file, with texts that are known."""
+"""Access tokens for tests, created without a file, with known texts."""
 
 import time
 from itertools import count
 
-from holdfast.http_api.access.door import Access
+from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.grants import parse_grants
 from holdfast.http_api.access.tokens import Token, Tokens, digest_of, token_text
 
@@ -23,10 +23,10 @@ def make_token(
 
 
 def access_of(*tokens: Token) -> Access:
-    """Return a door that asks for one of these tokens."""
+    """Return an Access that requires one of these tokens."""
     return Access(is_required=True, tokens=Tokens(tokens), now_s=time.time)
 
 
 def bearer(text: str) -> dict[str, str]:
-    """Return the header that shows a token."""
+    """Return the header that sends a token."""
     return {"Authorization": f"Bearer {text}"}

@@ -1,9 +1,10 @@
-"""Everything that clients do to a broker, at once, and the judgement of it afterwards.
+"""A workload of all kinds of clients at the same time, and the judgement of its result.
 
-Five topics: durable with idempotent producers, durable with plain ones (which may store twice),
-one in written mode, one whose retention trims it all the time, one that is made and deleted. Of the
-first, members of a group with leases settle what they get. Or, `written_only`, the third alone:
-beside the others its messages are soon synced with theirs.
+It has five topics: a durable one with idempotent producers, a durable one with plain producers
+(which may store a message twice), one in written mode, one that retention trims all the time, and
+one that is created and deleted repeatedly. Members of a group with leases settle the messages of
+the first topic. With `written_only` only the third topic is used, because the syncs of the other
+topics would soon sync its messages too.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from tests.support.workload_clients import (
     TopicChurner,
 )
 
-#: What a broker under this load is started with: segments roll often, retention runs.
+#: Arguments of the broker under this load: small segments that roll often, frequent retention.
 ARGUMENTS = (
     *("--commitlog-segment-bytes", "1MiB"),
     *("--commitlog-reserve-bytes", "1MiB"),
@@ -34,7 +35,8 @@ ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a judgement counted. `lost` were acknowledged in written mode, and are gone."""
+    """The counts of a judgement. `lost` messages were acknowledged in written mode, and are
+    gone."""
 
     acknowledged: int
     stored: int
@@ -49,7 +51,7 @@ class Judged:
 
 
 class Workload:
-    """Clients of the broker at `url`; they go on through its restarts. Use it in `with`."""
+    """Clients of the broker at `url`, which continue through restarts. Use as a context manager."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class Workload:
         written_only: bool = False,
         timeout_s: float = 20.0,
     ) -> None:
-        """`timeout_s` is how long those who speak plain HTTP wait for an answer."""
+        """`timeout_s` is the timeout of the clients that use plain HTTP."""
         gate = self._gate = Gate()
         client = self._client = Client(url, timeout_ms=120_000)
         self.durable = LoadTopic("durable", 4)
@@ -116,7 +118,7 @@ class Workload:
     def __exit__(self, kind: object, *_: object) -> None:
         self._gate.end()
         self._consumer.end()
-        if kind is not None:  # closing would wait for a broker that may be gone
+        if kind is not None:  # a close would wait for a broker that may be gone
             return
         self._client.close()
         for thread in self._threads:
@@ -124,17 +126,17 @@ class Workload:
 
     @property
     def acknowledged(self) -> int:
-        """How many messages were acknowledged so far."""
+        """The number of acknowledged messages so far."""
         return sum(len(topic.history.acks) for topic in self.topics)
 
     def verify(self) -> None:
-        """Raise what a client found wrong."""
+        """Raise the error of a client, if any client failed."""
         for thread in self._threads:
             if thread.error is not None:
                 raise thread.error
 
     def wait_for_more(self, count: int = 20) -> None:
-        """Wait until that many more messages are acknowledged."""
+        """Wait until `count` more messages are acknowledged."""
         before = self.acknowledged
 
         def has_more() -> bool:
@@ -144,28 +146,30 @@ class Workload:
         wait_until(has_more, "more is acknowledged")
 
     def close_gate(self) -> None:
-        """Let no client begin another request; those under way may last until the broker is
+        """Let no client start another request. Requests in flight may last until the broker is
         back."""
         self._gate.close()
 
     def pause(self) -> None:
-        """Return once no client has a request under way; they go on where they were."""
+        """Return once no client has a request in flight. `resume` lets the clients continue."""
         self._gate.pause()
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Let the clients continue."""
         self._gate.resume()
 
     def disk_fails(self) -> None:
-        """Let the clients put up with 5xx, and count nothing that they are told, until they
-        are judged: to be said before the power is cut."""
+        """Let the clients accept 5xx answers and ignore all answers, until `judge` is called.
+
+        Call it before the power is cut.
+        """
         self._gate.disk_failures += 1
         self._gate.disk_fails = True
 
     def judge(self, *, power_was_lost: bool = False) -> Judged:
-        """Read everything back and compare. The clients are paused, the broker runs.
+        """Read all data back and judge it. The clients must be paused, and the broker must run.
 
-        Raises HistoryViolation, AssertionError, or what a client met.
+        Raise HistoryViolation, AssertionError, or the error of a client.
         """
         self._gate.disk_fails = False
         self.verify()
@@ -188,12 +192,12 @@ class Workload:
 
 
 def _everything(client: Client, topic: LoadTopic) -> tuple[list[Found], dict[int, int]]:
-    """Return the whole topic, and where each of its queues began when it was read."""
+    """Return all messages of the topic, and the first offset of each queue at that time."""
     while True:
         try:
             final = list(_read(client, topic))
         except ApiError as error:
-            if error.status != 410:  # retention went on meanwhile
+            if error.status != 410:  # retention trimmed the queue meanwhile
                 raise
             continue
         states = client.describe_topic(topic.name)["queues"]

@@ -1,5 +1,8 @@
-"""The clients of a Workload: threads that publish, consume, store offsets, and make and delete
-topics over plain HTTP, through every restart of the broker, and judge what they see of it."""
+"""The clients of a Workload, as threads that check their own observations.
+
+They publish, consume, store offsets, and create and delete topics over plain HTTP, and continue
+through every restart of the broker.
+"""
 
 import itertools
 import json
@@ -10,14 +13,14 @@ from http import HTTPStatus
 
 from holdfast.client import Client
 from holdfast.client.errors import HoldfastError
-from holdfast.client.sync_producer import Producer
+from holdfast.client.produce.blocking_producer import Producer
 from tests.support.gate import Answer, Gate, GateClient
 from tests.support.history import Found, History, Send, check_read
 
 
 @dataclass(slots=True)
 class LoadTopic:
-    """A topic under load and what happened to it."""
+    """A topic under load, and its history."""
 
     name: str
     queues: int
@@ -28,8 +31,11 @@ class LoadTopic:
 
 
 class Publisher(GateClient):
-    """Publishes one message at a time with no help from the client library; a request without
-    an answer is sent again until there is one, also by a producer that is not idempotent."""
+    """Publishes one message at a time, without the client library.
+
+    A request without an answer is repeated until it is answered, even if the producer is not
+    idempotent.
+    """
 
     def __init__(
         self, name: str, url: str, gate: Gate, topic: LoadTopic, body_bytes: int = 600
@@ -44,7 +50,7 @@ class Publisher(GateClient):
         self._is_over = False
 
     def leave_off(self) -> None:
-        """Begin no other message."""
+        """Publish no further message."""
         self._is_over = True
 
     def turn(self) -> None:
@@ -61,7 +67,7 @@ class Publisher(GateClient):
         if answer is None:
             return
         if answer.status == HTTPStatus.CONFLICT and not self._topic.is_durable:
-            # The broker lost what came before with its power: this one begins anew.
+            # The broker lost earlier messages in a power loss: this producer starts a new epoch.
             assert answer.json["type"].endswith("/sequence-gap"), answer.raw
             self._epoch, self._sequence = self._epoch + 1, 0
             return
@@ -90,7 +96,7 @@ class Publisher(GateClient):
 
 
 class Puller(GateClient):
-    """Long-polls one queue from its start on, and notes what it was given."""
+    """Long-polls one queue from its first offset, and records the received messages."""
 
     def __init__(self, name: str, url: str, gate: Gate, topic: LoadTopic, queue: int) -> None:
         super().__init__(name, url, gate)
@@ -110,7 +116,7 @@ class Puller(GateClient):
             self._offset = answer.json["min_offset"]
             return
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            # Only what was never promised can be taken back.
+            # Only messages that were not promised may be lost.
             assert not self._topic.is_durable, f"queue {self._queue} went back: {answer.raw!r}"
             self._offset = answer.json["max_offset"]
             return
@@ -126,7 +132,10 @@ class Puller(GateClient):
 
 
 class OffsetKeeper(GateClient):
-    """Stores ever higher offsets for a group; what was acknowledged is never taken back."""
+    """Stores growing offsets for a group, up to the end of its queue.
+
+    An acknowledged offset must never go back.
+    """
 
     def __init__(self, name: str, url: str, gate: Gate, topic: LoadTopic) -> None:
         super().__init__(name, url, gate)
@@ -139,12 +148,17 @@ class OffsetKeeper(GateClient):
         self._tried += 1
         body = json.dumps({"offsets": {"0": self._tried}})
         answer = self.ask("PUT", self._path, body)
-        if answer is not None:
-            assert answer.status == HTTPStatus.OK, answer.raw
-            self.acknowledged = self._tried
+        if answer is None:
+            return
+        if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            self._tried -= 1  # the publishers are not that far yet
+            return
+        assert answer.status == HTTPStatus.OK, answer.raw
+        self.acknowledged = self._tried
 
     def verify(self) -> bool:
-        """Compare what is stored with what was acknowledged; False without an answer."""
+        """Compare the stored offset with the acknowledged one; return False if there was no
+        answer."""
         answer = self.ask("GET", self._path)
         if answer is None:
             return False
@@ -159,8 +173,10 @@ class OffsetKeeper(GateClient):
 
 
 class TopicChurner(GateClient):
-    """Makes a topic, publishes to it, stores an offset, deletes it, and begins again. After
-    each restart what was acknowledged must still be so."""
+    """Creates a topic, publishes to it, stores an offset, deletes it, and starts again.
+
+    After each restart, acknowledged changes must still be there.
+    """
 
     def __init__(self, name: str, url: str, gate: Gate) -> None:
         super().__init__(name, url, gate)
@@ -200,14 +216,14 @@ class TopicChurner(GateClient):
     def _judge(self, method: str, answer: Answer) -> None:
         expected = {HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT}
         if method == "DELETE" and self._was_tried:
-            expected.add(HTTPStatus.NOT_FOUND)  # the try before was carried out
+            expected.add(HTTPStatus.NOT_FOUND)  # the previous attempt was carried out
         if method == "GET" and self._step > 4:
             expected = {HTTPStatus.NOT_FOUND}
         assert answer.status in expected, f"{method} {self.topic} was answered {answer}"
 
 
 class BatchPublisher(threading.Thread):
-    """Publishes with the client library's producer, some hundred messages at once."""
+    """Publishes with the producer of the client library, some hundred messages at once."""
 
     def __init__(self, name: str, client: Client, gate: Gate, topic: LoadTopic) -> None:
         super().__init__(name=name, daemon=True)
@@ -223,15 +239,16 @@ class BatchPublisher(threading.Thread):
             while self._gate.passes():
                 failures = self._gate.disk_failures
                 try:
-                    # Its pauses grow to seconds, so that it may miss a broker that is seldom
-                    # up for long, many times over.
+                    # The producer's retry pauses grow to seconds. It may miss a broker that is up
+                    # only briefly, many times.
                     with self._client.producer(
                         self._topic.name, delivery_timeout_ms=900_000
                     ) as producer:
                         self._publish(producer, numbers)
                 except HoldfastError:
-                    # It gave up, as it should when the broker turns read-only, perhaps again
-                    # and again; or goes on behind what it was told in vain.
+                    # The producer gave up, correctly: the broker turned read-only, perhaps more
+                    # than once, or the producer continued after an acknowledgement that was lost
+                    # with the disk.
                     if failures == self._gate.disk_failures and not self._gate.disk_fails:
                         raise
         except BaseException as error:
@@ -258,7 +275,7 @@ class BatchPublisher(threading.Thread):
 
 
 class GroupConsumer(threading.Thread):
-    """Consumes with the client library for a group, which stores its offsets. At least once."""
+    """Consumes with the client library for a group, which stores its offsets. At-least-once."""
 
     def __init__(self, name: str, client: Client, gate: Gate, topic: LoadTopic) -> None:
         super().__init__(name=name, daemon=True)
@@ -275,7 +292,7 @@ class GroupConsumer(threading.Thread):
                 try:
                     self._consume()
                 except HoldfastError:
-                    # It reads ahead: what failed may be told only now.
+                    # The consumer reads ahead, so it may report a failure late.
                     is_known = failures < self._gate.disk_failures or self._gate.disk_fails
                     if not self._is_over.wait(0.1) and not is_known:
                         raise
@@ -292,5 +309,5 @@ class GroupConsumer(threading.Thread):
                     self._topic.history.consumed(found)
 
     def end(self) -> None:
-        """Say that the client may be closed now."""
+        """Report that the client may be closed now."""
         self._is_over.set()

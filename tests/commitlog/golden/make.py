@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.commitlog.batch import Batch, key_hash
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import HEADER_SIZE
-from holdfast.commitlog.segment_format import (
+from holdfast.commitlog.format.batch import Batch, key_hash
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
+from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
     KEY_DTYPE,
     SegmentHeader,

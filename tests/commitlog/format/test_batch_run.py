@@ -1,0 +1,110 @@
+"""BatchRun decodes the same as commitlog.format.batch, and rejects the same batches with the same
+errors."""
+
+import dataclasses
+import struct
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.format.batch import Batch, iter_batches
+from holdfast.commitlog.format.batch_header import MAGIC, BatchFlag, BatchHeader
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.header_table import HEADER_DTYPE
+from tests.spark.stored import Sent, joined, sent, store
+
+FULL = Sent(
+    bodies=[b"a", b"bc"],
+    keys=["k", None],
+    tags=[None, "t"],
+    properties=[{"n": "v"}, None],
+    born_timestamps_us=[1, 2],
+    expires_timestamps_us=[3, 4],
+)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.lists(sent(), max_size=5), st.integers(0, 2**40))
+def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base: int) -> None:
+    stored = store(batches, base)
+    blocks = BatchRun(joined(stored))
+    assert len(blocks) == len(stored)
+    for index, batch in enumerate(stored):
+        for field in dataclasses.fields(BatchHeader):
+            if field.name == "requests":  # not part of the bytes
+                continue
+            assert blocks.field(field.name)[index] == getattr(batch.header, field.name), field.name
+        for name, starts in blocks.starts.items():
+            if (section := getattr(batch.layout, name)) is not None:
+                assert starts[index] - blocks.positions[index] == section.start, name
+
+
+def test_every_section_is_laid_out() -> None:
+    names = {field.name for field in dataclasses.fields(Batch.decode(joined(store([FULL]))).layout)}
+    assert set(BatchRun(b"").starts) == names - {"total_size"}
+
+
+def test_no_blocks_at_all() -> None:
+    assert len(BatchRun(b"")) == 0
+
+
+def test_a_flag_tells_which_blocks_have_a_column() -> None:
+    blocks = BatchRun(joined(store([FULL, Sent([b"x"])])))
+    assert blocks.has(BatchFlag.KEYS).tolist() == [True, False]
+
+
+def refusal(read: Callable[[], object]) -> str | None:
+    try:
+        read()
+    except LogError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("kept", range(0, len(joined(store([FULL, FULL]))), 4))
+def test_every_truncation_is_refused_as_the_format_refuses_it(kept: int) -> None:
+    data = joined(store([FULL, FULL]))[:kept]
+    expected = refusal(lambda: list(iter_batches(data)))
+    assert refusal(lambda: BatchRun(data)) == expected
+    assert (expected is None) == (kept in {0, len(joined(store([FULL])))})
+
+
+@pytest.mark.parametrize("position", range(len(joined(store([FULL])))))
+def test_every_flipped_bit_is_refused_as_the_format_refuses_it(position: int) -> None:
+    first = joined(store([FULL]))
+    data = bytearray(first + joined(store([FULL], 2)))
+    data[len(first) + position] ^= 1 << (position % 8)
+    expected = refusal(lambda: list(iter_batches(bytes(data))))
+    assert expected is not None
+    assert refusal(lambda: BatchRun(bytes(data))) == expected
+
+
+def test_a_header_that_lies_about_its_columns_is_refused() -> None:
+    (batch,) = store([FULL])
+    header = dataclasses.replace(batch.header, body_bytes=batch.header.body_bytes + 8)
+    data = bytes(header.encode()) + bytes(batch.block[128:])
+    expected = refusal(lambda: Batch.decode(data))
+    assert expected is not None
+    assert refusal(lambda: BatchRun(data)) == expected
+
+
+def test_a_newer_format_is_named_as_such() -> None:
+    data = bytearray(joined(store([FULL])))
+    offset = HEADER_DTYPE.fields["version"][1]  # type: ignore[index]
+    struct.pack_into("<H", data, offset, 2)
+    expected = refusal(lambda: Batch.decode(bytes(data)))
+    assert refusal(lambda: BatchRun(bytes(data))) == expected
+
+
+def test_a_magic_inside_a_message_is_no_block() -> None:
+    # The blocks are so small that they are found by their magic, at any position and before any
+    # bytes.
+    for before in range(8):
+        body = bytes(before) + (MAGIC + bytes(4) + (136).to_bytes(4, "little") + bytes(4)) * 40
+        stored = store([Sent([b"a"]), Sent([body]), Sent([b"b", b""])])
+        run = BatchRun(joined(stored))
+        assert run.base_offsets.tolist() == [0, 1, 2]
+        assert run.total_sizes.tolist() == [len(batch.block) for batch in stored]

@@ -1,0 +1,670 @@
+import errno
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.disk.open_files import PooledFile
+from holdfast.commitlog.errors import (
+    BatchTooLarge,
+    CorruptRecord,
+    DiskFull,
+    DiskLow,
+    NoSegment,
+    UnknownFormatVersion,
+)
+from holdfast.commitlog.format.batch import key_hash
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.checksum import crc32c
+from holdfast.commitlog.format.segment_format import (
+    END_MARK_SIZE,
+    SegmentHeader,
+    is_end_mark,
+    parse_segment_name,
+)
+from holdfast.commitlog.segments import commit_log
+from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.log_scan import Damage, scan_segment
+from tests.support.batches import Columns, columns
+from tests.support.simulated_disk import SimulatedDisk, SimulatedFile
+from tests.support.small_log import (
+    FIRST,
+    NOW_US,
+    SEGMENT_BYTES,
+    SmallLog,
+    flip_bit,
+    overwrite,
+    raw_batch,
+    segment_path,
+    walk,
+)
+
+LOG = Path("/log")
+KEY_OF_HASH_0 = "bbfsptr"
+
+
+@pytest.fixture
+def simulated() -> Iterator[SmallLog]:
+    """Yield a new log on a simulated disk."""
+    small = SmallLog(LOG, SimulatedDisk())
+    small.open()
+    yield small
+    small.close()
+
+
+def _disk(small: SmallLog) -> SimulatedDisk:
+    assert isinstance(small.disk, SimulatedDisk)
+    return small.disk
+
+
+def _fill_segments(small: SmallLog, count: int) -> None:
+    """Make `count` segments with one block each; all except the last are ended."""
+    for _ in range(count):
+        small.log.roll()
+        small.append(raw_batch())
+
+
+# -- opening ---------------------------------------------------------------------------------
+
+
+def test_a_new_log_is_empty(small: SmallLog) -> None:
+    log = small.log
+    assert log.directory.is_dir()
+    assert log.segments == ()
+    assert (log.min_offset, log.written_offset, log.size_bytes) == (0, 0, 0)
+    assert log.segment_at(0) is None
+    assert not log.has_room(1, 0, 1)
+
+
+def test_opening_finds_the_segments_and_removes_unfinished_ones(small: SmallLog) -> None:
+    _fill_segments(small, 3)
+    (small.directory / f"{7:020d}.new").write_bytes(b"half")
+    (small.directory / "README").write_bytes(b"not ours")
+    reopened = small.reopened()
+    reopened.log.open()
+    assert [s.start_offset for s in reopened.log.segments] == [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES]
+    assert reopened.log.damaged_headers == []
+    assert reopened.log.size_bytes == 3 * SEGMENT_BYTES
+    assert not list(small.directory.glob("*.new"))
+    assert (small.directory / "README").exists()
+    reopened.close()
+
+
+def test_a_damaged_header_costs_nothing(small: SmallLog) -> None:
+    _fill_segments(small, 2)
+    places = walk(small.log)
+    flip_bit(segment_path(small.log, 0), 8)
+    reopened = small.reopened()
+    reopened.log.open()
+    assert walk(reopened.log) == places
+    [(path, reason)] = reopened.log.damaged_headers
+    assert parse_segment_name(path.name) == 0
+    assert "checksum" in reason
+    reopened.close()
+
+
+@pytest.mark.parametrize("what", ["short", "wrong start"])
+def test_a_header_that_does_not_fit_its_file_is_noted(small: SmallLog, what: str) -> None:
+    _fill_segments(small, 2)
+    path = segment_path(small.log, 0)
+    if what == "short":
+        with path.open("r+b") as file:
+            file.truncate(500_000)
+    else:
+        overwrite(path, 0, SegmentHeader(8, SEGMENT_BYTES, NOW_US).encode())
+    reopened = small.reopened()
+    reopened.log.open()
+    assert [found for found, _ in reopened.log.damaged_headers] == [path]
+    assert walk(reopened.log)[0] == FIRST
+    assert reopened.log.segments[0].end_offset == SEGMENT_BYTES
+    reopened.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095])
+def test_a_file_too_short_for_its_header_is_noted_and_left_alone(
+    small: SmallLog, size: int
+) -> None:
+    _fill_segments(small, 3)
+    path = segment_path(small.log, 1)
+    with path.open("r+b") as file:
+        file.truncate(size)
+    reopened = small.reopened()
+    reopened.log.open()
+    assert reopened.log.damaged_headers == [(path, f"{size} bytes: too short for a segment")]
+    assert [s.start_offset for s in reopened.log.segments] == [0, 2 * SEGMENT_BYTES]
+    reopened.close()
+    assert path.stat().st_size == size
+
+
+def test_a_newer_segment_is_refused(small: SmallLog) -> None:
+    _fill_segments(small, 1)
+    page = bytearray(SegmentHeader(0, SEGMENT_BYTES, NOW_US).encode())
+    page[4] = 2
+    page[32:36] = crc32c(bytes(page[:32])).to_bytes(4, "little")
+    overwrite(segment_path(small.log, 0), 0, bytes(page))
+    before = {path: path.read_bytes() for path in small.directory.iterdir()}
+    with pytest.raises(UnknownFormatVersion, match="Nothing was changed"):
+        small.reopened().log.open()
+    assert {path: path.read_bytes() for path in small.directory.iterdir()} == before
+
+
+def test_a_file_over_another_segment_hides_nothing(small: SmallLog) -> None:
+    _fill_segments(small, 2)
+    places = walk(small.log)
+    extra = small.directory / f"{5:020d}"
+    extra.write_bytes(segment_path(small.log, 0).read_bytes())
+    reopened = small.reopened()
+    reopened.log.open()
+    assert walk(reopened.log) == places
+    assert [path for path, _ in reopened.log.damaged_headers] == [extra]
+    assert extra.exists()
+    reopened.close()
+
+
+# -- rolling ---------------------------------------------------------------------------------
+
+
+def test_the_first_roll_makes_the_first_segment(small: SmallLog) -> None:
+    assert small.log.roll() is None
+    assert small.log.written_offset == FIRST
+    assert small.log.has_room(100, 0, 1)
+
+
+def test_a_roll_ends_one_segment_and_begins_the_next(small: SmallLog) -> None:
+    _fill_segments(small, 1)
+    first = small.log.segments[0]
+    end = first.written
+    assert small.log.roll() is first
+    assert first.ended
+    assert is_end_mark(first.read(end, END_MARK_SIZE), end)
+    assert not first.has_room(1, 0, 1)
+    assert [s.start_offset for s in small.log.segments] == [0, SEGMENT_BYTES]
+    assert small.log.written_offset == SEGMENT_BYTES + FIRST
+
+
+def test_the_prepared_segment_is_the_next(simulated: SmallLog) -> None:
+    log, disk = simulated.log, _disk(simulated)
+    log.prepare_next()  # no segment exists yet
+    assert disk.names(LOG) == []
+    _fill_segments(simulated, 1)
+    log.prepare_next()
+    log.prepare_next()
+    assert [parse_segment_name(name) for name in disk.names(LOG)] == [0, SEGMENT_BYTES]
+    assert len(log.segments) == 1
+    changes = disk.changes
+    log.roll()
+    assert disk.changes == changes + 1  # only the end mark
+    assert log.segments[-1].start_offset == SEGMENT_BYTES
+
+
+def test_a_full_disk_is_told_and_asked_again_after_a_while(
+    simulated: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    told = []
+    log = CommitLog(
+        LOG,
+        CommitLogConfig(segment_bytes=SEGMENT_BYTES),
+        simulated.disk,
+        now_us=lambda: NOW_US,
+        disk_full=lambda: told.append(True),
+    )
+    log.open()
+    log.roll()
+    disk = _disk(simulated)
+    disk.full = True
+    before = log.segments
+    for _ in range(3):
+        with pytest.raises(DiskFull) as raised:
+            log.roll()
+        assert raised.value.needed_bytes == SEGMENT_BYTES
+    with pytest.raises(DiskFull):
+        log.prepare_next()
+    assert len(told) == 1  # one call of the disk
+    assert log.segments is before
+    assert not before[0].ended
+    disk.full = False
+    with pytest.raises(DiskFull):
+        log.roll()
+    now += commit_log.DISK_FULL_RETRY_S
+    log.roll()
+    assert len(log.segments) == 2
+
+
+def test_no_segment_is_made_of_the_reserve(simulated: SmallLog) -> None:
+    has_reserve = False
+    log = CommitLog(
+        LOG,
+        CommitLogConfig(segment_bytes=SEGMENT_BYTES),
+        simulated.disk,
+        now_us=lambda: NOW_US,
+        has_reserve=lambda: has_reserve,
+    )
+    with pytest.raises(DiskFull):
+        log.roll()
+    has_reserve = True
+    log.roll()
+
+
+@pytest.mark.parametrize("call", ["create", "write", "sync", "rename"])
+def test_a_segment_that_cannot_be_made_now_changes_nothing(
+    simulated: SmallLog, call: Literal["create", "write", "sync", "rename"]
+) -> None:
+    """File descriptors run out and become free again; no other code knows the segment yet."""
+    before = simulated.log.segments
+    _disk(simulated).fail(call, errno.EMFILE)
+    with pytest.raises(NoSegment, match="Too many open files"):
+        simulated.log.roll()
+    assert simulated.log.segments is before
+    simulated.log.roll()
+    assert len(simulated.log.segments) == len(before) + 1
+
+
+@pytest.mark.parametrize(("spare", "is_refused"), [(-1, True), (0, False), (1, False)])
+def test_no_segment_is_made_of_the_last_room(
+    simulated: SmallLog, spare: int, is_refused: bool
+) -> None:
+    least = 10_000
+    log = CommitLog(
+        LOG,
+        CommitLogConfig(segment_bytes=SEGMENT_BYTES, min_free_bytes=least),
+        simulated.disk,
+        now_us=lambda: NOW_US,
+        free_bytes=lambda: SEGMENT_BYTES + least + spare,
+    )
+    if is_refused:
+        with pytest.raises(DiskLow, match=f"next segment needs {SEGMENT_BYTES} "):
+            log.roll()
+    else:
+        log.roll()
+    assert len(log.segments) == (0 if is_refused else 1)
+
+
+def test_a_block_on_a_part_of_the_disk_that_fails_is_unreadable(
+    simulated: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated.log.roll()
+    place = simulated.log.written_offset
+
+    def fails(*args: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(type(simulated.log.segments[0].file), "read", fails)
+    monkeypatch.setattr(type(simulated.log.segments[0].file), "read_nowait", fails)
+    with pytest.raises(CorruptRecord) as raised:
+        simulated.log.read_batch(place, 100)
+    assert raised.value.reason == "unreadable"
+    assert simulated.log.read_batch_nowait(place, 100) is None
+
+
+def test_a_footer_on_a_part_of_the_disk_that_fails_is_none(
+    small: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill_segments(small, 2)
+    ended = small.log.segments[0]
+    small.log.seal(ended)
+    assert small.log.footer(ended) is not None
+
+    def fails(*args: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(type(ended.file), "read", fails)
+    assert small.log.footer(ended) is None
+
+
+def test_segments_of_another_size_go_on_where_the_last_ends(tmp_path: Path) -> None:
+    small = SmallLog(tmp_path)
+    small.open()
+    _fill_segments(small, 1)
+    small.close()
+    larger = SmallLog(tmp_path, segment_bytes=2 * SEGMENT_BYTES)
+    larger.open()
+    larger.log.roll()
+    assert [(s.start_offset, s.size) for s in larger.log.segments] == [
+        (0, SEGMENT_BYTES),
+        (SEGMENT_BYTES, 2 * SEGMENT_BYTES),
+    ]
+    larger.close()
+
+
+def test_a_segment_is_made_once_whoever_asks(simulated: SmallLog) -> None:
+    """The appender rolls while the segment thread prepares; a slow create forces the overlap."""
+    log, disk = simulated.log, _disk(simulated)
+    _fill_segments(simulated, 1)
+    disk.hold_syncs()
+    rolling = threading.Thread(target=log.roll)
+    rolling.start()
+    disk.wait_for_held_sync()  # the roll is making segment 1
+    preparing = threading.Thread(target=log.prepare_next)
+    preparing.start()
+    disk.release_syncs()
+    rolling.join(10)
+    preparing.join(10)
+    block = simulated.append(raw_batch())
+    names = [parse_segment_name(name) for name in disk.names(LOG)]
+    assert names == [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES]
+    # If it were created twice, the file in use would have lost its name.
+    file = disk.open(LOG / f"{SEGMENT_BYTES:020d}")
+    assert file.read(len(block.block), FIRST) == block.block
+
+
+# -- the largest batch -----------------------------------------------------------------------
+
+
+def test_a_batch_is_checked_against_the_largest(small: SmallLog) -> None:
+    largest = small.log.largest_batch
+    small.log.check_size(largest - 1)
+    small.log.check_size(largest)
+    with pytest.raises(BatchTooLarge) as raised:
+        small.log.check_size(largest + 1)
+    assert (raised.value.size, raised.value.limit) == (largest + 1, largest)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 20_000), st.booleans(), st.integers(0, 400)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_whatever_was_accepted_the_footer_fits(
+    batches: list[tuple[int, bool, int]],
+) -> None:
+    small = SmallLog(LOG, SimulatedDisk())
+    small.open()
+    for messages, is_keyed, body in batches:
+        keys = [str(i % 10) for i in range(messages)] if is_keyed else None
+        raw = encode_batch([b"x" * (body if i == 0 else 0) for i in range(messages)], keys=keys)
+        if len(raw) <= small.log.largest_batch:
+            small.append(raw)
+    small.log.roll()
+    for segment in small.log.segments[:-1]:
+        blocks = [h for h in small.headers if small.log.segment_at(h.physical_offset) is segment]
+        small.log.seal(segment)
+        assert segment.sealed
+        tables = small.log.footer(segment)
+        assert tables is not None
+        assert sorted(tables[0]["physical_offset"].tolist()) == [h.physical_offset for h in blocks]
+        assert len(list(walk(small.log))) >= len(small.headers)
+    found = [place for place in walk(small.log) if isinstance(place, int)]
+    assert found == [header.physical_offset for header in small.headers]
+
+
+# -- sealing ---------------------------------------------------------------------------------
+
+
+def _sealed(small: SmallLog) -> list[int]:
+    """Fill a segment with blocks of several queues, end and seal it."""
+    for queue, keys in [(1, ["b", "a"]), (0, None), (1, [KEY_OF_HASH_0, None]), (0, ["c", "a"])]:
+        small.append(encode_batch([b"1", b"2"], keys=keys), queue_id=queue)
+    small.append(raw_batch(), topic_id=0, queue_id=5)
+    ended = small.log.segments[0]
+    small.log.roll()
+    small.log.seal(ended)
+    assert ended.sealed
+    return [header.physical_offset for header in small.headers]
+
+
+def test_a_footer_lists_blocks_by_queue_and_keys_by_hash(small: SmallLog) -> None:
+    places = _sealed(small)
+    tables = small.log.footer(small.log.segments[0])
+    assert tables is not None
+    blocks, keys = tables
+    rows = [(b["topic_id"], b["queue_id"], b["base_offset"]) for b in blocks]
+    assert rows == [(0, 5, 0), (1, 0, 0), (1, 0, 2), (1, 1, 0), (1, 1, 2)]
+    assert blocks["physical_offset"].tolist() == [places[i] for i in (4, 1, 3, 0, 2)]
+    expected = sorted(
+        [(key_hash("b"), 3), (key_hash("a"), 3), (0, 4), (key_hash("c"), 2), (key_hash("a"), 2)]
+    )
+    assert key_hash(KEY_OF_HASH_0) == 0
+    assert sorted(zip(keys["key_hash"].tolist(), keys["block"].tolist(), strict=True)) == expected
+    assert np.all(np.diff(keys["key_hash"].astype(np.int64)) >= 0)
+
+
+@given(st.lists(st.tuples(columns(max_messages=4), st.integers(0, 2)), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_a_footer_says_what_a_walk_finds(sent: list[tuple[Columns, int]]) -> None:
+    small = SmallLog(LOG, SimulatedDisk())
+    small.open()
+    small.log.roll()
+    hashes = []
+    for each, queue in sent:
+        small.append(each.encode(), queue_id=queue)
+        hashes += [key_hash(key) for key in each.keys or [] if key]
+    segment = small.log.segments[0]
+    small.log.roll()
+    small.log.seal(segment)
+    found = small.log.footer(segment)
+    assert found is not None
+    assert found[1]["key_hash"].tolist() == sorted(hashes)
+    rows = [
+        (h.topic_id, h.queue_id, h.base_offset, h.physical_offset, h.total_size, h.message_count,
+         h.store_timestamp_us, h.tag_summary, h.body_bytes, h.flags)
+        for h in sorted(small.headers, key=lambda h: (h.topic_id, h.queue_id, h.base_offset))
+    ]  # fmt: skip
+    assert [row.item() for row in found[0]] == rows
+
+
+def test_sealing_asks_for_an_ended_segment(small: SmallLog) -> None:
+    _fill_segments(small, 1)
+    active = small.log.segments[0]
+    small.log.seal(active)
+    assert not active.sealed
+    assert small.log.footer(active) is None
+
+
+def test_sealing_again_changes_nothing(small: SmallLog) -> None:
+    _sealed(small)
+    path = segment_path(small.log, 0)
+    before = path.read_bytes()
+    small.log.seal(small.log.segments[0])
+    assert path.read_bytes() == before
+
+
+def test_a_segment_that_recovery_did_not_walk_is_sealed_all_the_same(small: SmallLog) -> None:
+    _fill_segments(small, 2)
+    small.log.segments[0].sealed = False
+    start = small.headers[1].physical_offset
+    reopened = small.reopened()
+    reopened.open(start, (SEGMENT_BYTES, 0, 0))
+    first = reopened.log.segments[0]
+    assert first.ended
+    assert not first.sealed
+    reopened.log.seal(first)
+    tables = reopened.log.footer(first)
+    assert tables is not None
+    assert tables[0]["physical_offset"].tolist() == [FIRST]
+    reopened.close()
+
+
+def test_a_damaged_end_mark_means_no_footer_over_what_it_hid(small: SmallLog) -> None:
+    _fill_segments(small, 2)
+    ended = small.log.segments[0]
+    flip_bit(ended.path, ended.written)
+    before = ended.path.read_bytes()
+    small.log.seal(ended)
+    assert not ended.sealed
+    assert ended.path.read_bytes() == before
+
+
+def test_a_damaged_block_keeps_its_row_while_its_header_is_intact(small: SmallLog) -> None:
+    for key in "abcd":
+        small.append(encode_batch([b"x"], keys=[key]))
+    places = [header.physical_offset for header in small.headers]
+    ended = small.log.segments[0]
+    small.log.roll()
+    flip_bit(ended.path, places[1] + 130)  # payload
+    flip_bit(ended.path, places[2] + 30)  # header
+    damage: list[Damage] = []
+    blocks, keys = block_tables(ended, damage.append)
+    assert blocks["physical_offset"].tolist() == [places[0], places[1], places[3]]
+    assert sorted(keys["key_hash"].tolist()) == sorted([key_hash("a"), key_hash("d")])
+    assert [found.start for found in damage] == places[1:3]
+    small.log.seal(ended)
+    assert ended.sealed
+
+
+def test_a_seal_takes_from_headers_and_keys_what_a_walk_over_all_does(small: SmallLog) -> None:
+    for number in range(24):
+        keys = ["k"] if number % 3 == 0 else None
+        small.append(encode_batch([b"x" * number * 7], keys=keys))
+    ended = small.log.segments[0]
+    small.log.roll()
+    blocks, keys_found = block_tables(ended)
+    small.log.seal(ended)
+    sealed = small.log.footer(ended)
+    assert sealed is not None
+    assert len(blocks) == 24
+    assert len(keys_found) == 8
+    assert sealed[0].tobytes() == blocks.tobytes()
+    assert sealed[1].tobytes() == keys_found.tobytes()
+
+
+def test_a_seal_leaves_payloads_without_keys_to_the_scrub(small: SmallLog) -> None:
+    for keys in (None, ["k"]):
+        small.append(encode_batch([b"x"], keys=keys))
+    places = [header.physical_offset for header in small.headers]
+    ended = small.log.segments[0]
+    small.log.roll()
+    for place in places:
+        flip_bit(ended.path, place + 130)
+    small.log.seal(ended)
+    sealed = small.log.footer(ended)
+    assert sealed is not None
+    assert sealed[0]["physical_offset"].tolist() == places
+    assert sealed[1].tolist() == []
+    assert [found.start for found in scan_segment(ended) if isinstance(found, Damage)] == places
+
+
+@pytest.mark.parametrize("at", [0, 57, -40, -64, -1 - 24])
+def test_a_damaged_footer_is_no_footer(small: SmallLog, at: int) -> None:
+    _sealed(small)
+    segment = small.log.segments[0]
+    tables = small.log.footer(segment)
+    assert tables is not None
+    size = tables[0].nbytes + tables[1].nbytes + 64
+    flip_bit(segment.path, segment.size - size + at if at >= 0 else segment.size + at)
+    assert small.log.footer(segment) is None
+
+
+def test_a_footer_of_another_segment_is_none(small: SmallLog) -> None:
+    _sealed(small)
+    small.append(raw_batch())
+    second = small.log.segments[1]
+    small.log.roll()
+    data = segment_path(small.log, 0).read_bytes()[-4096:]
+    overwrite(second.path, SEGMENT_BYTES - 4096, data)
+    assert small.log.footer(second) is None
+
+
+# -- reading and deleting --------------------------------------------------------------------
+
+
+def test_blocks_are_read_where_they_are(small: SmallLog) -> None:
+    sent = [small.append(raw_batch(size)) for size in (5, 300_000, 400_000, 500_000)]
+    assert len(small.log.segments) == 2
+    for batch in sent:
+        header = batch.header
+        read = small.log.read_batch(header.physical_offset, header.total_size)
+        assert read.block == batch.block
+        nowait = small.log.read_batch_nowait(header.physical_offset, header.total_size)
+        assert nowait is None or nowait.block == batch.block
+
+
+@pytest.mark.parametrize("read", ["read_batch", "read_batch_nowait"])
+def test_a_read_of_anything_else_is_a_corrupt_record(small: SmallLog, read: str) -> None:
+    first, second = (small.append(raw_batch()).header for _ in range(2))
+    reading = getattr(small.log, read)
+    path = segment_path(small.log, 0)
+
+    def reason(offset: int, size: int) -> str:
+        with pytest.raises(CorruptRecord) as raised:
+            reading(offset, size)
+        assert raised.value.physical_offset == offset
+        return raised.value.reason
+
+    assert reason(SEGMENT_BYTES, 100) == "missing-segment"
+    assert reason(first.physical_offset, first.total_size - 8) == "truncated"
+    assert reason(first.physical_offset + 8, first.total_size) == "bad-magic"
+    overwrite(path, second.physical_offset, path.read_bytes()[FIRST : FIRST + first.total_size])
+    assert reason(second.physical_offset, second.total_size) == "misplaced"
+    flip_bit(path, FIRST + 140)
+    assert reason(first.physical_offset, first.total_size) == "payload-crc"
+
+
+def test_segment_at_finds_the_one_that_holds_an_offset(small: SmallLog) -> None:
+    _fill_segments(small, 3)
+    log = small.log
+    for index, segment in enumerate(log.segments):
+        for offset in (segment.start_offset, segment.end_offset - 1):
+            assert log.segment_at(offset) is log.segments[index]
+    assert log.segment_at(3 * SEGMENT_BYTES) is None
+    log.delete_before(SEGMENT_BYTES)
+    assert log.segment_at(SEGMENT_BYTES - 1) is None
+    assert log.min_offset == SEGMENT_BYTES
+
+
+def test_whole_segments_are_deleted_oldest_first_and_never_the_last(small: SmallLog) -> None:
+    _fill_segments(small, 4)
+    log = small.log
+    row = log.segments
+    assert log.delete_before(SEGMENT_BYTES - 1) == []
+    assert log.delete_before(2 * SEGMENT_BYTES + 5) == list(row[:2])
+    assert [path.name for path in sorted(small.directory.iterdir())] == [
+        segment.path.name for segment in row[2:]
+    ]
+    assert log.delete_before(10**18) == [row[2]]
+    assert log.segments == (row[3],)
+
+
+def test_a_segment_that_cannot_be_deleted_stays_with_all_after_it(simulated: SmallLog) -> None:
+    """Otherwise the next pass would delete later segments: a hole, which the next start would
+    find."""
+    _fill_segments(simulated, 4)
+    log = simulated.log
+    row = log.segments
+    _disk(simulated).fail("remove", after=1)
+    with pytest.raises(OSError):
+        log.delete_before(3 * SEGMENT_BYTES)
+    assert log.segments == row[1:]
+    assert log.delete_before(3 * SEGMENT_BYTES) == list(row[1:3])
+
+
+def test_a_read_under_way_outlives_its_segment(small: SmallLog) -> None:
+    _fill_segments(small, 2)
+    header = small.headers[0]
+    held = small.log.segment_at(header.physical_offset)
+    small.log.delete_before(SEGMENT_BYTES)
+    assert held is not None
+    assert held.read(header.physical_offset, 4) == b"HFBT"
+    with pytest.raises(CorruptRecord):
+        small.log.read_batch(header.physical_offset, header.total_size)
+
+
+def test_closing_twice_is_closing(small: SmallLog) -> None:
+    _fill_segments(small, 2)
+    small.log.prepare_next()
+    small.log.close()
+    small.log.close()
+    assert small.log.segments == ()
+
+
+def test_a_failed_write_says_so_and_counts_nothing(simulated: SmallLog) -> None:
+    simulated.append(raw_batch())
+    written = simulated.log.written_offset
+    _disk(simulated).fail("write", share=0.5)
+    with pytest.raises(OSError, match="error"):
+        simulated.append(raw_batch())
+    assert simulated.log.written_offset == written
+    file = simulated.log.segments[0].file
+    assert isinstance(file, PooledFile)
+    assert isinstance(file._file, SimulatedFile)

@@ -1,0 +1,159 @@
+"""Runs return the same blocks as single reads, with the fewest calls, and end at damage."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.segments import run_reader
+from holdfast.commitlog.segments.run_reader import FEW, NEAR_BYTES, read_runs
+from tests.support.small_log import SmallLog, flip_bit, raw_batch, segment_path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[SmallLog]:
+    log = SmallLog(tmp_path / "log")
+    log.open()
+    log.log.roll()
+    yield log
+    log.close()
+
+
+def read(small: SmallLog, batches: list[Batch]) -> list[BatchRun | Batch]:
+    places = np.array([batch.header.physical_offset for batch in batches], np.int64)
+    sizes = np.array([batch.header.total_size for batch in batches], np.int64)
+    return list(read_runs(small.log, places, sizes))
+
+
+def joined(found: list[BatchRun | Batch]) -> bytes:
+    return b"".join(each.buffer if isinstance(each, BatchRun) else each.block for each in found)
+
+
+def wanted(batches: list[Batch]) -> bytes:
+    return b"".join(batch.block for batch in batches)
+
+
+@pytest.fixture
+def calls(small: SmallLog, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the sizes of later reads from the log."""
+    found: list[int] = []
+    read_bytes = small.log.read_bytes
+
+    def counted(physical_offset: int, size: int) -> bytes:
+        found.append(size)
+        return read_bytes(physical_offset, size)
+
+    monkeypatch.setattr(small.log, "read_bytes", counted)
+    return found
+
+
+def test_blocks_that_lie_together_are_read_by_one_call(small: SmallLog, calls: list[int]) -> None:
+    batches = [small.append(raw_batch(size)) for size in range(FEW)]
+    found = read(small, batches)
+    assert joined(found) == wanted(batches)
+    assert calls == [len(wanted(batches))]
+
+
+def test_what_lies_between_is_left_out(small: SmallLog, calls: list[int]) -> None:
+    batches = []
+    for _ in range(FEW):
+        batches.append(small.append(raw_batch(100)))
+        small.append(raw_batch(1000), queue_id=1)
+    assert joined(read(small, batches)) == wanted(batches)
+    assert len(calls) == 1
+
+
+def test_blocks_far_apart_are_read_one_by_one_into_one_run(
+    small: SmallLog, calls: list[int]
+) -> None:
+    batches = []
+    for _ in range(FEW):
+        batches.append(small.append(raw_batch(100)))
+        small.append(raw_batch(2 * NEAR_BYTES), queue_id=1)
+    (run,) = read(small, batches)
+    assert joined([run]) == wanted(batches)
+    assert calls == [batch.header.total_size for batch in batches]
+
+
+def test_a_few_blocks_come_as_batches(small: SmallLog) -> None:
+    batches = [small.append(raw_batch(100)) for _ in range(FEW - 1)]
+    found = read(small, batches)
+    assert [type(each) for each in found] == [Batch] * (FEW - 1)
+    assert joined(found) == wanted(batches)
+
+
+def test_nothing_is_no_run(small: SmallLog) -> None:
+    assert read(small, []) == []
+
+
+def test_no_call_and_no_run_is_larger_than_its_bound(
+    small: SmallLog, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_reader, "MAX_RUN_BYTES", 20_000)
+    monkeypatch.setattr(run_reader, "MAX_EXTENT_BYTES", 5_000)
+    batches = []
+    for _ in range(200):
+        batches.append(small.append(raw_batch(100)))
+        small.append(raw_batch(300), queue_id=1)
+    found = read(small, batches)
+    assert joined(found) == wanted(batches)
+    assert max(calls) <= 5_000
+    runs = [len(each.buffer) for each in found if isinstance(each, BatchRun)]
+    assert len(runs) > 1
+    assert max(runs) <= 20_000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_blocks_of_any_log_are_what_reads_one_by_one_give(tmp_path: Path, seed: int) -> None:
+    drawn = random.Random(seed)
+    small = SmallLog(tmp_path / "log", segment_bytes=64 * 1024)
+    small.open()
+    small.log.roll()
+    batches = [
+        small.append(raw_batch(drawn.choice((8, 100, 3000))), queue_id=drawn.randrange(3))
+        for _ in range(300)
+    ]
+    assert len(small.log.segments) > 2
+    for queue in range(3):
+        chosen = [batch for batch in batches if batch.header.queue_id == queue]
+        assert joined(read(small, chosen)) == wanted(chosen)
+    small.close()
+
+
+@pytest.mark.parametrize("position", [40, HEADER_SIZE + 12])
+def test_it_ends_before_the_run_that_has_damage(
+    small: SmallLog, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_reader, "MAX_RUN_BYTES", 240 * FEW)
+    batches = [small.append(raw_batch(100)) for _ in range(3 * FEW)]
+    damaged = batches[FEW + 3].header.physical_offset
+    flip_bit(segment_path(small.log, 0), damaged + position)
+    assert joined(read(small, batches)) == wanted(batches[:FEW])
+
+
+@pytest.mark.parametrize("count", [1, FEW])
+def test_a_block_that_belongs_elsewhere_ends_it(small: SmallLog, count: int) -> None:
+    batches = [small.append(raw_batch(100)) for _ in range(2 * FEW)]
+    places = np.array([batch.header.physical_offset for batch in batches[:count]], np.int64)
+    sizes = np.array([batch.header.total_size for batch in batches[:count]], np.int64)
+    path = segment_path(small.log, 0)
+    block = bytes(batches[FEW].block)
+    with path.open("r+b") as file:
+        file.seek(int(places[-1]) - small.log.segments[0].start_offset)
+        file.write(block)
+    assert list(read_runs(small.log, places, sizes)) == []
+
+
+def test_a_segment_that_is_gone_ends_it(tmp_path: Path) -> None:
+    small = SmallLog(tmp_path / "log", segment_bytes=64 * 1024)
+    small.open()
+    small.log.roll()
+    batches = [small.append(raw_batch(1000)) for _ in range(100)]
+    small.log.delete_before(small.log.segments[1].start_offset)
+    assert read(small, batches) == []
+    small.close()

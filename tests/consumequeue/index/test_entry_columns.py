@@ -1,0 +1,103 @@
+"""Entries as arrays: equal to those of index and memory, and limited to the bounds of a read."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.consumequeue.index.consume_queue import CqUnit
+from holdfast.consumequeue.index.entry_columns import EntryColumns
+from holdfast.consumequeue.index.index import Index, ReputPosition
+
+KEY = (1, 2)
+
+
+def units(*counts: int, size: int = 100) -> list[CqUnit]:
+    found: list[CqUnit] = []
+    for count in counts:
+        base = found[-1].end_offset if found else 0
+        found.append(CqUnit(base, 4096 + size * len(found), size, count, 1, 0, 0))
+    return found
+
+
+def rows(columns: EntryColumns | None) -> list[tuple[int, ...]]:
+    assert columns is not None
+    return list(
+        zip(
+            columns.base_offsets.tolist(),
+            columns.physical_offsets.tolist(),
+            columns.sizes.tolist(),
+            columns.message_counts.tolist(),
+            strict=True,
+        )
+    )
+
+
+def expected(units: list[CqUnit]) -> list[tuple[int, ...]]:
+    return [unit[:4] for unit in units]
+
+
+def within(columns: EntryColumns, offset: int, **bounds: int) -> list[int]:
+    limits = {"end_offset": 10**6, "max_messages": 10**6, "max_bytes": 10**6, **bounds}
+    found: list[int] = columns.within(offset, **limits).base_offsets.tolist()
+    return found
+
+
+def test_entries_in_memory_are_told_as_they_are() -> None:
+    assert rows(EntryColumns.of_units(units(1, 2, 3))) == expected(units(1, 2, 3))
+    assert len(EntryColumns.of_units([])) == 0
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 1000])
+@pytest.mark.parametrize("start", [0, 1, 5])
+def test_entries_on_disk_are_told_from_the_one_that_holds_the_offset(
+    tmp_path: Path, count: int, start: int
+) -> None:
+    index = Index(tmp_path, 16 * 1024 * 1024)
+    stored = units(*[3] * count)
+    others = [((1, 1), unit) for unit in stored] + [((1, 3), unit) for unit in stored]
+    index.commit([*((KEY, unit) for unit in stored), *others], ReputPosition())
+    found = index.columns(KEY, start, max_messages=10_000, max_bytes=10**6)
+    after = [unit for unit in stored if unit.end_offset > start]
+    if after:
+        assert rows(found) == expected(after)
+    else:
+        assert found is None
+    index.close()
+
+
+def test_about_as_many_are_looked_at_as_are_wanted(tmp_path: Path) -> None:
+    index = Index(tmp_path, 16 * 1024 * 1024)
+    index.commit([(KEY, unit) for unit in units(*[10] * 3000)], ReputPosition())
+    for bounds in ({"max_messages": 5000}, {"max_bytes": 50_000}, {"max_messages": 1}):
+        limits = {"max_messages": 10**6, "max_bytes": 10**6, **bounds}
+        found = index.columns(KEY, 0, **limits)
+        assert found is not None
+        enough = min(limits["max_messages"] // 10, limits["max_bytes"] // 100)
+        assert enough <= len(found) <= enough + 16
+    index.close()
+
+
+def test_an_offset_in_a_gap_has_none(tmp_path: Path) -> None:
+    index = Index(tmp_path, 16 * 1024 * 1024)
+    first, _, third = units(1, 1, 1)
+    index.commit([(KEY, first), (KEY, third)], ReputPosition())
+    assert index.columns(KEY, 1, max_messages=10, max_bytes=1000) is None
+    found = index.columns(KEY, 0, max_messages=10, max_bytes=1000)
+    assert found is not None
+    assert within(found, 0) == [0]  # the next entry is after the gap
+    assert within(found, 1) == []
+    index.close()
+
+
+def test_a_read_takes_what_fits_whole() -> None:
+    columns = EntryColumns.of_units(units(2, 3, 4))
+    assert within(columns, 0) == [0, 2, 5]
+    assert within(columns, 1) == [0, 2, 5]
+    assert within(columns, 2) == [2, 5]
+    assert within(columns, 9) == []
+    assert within(columns, 0, end_offset=8) == [0, 2]
+    assert within(columns, 0, max_bytes=299) == [0, 2]
+    assert within(columns, 0, max_messages=5) == [0, 2]
+    assert within(columns, 1, max_messages=4) == [0, 2]
+    assert within(columns, 1, max_messages=3) == [0]
+    assert within(columns, 0, max_messages=1) == []

@@ -1,0 +1,123 @@
+"""The seal of a closed index, and the full check of an index without a seal."""
+
+import random
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from holdfast.consumequeue.index import index as index_module
+from holdfast.consumequeue.index.check import check_apart, find_damage
+from holdfast.consumequeue.index.consume_queue import CqUnit
+from holdfast.consumequeue.index.index import Index, IndexCorrupt, ReputPosition
+from holdfast.consumequeue.index.seal import SEAL, break_seal, seal
+
+MAP = 64 * 1024 * 1024
+
+
+def filled(directory: Path, entries: int = 2000) -> Path:
+    """Make an index with many pages, closed and sealed; return its file."""
+    index = Index(directory, MAP)
+    units = [
+        ((1, at % 3), CqUnit(at // 3, at * 100, 100, 1, at, 0, at * 100)) for at in range(entries)
+    ]
+    index.commit(units, ReputPosition(entries * 100, 0, entries, 0))
+    index.close()
+    return directory / "data.mdb"
+
+
+def flip(path: Path, bit: int) -> None:
+    image = bytearray(path.read_bytes())
+    image[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(image)
+
+
+def test_an_index_that_was_closed_is_sealed_and_its_seal_is_broken_once(tmp_path: Path) -> None:
+    filled(tmp_path)
+    assert break_seal(tmp_path)
+    assert not break_seal(tmp_path)
+    seal(tmp_path)
+    index = Index(tmp_path, MAP)
+    assert not (tmp_path / SEAL).exists()  # while it is open, and after a crash
+    index.close()
+    assert break_seal(tmp_path)
+
+
+def test_any_bit_that_changed_since_the_seal_is_seen(tmp_path: Path) -> None:
+    data = filled(tmp_path)
+    image, sealed = data.read_bytes(), (tmp_path / SEAL).read_bytes()
+    rng = random.Random(7)
+    for bit in [rng.randrange(len(image) * 8) for _ in range(50)]:
+        data.write_bytes(image)
+        (tmp_path / SEAL).write_bytes(sealed)
+        flip(data, bit)
+        with pytest.raises(IndexCorrupt, match="changed since it was closed"):
+            Index(tmp_path, MAP)
+
+
+@pytest.mark.parametrize("size", [0, 4096, -1])
+def test_a_file_of_another_length_than_was_sealed_is_refused(tmp_path: Path, size: int) -> None:
+    data = filled(tmp_path)
+    image = data.read_bytes()
+    data.write_bytes(image[:size] if size >= 0 else image + bytes(4096))
+    with pytest.raises(IndexCorrupt):
+        Index(tmp_path, MAP)
+
+
+def test_a_damaged_seal_says_nothing_of_the_file(tmp_path: Path) -> None:
+    filled(tmp_path)
+    sealed = (tmp_path / SEAL).read_bytes()
+    for bit in range(len(sealed) * 8):
+        (tmp_path / SEAL).write_bytes(sealed)
+        flip(tmp_path / SEAL, bit)
+        assert not break_seal(tmp_path)
+    for size in range(len(sealed)):
+        (tmp_path / SEAL).write_bytes(sealed[:size])
+        assert not break_seal(tmp_path)
+
+
+def test_a_condemned_index_is_not_sealed(tmp_path: Path) -> None:
+    filled(tmp_path)
+    index = Index(tmp_path, MAP)
+    index.condemn()
+    index.close()
+    assert not (tmp_path / SEAL).exists()
+
+
+def test_a_sound_index_is_found_sound_apart(tmp_path: Path) -> None:
+    filled(tmp_path)
+    assert find_damage(tmp_path) is None
+    check_apart(tmp_path)
+
+
+def test_a_large_file_without_a_seal_is_looked_through_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = filled(tmp_path)
+    image = data.read_bytes()
+    monkeypatch.setattr(index_module, "SMALL_BYTES", 0)
+    (tmp_path / SEAL).unlink()
+    Index(tmp_path, MAP).close()
+    refused = 0
+    rng = random.Random(11)
+    for _ in range(8):
+        (tmp_path / SEAL).unlink(missing_ok=True)
+        (tmp_path / "condemned").unlink(missing_ok=True)
+        data.write_bytes(image)
+        # A page in the middle of the file: a leaf with entries, or a branch.
+        page = rng.randrange(6, len(image) // 4096) * 4096
+        for bit in range(page * 8, (page + 64) * 8, 37):
+            flip(data, bit)
+        try:
+            Index(tmp_path, MAP).close()
+        except IndexCorrupt:
+            refused += 1
+    assert refused >= 6  # some pages are free
+    data.write_bytes(image)
+
+
+def test_what_ends_the_look_is_damage_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path)
+    monkeypatch.setattr("holdfast.consumequeue.index.check.sys.executable", "/bin/false")
+    with pytest.raises(lmdb.CorruptedError, match="status 1"):
+        check_apart(tmp_path)

@@ -1,0 +1,96 @@
+"""The data that threads have read and the event loop has not yet used is limited."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from holdfast.consumequeue.reading import queue_reading
+from holdfast.consumequeue.reading.queue_reading import READS_AT_ONCE, QueueReading
+
+
+def reading_with(executor: ThreadPoolExecutor) -> QueueReading:
+    """Return a QueueReading that has threads and no queues."""
+    parts: dict[str, Any] = dict.fromkeys(inspect.signature(QueueReading).parameters)
+    return QueueReading(**{**parts, "queues": {}, "cache_bytes": 0, "executor": executor})
+
+
+async def test_threads_do_not_run_ahead_of_the_loop() -> None:
+    begun: list[int] = []
+    with ThreadPoolExecutor(4) as executor:
+        reading = reading_with(executor)
+        reads = [asyncio.create_task(reading.in_thread(lambda: begun.append(1))) for _ in range(50)]
+        await asyncio.sleep(0)
+        # The event loop is blocked meanwhile; the threads finish all reads that they have started.
+        together = threading.Barrier(4, timeout=20)
+        for each in [executor.submit(together.wait) for _ in range(4)]:
+            each.result()
+        assert len(begun) == READS_AT_ONCE
+        await asyncio.gather(*reads)
+    assert len(begun) == 50
+
+
+class CountedThread(ThreadPoolExecutor):
+    """One thread that records its unfinished calls."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.under_way: set[Future[Any]] = set()
+        self.most = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> "Future[Any]":
+        given = super().submit(fn, *args, **named)
+        self.under_way.add(given)
+        given.add_done_callback(self.under_way.discard)
+        self.most = max(self.most, len(self.under_way))
+        return given
+
+
+async def test_reads_that_are_given_up_have_their_places_until_the_threads_are_done() -> None:
+    with CountedThread() as executor:
+        reading = reading_with(executor)
+        begun, release = threading.Event(), threading.Event()
+
+        def stuck() -> None:
+            begun.set()
+            release.wait(20)
+
+        reads: list[asyncio.Task[None]] = []
+        for _ in range(5):  # clients that ask and disconnect
+            some = [asyncio.create_task(reading.in_thread(stuck)) for _ in range(20)]
+            assert await asyncio.to_thread(begun.wait, 20)
+            await asyncio.sleep(0)
+            for each in some:
+                each.cancel()
+            await asyncio.sleep(0)
+            reads += some
+        assert executor.most == len(executor.under_way) == READS_AT_ONCE
+        release.set()
+        await asyncio.wait(reads)
+        assert await reading.in_thread(lambda: "read") == "read"
+        assert executor.most == READS_AT_ONCE
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 6, 10, 11])
+async def test_a_long_list_is_taken_in_portions(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(queue_reading, "ITEMS_A_CALL", 5)
+    with ThreadPoolExecutor(1) as executor:
+        reading = reading_with(executor)
+        taken: list[int] = []
+        in_thread = reading.in_thread
+
+        async def counted(function: Any) -> Any:
+            found = await in_thread(function)
+            taken.append(len(found))
+            return found
+
+        monkeypatch.setattr(reading, "in_thread", counted)
+        assert await reading.all_in_thread(iter(range(count))) == list(range(count))
+    assert max(taken) <= 5
+    assert len(taken) == count // 5 + 1

@@ -1,0 +1,797 @@
+"""A group in steps: delivered messages, their order, and the wake-up of waiting requests."""
+
+import heapq
+import random
+
+import pytest
+
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.config import FAIR_ENGINES
+from holdfast.groups.core.browsing import browse
+from holdfast.groups.core.limits import Limits
+from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.requests import Ask, Pick, Reply
+from holdfast.groups.core.settling import Status, Verb
+from holdfast.groups.cursor.cursor_rows import restore
+from holdfast.groups.cursor.rows import key_prefix
+from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
+from tests.groups.queues import Message, Stage, park, served, settle
+
+DONE, STALE, INVALID = Status.DONE, Status.STALE, Status.INVALID
+
+
+# -- competing -----------------------------------------------------------------------------------
+
+
+def test_each_message_goes_to_one_member() -> None:  # T1, T20, Q5
+    stage = Stage()
+    stage.publish(1_000)
+    got = [stage.offsets(member, 7) for _ in range(60) for member in "abcde"]
+    assert sorted(offset for each in got for offset in each) == list(range(1_000))
+
+
+def test_groups_do_not_disturb_each_other() -> None:
+    stages = [Stage() for _ in range(3)]
+    for stage in stages:
+        stage.publish(10)
+        assert stage.offsets() == list(range(10))
+
+
+def test_what_a_member_holds_returns_to_its_places_when_it_leaves() -> None:  # T24, Q17
+    stage = Stage()
+    stage.publish(7)
+    for offset in range(6):
+        stage.take("ab"[offset % 2], 1)
+    stage.group.leave("a", stage.now)
+    picks = stage.take("b")
+    assert [pick.offset for pick in picks] == [0, 2, 4, 6]
+    assert [pick.redelivered for pick in picks] == [True, True, True, False]
+
+
+def test_the_smaller_limit_counts() -> None:  # T18, T19
+    stage = Stage(max_in_flight=12, max_in_flight_per_member=10)
+    stage.publish(100)
+    picks = stage.take("a")
+    assert len(picks) == 10
+    assert len(stage.take("b")) == 2
+    assert stage.offsets("c") == []
+    settle(stage, Verb.ACK, picks[:3])
+    assert len(stage.take("a")) == 3
+
+
+def test_a_lease_that_ends_makes_room_and_a_redelivery() -> None:  # T23
+    stage = Stage(max_in_flight=2, lease_ms=5_000)
+    stage.publish(3)
+    assert stage.offsets("a") == [0, 1]
+    assert stage.offsets("b") == []
+    stage.later(5_000)
+    picks = stage.take("b")
+    assert [(pick.offset, pick.attempt) for pick in picks] == [(0, 2), (1, 2)]
+
+
+def test_settled_delivery_is_never_repeated() -> None:  # T22
+    stage = Stage()
+    stage.publish(3)
+    reply = stage.ask(settled=True)
+    assert [pick.receipt for pick in reply.picks] == [None] * 3
+    assert reply.commit_first
+    assert stage.group.lease_count == 0
+    stage.later(10**9)
+    assert stage.offsets() == []
+
+
+def test_returns_regain_their_places_whatever_their_order() -> None:  # Q1, Q14, Q16
+    stage = Stage()
+    stage.publish(12)
+    picks = stage.take(credit=10)
+    for offset in (7, 2, 5):
+        settle(stage, Verb.RELEASE, [picks[offset]])
+    assert stage.offsets("b") == [2, 5, 7, 10, 11]
+
+
+def test_a_dead_prefix_is_looked_at_once() -> None:  # Q13
+    stage = Stage()
+    stage.publish(3_000)
+    for _ in range(3):
+        settle(stage, Verb.ACK, stage.take(credit=1_000)[::-1])
+    stage.queues.reads.clear()
+    stage.publish(1)
+    assert stage.offsets("b") == [3_000]
+    assert stage.queues.reads == [((1, 0), 3_000, 3_001)]
+
+
+def test_a_message_too_old_is_not_delivered() -> None:  # T32
+    stage = Stage()
+    stage.publish(1, expires_at_ms=stage.now + 100)
+    stage.publish(1)
+    stage.now += 100
+    assert stage.offsets() == [1]
+    assert stage.cursor().expired_count == 1
+
+
+def test_a_message_too_old_when_it_returns_is_not_delivered_again() -> None:  # Q18
+    stage = Stage()
+    stage.publish(1, expires_at_ms=stage.now + 100)
+    picks = stage.take()
+    stage.now += 100
+    assert settle(stage, Verb.RELEASE, picks) == [DONE]
+    assert stage.offsets() == []
+    assert (stage.cursor().expired_count, stage.cursor().floor) == (1, 1)
+
+
+def test_available_leaves_out_what_is_held() -> None:  # A35, T27
+    stage = Stage()
+    stage.publish(4)
+    assert stage.ask(credit=1).available == 3
+    assert stage.ask().available == 0
+
+
+def test_bytes_are_a_limit_but_for_the_first_message() -> None:
+    stage = Stage()
+    stage.publish(3, size_bytes=400)
+    assert stage.offsets(max_bytes=10) == [0]
+    assert stage.offsets(max_bytes=800) == [1, 2]
+    assert stage.group.fair.served[1] == 3
+
+
+# -- filters and browsing ------------------------------------------------------------------------
+
+
+def test_disjoint_filters_take_their_halves_in_order() -> None:  # Q3
+    stage = Stage()
+    for offset in range(100):
+        stage.publish(tag="odd" if offset % 2 else "even")
+    assert stage.offsets("a", filter="odd") == list(range(1, 100, 2))
+    assert stage.offsets("b", filter="even") == list(range(0, 100, 2))
+    assert stage.offsets("c") == []
+
+
+def test_what_one_filter_skips_is_there_for_who_joins_late() -> None:  # Q28
+    stage = Stage()
+    for offset in range(6):
+        stage.publish(tag="odd" if offset % 2 else "even")
+    assert stage.offsets("a", filter="odd") == [1, 3, 5]
+    assert stage.offsets("b") == [0, 2, 4]
+
+
+def test_what_the_group_does_not_want_is_settled_and_looked_at_once() -> None:
+    stage = Stage({})
+    stage.group.add_topic(1, filter="yes")
+    stage.add_queue((1, 0))
+    stage.publish(5_000, tag="no")
+    stage.publish(1, tag="yes")
+    assert stage.offsets() == [5_000]
+    assert stage.cursor().floor == 5_000
+    looked_at = sum(end - start for _, start, end in stage.queues.reads)
+    assert looked_at <= 5_001
+
+
+def test_a_changed_filter_holds_for_what_comes_back_too() -> None:
+    stage = Stage()
+    stage.publish(2, tag="x")
+    stage.publish(1, tag="y")
+    picks = stage.take(credit=2)
+    stage.set_filter("y")
+    settle(stage, Verb.RELEASE, picks)
+    assert stage.offsets() == [2]
+    assert stage.cursor().floor == 2
+
+
+@pytest.mark.parametrize("mode", ["competing", "keyed"])
+def test_a_changed_filter_finds_what_the_one_before_skipped_ahead(mode: str) -> None:
+    # R8: messages that were skipped at `next` and beyond were dropped, up to the whole look-ahead
+    stage = Stage({}, mode=mode)
+    stage.group.add_topic(1, filter="few")
+    stage.add_queue((1, 0))
+    stage.publish(10, tag="few")
+    stage.publish(5_000, tag="rest")
+    picks = stage.take(credit=2)
+    settle(stage, Verb.ACK, picks)
+    assert stage.cursor().next == 2
+    assert stage.cursor().available < 5_008, "it has looked ahead"
+    stage.commit()
+    stage.set_filter("rest")
+    assert stage.cursor().available == 5_008
+    stage.commit()
+    assert stage.offsets(credit=3) == [10, 11, 12]
+    stage.commit()
+    stored = stage.disk.stored(key_prefix(1, 1, 0))
+    assert stored is not None
+    cursor = restore(
+        stored,
+        boot=2,
+        end=5_010,
+        log_start=0,
+        now_ms=stage.now,
+        longest_lease_ms=1_000,
+        most_failures=16,
+    )
+    assert [each for each in range(5_010) if each in cursor.done] == [*range(10)]
+
+
+def test_a_changed_filter_counts_what_expired_once() -> None:  # R8
+    stage = Stage()
+    stage.publish(1, tag="x")
+    stage.publish(2, tag="xy", expires_at_ms=stage.now)
+    stage.publish(1, tag="y")
+    assert stage.offsets(credit=1) == [0]
+    assert stage.offsets("b", credit=1, filter="nobody's") == []
+    expired = stage.cursor().expired_count
+    stage.set_filter("y")
+    assert stage.cursor().expired_count <= expired
+    assert stage.offsets() == [3]
+    assert stage.cursor().expired_count == 2
+
+
+def test_browsing_changes_nothing() -> None:  # Q12, I15
+    stage = Stage()
+    stage.publish(5)
+    stage.take("a", 2)
+    topics, source = list(stage.group.topics.values()), stage.queues
+
+    def look(place: dict[tuple[int, int], int], *, leased: bool = False) -> list[int]:
+        shown = browse(topics, source, place, credit=2, include_leased=leased, now_ms=stage.now)
+        place.update(shown.place)
+        return [offset for _, offset in shown.messages]
+
+    one: dict[tuple[int, int], int] = {}
+    other: dict[tuple[int, int], int] = {}
+    assert (look(one), look(one), look(one)) == ([2, 3], [4], [])
+    assert (look(other, leased=True), look(other)) == ([0, 1], [2, 3])
+    assert stage.offsets("b") == [2, 3, 4]
+
+
+# -- keyed ---------------------------------------------------------------------------------------
+
+
+def publish_keys(stage: Stage, *keys: int) -> None:
+    for key in keys:
+        stage.queues.messages[1, 0].append(Message(key=key))
+    stage.group.arrived((1, 0), len(stage.queues.messages[1, 0]))
+
+
+def test_a_key_is_one_members_and_others_go_on() -> None:  # I11
+    stage = Stage(mode="keyed")
+    publish_keys(stage, 1, 1, 2, 1, 2, 3)
+    first = stage.take("a", 1)
+    assert stage.offsets("b") == [2, 4, 5]
+    assert stage.offsets("a") == [1, 3]
+    settle(stage, Verb.ACK, first)
+
+
+def test_a_failure_keeps_its_key_waiting_and_takes_back_what_follows() -> None:  # I11
+    stage = Stage(mode="keyed")
+    publish_keys(stage, 1, 1, 1, 2)
+    picks = stage.take("a")
+    settle(stage, Verb.NACK, picks[:1], delay_ms=500)
+    assert settle(stage, Verb.ACK, picks[1:3]) == [STALE, STALE]
+    assert stage.offsets("b") == []
+    stage.later(500)
+    assert stage.offsets("b") == [0, 1, 2]
+
+
+def test_messages_without_a_key_hold_up_nobody() -> None:
+    stage = Stage(mode="keyed")
+    publish_keys(stage, 0, 0, 0)
+    assert stage.offsets("a", 1) == [0]
+    assert stage.offsets("b") == [1, 2]
+
+
+def test_one_of_a_key_at_a_time() -> None:
+    stage = Stage(mode="keyed", max_in_flight_per_key=1)
+    publish_keys(stage, 1, 1, 2)
+    picks = stage.take("a")
+    assert [pick.offset for pick in picks] == [0, 2]
+    settle(stage, Verb.ACK, picks[:1])
+    assert stage.offsets("b") == [1]
+
+
+def test_looking_ahead_has_an_end() -> None:
+    stage = Stage(mode="keyed", max_in_flight_per_key=1)
+    publish_keys(stage, *[1] * 5_000, 2)
+    assert stage.offsets("a") == [0]
+    assert stage.offsets("b") == []
+
+
+def test_a_keyed_member_has_no_filter() -> None:
+    with pytest.raises(FilterNotAllowed):
+        Stage(mode="keyed").ask(filter="x")
+
+
+# -- single active and exclusive -----------------------------------------------------------------
+
+
+def test_the_next_is_active_once_nothing_is_leased_and_is_told_first() -> None:  # I12, A33, A37
+    stage = Stage(mode="single_active")
+    stage.publish(4)
+    picks = stage.take("a", 2)
+    waiting = stage.ask("b")
+    assert (waiting.is_active, waiting.available, waiting.picks) == (False, 0, [])
+    park(stage, "b")
+    stage.group.retire("a")
+    assert served(stage) == []
+    settle(stage, Verb.ACK, picks)
+    ((waiter, notice),) = stage.group.serve(stage.now)
+    assert isinstance(notice, Reply)
+    assert (waiter.ticket, notice.is_notice, notice.picks) == ("b", True, [])
+    assert stage.offsets("b") == [2, 3]
+    assert not stage.ask("a").is_active
+
+
+def test_a_fenced_members_receipts_are_worthless() -> None:  # A34, T29
+    stage = Stage(mode="single_active")
+    stage.publish(3)
+    picks = stage.take("a")
+    stage.ask("b")
+    stage.group.leave("a", stage.now)
+    assert stage.ask("b").is_notice
+    assert settle(stage, Verb.ACK, picks) == [STALE] * 3
+    assert stage.offsets("b") == [0, 1, 2]
+
+
+def test_a_silent_active_member_is_fenced() -> None:
+    stage = Stage(mode="single_active", member_ttl_ms=9_000, lease_ms=5_000)
+    stage.publish(1)
+    stage.take("a")
+    stage.ask("b")
+    stage.later(7_000)
+    assert not stage.ask("b").is_active
+    stage.later(7_000)
+    assert stage.ask("b").is_notice
+    assert stage.offsets("b") == [0]
+
+
+def test_an_exclusive_member_keeps_others_out() -> None:  # T29
+    stage = Stage(mode="exclusive", member_ttl_ms=9_000)
+    stage.publish(2)
+    picks = stage.take("a", 1)
+    with pytest.raises(ExclusiveHeld) as refused:
+        stage.ask("b")
+    assert refused.value.holder == "a"
+    stage.group.leave("a", stage.now)
+    assert stage.offsets("b") == [0, 1]
+    assert settle(stage, Verb.ACK, picks) == [STALE]
+
+
+# -- priorities ----------------------------------------------------------------------------------
+
+
+def with_levels(levels: int, indexes: int = 1) -> Stage:
+    stage = Stage({})
+    stage.group.add_topic(1, levels=levels)
+    for queue in range(levels * indexes):
+        stage.add_queue((1, queue))
+    return stage
+
+
+def test_the_highest_level_comes_first_and_a_late_one_overtakes() -> None:  # Q19, Q21, Q23
+    stage = with_levels(3)
+    stage.publish(4, (1, 0))
+    assert [pick.queue[1] for pick in stage.take(credit=2)] == [0, 0]  # Q25: the leases are kept
+    stage.publish(1, (1, 2))
+    stage.publish(1, (1, 1))
+    picks = stage.take("b")
+    assert [(pick.queue[1], pick.offset) for pick in picks] == [(2, 0), (1, 0), (0, 2), (0, 3)]
+
+
+def test_a_return_goes_to_its_own_level() -> None:  # Q19
+    stage = with_levels(2)
+    stage.publish(2, (1, 0))
+    stage.publish(2, (1, 1))
+    picks = stage.take(credit=3)
+    settle(stage, Verb.RELEASE, picks)
+    again = [(pick.queue[1], pick.offset) for pick in stage.take("b")]
+    assert again == [(1, 0), (1, 1), (0, 0), (0, 1)]
+
+
+def test_browsing_follows_the_levels() -> None:  # Q22
+    stage = with_levels(3)
+    for queue in (2, 0, 1):
+        stage.publish(4, (1, queue))
+    shown = browse(stage.group.topics.values(), stage.queues, {}, credit=100, now_ms=stage.now)
+    assert [key[1] for key, _ in shown.messages] == [2] * 4 + [1] * 4 + [0] * 4
+
+
+# -- a repeated request --------------------------------------------------------------------------
+
+
+def test_a_lost_reply_can_be_had_again() -> None:
+    stage = Stage()
+    stage.publish(5)
+    first = stage.take(credit=3, attempt_id="x")
+    settle(stage, Verb.ACK, first[:1])
+    stage.now += 1_000
+    again = stage.take(credit=3, attempt_id="x")
+    assert [pick.offset for pick in again] == [1, 2]
+    assert settle(stage, Verb.ACK, first[1:2]) == settle(stage, Verb.ACK, again[1:]) == [DONE]
+    assert stage.offsets(credit=3, attempt_id="x") == [3, 4]
+    assert stage.offsets(credit=3, attempt_id="y") == []
+
+
+def test_a_repeat_leaves_out_topics_that_it_does_not_ask_for() -> None:
+    # S1: a repeated attempt must not deliver messages of topics that the token does not grant
+    stage = Stage({1: 1, 2: 1})
+    stage.publish(2, (1, 0))
+    stage.publish(2, (2, 0))
+    first = stage.take(attempt_id="x")
+    assert {pick.queue for pick in first} == {(1, 0), (2, 0)}
+    assert queues_of(stage.take(attempt_id="x", topics=frozenset({2}))) == [(2, 0)] * 2
+    assert queues_of(stage.take(attempt_id="x", may_receive=only_topic_1)) == [(1, 0)] * 2
+    nothing = stage.ask(attempt_id="x", topics=frozenset({2}), may_receive=only_topic_1)
+    assert (nothing.picks, nothing.available) == ([], 0)
+    assert len(stage.take(attempt_id="x")) == 4, "what was left out is still to be had again"
+
+
+def test_a_repeat_does_not_extend_leases_that_it_leaves_out() -> None:  # S1
+    stage = Stage({1: 1, 2: 1}, lease_ms=10_000)
+    stage.publish(1, (1, 0))
+    stage.publish(1, (2, 0))
+    stage.take(attempt_id="x")
+    stage.now += 9_000
+    assert queues_of(stage.take(attempt_id="x", may_receive=only_topic_1)) == [(1, 0)]
+    stage.later(2_000)
+    assert stage.ask("b", credit=0).available == 1
+    assert queues_of(stage.take("b")) == [(2, 0)]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_request_gets_and_counts_only_topics_that_it_may_receive(settled: bool) -> None:
+    # S2: a held receive must not deliver messages of topics that were added to the group meanwhile
+    stage = Stage({1: 1, 2: 1})
+    stage.publish(3, (1, 0))
+    stage.publish(3, (2, 0))
+    reply = stage.ask(credit=1, settled=settled, may_receive=only_topic_1)
+    assert (queues_of(reply.picks), reply.available) == ([(1, 0)], 2)
+    assert queues_of(stage.take(settled=settled, may_receive=only_topic_1)) == [(1, 0)] * 2
+    assert queues_of(stage.take("b")) == [(2, 0)] * 3
+
+
+def test_a_reply_that_is_filled_further_keeps_to_what_may_be_received() -> None:  # S2
+    stage = Stage({1: 1, 2: 1})
+    for topic_id in (1, 2):
+        stage.publish(8, (topic_id, 0))
+        stage.queues.cold_from[topic_id, 0] = 2
+    assert {queue for queue, _ in filled(stage, 16, may_receive=only_topic_1)} == {(1, 0)}
+
+
+def test_who_waits_gets_only_what_it_may_receive_of_a_topic_that_comes() -> None:  # S2
+    stage = Stage()
+    for number in range(40):
+        ask = Ask(f"narrow {number}", 10, may_receive=only_topic_1)
+        stage.group.park(ask, ask.member, stage.now, stage.now + 5_000)
+    stage.group.park(Ask("wide", 10), "wide", stage.now, stage.now + 5_000)
+    assert served(stage) == []
+    stage.group.add_topic(2, weight=1)
+    stage.add_queue((2, 0))
+    stage.publish(1, (2, 0))
+    assert served(stage) == [("wide", [0])]
+    stage.publish(1, (1, 0))
+    assert served(stage) == [("narrow 0", [0])]
+
+
+def only_topic_1(topic_id: int) -> bool:
+    return topic_id == 1
+
+
+def queues_of(picks: list[Pick]) -> list[QueueKey]:
+    return sorted(pick.queue for pick in picks)
+
+
+# -- waking --------------------------------------------------------------------------------------
+
+
+def test_one_message_wakes_one_member_and_members_take_turns() -> None:  # L25, Q6, L16
+    stage = Stage()
+    for member in "abc":
+        park(stage, member)
+    assert served(stage) == []
+    turns = []
+    for _ in range(4):
+        stage.publish()
+        ((ticket, _),) = served(stage)
+        turns.append(ticket)
+        park(stage, str(ticket))
+    assert turns == ["a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize("cause", ["arrival", "return", "delay", "lease", "leave", "room", "pause"])
+def test_whatever_makes_a_message_available_wakes(cause: str) -> None:  # I13, F10, Q8, Q15
+    stage = Stage(lease_ms=5_000, max_in_flight=2)
+    stage.publish(2)
+    picks = stage.take("a")
+    if cause == "pause":
+        settle(stage, Verb.ACK, picks)
+        stage.group.pause(1, True)
+        stage.publish()
+    elif cause == "room":
+        stage.publish()
+    park(stage, "b", 1, 90_000)
+    assert served(stage) == []
+    if cause == "arrival":
+        settle(stage, Verb.ACK, picks)
+        stage.publish()
+    elif cause == "return":
+        settle(stage, Verb.RELEASE, picks)
+    elif cause == "delay":
+        settle(stage, Verb.NACK, picks, delay_ms=700)
+        assert served(stage) == []
+        assert stage.group.next_deadline() == stage.now + 700
+        stage.later(700)
+    elif cause == "lease":
+        assert stage.group.next_deadline() == stage.now + 5_000
+        stage.later(5_000)
+    elif cause == "leave":
+        stage.group.leave("a", stage.now)
+    elif cause == "room":
+        settle(stage, Verb.ACK, picks[:1])
+    else:
+        stage.group.pause(1, False)
+    assert [member for member, _ in served(stage)] == ["b"]
+
+
+def test_a_key_that_comes_free_wakes() -> None:  # I13
+    stage = Stage(mode="keyed")
+    publish_keys(stage, 1, 1)
+    picks = stage.take("a", 1)
+    park(stage, "b")
+    assert served(stage) == []
+    settle(stage, Verb.ACK, picks)
+    assert served(stage) == [("b", [1])]
+
+
+def test_a_request_that_waits_in_vain_ends_at_its_time() -> None:  # F11
+    stage = Stage()
+    park(stage, "a", wait_ms=5_000)
+    assert stage.group.next_deadline() == stage.now + 5_000
+    assert stage.group.tick(stage.now + 4_999) == []
+    (waiter,) = stage.group.tick(stage.now + 5_000)
+    assert waiter.ticket == "a"
+    assert not stage.group.cancel(waiter)
+
+
+def test_a_source_that_must_wait_is_asked_again() -> None:
+    stage = Stage()
+    stage.publish(2)
+    stage.queues.is_cold = True
+    reply = stage.ask()
+    assert (reply.picks, reply.needs) == ([], ((1, 0), 0))
+    park(stage, "a")
+    ((_, reply_),) = stage.group.serve(stage.now)
+    assert isinstance(reply_, Reply)
+    assert reply_.needs == ((1, 0), 0)
+    stage.queues.is_cold = False
+    stage.group.stir(1)
+    assert served(stage) == [("a", [0, 1])]
+
+
+def test_who_waits_behind_a_cold_topic_is_not_forgotten() -> None:  # I13
+    stage = Stage({1: 1, 2: 1})
+    for topic_id, member in ((1, "a"), (2, "b")):
+        ask = Ask(member, 10, topics=frozenset({topic_id}))
+        stage.group.park(ask, member, stage.now, stage.now + 5_000)
+    assert served(stage) == []
+    stage.publish(1, (1, 0))
+    stage.publish(1, (2, 0))
+    stage.queues.is_cold = True
+    assert served(stage) == [("a", [])]
+    stage.queues.is_cold = False
+    stage.group.stir(1)
+    assert served(stage) == [("a", [0]), ("b", [0])]
+
+
+def filled(stage: Stage, credit: int = 100, **fields: object) -> list[tuple[QueueKey, int]]:
+    """Receive, and read three messages at a time from disk until the reply needs no more."""
+    ask = Ask("a", credit, **fields)  # type: ignore[arg-type]
+    reply = stage.group.receive(ask, stage.now)
+    while reply.needs is not None and len(reply.picks) < credit:
+        queue, offset = reply.needs
+        stage.queues.cold_from[queue] = offset + 3
+        stage.group.go_on(reply, ask, stage.now)
+    return [(pick.queue, pick.offset) for pick in reply.picks]
+
+
+@pytest.mark.parametrize("engine", FAIR_ENGINES)
+@pytest.mark.parametrize("cost", ["count", "bytes"])
+def test_a_cold_source_changes_neither_order_nor_shares(engine: str, cost: str) -> None:  # F15
+    weights = {n: 4 * n for n in range(1, 11)}
+    warm, cold = (Stage(weights, engine=engine, cost=cost, max_in_flight=10_000) for _ in "wc")
+    for stage in (warm, cold):
+        for n in weights:
+            stage.publish(60, (n, 0), size_bytes=50 + 30 * (n % 4))
+    cold.queues.cold_from = {(n, 0): 0 for n in weights}
+    for credit in (1, 7, 200, 32, 500):
+        assert filled(cold, credit) == filled(warm, credit)
+
+
+def test_a_reply_that_is_filled_further_keeps_its_bounds() -> None:
+    stage = Stage(max_in_flight=20)
+    stage.publish(50)
+    stage.queues.cold_from[1, 0] = 0
+    assert len(filled(stage, 7)) == 7
+    assert len(filled(stage, max_bytes=500)) == 5
+    assert len(filled(stage)) == 8, "as many as may be in flight"
+
+
+@pytest.mark.parametrize("how", ["leave", "seek", "expire", "remove", "ack"])
+def test_nothing_is_added_to_a_reply_of_which_some_was_taken_back(how: str) -> None:
+    stage = Stage()
+    stage.publish(10)
+    stage.queues.cold_from[1, 0] = 3
+    ask = Ask("a", 10)
+    reply = stage.group.receive(ask, stage.now)
+    assert reply.needs == ((1, 0), 3)
+    if how == "leave":
+        stage.group.leave("a", stage.now)
+    elif how == "seek":
+        stage.group.seek((1, 0), 0)
+    elif how == "expire":
+        stage.later(60_000)
+    elif how == "remove":
+        stage.group.remove_topic(1)
+    else:
+        assert settle(stage, Verb.ACK, reply.picks[:1]) == [DONE]
+    stage.queues.cold_from.clear()
+    stage.group.go_on(reply, ask, stage.now)
+    assert [pick.offset for pick in reply.picks] == [0, 1, 2]
+    assert reply.needs is None
+
+
+def test_nothing_is_added_for_a_member_that_retired() -> None:
+    stage = Stage(mode="single_active")
+    stage.publish(10)
+    stage.queues.cold_from[1, 0] = 3
+    ask = Ask("a", 10)
+    reply = stage.group.receive(ask, stage.now)
+    stage.group.retire("a")
+    stage.queues.cold_from.clear()
+    stage.group.go_on(reply, ask, stage.now)
+    assert [pick.offset for pick in reply.picks] == [0, 1, 2]
+
+
+def test_a_repeated_request_gets_what_its_answer_was_filled_with() -> None:
+    stage = Stage()
+    stage.publish(10)
+    stage.queues.cold_from[1, 0] = 3
+    assert len(filled(stage, 8, attempt_id="x")) == 8
+    assert stage.offsets(credit=8, attempt_id="x") == list(range(8))
+
+
+# -- fairness ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", FAIR_ENGINES)
+@pytest.mark.parametrize("credits", [(1,), (7,), (32,), (1_000,), (1, 7, 32, 5)])
+def test_the_founding_table_whoever_asks_and_for_how_much(
+    engine: str, credits: tuple[int, ...]
+) -> None:  # F8, F15, F19, F21, P2
+    weights = {topic_id: 4 * (topic_id + 1) for topic_id in range(10)}
+    stage = Stage(weights, engine=engine, max_in_flight=10**6, max_in_flight_per_member=10**6)
+    for topic_id in weights:
+        stage.publish(2_200, (topic_id, 0))
+    source = random.Random(1)
+    picks: list[Pick] = []
+    while len(picks) < 11_000:
+        picks += stage.take(source.choice("abc"), source.choice(credits))
+    for topic_id, weight in weights.items():
+        count = sum(pick.queue[0] == topic_id for pick in picks[:11_000])
+        assert count == pytest.approx(50 * weight, rel=0.005)
+        assert [p.offset for p in picks if p.queue[0] == topic_id][:count] == list(range(count))
+    assert sum(stage.group.fair.served.values()) == len(picks)
+
+
+@pytest.mark.parametrize("engine", FAIR_ENGINES)
+def test_time_is_shared_when_time_is_the_cost(engine: str) -> None:
+    stage = Stage({1: 1, 2: 1}, engine=engine, cost="time", lease_ms=30_000)
+    handling_ms, worked = {1: 100, 2: 1}, {1: 0, 2: 0}
+    for topic_id in (1, 2):
+        stage.publish(40_000, (topic_id, 0))
+    workers: list[tuple[int, int, list[Pick]]] = [(stage.now, n, []) for n in range(10)]
+    end = stage.now + 5_000
+    while stage.now < end:
+        stage.now, worker, picks = heapq.heappop(workers)
+        settle(stage, Verb.ACK, picks)
+        picks = stage.take(f"w{worker}", 1)
+        (pick,) = picks
+        worked[pick.queue[0]] += handling_ms[pick.queue[0]]
+        heapq.heappush(workers, (stage.now + handling_ms[pick.queue[0]], worker, picks))
+    assert worked[1] / sum(worked.values()) == pytest.approx(0.5, abs=0.03)
+
+
+def test_receipts_of_others_are_invalid() -> None:
+    stage = Stage()
+    stage.publish()
+    other = Receipt(9, 1, 0, 0, 1, 1, 1, 1, "a")
+    unknown = Receipt(1, 5, 0, 0, 1, 1, 1, 1, "a")
+    assert stage.group.settle(Verb.ACK, [None, other, unknown], stage.now) == [
+        INVALID, INVALID, STALE,
+    ]  # fmt: skip
+
+
+def test_whoever_has_just_looked_is_parked_without_another_look() -> None:
+    stage = Stage()
+    stage.group.serve(stage.now)
+    for member in "ab":
+        ask = Ask(member, 1)
+        assert not stage.group.receive(ask, stage.now).is_answer
+        stage.group.park(ask, member, stage.now, stage.now + 1_000, has_looked=True)
+    looks: list[Ask] = []
+    receive = stage.group.receive
+    stage.group.receive = lambda ask, now_ms: looks.append(ask) or receive(ask, now_ms)  # type: ignore[func-returns-value, method-assign]
+    assert stage.group.serve(stage.now) == []
+    assert looks == []
+    stage.publish()
+    assert [waiter.ticket for waiter, _ in stage.group.serve(stage.now)] == ["a"]
+
+
+# -- limits of queues and keys -------------------------------------------------------------------
+
+
+def test_a_reply_has_few_of_a_limited_queue_and_the_others_of_the_rest() -> None:
+    # C1: a member that is slow with one queue can ask for messages of the other queues only
+    stage = Stage({})
+    stage.group.add_topic(1)
+    for queue in range(3):
+        stage.add_queue((1, queue))
+        stage.publish(4, (1, queue))
+    limits = Limits(queues={(1, 0): 0, (1, 1): 2})
+    picks = stage.take("a", 100, limits=limits)
+    assert sorted(pick.queue[1] for pick in picks) == [1, 1, 2, 2, 2, 2]
+    assert [pick.offset for pick in picks if pick.queue[1] == 1] == [0, 1]
+    assert stage.take("a", 100, limits=Limits(queues={(1, 0): 0, (1, 1): 0})) == []
+    rest = [(pick.queue[1], pick.offset) for pick in stage.take("a", 100)]
+    assert sorted(rest) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
+
+
+@pytest.mark.parametrize("cost", ["count", "bytes"])
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_limit_changes_neither_order_nor_what_is_left(cost: str, limit: int) -> None:  # C1
+    stage = Stage({}, cost=cost)
+    stage.group.add_topic(1)
+    for queue in range(5):
+        stage.add_queue((1, queue))
+        stage.publish(20, (1, queue))
+    seen: dict[int, list[int]] = {queue: [] for queue in range(5)}
+    limits = Limits(queues={(1, 2): limit})
+    for round_ in range(100):
+        picks = stage.take("a", 7, limits=limits if round_ < 40 else None)
+        assert round_ >= 40 or sum(pick.queue[1] == 2 for pick in picks) <= limit
+        for pick in picks:
+            seen[pick.queue[1]].append(pick.offset)
+    assert seen == {queue: list(range(20)) for queue in range(5)}
+
+
+def test_a_reply_has_few_of_a_limited_key_and_its_order_holds() -> None:  # C1
+    stage = Stage(mode="keyed")
+    publish_keys(stage, *(4 * [7, 8, 9]))
+    limits = Limits(keys={(1, 7): 0, (1, 8): 1})
+    assert stage.offsets("a", 100, limits=limits) == [1, 2, 5, 8, 11]
+    assert stage.offsets("a", 100, limits=limits) == [4]
+    assert stage.offsets("b", 100, limits=limits) == []
+    assert stage.offsets("a", 100) == [0, 3, 6, 7, 9, 10]
+
+
+def test_a_key_of_its_member_that_is_limited_comes_again_when_it_is_not() -> None:  # C1
+    stage = Stage(mode="keyed")
+    publish_keys(stage, *(6 * [7]))
+    first = stage.take("a", 3)
+    settle(stage, Verb.RELEASE, [first[2]])
+    settle(stage, Verb.RELEASE, [first[1]])
+    publish_keys(stage, 8)
+    assert stage.offsets("a", 100, limits=Limits(keys={(1, 7): 0})) == [6]
+    assert stage.offsets("b") == []
+    assert stage.offsets("a") == [1, 2, 3, 4, 5]
+
+
+def test_who_waits_with_limits_is_passed_over_by_what_they_exclude() -> None:  # C1
+    stage = Stage({})
+    stage.group.add_topic(1)
+    for queue in range(2):
+        stage.add_queue((1, queue))
+    for member in "ab":
+        ask = Ask(member, 10, limits=Limits(queues={(1, 0): 0}) if member == "a" else None)
+        assert not stage.group.receive(ask, stage.now).picks
+        stage.group.park(ask, member, stage.now, stage.now + 5_000)
+    stage.publish(1, (1, 0))
+    assert served(stage) == [("b", [0])]
+    stage.publish(1, (1, 1))
+    assert served(stage) == [("a", [0])]

@@ -1,0 +1,335 @@
+"""A group in steps: waiting requests, requests that are skipped, and messages examined only
+once."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.groups.config import FAIR_ENGINES
+from holdfast.groups.core import requests
+from holdfast.groups.core.browsing import browse
+from holdfast.groups.core.group import Group
+from holdfast.groups.core.requests import Ask, Pick
+from holdfast.groups.core.settling import Status, Verb
+from holdfast.groups.cursor.cursor import State
+from tests.groups.pages import progress_of
+from tests.groups.queues import Stage, park, served, settle
+
+engines = pytest.mark.parametrize("engine", FAIR_ENGINES)
+
+
+# -- skipped requests ----------------------------------------------------------------------------
+
+
+def test_a_full_member_is_passed_over_and_holds_up_nobody() -> None:  # Q27, Q11
+    stage = Stage(max_in_flight_per_member=2)
+    stage.publish(2)
+    held = stage.take("a")
+    park(stage, "a")
+    park(stage, "b")
+    stage.publish(2)
+    assert served(stage) == [("b", [2, 3])]
+    stage.publish(1)
+    assert served(stage) == []
+    settle(stage, Verb.ACK, held)
+    assert served(stage) == [("a", [4])]
+
+
+def test_who_lost_a_race_has_lost_none_of_its_credit() -> None:  # Q11, L15
+    stage = Stage(max_in_flight_per_member=3)
+    park(stage, "a", 3)
+    park(stage, "b", 3)
+    stage.publish(1)
+    assert served(stage) == [("a", [0])]
+    assert stage.group.in_flight.room("b") == 3
+    stage.publish(3)
+    assert served(stage) == [("b", [1, 2, 3])]
+
+
+@engines
+def test_a_flooded_topic_does_not_starve_a_light_one(engine: str) -> None:  # F1
+    stage = Stage({1: 100, 2: 1}, engine=engine, max_in_flight=10**6)
+    stage.publish(50, (2, 0))
+    counts = {1: 0, 2: 0}
+    while sum(counts.values()) < 1_010:
+        stage.publish(20, (1, 0))  # more messages arrive than are received
+        picks = stage.take(credit=10)
+        settle(stage, Verb.ACK, picks)
+        for pick in picks:
+            counts[pick.queue[0]] += 1
+    assert counts[2] == pytest.approx(10, abs=1)
+
+
+@engines
+@pytest.mark.parametrize("backlogs", [(600, 600), (600, 60_000), (60_000, 300)])
+def test_shares_do_not_depend_on_how_much_is_there(
+    engine: str, backlogs: tuple[int, int]
+) -> None:  # F3
+    stage = Stage({1: 2, 2: 1}, engine=engine, max_in_flight=10**6)
+    for topic_id, count in enumerate(backlogs, 1):
+        stage.publish(count, (topic_id, 0))
+    picks = [pick for _ in range(30) for pick in stage.take(credit=30)]
+    assert sum(pick.queue[0] == 1 for pick in picks) == pytest.approx(600, abs=2)
+
+
+@engines
+def test_a_topic_with_nothing_in_it_changes_nobodys_turn(engine: str) -> None:  # P6
+    orders = []
+    for has_idle in (False, True):
+        stage = Stage({1: 3, 2: 1, 3: 2}, engine=engine, max_in_flight=10**6)
+        for topic_id in (1, 2, 3):
+            stage.publish(400, (topic_id, 0))
+        picks = stage.take(credit=50)
+        if has_idle:
+            stage.group.add_topic(9, weight=7)
+            stage.add_queue((9, 0))
+        picks += stage.take(credit=101)
+        if has_idle:
+            stage.group.remove_topic(9)
+        picks += stage.take(credit=100)
+        orders.append([(pick.queue, pick.offset) for pick in picks])
+    assert orders[0] == orders[1]
+
+
+# -- permits -------------------------------------------------------------------------------------
+
+
+def test_when_all_is_settled_no_permit_is_left_and_who_waits_costs_nothing() -> None:  # F12, P12
+    stage = Stage(max_in_flight_per_member=4, lease_ms=5_000, has_dead_letters=False)
+    stage.publish(40)
+    ends = itertools.cycle((Verb.ACK, Verb.RELEASE, Verb.REJECT, None))
+    while picks := stage.take("ab"[stage.now % 2], 3):
+        verb = next(ends)
+        if verb is None:
+            stage.later(5_001)
+        else:
+            settle(stage, verb, picks)
+    assert (stage.group.lease_count, stage.group.in_flight.of("a")) == (0, 0)
+    assert stage.group.in_flight.room("b") == 4
+    park(stage, "a")
+    stage.queues.reads.clear()
+    assert served(stage) == served(stage) == []
+    assert stage.queues.reads == []
+
+
+def test_what_is_settled_makes_room_for_the_next_at_once() -> None:  # F14
+    stage = Stage(max_in_flight=1)
+    stage.publish(3)
+    picks = stage.take("a")
+    for offset in (1, 2):
+        park(stage, "a")
+        assert served(stage) == []
+        settle(stage, Verb.ACK, picks)
+        ((_, reply),) = stage.group.serve(stage.now)
+        picks = reply.picks  # type: ignore[union-attr]
+        assert [pick.offset for pick in picks] == [offset]
+
+
+# -- events that wake requests, and events that do not -------------------------------------------
+
+
+def test_notices_late_and_out_of_order_wake_nobody() -> None:  # L12
+    stage = Stage()
+    stage.publish(3)
+    settle(stage, Verb.ACK, stage.take())
+    park(stage, "a")
+    assert served(stage) == []
+    stage.queues.reads.clear()
+    for end in (3, 1, 2):
+        stage.group.arrived((1, 0), end)
+        assert served(stage) == []
+    assert (stage.cursor().end, stage.queues.reads) == (3, [])
+
+
+@pytest.mark.parametrize("whose", ["the group's", "the member's"])
+def test_what_does_not_match_does_not_wake_and_is_looked_at_once(whose: str) -> None:  # L13, L14
+    stage = Stage({})
+    stage.group.add_topic(1, filter="y" if whose == "the group's" else None)
+    stage.add_queue((1, 0))
+    ask = Ask("a", 10, filter="y" if whose == "the member's" else None)
+    stage.group.park(ask, "a", stage.now, stage.now + 5_000)
+    for _ in range(10):
+        stage.publish(1_000, tag="x")
+        assert served(stage) == []
+    assert sum(end - start for _, start, end in stage.queues.reads) == 10_000
+    (waiter,) = stage.group.tick(stage.now + 5_000)
+    assert waiter.ticket == "a"
+    stage.queues.reads.clear()
+    stage.now += 5_000
+    assert not stage.group.receive(ask, stage.now).picks
+    assert stage.queues.reads == []
+    stage.group.park(ask, "a", stage.now, stage.now + 5_000)
+    stage.publish(1, tag="y")
+    assert served(stage) == [("a", [10_000])]
+
+
+def test_what_comes_to_an_idle_group_is_available_but_for_what_is_held_or_done() -> None:  # A36
+    stage = Stage()
+    stage.publish(10)
+    picks = stage.take()
+    settle(stage, Verb.ACK, picks[:3] + picks[5:7])
+    assert stage.ask(credit=0).available == 0
+    stage.publish(100)
+    assert stage.ask(credit=0).available == 100
+    settle(stage, Verb.RELEASE, picks[3:5])
+    assert stage.ask(credit=0).available == 102
+
+
+def test_browsing_leaves_nothing_behind() -> None:  # I15
+    stage = Stage()
+    stage.publish(6)
+    settle(stage, Verb.NACK, stage.take(credit=2)[:1], delay_ms=700)
+    stage.commit()
+
+    def state() -> object:
+        group, cursor = stage.group, stage.cursor()
+        states = [cursor.state(offset) for offset in range(6)]
+        attempts = [(cursor.attempt(each), cursor.failures(each)) for each in range(6)]
+        fair = dict(group.fair.served)
+        return (
+            repr(progress_of(cursor)),
+            states,
+            attempts,
+            group.available(),
+            group.lease_count,
+            fair,
+        )
+
+    before = state()
+    for is_leased_shown in (False, True):
+        topics = stage.group.topics.values()
+        shown = browse(
+            topics, stage.queues, {}, credit=9, include_leased=is_leased_shown, now_ms=stage.now
+        )
+        assert shown.messages
+    assert state() == before
+    assert not stage.group.has_changes
+
+
+# -- one message, three actors -------------------------------------------------------------------
+
+#: The steps of each actor, in order; the test tries every interleaving.
+ACTORS = {
+    "a": ("receive", Verb.ACK, Verb.RELEASE),
+    "b": ("receive", Verb.NACK, "receive", Verb.ACK),
+    "world": ("the lease ends", "a leaves", "the lease ends"),
+}
+
+
+def mixed(left: dict[str, int]) -> Iterator[tuple[str, ...]]:
+    """Yield every interleaving of the actors' steps."""
+    if not any(left.values()):
+        yield ()
+    for actor, count in left.items():
+        if count:
+            for rest in mixed({**left, actor: count - 1}):
+                yield (actor, *rest)
+
+
+def holder_of(group: Group) -> str | None:
+    leases = list(group.topics[1].lanes[0].cursor.leases)
+    assert len(leases) == group.lease_count <= 1
+    return leases[0].member if leases else None
+
+
+def test_however_three_actors_meet_a_message_has_one_holder_and_one_end() -> None:  # Q4, I4
+    outcomes = set()
+    for order in mixed({actor: len(steps) for actor, steps in ACTORS.items()}):
+        stage = Stage(lease_ms=5_000, backoff_ms=())
+        stage.publish()
+        steps = {actor: iter(each) for actor, each in ACTORS.items()}
+        held: dict[str, list[Pick]] = {"a": [], "b": []}
+        ends = 0
+        for actor in order:
+            step, was_done = next(steps[actor]), stage.cursor().floor == 1
+            holder = holder_of(stage.group)
+            if step == "receive":
+                picks = stage.take(actor)
+                assert bool(picks) == (not was_done and holder is None), order
+                held[actor] = picks or held[actor]
+            elif step == "the lease ends":
+                stage.later(5_000)
+            elif step == "a leaves":
+                stage.group.leave("a", stage.now)
+            elif held[actor]:
+                assert isinstance(step, Verb)
+                (status,) = settle(stage, step, held[actor])
+                # A member cannot settle a message that another member holds.
+                assert status is Status.STALE or holder in (actor, None), order
+                is_end = stage.cursor().floor == 1 and not was_done
+                assert not is_end or (status is Status.DONE and step is Verb.ACK)
+                ends += is_end
+            assert not was_done or stage.cursor().floor == 1, "what has ended comes not back"
+            assert holder_of(stage.group) is None or stage.cursor().floor == 0
+        assert ends == (stage.cursor().state(0) is State.DONE) <= 1
+        outcomes.add(ends)
+    assert outcomes == {0, 1}
+
+
+# -- answers that can be repeated ----------------------------------------------------------------
+
+
+def _asked_again(stage: Stage, attempt_id: str) -> list[int]:
+    repeats = stage.group._repeats
+    return [pick.offset for pick in repeats.find("a", attempt_id, stage.now)]
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(29, "cd"), (30, "bcd"), (31, "bcd")])
+def test_of_the_messages_of_kept_answers_there_is_a_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
+) -> None:
+    monkeypatch.setattr(requests, "MAX_REPEATED", limit)
+    stage = Stage()
+    stage.publish(100)
+    for attempt_id in "abcd":
+        stage.take(credit=10, attempt_id=attempt_id)
+    assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(2, "cd"), (3, "bcd"), (4, "abcd")])
+def test_of_the_requests_whose_answers_are_kept_there_is_a_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
+) -> None:
+    monkeypatch.setattr(requests, "MAX_REPEATS", limit)
+    stage = Stage()
+    stage.publish(4)
+    for attempt_id in "abcd":
+        stage.take(credit=1, attempt_id=attempt_id)
+    assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
+
+
+@pytest.mark.parametrize("limit", ["MAX_REPEATS", "MAX_REPEATED"])
+def test_a_client_pushes_out_its_own_answers_before_those_of_others(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    # M1: the requests of one client removed the remembered answers of all members of the group
+    monkeypatch.setattr(requests, limit, 3)
+    stage = Stage()
+    stage.publish(20)
+    stage.take(credit=1, attempt_id="mine", client="modest")
+    for number in range(10):
+        ask = requests.Ask(f"made up {number}", 1, attempt_id="x", client="greedy")
+        assert len(stage.group.receive(ask, stage.now).picks) == 1
+    assert _asked_again(stage, "mine") == [0]
+    repeats = stage.group._repeats
+    kept = [n for n in range(10) if repeats.find(f"made up {n}", "x", stage.now)]
+    assert kept == [8, 9]
+    stage.now += 300_000
+    assert _asked_again(stage, "mine") == []
+    assert not repeats._shares
+
+
+def test_an_answer_that_is_filled_further_counts_once_and_as_a_whole() -> None:
+    stage = Stage()
+    stage.publish(20)
+    stage.queues.cold_from[1, 0] = 5
+    ask = Ask("a", 20, attempt_id="x")
+    reply = stage.group.receive(ask, stage.now)
+    del stage.queues.cold_from[1, 0]
+    stage.group.go_on(reply, ask, stage.now)
+    assert _asked_again(stage, "x") == [*range(20)]
+    assert stage.group._repeats._message_count == 20
+    stage.now += 300_000
+    assert _asked_again(stage, "x") == []
+    assert stage.group._repeats._message_count == 0

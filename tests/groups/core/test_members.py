@@ -1,0 +1,35 @@
+"""Active members, and the time at which a silent member is removed."""
+
+from holdfast.groups.core.members import Members
+from holdfast.groups.core.settling import Verb
+from tests.groups.queues import Stage, settle
+
+
+def test_a_member_has_left_when_it_was_silent_for_its_time() -> None:
+    members = Members(ttl_ms=100)
+    assert members.seen("a", 1_000)
+    assert not members.seen("a", 1_050)
+    assert members.silent(1_149) == []
+    assert members.silent(1_150) == ["a"]
+
+
+def test_who_comes_while_another_is_busy_for_long_is_missed_in_time() -> None:
+    members = Members(ttl_ms=100)
+    members.seen("busy", 0, busy_until_ms=50_000)
+    members.seen("brief", 1_000)
+    assert members.next_end() == 1_100
+    assert members.silent(1_100) == ["brief"]
+
+
+def test_a_group_is_free_again_soon_after_a_silent_holder_though_one_before_had_long_leases() -> (
+    None
+):
+    stage = Stage(mode="exclusive", member_ttl_ms=1_000)
+    stage.publish(1)
+    held = stage.take("long", lease_ms=3_600_000)
+    stage.later(1_000)
+    settle(stage, Verb.ACK, held)
+    stage.group.leave("long", stage.now)
+    assert stage.ask("brief").is_active
+    stage.later(1_000)
+    assert stage.ask("next").is_active, "who held the group is silent"

@@ -1,0 +1,63 @@
+"""Receipts as text: fixed bytes, round trips, every truncation and every flipped bit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.receipts import ReceiptCodec
+from holdfast.groups.errors import InvalidReceipt
+
+CODEC = ReceiptCodec(bytes(range(32)))
+RECEIPT = Receipt(3, 7, 2, 1_000, (5 << 40) + 9, 4, 1_700_000_000_000, 2, "m1")
+TEXT = "AQAAAAMAAAAHAAAAAgAAAAAAAAPoAAAFAAAAAAkAAAAEAAABi8_laAAAAm0x2U11o5ZB5Q7rnEAX_HnBjA"
+
+
+def test_the_text_is_pinned() -> None:
+    assert CODEC.encode(RECEIPT) == TEXT
+
+
+@given(
+    numbers=st.tuples(*[st.integers(0, 2**32 - 1)] * 3),
+    large=st.tuples(*[st.integers(0, 2**63 - 1)] * 3),
+    attempt=st.integers(1, 65_535),
+    member=st.text(max_size=31),
+)
+def test_what_is_read_is_what_was_given(
+    numbers: tuple[int, int, int], large: tuple[int, int, int], attempt: int, member: str
+) -> None:
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in member):
+        return
+    receipt = Receipt(*numbers, large[0], large[1], 1, large[2], attempt, member)
+    assert CODEC.decode(CODEC.encode(receipt)) == receipt
+
+
+def test_every_shorter_text_is_refused() -> None:
+    for size in range(len(TEXT)):
+        with pytest.raises(InvalidReceipt):
+            CODEC.decode(TEXT[:size])
+
+
+def test_every_changed_character_is_refused() -> None:
+    for index in range(len(TEXT)):
+        for letter in "A_=é\n":
+            changed = TEXT[:index] + letter + TEXT[index + 1 :]
+            if changed != TEXT:
+                with pytest.raises(InvalidReceipt):
+                    CODEC.decode(changed)
+
+
+@pytest.mark.parametrize("text", ["", "a", "ä" * 100, "A" * 10_000, TEXT + "=", TEXT + "A"])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(InvalidReceipt):
+        CODEC.decode(text)
+
+
+def test_another_key_is_refused() -> None:
+    with pytest.raises(InvalidReceipt):
+        ReceiptCodec(bytes(32)).decode(TEXT)
+
+
+def test_an_attempt_beyond_its_field_stops_there() -> None:
+    text = CODEC.encode(RECEIPT._replace(attempt=70_000))
+    assert CODEC.decode(text).attempt == 65_535

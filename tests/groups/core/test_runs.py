@@ -1,0 +1,174 @@
+"""Messages selected in runs: the result and the fairness are the same as one by one."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.groups.config import COSTS, FAIR_ENGINES, MODES
+from holdfast.groups.core.group import Group
+from holdfast.groups.core.group_topic import Offer, Run, first_of
+from holdfast.groups.core.settling import Verb
+from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.fairness.fair_set import HeadCost
+from tests.groups.queues import Stage, settle
+from tests.groups.world import World
+
+WEIGHTS = {topic_id: 4 * (topic_id + 1) for topic_id in range(10)}
+
+engines = pytest.mark.parametrize("engine", FAIR_ENGINES)
+
+
+class OneByOne(Group):
+    """A group that selects again after each message."""
+
+    def _run(self, order: Any, offered: Offer, room: int) -> Run:
+        return first_of(super()._run(order, offered, room), 1)
+
+
+def state_of(group: Group) -> dict[object, object]:
+    """Return all state that depends on the past deliveries of a group."""
+    fair = group.fair
+    found: dict[object, object] = {
+        "served": dict(fair.served),
+        "charged": dict(fair.charged),
+        "standing": {flow: fair.standing(flow) for flow in group.topics},
+        "active": {flow: fair.is_active(flow) for flow in group.topics},
+        "available": group.available(),
+        "in flight": group.in_flight,
+        "deadline": group.next_deadline(),
+    }
+    for topic in group.topics.values():
+        found[topic.topic_id] = [[lane.key for lane in lanes] for lanes in topic._listed]
+        for lane in topic.lanes.values():
+            found[lane.key] = state_of_cursor(lane.cursor)
+    return found | {"in flight": {m: group.in_flight.of(m) for m in group.members}}
+
+
+def state_of_cursor(cursor: Cursor) -> tuple[object, ...]:
+    leases = [
+        (each.head, each.member, each.number, each.deadline_ms, each.attempt, each.charge)
+        for each in cursor.leases
+    ]
+    return (
+        *(cursor.epoch, cursor.floor, cursor.next, cursor.end, cursor.available),
+        *(cursor.reserved_next, cursor.reserved_durable, cursor.leases.latest_end_ms),
+        sorted(leases),
+        sorted(cursor.delays),
+        sorted(cursor.attempts),
+        sorted(cursor.dying),
+        cursor.done.chunks(),
+    )
+
+
+@engines
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=2, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_run_comes_to_what_one_by_one_comes_to(
+    mode: str, cost: str, engine: str, seed: int
+) -> None:
+    # Q9: runs are the fast path
+    print(f"seed {seed}, {mode}, {engine}, {cost}")
+    runs, singles = (
+        World(seed, mode=mode, engine=engine, cost=cost, make_group=each)
+        for each in (Group, OneByOne)
+    )
+    for _ in range(300):
+        runs.step()
+        singles.step()
+        assert runs.receipts == singles.receipts
+        assert state_of(runs.group) == state_of(singles.group)
+    assert runs.rng.random() == singles.rng.random()
+
+
+@engines
+@pytest.mark.parametrize("cost", COSTS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_long_queues_are_shared_as_one_by_one(engine: str, cost: str, data: st.DataObject) -> None:
+    """Nearly all steps are receives here, so runs are as long as possible."""
+    weights = dict(enumerate(data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=5))))
+    queue_counts = {topic_id: data.draw(st.integers(1, 3)) for topic_id in weights}
+    rng = data.draw(st.randoms(use_true_random=False))
+    stages = [Stage({}, engine=engine, cost=cost, max_in_flight=10**6) for _ in range(2)]
+    sizes = [rng.choice([50, 50, 50, 300]) for _ in range(200)]
+    for stage, make in zip(stages, (Group, OneByOne), strict=True):
+        stage.group = make(1, stage.group.config, stage.queues)
+        for topic_id, weight in weights.items():
+            stage.group.add_topic(topic_id, weight=weight)
+            for queue in range(queue_counts[topic_id]):
+                stage.add_queue((topic_id, queue))
+                for size_bytes in sizes:
+                    stage.publish(
+                        1, (topic_id, queue), size_bytes=size_bytes, tag="xyz"[size_bytes % 3]
+                    )
+    for _ in range(12):
+        member, credit = rng.choice("abc"), rng.choice([1, 7, 32, 200])
+        asked: dict[str, object] = {
+            "max_bytes": rng.choice([400, 5_000, 1 << 40]),
+            "settled": rng.random() < 0.1,
+            "filter": rng.choice([None, None, "x", "y"]),
+        }
+        verb, share = rng.choice([Verb.ACK, Verb.NACK, Verb.RELEASE]), rng.random() ** 2
+        taken = [stage.take(member, credit, **asked) for stage in stages]
+        assert taken[0] == taken[1]
+        for stage, picks in zip(stages, taken, strict=True):
+            stage.later(10)
+            settle(stage, verb, [each for each in picks[: int(share * len(picks))] if each.receipt])
+        assert state_of(stages[0].group) == state_of(stages[1].group)
+
+
+@engines
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("queues", [1, 4])
+def test_a_request_of_one_topic_is_one_run(
+    engine: str, cost: str, queues: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage({}, engine=engine, cost=cost)
+    stage.group.add_topic(1)
+    for queue in range(queues):
+        stage.add_queue((1, queue))
+        stage.publish(20, (1, queue))
+    assert stage.offsets(credit=queues) == [0] * queues, "so much is looked at one by one"
+    fair = stage.group.fair
+    chosen: list[int | None] = []
+    select = fair.select
+
+    def counted(head_cost: HeadCost) -> int | None:
+        chosen.append(select(head_cost))
+        return chosen[-1]
+
+    monkeypatch.setattr(fair, "select", counted)
+    picks = stage.take(credit=3 * queues + 1)
+    assert [pick.queue[1] for pick in picks[: 2 * queues]] == 2 * list(range(queues))
+    assert [pick.offset for pick in picks if pick.queue[1] == 0] == [1, 2, 3, 4]
+    assert chosen == [1]
+
+
+@engines
+@pytest.mark.parametrize("queues", [1, 4])
+@pytest.mark.parametrize("credits", [(1,), (7,), (32,), (1_000,), (1, 7, 32, 5)])
+def test_every_message_of_the_founding_table_is_within_its_bound(
+    engine: str, queues: int, credits: tuple[int, ...]
+) -> None:  # F2, F3, F8, F15
+    stage = Stage({}, engine=engine, max_in_flight=10**6, max_in_flight_per_member=10**6)
+    for topic_id, weight in WEIGHTS.items():
+        stage.group.add_topic(topic_id, weight=weight)
+        for queue in range(queues):
+            stage.add_queue((topic_id, queue))
+            stage.publish(1_200 // queues, (topic_id, queue))
+    rng = random.Random(1)
+    served, total = dict.fromkeys(WEIGHTS, 0), sum(WEIGHTS.values())
+    count = 0
+    while count < 20 * total:
+        for pick in stage.take(rng.choice("abc"), rng.choice(credits)):
+            count += 1
+            served[pick.queue[0]] += 1
+            for topic_id, weight in WEIGHTS.items():
+                # One quantum and one cost, or two messages.
+                bound = weight + 1 if engine == "dwrr" else 2
+                assert abs(served[topic_id] - count * weight / total) <= bound

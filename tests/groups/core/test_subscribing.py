@@ -1,0 +1,103 @@
+"""The subscription that applies to a topic. Pure."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.consumequeue.errors import InvalidName
+from holdfast.consumequeue.slices import ITEMS_A_TURN, Turn
+from holdfast.consumequeue.topics import Topic, TopicConfig
+from holdfast.groups.core import subscribing
+from holdfast.groups.core.subscribing import Match, Subscriptions, check_subscription, matches
+from tests.support.calls_a_turn import calls_a_turn
+
+CONFIG = TopicConfig("fsync", None, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "fails"),
+    [
+        ("*", ["a", "a.b", "_x"], ["__state", "__x"]),
+        ("orders.*", ["orders.", "orders.eu", "orders.eu.x"], ["orders", "ordersx", "my.orders.a"]),
+        ("*.dead", ["a.dead", ".dead"], ["dead", "a.deadx", "axdead"]),
+        ("a?c", ["abc", "a.c"], ["ac", "abbc"]),
+        ("a*c*e", ["ace", "abcde", "accee"], ["aec", "abcd"]),
+        ("??", ["ab"], ["a", "abc", "__"]),
+    ],
+)
+def test_a_pattern_stands_for_whole_names(pattern: str, fits: list[str], fails: list[str]) -> None:
+    # R7: glob patterns, not regular expressions
+    assert [name for name in fits + fails if matches(pattern, name)] == fits
+
+
+@given(
+    pattern=st.text("ab_.*?", min_size=1, max_size=12),
+    topic=st.text("ab_.", min_size=1, max_size=12),
+)
+def test_a_pattern_means_what_a_regular_expression_means(pattern: str, topic: str) -> None:
+    signs = ({"*": ".*", "?": "."}.get(each, re.escape(each)) for each in pattern)
+    expected = re.fullmatch("".join(signs), topic) is not None and not topic.startswith("__")
+    assert matches(pattern, topic) == expected
+
+
+def test_a_pattern_of_many_stars_is_matched_without_backtracking() -> None:
+    # As a regular expression this pattern would need practically infinite time.
+    pattern = "orders.*zq*" + "?*" * 50 + "X"
+    assert not matches(pattern, "orders." + "zq" * 55)
+    assert matches(pattern, "orders.zq" + "a" * 60 + "X")
+
+
+@pytest.mark.parametrize("name", ["orders", "*", "a?", "a.*-_?", "x" * 127, "*" * 127])
+def test_what_may_be_subscribed_to(name: str) -> None:
+    assert check_subscription(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "a b", "a/*", "__*", "__state", "[a]*", "*" * 128, "\u00e4*"]
+)
+def test_what_may_not_be_subscribed_to(name: str) -> None:
+    with pytest.raises(InvalidName):
+        check_subscription(name)
+
+
+async def test_a_name_goes_before_patterns_and_a_longer_pattern_before_a_shorter() -> None:
+    given = Subscriptions({"*": 1, "or*": 2, "o*": 3, "?r*": 4, "orders": 5})
+    assert await given.of("orders", Turn()) == ("orders", 5)
+    assert await given.of("orca", Turn()) == ("?r*", 4), "of two as long, the first in the alphabet"
+    assert await given.of("olive", Turn()) == ("o*", 3)
+    assert await given.of("x", Turn()) == ("*", 1)
+    assert await Subscriptions({"a": 1}).of("b", Turn()) is None
+
+
+async def _match(
+    given: Subscriptions[int], name: str, *, had: bool = False, dead: bool = False, may: bool = True
+) -> Match[int] | None:
+    return await given.match(
+        Topic(name, 7, 1, CONFIG, 0),
+        Turn(),
+        was_matched=had,
+        is_dead_letters=dead,
+        may_match=lambda asked: may and asked == name,
+    )
+
+
+async def test_a_pattern_finds_what_its_owner_may_have_and_no_dead_letters() -> None:
+    given = Subscriptions({"a*": 1, "named": 2})
+    assert await _match(given, "ab") == Match(2, 7, "ab", 1)
+    assert await _match(given, "ab", may=False) is None
+    assert await _match(given, "ab", may=False, had=True) == Match(1, 7, "ab", 1), (
+        "what it had stays"
+    )
+    assert await _match(given, "ab", had=True, dead=True) is None
+    assert await _match(given, "named", may=False, dead=True) == Match(0, 7, "named", 2)
+    assert await _match(given, "other") is None
+
+
+async def test_patterns_are_tried_a_slice_a_turn_and_none_is_compiled() -> None:
+    given = Subscriptions({f"{number}.*x": number for number in range(1_000)})
+    with calls_a_turn(subscribing, "matches") as tried:
+        assert await given.of("orders", Turn()) is None
+    assert tried.total == 1_000
+    assert tried.most <= ITEMS_A_TURN

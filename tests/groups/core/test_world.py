@@ -1,0 +1,61 @@
+"""Random histories of a whole group with crashes, compared with a simple model: I1 to I16.
+
+TEST_OPERATIONS is the number of operations in each mode. The fault tier runs TEST_LONG_OPERATIONS
+(50,000), with the same seeds in every run unless TEST_FIRST_SEED is set; `python -m
+tests.groups.campaign` runs any number.
+"""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.groups.config import FAIR_ENGINES, MODES
+from tests.groups.campaign import run
+from tests.groups.world import World
+
+OPERATIONS = int(os.environ.get("TEST_OPERATIONS", "800"))
+LONG_OPERATIONS = int(os.environ.get("TEST_LONG_OPERATIONS", "50000"))
+
+
+@pytest.mark.parametrize("engine", FAIR_ENGINES)
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=2, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_group_does_what_its_model_does(mode: str, engine: str, seed: int) -> None:
+    # Q24: topics with and without priority levels in one group
+    print(f"seed {seed}, {mode}, {engine}")
+    world = World(seed, mode=mode, engine=engine)
+    for _ in range(OPERATIONS):
+        world.step()
+    world.drain()
+    assert world.rescues == 0
+    assert world.deliveries
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # A kill loses the fact that a message was dropped for its age. If an earlier message of its
+        # key exists, the message is available again until it is examined, and later ones stay
+        # leased.
+        43000021,
+        # A kill loses the fact that a message was settled when sent. The message waits for the
+        # leases of later messages of its key, which count towards `max_in_flight_per_key`.
+        44000009,
+        # The same until a grace period ends: then the leases after such a message are returned.
+        43000025,
+        # A kill after an answer to a waiting request. Messages of another answer that were settled
+        # when sent were committed together with it.
+        57000077,
+    ],
+)
+def test_a_history_that_the_model_once_told_otherwise(seed: int) -> None:
+    run(2_000, seed)
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(3600)
+def test_a_group_does_what_its_model_does_for_long() -> None:
+    run(LONG_OPERATIONS, int(os.environ.get("TEST_FIRST_SEED", "12000000")))

@@ -1,0 +1,131 @@
+"""Commits of one group over a disk whose answers the test controls."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.groups.core.group_parts import WriteBatch
+from holdfast.groups.core.settling import Verb
+from holdfast.groups.cursor.rows import DeleteRange, Write
+from holdfast.groups.serving.commits import Commits, Writes, merged
+from holdfast.groups.serving.counters import Counters
+from tests.groups.queues import Disk, Stage, settle
+from tests.support.group_broker import turns
+
+
+class _Writer:
+    """Holds the writes until `answer`."""
+
+    def __init__(self) -> None:
+        self.disk = Disk()
+        self.waiting: list[tuple[Writes, Callable[[Exception | None], None]]] = []
+
+    def commit(
+        self, writes: Writes, done: Callable[[Exception | None], None], *, now_ms: int
+    ) -> None:
+        self.waiting.append((writes, done))
+
+    def answer(self, error: Exception | None = None) -> Writes:
+        writes, done = self.waiting.pop(0)
+        if error is None:
+            self.disk.write(list(writes))
+        done(error)
+        return writes
+
+
+def _commits(stage: Stage) -> tuple[Commits, _Writer]:
+    writer = _Writer()
+    return Commits(stage.group, writer, lambda: stage.now, Counters()), writer
+
+
+async def test_one_commit_is_under_way_and_the_next_takes_all_that_came_meanwhile() -> None:
+    stage = Stage()
+    commits, writer = _commits(stage)
+    stage.publish(5_000)
+    stage.take(credit=10)
+    first = commits.durable()
+    await turns()
+    assert len(writer.waiting) == 1
+    assert commits.durable() is first, "nothing changed since"
+    stage.take(settled=True, credit=10)
+    second = commits.durable()
+    stage.take(settled=True, credit=10)
+    third = commits.durable()
+    assert second is third is not first
+    await turns()
+    assert len(writer.waiting) == 1
+    assert not first.done()
+    writer.answer()
+    await turns()
+    assert first.done()
+    assert not second.done()
+    assert len(writer.waiting) == 1
+    writer.answer()
+    await second
+    assert commits.durable().done()
+    assert not writer.waiting
+
+
+async def test_what_could_not_be_written_is_written_with_the_next() -> None:
+    stage = Stage()
+    commits, writer = _commits(stage)
+    stage.publish(10)
+    picks = stage.take(credit=4)
+    first = commits.durable()
+    await turns()
+    writer.answer(StateUnavailable("full"))
+    with pytest.raises(StateUnavailable):
+        await first
+    assert stage.cursor().reserved_durable == 0
+    again = commits.durable()
+    await turns()
+    assert len(writer.waiting) == 1, "whoever asks has it tried again at once"
+    writer.answer()
+    await again
+    assert stage.cursor().reserved_durable > len(picks)
+    assert writer.disk.tables["cur"]
+    commits.stop()
+
+
+async def test_waiting_can_be_cancelled_without_harm() -> None:
+    stage = Stage()
+    commits, writer = _commits(stage)
+    stage.publish(3)
+    stage.take()
+    waits = [asyncio.create_task(commits.wait()) for _ in range(2)]
+    await turns()
+    waits[0].cancel()
+    await turns()
+    writer.answer()
+    await waits[1]
+    assert waits[0].cancelled()
+
+
+def test_merged_writes_keep_their_order_and_do_not_grow() -> None:
+    def of(*writes: Write | DeleteRange) -> WriteBatch:
+        batch = WriteBatch()
+        batch.writes += writes
+        return batch
+
+    one, two, three = (Write("cur", b"k", bytes([n])) for n in (1, 2, 3))
+    other = Write("cur", b"l", b"")
+    gone = DeleteRange("cur", b"a", b"z")
+    assert merged(of(one, other), of(two)).writes == [two, other]
+    assert merged(of(one, gone), of(two)).writes == [one, gone, two]
+    assert merged(of(one, two), of(gone, three)).writes == [two, gone, three]
+
+
+def test_of_each_cursor_one_reserve_is_kept_however_often_writing_fails() -> None:
+    stage = Stage()
+    stage.publish(20_000)
+    batch = WriteBatch()
+    for _ in range(10):
+        settle(stage, Verb.ACK, stage.take())
+        stage.take(credit=1_000, settled=True)
+        batch = merged(batch, stage.group.take_writes())
+    cursor = stage.cursor()
+    assert batch.reserves == {cursor: (cursor.epoch, cursor.reserved_next)}
+    stage.group.committed(batch)
+    assert cursor.reserved_durable == cursor.reserved_next > 10_000

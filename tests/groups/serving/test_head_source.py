@@ -1,0 +1,267 @@
+"""Heads of queues from the store: in memory, on disk, trimmed, and cut into pieces."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.commitlog.format.batch import Batch
+from holdfast.consumequeue.errors import OffsetTrimmed
+from holdfast.consumequeue.lost_ranges import LostRange
+from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, message_sizes
+from holdfast.consumequeue.topics import QueueKey, Topic, TopicConfig
+from holdfast.groups.core.receipts import ReceiptCodec
+from holdfast.groups.core.requests import Pick
+from holdfast.groups.filter_text import filter_of
+from holdfast.groups.serving.delivering import Delivering
+from holdfast.groups.serving.head_source import MATCHES_A_TURN, StoreHeads
+from holdfast.groups.serving.recent_batches import RecentBatches
+from tests.support.stored import batch
+
+KEY = (1, 0)
+TOPIC = Topic("t", 1, 1, TopicConfig("fsync", None, None, 1 << 20), 0)
+
+
+class _Store:
+    """One queue of batches. If `is_cold`, no batch is in memory."""
+
+    def __init__(self, *batches: Batch, is_cold: bool = False, begin: int = 0) -> None:
+        self.batches: list[Batch] = []
+        self.end = 0
+        for each in batches:
+            each.header.base_offset = self.end
+            self.end += len(each)
+            self.batches.append(each)
+        self.is_cold = is_cold
+        self.begin = begin
+        self.reads: list[int] = []
+
+    def topic_by_id(self, topic_id: int) -> Topic | None:
+        return TOPIC if topic_id == 1 else None
+
+    def read_hot(self, topic: Topic, queue: int, offset: int, **how: Any) -> Fetched | None:
+        return None if self.is_cold else self._read(offset, **how)
+
+    async def read(self, topic: Topic, queue: int, offset: int, **how: Any) -> Fetched:
+        await asyncio.sleep(0)
+        return self._read(offset, **how)
+
+    def _read(
+        self, offset: int, *, max_messages: int, max_bytes: int, filter: Any, skip_corrupt: bool
+    ) -> Fetched:
+        assert skip_corrupt
+        if offset < self.begin:
+            raise OffsetTrimmed("t", 0, offset, self.begin, self.end)
+        self.reads.append(offset)
+        pieces, at, count = [], offset, 0
+        for each in self.batches:
+            base = each.header.base_offset
+            if base + len(each) <= offset or count >= max_messages:
+                continue
+            first = max(offset - base, 0)
+            rows = range(first, len(each))
+            if filter is not None:
+                rows = filter.matching_rows(each, first, len(each))
+            taken = rows[: max_messages - count]
+            count += len(taken)
+            at = base + (taken[-1] + 1 if len(taken) < len(rows) else len(each))
+            if taken:
+                pieces.append(BatchSlice(each, taken))
+        return Fetched(pieces, at, self.begin, self.end, count)
+
+
+class _Source:
+    def __init__(self, store: _Store, *, has_keys: bool = False) -> None:
+        self.trimmed: list[tuple[QueueKey, int]] = []
+        self.heads = StoreHeads(
+            store,
+            RecentBatches(1 << 20),
+            has_keys=lambda: has_keys,
+            wall_ms=lambda: 0,
+            trimmed=lambda key, begin: self.trimmed.append((key, begin)),
+        )
+
+    def offsets(self, start: int, end: int, most: int = 64, wanted: str | None = None) -> object:
+        found = self.heads.read(KEY, start, end, most, filter_of(wanted))
+        return None if found is None else ([each.offset for each in found.heads], found.scanned)
+
+
+async def test_what_is_in_memory_is_told_at_once_within_the_bounds() -> None:
+    source = _Source(_Store(batch(["x"] * 5), batch(["y"] * 5)))
+    assert source.offsets(0, 10) == ([*range(10)], 10)
+    assert source.offsets(3, 10, most=4) == ([3, 4, 5, 6], 7)
+    assert source.offsets(3, 6) == ([3, 4, 5], 6)
+    assert source.offsets(4, 5) == ([4], 5)
+
+
+async def test_what_is_on_the_disk_is_fetched_once_for_all_who_want_it() -> None:
+    store = _Store(batch(["x"] * 100), batch(["y"] * 100), is_cold=True)
+    source = _Source(store)
+    assert source.offsets(0, 200) is None
+    await asyncio.gather(*(source.heads.fetch(KEY, 0) for _ in range(3)))
+    assert store.reads == [0]
+    assert source.offsets(0, 200) == ([*range(64)], 64)
+    assert source.offsets(64, 200) == ([*range(64, 128)], 128)
+    assert source.offsets(130, 200, most=2) == ([130, 131], 132)
+    assert source.offsets(132, 200, most=500) == ([*range(132, 200)], 200)
+    assert store.reads == [0], "a batch that was read is not read again"
+    assert source.heads.batch(KEY, 150) is store.batches[1]
+    assert source.offsets(150, 151) == ([150], 151), "one that came back"
+
+
+async def test_a_filter_passes_over_what_is_not_wanted() -> None:
+    mixed = [batch(["x"] * 3, tag=tag) for tag in ("a", "b", "a", "c")]
+    source = _Source(_Store(*mixed))
+    assert source.offsets(0, 12, wanted="b") == ([3, 4, 5], 12)
+    assert source.offsets(6, 12, wanted="b") == ([], 12)
+    assert source.offsets(4, 5, wanted="a") == ([], 5)
+    wanted = filter_of("c")
+    assert [source.heads.matches(KEY, at, wanted) for at in (8, 9)] == [False, True]
+    cold = _Source(_Store(*mixed, is_cold=True))
+    assert cold.heads.matches(KEY, 9, wanted) is None
+    await cold.heads.fetch(KEY, 9)
+    assert cold.heads.matches(KEY, 9, wanted) is True
+
+
+async def test_so_many_messages_are_compared_with_filters_in_one_turn() -> None:
+    # the filters compared all of 100,000 returned messages in one loop iteration, for 0.2 s
+    store = _Store(*[batch(["x"] * 500, tag="a") for _ in range(5)])
+    source = _Source(store)
+    wanted, count = filter_of("b"), 5 * 500
+    for start in range(0, count, 500):
+        assert source.heads.batch(KEY, start) is not None
+    reads = list(store.reads)
+    at = turns = 0
+    while at < count:
+        turns += 1
+        began = at
+        while at < count and source.heads.matches(KEY, at, wanted) is False:
+            at += 1
+        assert at - began <= MATCHES_A_TURN
+        assert at == count or source.heads.read(KEY, at, at + 1, 1, wanted) is None
+        if at < count:
+            batch_there = await source.heads.fetch(KEY, at)
+            assert batch_there is not None
+            assert batch_there.header.base_offset <= at
+    assert turns == -(-count // MATCHES_A_TURN)
+    assert store.reads == reads, "what is in memory is not read for that"
+
+
+async def test_a_queue_that_begins_later_by_now_is_told() -> None:
+    source = _Source(_Store(batch(["x"] * 5), begin=3))
+    assert source.offsets(0, 5) is None
+    await source.heads.fetch(KEY, 0)
+    assert source.trimmed == [(KEY, 3)]
+    assert source.offsets(3, 5) == ([3, 4], 5)
+
+
+async def test_a_topic_that_is_gone_has_nothing_and_harms_nobody() -> None:
+    source = _Source(_Store(batch(["x"])))
+    assert source.heads.read((9, 0), 0, 1, 64, None) is None
+    await source.heads.fetch((9, 0), 0)
+
+
+async def test_errors_of_a_read_come_to_whoever_waits_for_it() -> None:
+    store = _Store(batch(["x"]), is_cold=True)
+    source = _Source(store)
+
+    async def broken(*args: Any, **how: Any) -> Fetched:
+        raise OSError("for a test")
+
+    store.read = broken  # type: ignore[method-assign]
+    assert source.offsets(0, 1) is None
+    for _ in range(2):
+        with pytest.raises(OSError, match="for a test"):
+            await source.heads.fetch(KEY, 0)
+
+
+@pytest.mark.parametrize("most", [1, 64])
+async def test_heads_tell_sizes_keys_and_ends(most: int) -> None:
+    made = [
+        batch(["abc", "d"], key="k", tag="t", properties={"n": "vé"}),
+        batch(["e"], key="l"),
+        batch(["f", "g"], key="k"),
+        batch(["h"], expires_timestamps_us=[1_500]),
+        batch(["i"], expires_timestamps_us=[0]),
+    ]
+    source = _Source(_Store(*made), has_keys=True)
+    heads: list[Any] = []
+    while len(heads) < 7:
+        found = source.heads.read(KEY, len(heads), 7, most, None)
+        assert found is not None
+        heads += found.heads
+    assert [each.size_bytes for each in heads] == np.concatenate(
+        [message_sizes(each) for each in made]
+    ).tolist()
+    k, l = heads[0].key, heads[2].key  # noqa: E741
+    assert [each.key for each in heads] == [k, k, l, k, k, 0, 0]
+    assert k != l
+    assert k
+    assert [each.expires_at_ms for each in heads] == [0, 0, 0, 0, 0, 2, 0]
+    plain = _Source(_Store(*made)).heads.read(KEY, 0, 7, 64, None)
+    assert plain is not None
+    assert {each.key for each in plain.heads} == {0}
+
+
+async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_out() -> None:
+    store = _Store(batch(["a", "b", "c"]), is_cold=True)
+    recent = RecentBatches(1)  # keeps only the newest batch
+    heads = StoreHeads(
+        store, recent, has_keys=lambda: False, wall_ms=lambda: 0, trimmed=lambda key, begin: None
+    )
+    read, others = store.read, batch(["of another queue"])
+
+    async def read_beside_others(*args: Any, **how: Any) -> Fetched:
+        fetched = await read(*args, **how)
+        asyncio.get_running_loop().call_soon(recent.put, (1, 1), others)
+        return fetched
+
+    store.read = read_beside_others  # type: ignore[method-assign]
+    delivering = Delivering(heads, ReceiptCodec(bytes(32)), store.topic_by_id)
+    found, unreadable = await delivering.deliveries([Pick(KEY, 1, 1, False, None)])
+    assert [each.batch.body(each.row) for each in found] == [b"b"]
+    assert unreadable == []
+
+
+class _FailingStore(_Store):
+    """A store whose first `failures` reads of the disk return no messages."""
+
+    def __init__(self, *batches: Batch, failures: int, reason: str) -> None:
+        super().__init__(*batches, is_cold=True)
+        self.failures = failures
+        self._reason = reason
+
+    async def read(self, topic: Topic, queue: int, offset: int, **how: Any) -> Fetched:
+        found = await super().read(topic, queue, offset, **how)
+        if self.failures == 0:
+            return found
+        self.failures -= 1
+        lost = LostRange(offset, self.end, self._reason)
+        return Fetched([], self.end, 0, self.end, 0, (lost,))
+
+
+@pytest.mark.parametrize(
+    ("failures", "reason", "reads", "is_lost"),
+    [
+        (1, "unreadable", 2, False),
+        (3, "unreadable", 4, False),
+        (4, "unreadable", 4, True),  # a permanent read error does not block the group
+        (1, "payload-crc", 1, True),
+    ],
+)
+async def test_what_the_disk_fails_to_read_once_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, failures: int, reason: str, reads: int, is_lost: bool
+) -> None:
+    """A skipped message counts as settled: after one failed read an acknowledged message would be
+    lost."""
+    monkeypatch.setattr("holdfast.groups.serving.head_source.RETRY_PAUSES_S", (0.0, 0.0, 0.0))
+    store = _FailingStore(batch(["a", "b"]), failures=failures, reason=reason)
+    heads = _Source(store).heads
+    assert heads.read(KEY, 0, 2, 10, None) is None
+    await heads.fetch(KEY, 0)
+    assert len(store.reads) == reads
+    found = heads.read(KEY, 0, 2, 10, None)
+    assert found is not None
+    assert [head.offset for head in found.heads] == ([] if is_lost else [0, 1])
+    assert bool(found.lost) == is_lost

@@ -1,0 +1,465 @@
+"""The page: it has the last record or nothing, and is valid only in its own boot or if closed in
+order."""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.commitlog.format.checksum import crc32c
+from holdfast.groups.cursor.cursor import Cursor, End
+from holdfast.groups.cursor.heads import Head
+from holdfast.groups.cursor.leases import Grant
+from holdfast.groups.cursor.page_records import Progress
+from holdfast.groups.cursor.rows import CursorKey
+from holdfast.groups.storage import progress_page
+from holdfast.groups.storage.progress_page import ProgressPage, kernel_boot_id
+
+BOOT, OTHER_BOOT = bytes(range(1, 17)), bytes(range(2, 18))
+KEY, SECOND = (7, 3, 1), (7, 3, 2)
+END_MS = 1_700_000_030_000
+
+
+def begun(path: Path, cursors: dict[CursorKey, Cursor] | None = None) -> ProgressPage:
+    page = ProgressPage(path, BOOT)
+    page.begin({} if cursors is None else cursors)
+    return page
+
+
+def killed(path: Path) -> Path:
+    """Return a copy of the file as a kill at this moment leaves it."""
+    return Path(shutil.copy(path, path.with_suffix(".killed")))
+
+
+def found(path: Path, boot_id: bytes = BOOT) -> dict[CursorKey, Progress]:
+    """Return the progress of each cursor in a file that has one epoch per cursor."""
+    epochs = ProgressPage(path, boot_id).found
+    return {key: progress for key, (progress,) in ((k, v.values()) for k, v in epochs.items())}
+
+
+def noted(path: Path, key: CursorKey = KEY) -> list[tuple[int, int, str, int]]:
+    """Return (offset, lease number, member, end) of the leases that a file records."""
+    leases = found(path)[key].leases.values()
+    return sorted((each.head.offset, each.number, each.member, each.deadline_ms) for each in leases)
+
+
+def new_cursor(*offsets: int, member: str = "m", end_ms: int = END_MS) -> Cursor:
+    cursor = Cursor(boot=1, end=1_000_000, epoch=122_000_000)
+    if offsets:
+        lease(cursor, *offsets, member=member, end_ms=end_ms)
+    return cursor
+
+
+def lease(cursor: Cursor, *offsets: int, member: str = "m", end_ms: int = END_MS) -> None:
+    cursor.lease([Head(each) for each in offsets], member, end_ms, end_ms - 30_000, 1)
+
+
+def note(page: ProgressPage, cursor: Cursor, key: CursorKey = KEY) -> None:
+    page.note(key, cursor)
+    page.write()
+
+
+def take_ended(cursor: Cursor) -> list[Grant]:
+    """Return the records that become useless when the changes up to now are durable."""
+    grants, cursor.leases.ended_grants = cursor.leases.ended_grants, []
+    return grants
+
+
+def expected(cursor: Cursor) -> list[tuple[int, int, str, int]]:
+    return sorted((e.head.offset, e.number, e.member, e.deadline_ms) for e in cursor.leases)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "groups.page"
+
+
+def test_each_lease_outlives_a_kill_with_its_own_end(path: Path) -> None:  # R1
+    cursor, other = new_cursor(), new_cursor(9)
+    page = begun(path, {KEY: cursor, SECOND: other})
+    lease(cursor, 1, 2, 3, 7)
+    lease(cursor, 4, end_ms=END_MS + 9, member="another")
+    note(page, cursor)
+    lease(cursor, 20, 21)
+    note(page, cursor)
+    assert ProgressPage(killed(path), BOOT).is_believed
+    assert noted(killed(path)) == expected(cursor)
+    assert noted(killed(path), SECOND) == expected(other)
+    assert found(killed(path))[KEY].next == 22
+    page.close()
+
+
+def test_an_extended_lease_has_its_last_end(path: Path) -> None:
+    cursor = new_cursor(1, 2, 3)
+    page = begun(path, {KEY: cursor})
+    for end_ms in (END_MS + 5_000, END_MS + 9_000, END_MS - 1_000):
+        leased = cursor.leases.get(2)
+        assert leased is not None
+        cursor.extend(leased, end_ms)
+        note(page, cursor)
+        assert noted(killed(path)) == expected(cursor)
+    page.close()
+
+
+def test_what_a_message_is_is_noted_where_keys_or_times_matter(path: Path) -> None:
+    cursor = new_cursor()
+    page = begun(path, {KEY: cursor})
+    heads = [Head(1, 20, 1 << 32 | 5, 0), Head(3, 21, 0, 77)]
+    cursor.lease(heads, "m", END_MS, END_MS - 1, 1, "once")
+    note(page, cursor)
+    leases = found(killed(path))[KEY].leases
+    assert [each.head for each in leases.values()] == heads
+    assert {each.attempt_id for each in leases.values()} == {"once"}
+    page.close()
+
+
+def test_a_file_does_not_grow_with_what_has_ended(path: Path) -> None:
+    cursor = new_cursor()
+    page = begun(path, {KEY: cursor})
+    size = path.stat().st_size
+    for offset in range(0, 30_000, 3):
+        lease(cursor, offset, offset + 1)
+        note(page, cursor)
+        cursor.finish(offset, End.ACKED)
+        cursor.finish(offset + 1, End.ACKED)
+        page.free(take_ended(cursor))
+    assert path.stat().st_size == size
+    assert found(killed(path))[KEY].next == 29_999
+    page.close()
+
+
+def test_the_room_of_a_lease_is_not_used_before_its_end_is_durable(path: Path) -> None:
+    """A returned message may be leased again in memory: the page must record that until a row
+    does."""
+    cursor = new_cursor()
+    page = begun(path, {KEY: cursor})
+    lease(cursor, 5)
+    note(page, cursor)
+    live = cursor.leases.get(5)
+    assert live is not None
+    cursor.give_back(5, End.RELEASED, live.number)
+    for offset in range(6, 50):
+        lease(cursor, offset)
+        note(page, cursor)
+    assert 5 in found(killed(path))[KEY].leases
+    page.close()
+
+
+def test_a_record_stays_until_all_ends_of_its_leases_are_durable(path: Path) -> None:
+    """This also holds if the other leases of the record were extended into another record."""
+    cursor, other = new_cursor(), new_cursor()
+    page = begun(path, {KEY: cursor, SECOND: other})
+    lease(cursor, 5, 6)
+    note(page, cursor)
+    cursor.finish(5, End.ACKED)
+    left = cursor.leases.get(6)
+    assert left is not None
+    cursor.extend(left, END_MS + 5_000)
+    for _ in range(2):
+        note(page, cursor)
+    for offset in range(4):
+        lease(other, offset)
+        note(page, other, SECOND)
+    assert sorted(found(killed(path))[KEY].leases) == [5, 6]
+    page.free(take_ended(cursor))
+    for offset in range(4, 8):
+        lease(other, offset)
+        note(page, other, SECOND)
+    assert noted(killed(path)) == expected(cursor)
+    page.close()
+
+
+@pytest.mark.parametrize("is_ack_in_flight", [False, True])
+def test_a_seek_that_is_not_durable_leaves_the_records_of_the_epoch_before(
+    path: Path, is_ack_in_flight: bool
+) -> None:
+    """Until the commit the rows belong to the old epoch, and only its records contain the leases.
+
+    This also holds if the commit of the end of their last lease is in flight at the seek.
+    """
+    cursor, other = new_cursor(), new_cursor()
+    page = begun(path, {KEY: cursor, SECOND: other})
+    lease(cursor, 5)
+    note(page, cursor)
+    cursor.finish(5, End.ACKED)
+    acked = take_ended(cursor)
+    if not is_ack_in_flight:
+        page.free(acked)
+    before = cursor.epoch
+    for _ in range(2):
+        cursor.seek(0)
+        note(page, cursor)
+    sought = take_ended(cursor)
+    if is_ack_in_flight:
+        page.free(acked)
+    for offset in range(50):
+        lease(other, offset)
+        note(page, other, SECOND)
+    epochs = ProgressPage(killed(path), BOOT).found[KEY]
+    assert epochs[before].next == 6
+    assert epochs[cursor.epoch].next == 0
+    page.free(sought)
+    for number in range(4):
+        note(page, new_cursor(), (1, 1, number))
+        note(page, new_cursor(5), (1, 2, number))
+    assert list(ProgressPage(killed(path), BOOT).found[KEY]) == [cursor.epoch]
+    page.close()
+
+
+def test_how_far_deliveries_went_outlives_the_leases(path: Path) -> None:
+    cursor = new_cursor()
+    page = begun(path, {KEY: cursor})
+    cursor.reach(40)  # settled when sent: no lease
+    note(page, cursor)
+    assert found(killed(path))[KEY].next == 41
+    lease(cursor, 41)
+    note(page, cursor)
+    cursor.finish(41, End.ACKED)
+    page.free(cursor.leases.ended_grants)
+    assert found(killed(path))[KEY].next == 42
+    page.close()
+
+
+_NOTER = """
+import sys
+from pathlib import Path
+from holdfast.groups.cursor.cursor import Cursor, End
+from holdfast.groups.cursor.heads import Head
+from holdfast.groups.storage.progress_page import ProgressPage, kernel_boot_id
+
+page = ProgressPage(Path(sys.argv[1]), kernel_boot_id())
+cursors = [Cursor(boot=1, end=1 << 40) for _ in range(2)]
+page.begin({(1, 1, queue): cursor for queue, cursor in enumerate(cursors)})
+number = 0
+while True:
+    number += 1
+    for queue, cursor in enumerate(cursors):
+        cursor.lease([Head(number)], "m" * (number % 100), number, 0, 1)
+        page.note((1, 1, queue), cursor)
+        page.write()
+        cursor.finish(number, End.ACKED)
+        page.free(cursor.leases.ended_grants)
+        cursor.leases.ended_grants = []
+    if number % 1000 == 0:
+        print(number, flush=True)
+"""
+
+
+def test_a_killed_process_leaves_what_it_had_noted(path: Path) -> None:
+    for lines in (1, 5, 2):
+        child = subprocess.Popen([sys.executable, "-c", _NOTER, str(path)], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        last = [int(child.stdout.readline()) for _ in range(lines)][-1]
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        page = ProgressPage(path, kernel_boot_id())
+        assert page.is_believed
+        assert len(page.found) == 2
+        for epochs in page.found.values():
+            assert epochs[1].next > last
+            assert last <= max(epochs[1].leases)
+
+
+def test_a_page_of_before_a_reboot_is_not_believed_but_told(path: Path) -> None:
+    cursor = new_cursor(5)
+    page = begun(path, {KEY: cursor})
+    assert not ProgressPage(killed(path), OTHER_BOOT).is_believed
+    assert noted(killed(path)) == expected(cursor)
+    page.close()
+
+
+def test_one_closed_in_order_is_believed_after_a_reboot(path: Path) -> None:
+    cursor = new_cursor()
+    page = begun(path, {KEY: cursor})
+    lease(cursor, 5)
+    note(page, cursor)
+    page.close()
+    page.close()
+    again = ProgressPage(path, OTHER_BOOT)
+    assert again.is_believed
+    assert noted(path) == expected(cursor)
+    # It is not valid if it was begun again and the machine then fails.
+    again.begin({})
+    assert not ProgressPage(killed(path), BOOT).is_believed
+    again.close()
+
+
+def test_one_that_was_not_begun_stays_as_it_is(path: Path) -> None:
+    begun(path, {KEY: new_cursor(5)}).close()
+    before = path.read_bytes()
+    page = ProgressPage(path, OTHER_BOOT)
+    note(page, new_cursor(6), SECOND)
+    page.drop(KEY)
+    page.write()
+    page.close()
+    assert path.read_bytes() == before
+
+
+def test_a_kernel_that_does_not_say_its_boot_is_not_believed(path: Path) -> None:
+    page = ProgressPage(path, bytes(16))
+    page.begin({})
+    assert not ProgressPage(killed(path), bytes(16)).is_believed
+    page.close()
+    assert ProgressPage(path, bytes(16)).is_believed
+
+
+def test_a_dropped_cursor_is_not_found_and_its_room_is_used_again(path: Path) -> None:
+    page = begun(path, {KEY: new_cursor(5, 9)})
+    for _ in range(2):
+        page.drop(KEY)
+        page.write()
+    assert found(killed(path)) == {}
+    size = path.stat().st_size
+    for number in range(2000):
+        note(page, new_cursor(5, 9), (1, 1, number))
+        page.drop((1, 1, number))
+        page.write()
+    assert path.stat().st_size == size
+    assert found(killed(path)) == {}
+    page.close()
+
+
+@pytest.mark.parametrize("count", [1, 1022, 1023, 1024, 5000])
+def test_it_grows_with_the_cursors(path: Path, count: int) -> None:
+    page = begun(path)
+    cursors = {(1, 2, queue): Cursor(boot=1, floor=queue) for queue in range(count)}
+    for key, each in cursors.items():
+        note(page, each, key)
+    assert path.stat().st_size == max(1 << 16, 1 << (64 * count + 63).bit_length())
+    says = {key: (each.epoch, each.next) for key, each in found(killed(path)).items()}
+    assert says == {key: (1, each.next) for key, each in cursors.items()}
+    page.close()
+
+
+def test_the_bytes_are_pinned(path: Path) -> None:
+    cursor = new_cursor()
+    cursor.lease([Head(40), Head(41)], "anna", END_MS, END_MS - 30_000, 1, "x")
+    page = begun(path, {KEY: cursor})
+    content = path.read_bytes()
+    header = b"HFPG" + bytes.fromhex("02000000") + BOOT
+    assert content[:64] == (header + struct.pack("<I", crc32c(header))).ljust(64, b"\0")
+    record = struct.pack(
+        "<IIIIIQQQQHHBBH", 93, 7, 3, 1, 122_000_000, 1, 42, END_MS, END_MS - 30_000, 1, 0, 4, 1, 0
+    )
+    record += struct.pack("<QQII", 40, (1 << 40) + 1, 2, 1) + b"annax"
+    assert content[64:157] == struct.pack("<I", crc32c(record)) + record
+    assert content[157:] == bytes(64 * 1024 - 157)
+    page.close()
+    assert path.read_bytes()[6] == 1
+
+
+def test_a_record_that_was_being_written_is_not_found(path: Path) -> None:
+    cursor = new_cursor(5)
+    page = begun(path, {KEY: cursor, SECOND: new_cursor(6)})
+    before = path.read_bytes()
+    lease(cursor, 8)
+    note(page, cursor)
+    after = path.read_bytes()
+    page.close()
+    changed = [at for at in range(len(after)) if before[at] != after[at]]
+    for cut in range(changed[0], changed[-1] + 2):
+        path.write_bytes(after[:cut] + before[cut:])
+        is_whole = cut > changed[-1]
+        assert sorted(found(path)[KEY].leases) == ([5, 8] if is_whole else [5])
+        assert sorted(found(path)[SECOND].leases) == [6]
+
+
+def test_a_damaged_header_or_a_short_file_says_nothing(path: Path) -> None:
+    begun(path, {KEY: new_cursor(5)}).close()
+    good = path.read_bytes()
+    flipped = [good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :] for at in range(28)]
+    for content in [*flipped, *(good[:size] for size in range(64))]:
+        path.write_bytes(content)
+        page = ProgressPage(path, BOOT)
+        assert not page.is_believed
+        assert page.found == {}
+    for size in range(64, 64 + 89):
+        path.write_bytes(good[:size])
+        assert found(path) == {}
+
+
+def test_a_flipped_bit_in_a_record_hides_it(path: Path) -> None:
+    begun(path, {KEY: new_cursor(5), SECOND: new_cursor(6)}).close()
+    good = path.read_bytes()
+    for at in range(64, 64 + 89):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        assert list(found(path)) == [SECOND]
+
+
+def _full(*args: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_on_a_full_disk_nothing_fails_and_nothing_is_believed_until_there_is_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_page, "RETRY_S", 0.0)
+    cursor = new_cursor(5)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", _full)
+        page = begun(path, {KEY: cursor})
+        lease(cursor, 8)
+        note(page, cursor)
+        assert not ProgressPage(killed(path), BOOT).is_believed
+    lease(cursor, 9)
+    note(page, cursor)
+    assert ProgressPage(killed(path), BOOT).is_believed
+    assert noted(killed(path)) == expected(cursor)
+    page.close()
+
+
+def test_a_page_that_cannot_grow_is_void_until_it_can(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_page, "RETRY_S", 0.0)
+    page = begun(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", _full)
+        for queue in range(1024):
+            note(page, new_cursor(), (1, 1, queue))
+        assert not ProgressPage(killed(path), BOOT).is_believed
+    note(page, new_cursor(), (1, 1, 1024))
+    assert len(found(killed(path))) == 1025
+    page.close()
+
+
+@pytest.mark.parametrize("size", [0, 64, 100, 4096])
+def test_a_page_that_somebody_cuts_while_it_is_used_is_made_anew(  # D5
+    path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_page, "RETRY_S", 0.0)
+    cursor = new_cursor(*range(0, 400, 2))
+    page = begun(path, {KEY: cursor})
+    os.truncate(path, size)
+    lease(cursor, 1001)
+    note(page, cursor)
+    assert not ProgressPage(killed(path), BOOT).is_believed
+    page.write()
+    assert ProgressPage(killed(path), BOOT).is_believed
+    assert noted(killed(path)) == expected(cursor)
+    page.close()
+    assert noted(path) == expected(cursor)
+
+
+def test_a_page_that_somebody_deletes_while_it_is_used_is_made_anew(  # D5
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_page, "RETRY_S", 0.0)
+    cursor = new_cursor(5)
+    page = begun(path, {KEY: cursor})
+    path.unlink()
+    lease(cursor, 8)
+    note(page, cursor)
+    page.write()
+    assert noted(killed(path)) == expected(cursor)
+    page.close()
+
+
+def test_the_kernel_tells_one_boot_from_another() -> None:
+    assert len(kernel_boot_id()) == 16
+    assert kernel_boot_id() == kernel_boot_id()

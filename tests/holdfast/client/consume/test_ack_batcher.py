@@ -1,0 +1,45 @@
+"""Acks and other settlings: collected, sent, and reported if they came too late."""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from holdfast.client.consume.ack_batcher import Said, Settler, Terms
+from holdfast.client.consume.delivery import Settling, Status, Verb
+
+
+async def settled(verb: Verb, *statuses: Status) -> list[Status]:
+    """Settle one delivery per status, and return the status that each one received."""
+
+    async def send(terms: Terms, said: Sequence[Said]) -> Sequence[Status]:
+        return statuses
+
+    failures: list[Exception] = []
+    confirmed: list[int] = []
+    settler = Settler(
+        send, batch=10, interval_s=60.0, confirmed=confirmed.append, failed=failures.append
+    )
+    settlings = [Settling(None) for _ in statuses]
+    for number, settling in enumerate(settlings):
+        settler.add(Terms(verb), Said(f"r{number}", settling, 0.0))
+    await settler.flush()
+    assert (failures, confirmed) == ([], [len(statuses)])
+    return [await each for each in settlings]
+
+
+async def test_what_came_too_late_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "holdfast.client"):
+        assert await settled("ack", "done", "stale", "stale") == ["done", "stale", "stale"]
+    (logged,) = caplog.messages
+    assert logged.startswith("ack came too late for 2 of the messages: their leases had ended")
+
+
+async def test_of_what_came_in_time_and_of_leases_that_end_nothing_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The caller that extends a lease gets the result and sees that the lease has ended."""
+    with caplog.at_level(logging.WARNING, "holdfast.client"):
+        await settled("ack", "done")
+        await settled("extend", "stale")
+    assert caplog.messages == []

@@ -1,0 +1,691 @@
+"""A member of a group: against a scriptable fake group, and its parts alone."""
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from holdfast.client.async_client import AsyncClient
+from holdfast.client.consume.delivery import Delivery
+from holdfast.client.errors import ExclusiveHeld, Forbidden
+from holdfast.client.sync_client import Client
+from tests.support.fake_group import GROUP, FakeGroup, fake_group
+from tests.support.scripted_server import problem
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def offsets(group: FakeGroup) -> list[int]:
+    return sorted(offset for _, _, offset in group.acked)
+
+
+# -- iterating -------------------------------------------------------------------------------
+
+
+async def test_each_message_is_settled_when_the_next_is_asked_for() -> None:
+    async with fake_group() as (group, client):
+        group.publish(10)
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            assert [delivery.offset async for delivery in consumer] == list(range(10))
+        assert offsets(group) == list(range(10))
+        assert not group.leased
+
+
+async def test_the_one_in_hand_and_those_not_begun_are_given_back() -> None:
+    # T24
+    async with fake_group() as (group, client):
+        group.publish(10)
+        async with client.consume("t", GROUP) as consumer:
+            async for delivery in consumer:
+                if delivery.offset == 3:
+                    break
+        assert offsets(group) == [0, 1, 2]
+        assert sorted(offset for _, _, offset in group.available) == [3, 4, 5, 6, 7, 8, 9]
+        assert group.named("leave") == [{"member": consumer.member}]
+
+
+async def test_what_was_said_of_a_message_counts() -> None:
+    async with fake_group() as (group, client):
+        group.publish(4)
+        said = []
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            for verb in ("ack", "reject", "nack", "release"):
+                delivery = await anext(consumer)
+                said.append((delivery.receipt, verb))
+                if verb == "nack":
+                    delivery.nack(70)
+                else:
+                    getattr(delivery, verb)()
+                delivery.ack()
+                assert delivery.is_settled
+                assert await getattr(delivery, verb)() == "done"
+        for receipt, verb in said:
+            (body,) = [each for each in group.named(verb) if receipt in each["receipts"]]
+            assert body.get("delay_ms") == (70 if verb == "nack" else None)
+        assert offsets(group) == [0]
+
+
+async def test_a_block_acknowledges_and_an_exception_in_it_is_a_failure() -> None:
+    async with fake_group() as (group, client):
+        group.publish(2)
+        async with client.consume("t", GROUP) as consumer:
+            with await anext(consumer) as first:
+                pass
+            with pytest.raises(ValueError, match="bad"), await anext(consumer):
+                raise ValueError("bad")
+            assert await first.ack() == "done"
+        assert offsets(group) == [0]
+        assert len(group.named("nack")) == 1
+
+
+async def test_with_more_in_hand_nothing_is_settled_unless_it_is_said() -> None:
+    async with fake_group() as (group, client):
+        for queue in range(4):
+            group.publish(2, queue=queue)
+        async with client.consume("t", GROUP, concurrency=3) as consumer:
+            taken = [await anext(consumer) for _ in range(3)]
+            assert sorted({each.queue for each in taken}) == sorted(each.queue for each in taken)
+            fourth = asyncio.create_task(consumer.next())
+            await until(lambda: len(group.leased) > 3)
+            assert not fourth.done()
+            assert not group.acked
+            assert await taken[1].ack() == "done"
+            delivery = await asyncio.wait_for(fourth, 10)
+            assert delivery is not None
+            assert delivery.queue not in {taken[0].queue, taken[2].queue}
+        assert len(group.acked) == 1
+        assert len(group.available) == 7
+
+
+async def test_commit_settles_what_was_given_out_durably() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        async with client.consume("t", GROUP) as consumer:
+            await anext(consumer)
+            await consumer.commit()
+            assert offsets(group) == [0]
+            assert (await anext(consumer)).offset == 1
+        assert offsets(group) == [0]
+
+
+async def test_settled_messages_need_no_word() -> None:
+    # T22
+    async with fake_group() as (group, client):
+        group.publish(5)
+        async with client.consume("t", GROUP, settled=True, follow=False) as consumer:
+            async for delivery in consumer:
+                assert delivery.receipt is None
+                assert await delivery.ack() == "done"
+        assert all(body["settled"] for body in group.named("receive"))
+        assert not group.named("ack")
+
+
+async def test_a_group_is_made_where_there_is_none() -> None:
+    async with fake_group(exists=False) as (group, client):
+        group.publish(1)
+        async with client.consume(["t", "u"], GROUP, start="latest", follow=False) as consumer:
+            assert [delivery.body async for delivery in consumer] == [b"0"]
+        (put,) = group.named("put")
+        assert put == {"topics": {"t": {"weight": 1}, "u": {"weight": 1}}, "start": "latest"}
+        assert group.named("receive")[0]["topics"] == ["t", "u"]
+
+
+@pytest.mark.parametrize(
+    ("status", "type_", "error"),
+    [(409, "group-exclusive", ExclusiveHeld), (403, "forbidden", Forbidden)],
+)
+async def test_a_refusal_is_raised(status: int, type_: str, error: type[Exception]) -> None:
+    # T29
+    async with fake_group() as (group, client):
+
+        async def refuse(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+            return problem(status, type_) if name == "receive" else None
+
+        group.before = refuse
+        async with client.consume("t", GROUP) as consumer:
+            with pytest.raises(error):
+                await anext(consumer)
+            with pytest.raises(error):
+                await anext(consumer)
+
+
+# -- requests on the wire --------------------------------------------------------------------
+
+
+async def test_a_lost_reply_is_asked_for_again_by_its_attempt() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        group.lose = {"receive": 1, "ack": 1}
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            assert [delivery.offset async for delivery in consumer] == [0, 1, 2]
+        attempts = [body["attempt_id"] for body in group.named("receive")]
+        assert attempts[0] == attempts[1]
+        assert len(set(attempts)) == len(attempts) - 1
+        assert offsets(group) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("status", "type_"), [(429, "too-many-held"), (503, "draining")])
+async def test_a_busy_broker_is_asked_again(status: int, type_: str) -> None:
+    async with fake_group() as (group, client):
+        group.publish(1)
+        refusals = {"receive": 2, "ack": 2, "describe": 1}
+
+        async def refuse(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+            if not refusals.get(name):
+                return None
+            refusals[name] -= 1
+            return problem(status, type_, 0)
+
+        group.before = refuse
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            assert [delivery.offset async for delivery in consumer] == [0]
+        assert offsets(group) == [0]
+        assert not any(refusals.values())
+
+
+async def test_acknowledgements_leave_together() -> None:
+    # T26: a request leaves once `ack_batch` acknowledgements have gathered
+    async with fake_group() as (group, client):
+        group.publish(200)
+        async with client.consume(
+            "t",
+            GROUP,
+            max_in_flight=200,
+            concurrency=200,
+            serial_by="nothing",
+            ack_batch=50,
+            ack_interval_ms=10**6,
+        ) as consumer:
+            taken = [await anext(consumer) for _ in range(200)]
+            for delivery in taken[:49]:
+                delivery.ack()
+            await asyncio.sleep(0)
+            assert not group.named("ack")
+            taken[49].ack()
+            await until(lambda: len(group.acked) == 50)
+        assert [len(body["receipts"]) for body in group.named("ack")] == [50]
+
+
+async def test_an_acknowledgement_leaves_after_a_while_or_when_it_is_waited_for() -> None:
+    # T26
+    async with fake_group() as (group, client):
+        group.publish(4)
+        options: dict[str, Any] = {"concurrency": 3, "serial_by": "nothing"}
+        async with client.consume("t", GROUP, ack_interval_ms=1, **options) as consumer:
+            (await anext(consumer)).ack()
+            await until(lambda: len(group.acked) == 1)
+        async with client.consume("t", GROUP, ack_interval_ms=10**6, **options) as consumer:
+            delivery = await anext(consumer)
+            delivery.ack()
+            assert await delivery.ack() == "done"
+            assert len(group.acked) == 2
+
+
+async def test_without_a_word_an_acknowledgement_leaves_within_5_ms_and_at_the_end() -> None:
+    # T26
+    async with fake_group() as (group, client):
+        group.publish(2)
+        async with client.consume("t", GROUP, concurrency=2, serial_by="nothing") as consumer:
+            assert consumer._member.options.ack_interval_ms == 5
+            (await anext(consumer)).ack()
+            await until(lambda: offsets(group) == [0])
+        async with client.consume(
+            "t", GROUP, concurrency=2, serial_by="nothing", ack_interval_ms=10**6
+        ) as consumer:
+            (await anext(consumer)).ack()
+        assert offsets(group) == [0, 1]
+
+
+async def test_when_all_is_settled_nothing_is_buffered_and_one_request_waits() -> None:
+    # F12
+    async with fake_group() as (group, client):
+        group.publish(20)
+        async with client.consume("t", GROUP, max_in_flight=8) as consumer:
+            for _ in range(20):
+                (await anext(consumer)).ack()
+            waiting = asyncio.create_task(consumer.next())
+            await until(lambda: len(group.acked) == 20 and not group.available)
+            await until(lambda: not consumer._member._unconfirmed)
+            membership = consumer._member
+            assert (len(membership.ready), len(membership._leases), len(group.leased)) == (0, 0, 0)
+            await until(lambda: len(group.answers) == len(group.named("receive")) - 1)
+            asked = group.named("receive")[-1]
+            assert asked["max_messages"] <= 8
+            assert asked["wait_ms"] > 0
+            group.publish(1)
+            delivery = await asyncio.wait_for(waiting, 10)
+            assert delivery is not None
+            assert delivery.offset == 20
+
+
+async def test_an_idle_consumer_sends_its_acknowledgements_at_once() -> None:
+    # T27
+    async with fake_group() as (group, client):
+        group.publish(1)
+        async with client.consume("t", GROUP, ack_interval_ms=10**6) as consumer:
+            await anext(consumer)
+            waiting = asyncio.create_task(consumer.next())
+            await until(lambda: len(group.acked) == 1)
+            group.publish(1)
+            assert await asyncio.wait_for(waiting, 10) is not None
+
+
+async def test_no_more_is_held_than_may_be() -> None:
+    # T18, F16
+    async with fake_group() as (group, client):
+        group.publish(100)
+        held = []
+
+        async def watch(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+            held.append(len(group.leased) + asked.get("max_messages", 0))
+            return None
+
+        group.before = watch
+        async with client.consume("t", GROUP, max_in_flight=7, follow=False) as consumer:
+            held += [len(group.leased) async for _ in consumer]
+        assert len(group.acked) == 100
+        assert max(held) <= 7
+
+
+async def test_leases_are_extended_at_half_their_time_in_hand_and_not_begun() -> None:
+    async with fake_group(lease_ms=40) as (group, client):
+        group.publish(4)
+        async with client.consume("t", GROUP) as consumer:
+            delivery = await anext(consumer)
+            await until(lambda: len(group.leased) >= 2)
+            waiting = set(group.leased)
+            for _ in range(2):
+                before = len(group.named("extend"))
+                await until(
+                    lambda before=before: (
+                        waiting
+                        <= {r for body in group.named("extend")[before:] for r in body["receipts"]}
+                    )
+                )
+            delivery.ack()
+            assert await delivery.ack() == "done"
+            settled = len(group.named("extend"))
+            await until(lambda: len(group.named("extend")) > settled + 1)
+            later = group.named("extend")[settled + 1 :]
+            assert all(delivery.receipt not in body["receipts"] for body in later)
+
+
+async def test_a_lease_that_has_ended_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_group(lease_ms=40) as (group, client):
+        group.publish(2)
+        async with client.consume("t", GROUP) as consumer:
+            delivery = await anext(consumer)
+            await until(lambda: len(group.leased) == 2)
+            group.end_leases()
+            await until(lambda: delivery.is_lost)
+            assert await delivery.ack() in ("stale", "done")
+            group.publish(1)
+            # A message whose handling had not begun is not handled: it belongs to another member
+            # now.
+            assert (await anext(consumer)).offset == 2
+    assert "has ended while it was worked on" in caplog.text
+
+
+async def test_more_time_can_be_asked_for() -> None:
+    async with fake_group() as (group, client):
+        group.publish(1)
+        async with client.consume("t", GROUP) as consumer:
+            delivery = await anext(consumer)
+            assert await delivery.extend(600_000) == "done"
+            assert not delivery.is_settled
+        assert group.named("extend") == [{"receipts": [delivery.receipt], "lease_ms": 600_000}]
+
+
+async def test_what_follows_a_key_that_came_back_is_not_worked_on() -> None:
+    # I11: the broker takes back the later leases of the key, too.
+    async with fake_group(mode="keyed") as (group, client):
+        group.publish(3, key="a")
+        group.publish(1, key="b")
+        async with client.consume("t", GROUP, max_in_flight=8, concurrency=2) as consumer:
+            first = await anext(consumer)
+            second = await anext(consumer)
+            assert (first.key, second.key) == ("a", "b")
+            await until(lambda: len(group.leased) == 4)
+            first.nack()
+            again = await anext(consumer)
+            assert again.offset == 0
+            assert again.receipt != first.receipt
+
+
+async def test_what_follows_a_key_that_came_back_may_be_on_its_way() -> None:
+    # I11: the reply was made before the broker received the nack, and arrives after it.
+    async with fake_group(mode="keyed") as (group, client):
+        group.publish(6, key="a")
+        receives = 0
+
+        async def answer_late(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+            nonlocal receives
+            receives += name == "receive"
+            if name != "receive" or receives != 2:
+                return None
+            answer = await group._answer(name, asked)
+            await until(lambda: group.named("nack"))
+            return answer
+
+        group.before = answer_late
+        seen = []
+
+        async def handle(delivery: Delivery) -> None:
+            seen.append(delivery.offset)
+            if len(seen) == 1:
+                await until(lambda: receives == 2)
+                delivery.nack(0)
+
+        await asyncio.wait_for(client.consume("t", GROUP, follow=False).run(handle), 20)
+        assert group.named("extend")
+        assert seen == [0, 0, 1, 2, 3, 4, 5]
+
+
+async def test_how_long_it_took_is_told_by_topic_where_cost_is_time() -> None:
+    async with fake_group(cost="time") as (group, client):
+        group.publish(2, "slow")
+        group.publish(2, "fast")
+        time = asyncio.get_running_loop().time
+        topics: list[str] = []
+        begun_s, ended_s = [], [time()]
+        async with client.consume(["slow", "fast"], GROUP, follow=False) as consumer:
+            async for delivery in consumer:
+                begun_s.append(time())
+                topics.append(delivery.topic)
+                await asyncio.sleep(0.03 if delivery.topic == "slow" else 0)
+                ended_s.append(time())
+            begun_s.append(time())
+        # Each reported time is at least the handling time. It is at most the time from the request
+        # for the message to the arrival of the next message.
+        bounds_s = [
+            (topic, ended_s[number + 1] - begun_s[number], begun_s[number + 1] - ended_s[number])
+            for number, topic in enumerate(topics)
+        ]
+        of_receipt = {
+            message["receipt"]: message["topic"]
+            for messages in group.answers.values()
+            for message in messages
+        }
+        for body in group.named("ack"):
+            (topic,) = {of_receipt[receipt] for receipt in body["receipts"]}
+            least_s = min(least for of, least, _ in bounds_s if of == topic)
+            most_s = max(most for of, _, most in bounds_s if of == topic)
+            assert least_s <= body["used_ms"] / 1000 <= most_s
+
+
+# -- handlers --------------------------------------------------------------------------------
+
+
+async def test_handlers_are_serial_by_queue_and_parallel_across() -> None:
+    # T11, T12
+    async with fake_group() as (group, client):
+        for queue in range(3):
+            group.publish(20, queue=queue)
+        seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        running: set[int] = set()
+        peak = 0
+
+        async def handle(delivery: Delivery) -> None:
+            nonlocal peak
+            assert delivery.queue not in running
+            running.add(delivery.queue)
+            peak = max(peak, len(running))
+            seen[delivery.queue].append(delivery.offset)
+            await asyncio.sleep(0)
+            running.remove(delivery.queue)
+
+        consumer = client.consume("t", GROUP, concurrency=2, follow=False)
+        await consumer.run(handle)
+        assert all(each == list(range(20)) for each in seen.values())
+        assert peak == 2
+        assert len(group.acked) == 60
+
+
+async def test_a_handler_that_settles_early_still_keeps_its_queue() -> None:
+    # T12
+    async with fake_group() as (group, client):
+        group.publish(5)
+        running = 0
+
+        async def handle(delivery: Delivery) -> None:
+            nonlocal running
+            running += 1
+            assert running == 1
+            assert await delivery.ack() == "done"
+            running -= 1
+
+        await client.consume("t", GROUP, concurrency=4, follow=False).run(handle)
+        assert offsets(group) == [0, 1, 2, 3, 4]
+
+
+async def test_a_handler_that_raises_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        failures = [1]
+
+        async def handle(delivery: Delivery) -> None:
+            if delivery.offset == 1 and failures:
+                failures.pop()
+                raise RuntimeError("no coffee")
+            if delivery.offset == 2:
+                delivery.reject()
+
+        with caplog.at_level(logging.WARNING, "holdfast.client"):
+            await client.consume("t", GROUP, follow=False).run(handle)
+        assert len(group.named("nack")) == 1
+        assert len(group.named("reject")) == 1
+        assert offsets(group) == [0, 1]
+        assert "no coffee" in caplog.text
+
+
+async def test_a_plain_function_is_called_in_threads_that_do_nothing_else() -> None:
+    async with fake_group() as (group, client):
+        for queue in range(4):
+            group.publish(5, queue=queue)
+        together = threading.Barrier(2, timeout=10)
+        names = set()
+
+        def handle(delivery: Delivery) -> None:
+            names.add(threading.current_thread().name)
+            if delivery.offset == 0:
+                together.wait()
+
+        await client.consume("t", GROUP, concurrency=2, follow=False).run(handle)
+        assert len(group.acked) == 20
+        assert all(name.startswith("holdfast-handler") for name in names)
+
+
+async def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
+    async with fake_group() as (group, client):
+        group.publish(2)
+        done = []
+
+        async def work(delivery: Delivery) -> None:
+            await asyncio.sleep(0)
+            done.append(delivery.offset)
+
+        await client.consume("t", GROUP, follow=False).run(lambda delivery: work(delivery))
+        assert done == [0, 1]
+
+
+async def test_closing_lets_handlers_finish_and_gives_back_the_rest() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def handle(delivery: Delivery) -> None:
+            begun.set()
+            await may_end.wait()
+
+        consumer = client.consume("t", GROUP)
+        running = asyncio.create_task(consumer.run(handle))
+        await begun.wait()
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        may_end.set()
+        await asyncio.wait_for(asyncio.gather(closing, running), 10)
+        assert offsets(group) == [0]
+        assert sorted(offset for _, _, offset in group.available) == [1, 2]
+
+
+async def test_a_handler_may_close_its_consumer() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        consumer = client.consume("t", GROUP)
+
+        async def handle(delivery: Delivery) -> None:
+            await consumer.close()
+
+        await asyncio.wait_for(consumer.run(handle), 10)
+        assert offsets(group) == [0]
+
+
+async def test_cancelling_waits_for_handlers_in_threads_whose_results_count() -> None:
+    async with fake_group() as (group, client):
+        group.publish(2)
+        begun, may_end = threading.Event(), threading.Event()
+
+        def handle(delivery: Delivery) -> None:
+            begun.set()
+            assert may_end.wait(60)
+
+        running = asyncio.create_task(client.consume("t", GROUP, concurrency=1).run(handle))
+        await until(begun.is_set)
+        running.cancel()
+        done, _ = await asyncio.wait({running}, timeout=0.2)
+        assert not done
+        assert (0, 0) in [place[1:] for place in group.leased.values()]
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert offsets(group) == [0]
+        assert [offset for _, _, offset in group.available] == [1]
+
+
+@pytest.mark.parametrize("is_closing", [False, True])
+async def test_cancelling_cancels_the_coroutine_that_a_plain_function_returned(
+    is_closing: bool,
+) -> None:
+    async with fake_group() as (group, client):
+        group.publish(2)
+        begun = asyncio.Event()
+
+        async def wait_for_ever(delivery: Delivery) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        consumer = client.consume("t", GROUP)
+        running = asyncio.create_task(consumer.run(lambda delivery: wait_for_ever(delivery)))
+        await begun.wait()
+        if is_closing:
+            consumer.stop()
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(running), 20)
+        assert not group.acked
+        assert len(group.available) == 2
+
+
+async def test_a_coroutine_that_a_thread_returns_after_a_cancellation_is_cancelled() -> None:
+    async with fake_group() as (group, client):
+        group.publish(1)
+        begun, may_return = threading.Event(), threading.Event()
+
+        async def wait_for_ever() -> None:
+            await asyncio.Event().wait()
+
+        def handle(delivery: Delivery) -> Any:
+            begun.set()
+            assert may_return.wait(60)
+            return wait_for_ever()
+
+        running = asyncio.create_task(client.consume("t", GROUP).run(handle))
+        await until(begun.is_set)
+        running.cancel()
+        may_return.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(running), 20)
+        assert len(group.available) == 1
+
+
+async def test_cancelling_releases_what_handlers_have_in_hand() -> None:
+    async with fake_group() as (group, client):
+        group.publish(3)
+        begun = asyncio.Event()
+
+        async def handle(delivery: Delivery) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.create_task(client.consume("t", GROUP).run(handle))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not group.acked
+        assert len(group.available) == 3
+        assert not group.named("nack")
+
+
+async def test_closing_the_client_closes_its_consumers() -> None:
+    async with fake_group() as (group, _):
+        group.publish(3)
+        async with AsyncClient(group.url) as other:
+            consumer = other.consume("t", GROUP)
+            await anext(consumer)
+            (await anext(consumer)).ack()
+        assert offsets(group) == [0, 1]
+        assert len(group.named("leave")) == 1
+        assert await consumer.next() is None
+
+
+# -- threads ---------------------------------------------------------------------------------
+
+
+async def test_the_client_for_threads_does_the_same() -> None:
+    async with fake_group() as (group, _):
+        for queue in range(3):
+            group.publish(10, queue=queue)
+
+        def iterate() -> None:
+            with Client(group.url) as client:
+                with client.consume("t", GROUP) as consumer:
+                    for count, delivery in enumerate(consumer, 1):
+                        if count == 1:
+                            assert delivery.reject().result(10) == "done"
+                        if count == 5:
+                            break
+                assert len(group.acked) == 3
+
+        def run() -> None:
+            with Client(group.url) as client:
+                threads = set()
+
+                def handle(delivery: Delivery) -> None:
+                    threads.add(threading.current_thread())
+                    if delivery.offset % 2:
+                        assert delivery.ack().result(10) == "done"
+
+                client.consume("t", GROUP, concurrency=3, follow=False).run(handle)
+                assert threading.current_thread() not in threads
+
+        def close_inside() -> None:
+            with Client(group.url) as client:
+                consumer = client.consume("t", GROUP)
+                consumer.run(lambda delivery: consumer.close())
+
+        await asyncio.wait_for(asyncio.to_thread(iterate), 20)
+        await asyncio.wait_for(asyncio.to_thread(run), 20)
+        assert len(group.acked) == 29
+        group.publish(3)
+        await asyncio.wait_for(asyncio.to_thread(close_inside), 20)
+        assert len(group.acked) == 30

@@ -1,0 +1,122 @@
+"""The dispatcher alone: messages of one unit are handled in order, different units in parallel."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.client.consume.dispatcher import Dispatcher
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Equal to any other delivery of the same offset, as the real class is."""
+
+    offset: int
+
+
+def test_one_of_a_unit_at_a_time_the_first_that_is_free_first() -> None:
+    ready: Dispatcher[Delivery] = Dispatcher(3)
+    for offset, unit in enumerate("aabab"):
+        ready.add(Delivery(offset), unit)
+    first, second = ready.take(), ready.take()
+    assert first is not None and second is not None
+    assert (first.offset, second.offset) == (0, 2)
+    assert ready.take() is None
+    ready.done(second)
+    third = ready.take()
+    assert third is not None and third.offset == 4
+    ready.done(first)
+    ready.done(first)
+    fourth = ready.take()
+    assert fourth is not None and fourth.offset == 1
+    assert len(ready) == 1
+
+
+def test_no_more_are_in_hand_than_may() -> None:
+    ready: Dispatcher[Delivery] = Dispatcher(2)
+    for offset in range(3):
+        ready.add(Delivery(offset), offset)
+    taken = [ready.take(), ready.take(), ready.take()]
+    assert [each is None for each in taken] == [False, False, True]
+    assert [each.offset for each in ready.in_hand] == [0, 1]
+
+
+def test_what_is_dropped_or_drained_is_not_taken() -> None:
+    ready: Dispatcher[Delivery] = Dispatcher(9)
+    waiting = [Delivery(offset) for offset in range(6)]
+    for each, unit in zip(waiting, "aabbcc", strict=True):
+        ready.add(each, unit)
+    assert ready.drop(waiting[0], "a")
+    assert not ready.drop(waiting[0], "a")
+    assert [each.offset for each in ready.drain("b")] == [2, 3]
+    taken = ready.take()
+    assert taken is waiting[1]
+    assert [each.offset for each in ready.drain()] == [4, 5]
+    assert ready.take() is None
+    assert len(ready) == 0
+
+
+def test_a_message_that_came_twice_waits_for_its_first_coming() -> None:
+    ready: Dispatcher[Delivery] = Dispatcher(2)
+    lost, again = Delivery(7), Delivery(7)
+    ready.add(lost, "a")
+    assert ready.take() is lost
+    ready.add(again, "a")
+    assert ready.take() is None
+    ready.done(lost)
+    assert ready.take() is again
+
+
+STEPS = st.tuples(st.sampled_from(("add", "take", "done", "drop")), st.integers(0, 3))
+
+
+@given(st.integers(1, 4), st.lists(STEPS, max_size=60))
+def test_order_per_unit_holds_whatever_happens(
+    concurrency: int, steps: list[tuple[str, int]]
+) -> None:
+    ready: Dispatcher[Delivery] = Dispatcher(concurrency)
+    waiting: dict[int, list[Delivery]] = defaultdict(list)
+    in_hand: dict[int, Delivery] = {}
+    unit_of: dict[int, int] = {}
+    for number, (step, unit) in enumerate(steps):
+        if step == "add":
+            each = Delivery(number)
+            unit_of[number] = unit
+            waiting[unit].append(each)
+            ready.add(each, unit)
+        elif step == "take":
+            taken = ready.take()
+            free = [u for u, some in waiting.items() if some and u not in in_hand]
+            if taken is None:
+                assert not free or len(in_hand) == concurrency
+            else:
+                first = min(free, key=lambda u: waiting[u][0].offset)
+                assert taken is waiting[first].pop(0)
+                in_hand[first] = taken
+        elif step == "done" and unit in in_hand:
+            ready.done(in_hand.pop(unit))
+        elif step == "drop" and waiting[unit]:
+            assert ready.drop(waiting[unit].pop(), unit)
+        assert len(ready) == sum(map(len, waiting.values()))
+        assert len(ready.in_hand) == len(in_hand) <= concurrency
+
+
+def test_what_waits_of_a_unit_beyond_the_first_is_cut() -> None:
+    # C1
+    ready: Dispatcher[Delivery] = Dispatcher(9)
+    waiting = [Delivery(offset) for offset in range(6)]
+    for each, unit in zip(waiting, "aaaabb", strict=True):
+        ready.add(each, unit)
+    assert ready.take() is waiting[0]
+    assert ready.waiting("a") == 3
+    assert ready.cut("a", 3) == []
+    assert ready.cut("a", 1) == waiting[2:4]
+    assert ready.cut("b", 0) == waiting[4:]
+    assert ready.cut("c", 0) == []
+    assert len(ready) == ready.waiting("a") == 1
+    assert ready.take() is None
+    assert ready.done(waiting[0])
+    assert not ready.done(waiting[0])
+    assert ready.take() is waiting[1]

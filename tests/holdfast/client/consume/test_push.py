@@ -1,0 +1,220 @@
+"""Push is pull in a loop: the requests of a waiting consumer, and which calls wait for which."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from holdfast.client.consume.delivery import Delivery
+from holdfast.client.read.pull import PullOptions
+from holdfast.client.sync_client import Client
+from holdfast.client.transport.async_transport import Transport
+from tests.support.fake_broker import running_fake_broker
+from tests.support.fake_group import GROUP, fake_group
+
+TIMEOUT_S = 30
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+# -- requests on the wire --------------------------------------------------------------------
+
+
+def test_following_a_topic_sends_pulls_alone_and_one_for_each_hold() -> None:
+    # L1, L3: an idle consumer may ask 60
+    # 20 times a minute, five at the most
+    with running_fake_broker() as broker, Client(broker.url) as client:
+        broker.holds_pulls = True
+        topic = broker.topic("t")
+        messages = client.pull("t", queue=0, offset=0)
+        for body in (b"a", b"b", b"c"):
+            topic.publish(0, [body])
+            assert next(messages).body == body
+        asked = [each for each in broker.requests if "wait_ms=0" not in each]
+    assert {each.split("?")[0] for each in broker.requests} == {
+        "GET /v1/topics/t/queues/0/messages"
+    }
+    assert all("wait_ms=20000" in each for each in asked)
+    assert len(asked) <= 3
+    assert 60_000 / PullOptions.wait_ms <= 5
+
+
+async def test_a_member_that_waits_has_one_receive_under_way_and_asks_nothing_else() -> None:
+    # L1, L3
+    async with fake_group() as (group, client), client.consume("t", GROUP) as consumer:
+        waiting = asyncio.create_task(consumer.next())
+        for number in range(3):
+            await until(lambda: len(group.named("receive")) == len(group.answers) + 1)
+            assert not waiting.done()
+            group.publish(1)
+            delivery = await waiting
+            assert delivery is not None
+            assert delivery.offset == number
+            waiting = asyncio.create_task(consumer.next())
+        await until(lambda: len(group.acked) == 3)
+        waiting.cancel()
+        held = [body for body in group.named("receive") if body["wait_ms"]]
+        assert all(body["wait_ms"] == 20_000 for body in held)
+        assert {name for name, _ in group.asked} <= {"describe", "put", "receive", "ack"}
+
+
+async def test_the_client_waits_ten_seconds_longer_than_it_asks_the_broker_to_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # L6
+    waits: list[float] = []
+    once = Transport._once
+
+    async def note(self: Transport, head: Any, blocks: Any, wait_s: float, *, safe: bool) -> Any:
+        waits.append(wait_s)
+        return await once(self, head, blocks, wait_s, safe=safe)
+
+    monkeypatch.setattr(Transport, "_once", note)
+    async with fake_group() as (group, client):
+        group.publish(1)
+        async with client.consume("t", GROUP) as consumer:
+            await anext(consumer)
+            await until(lambda: len(waits) == len(group.asked))
+        by_name = dict(zip((name for name, _ in group.asked), waits, strict=False))
+    assert (by_name["describe"], by_name["receive"]) == (10, 30)
+
+
+# -- members ---------------------------------------------------------------------------------
+
+
+async def test_members_of_one_program_have_a_limit_each() -> None:
+    # T5
+    async with fake_group() as (group, client):
+        group.publish(40)
+        options: dict[str, Any] = {"max_in_flight": 10, "concurrency": 10, "serial_by": "nothing"}
+        async with (
+            client.consume("t", GROUP, **options) as one,
+            client.consume("t", GROUP, **options) as other,
+        ):
+            for consumer in (one, other):
+                for _ in range(10):
+                    assert await consumer.next() is not None
+            held = [list(group.holders.values()).count(each.member) for each in (one, other)]
+            assert held == [10, 10]
+
+
+async def test_an_acknowledgement_is_not_waited_for() -> None:
+    # T21: `ack` returns before the broker has answered
+    may_answer = asyncio.Event()
+
+    async def delay(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
+        if name == "ack":
+            await may_answer.wait()
+        return None
+
+    async with fake_group() as (group, client):
+        group.publish(2)
+        group.before = delay
+        async with client.consume("t", GROUP, concurrency=2, serial_by="nothing") as consumer:
+            for offset in range(2):
+                delivery = await consumer.next()
+                assert delivery is not None
+                assert delivery.offset == offset
+                delivery.ack()
+            await until(lambda: group.named("ack"))
+            assert group.acked == []
+            may_answer.set()
+        assert [offset for _, _, offset in group.acked] == [0, 1]
+
+
+async def test_closing_a_consumer_ends_a_wait_without_end() -> None:
+    # T9
+    async with fake_group() as (group, client):
+        consumer = client.consume("t", GROUP)
+        waiting = asyncio.create_task(consumer.next())
+        await until(lambda: group.named("receive"))
+        assert not waiting.done()
+        await consumer.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await waiting is None
+
+
+async def test_an_empty_queue_is_said_to_be_empty_at_once() -> None:
+    # T9
+    async with fake_group() as (group, client):
+        async with client.consume("t", GROUP, follow=False) as consumer:
+            assert await consumer.next() is None
+        assert [body["wait_ms"] for body in group.named("receive")] == [0]
+
+
+# -- handlers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("queues", "threads", "peak"), [(2, 8, 2), (8, 2, 2), (5, 5, 5)])
+async def test_as_many_handlers_run_at_once_as_there_are_queues_and_threads(
+    queues: int, threads: int, peak: int
+) -> None:
+    # T13
+    lock, together = threading.Lock(), threading.Barrier(peak, timeout=TIMEOUT_S)
+    running, most = 0, 0
+
+    def handle(delivery: Delivery) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        if delivery.offset == 0 and delivery.queue < peak:
+            together.wait()  # passes only when `peak` handlers have reached it together
+        with lock:
+            running -= 1
+
+    async with fake_group() as (group, client):
+        for queue in range(queues):
+            group.publish(4, queue=queue)
+        await client.consume("t", GROUP, concurrency=threads, follow=False).run(handle)
+        assert len(group.acked) == 4 * queues
+    assert most == peak
+
+
+async def test_with_every_handler_stuck_leases_are_extended_and_settling_goes_on() -> None:
+    # T10
+    may_end = threading.Event()
+
+    def handle(delivery: Delivery) -> None:
+        if delivery.offset == 1:
+            delivery.ack()  # settled by a handler that does not return
+            may_end.wait(TIMEOUT_S)
+
+    async with fake_group(lease_ms=40) as (group, client):
+        for queue in range(2):
+            group.publish(3, queue=queue)
+        consumer = client.consume("t", GROUP, concurrency=2)
+        running = asyncio.create_task(consumer.run(handle))
+        try:
+            await until(lambda: sum(offset == 1 for _, _, offset in group.acked) == 2)
+            extended = len(group.named("extend"))
+            await until(lambda: len(group.named("extend")) >= extended + 2)
+        finally:
+            may_end.set()
+            consumer.stop()
+            await running
+
+
+async def test_a_handler_may_call_the_client_that_called_it() -> None:
+    # T16
+    async with fake_group() as (group, _):
+        group.publish(3)
+
+        def run() -> None:
+            with Client(group.url) as client:
+
+                def handle(delivery: Delivery) -> None:
+                    assert client.receive(GROUP, "another", max_messages=0).messages == []
+                    assert delivery.ack().result(TIMEOUT_S) == "done"
+
+                client.consume("t", GROUP, follow=False).run(handle)
+
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.to_thread(run)
+        assert len(group.acked) == 3

@@ -1,0 +1,195 @@
+"""A stuck handler holds up its own queue or key, and no other."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from holdfast.client.consume.consumer import AsyncConsumer
+from holdfast.client.consume.delivery import Delivery
+from holdfast.client.consume.paces import FEW
+from tests.support.fake_group import GROUP, FakeGroup, fake_group
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Work:
+    """A handler that blocks at the first message of some queues and keys until `free` is set."""
+
+    def __init__(self, *stuck: int | str) -> None:
+        self.stuck = stuck
+        self.free = asyncio.Event()
+        self.handled: dict[int | str, list[int]] = defaultdict(list)
+
+    async def handle(self, delivery: Delivery) -> None:
+        unit = delivery.queue if delivery.key is None else delivery.key
+        if unit in self.stuck:
+            await self.free.wait()
+        self.handled[unit].append(delivery.offset)
+
+    @asynccontextmanager
+    async def of(self, consumer: AsyncConsumer) -> AsyncIterator[None]:
+        """Handle a consumer's messages until the end of the block; then unblock and close."""
+        running = asyncio.create_task(consumer.run(self.handle))
+        try:
+            yield
+        finally:
+            self.free.set()
+            await consumer.close()
+            await running
+
+    def count(self) -> int:
+        """Return the number of handled messages of the other queues and keys."""
+        return sum(len(offsets) for unit, offsets in self.handled.items() if unit not in self.stuck)
+
+
+def held(group: FakeGroup, *units: int | str) -> int:
+    """Return the number of leased messages of these queues and keys."""
+    return sum(
+        place[1] in units or group.bodies[place][1] in units for place in group.leased.values()
+    )
+
+
+async def test_one_stuck_handler_of_16_queues_stops_no_other_queue() -> None:
+    # C1, T14: the stuck queue filled the buffer, and the client requested no more
+    async with fake_group() as (group, client):
+        for queue in range(16):
+            group.publish(100, queue=queue)
+        work = Work(0)
+        async with work.of(client.consume("t", GROUP, concurrency=16)):
+            await until(lambda: work.count() == 1_500)
+            await until(lambda: held(group, 0) <= 1 + FEW)
+            group.publish(50, queue=7)
+            await until(lambda: work.count() == 1_550)
+            work.free.set()
+            await until(lambda: len(group.acked) == 1_650)
+            assert work.handled[0] == list(range(100))
+            assert not group.leased
+
+
+async def test_three_stuck_keys_of_many_stop_no_other_key() -> None:
+    # C1: a stuck key alone could fill the buffer, too
+    async with fake_group(mode="keyed") as (group, client):
+        for number in range(1_000):
+            group.publish(1, key="stuck" + str(number % 3) if number % 2 else f"k{number % 100}")
+        stuck = ("stuck0", "stuck1", "stuck2")
+        work = Work(*stuck)
+        async with work.of(client.consume("t", GROUP, concurrency=16)):
+            await until(lambda: work.count() == 500)
+            await until(lambda: held(group, *stuck) <= 3 * (1 + FEW))
+            work.free.set()
+            await until(lambda: len(group.acked) == 1_000)
+            for offsets in work.handled.values():
+                assert offsets == sorted(offsets)
+
+
+async def test_what_is_stuck_for_long_holds_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C1: other members may need the others
+    monkeypatch.setattr("holdfast.client.consume.paces.SLOW_S", 0.01)
+    monkeypatch.setattr("holdfast.client.consume.paces.STUCK_S", 0.02)
+    async with fake_group() as (group, client):
+        group.publish(20)
+        work = Work(0)
+        async with work.of(client.consume("t", GROUP, concurrency=4)):
+            await until(lambda: len(group.leased) == 1 and len(group.available) == 19)
+            work.free.set()
+            await until(lambda: len(group.acked) == 20)
+            assert work.handled[0] == list(range(20))
+
+
+async def test_a_handler_that_ends_while_messages_are_handed_back_gets_the_next_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # C1: what was known of its queue before that is not held against it
+    monkeypatch.setattr("holdfast.client.consume.paces.SLOW_S", 0.01)
+    monkeypatch.setattr("holdfast.client.consume.paces.STUCK_S", 0.02)
+    async with fake_group() as (group, client):
+        group.publish(20)
+        work = Work(0)
+
+        async def free_before_the_release(name: str, _: dict[str, Any]) -> None:
+            if name == "release":
+                work.free.set()
+                await until(lambda: work.handled[0])
+
+        group.before = free_before_the_release
+        async with work.of(client.consume("t", GROUP, concurrency=4)):
+            await until(lambda: len(group.acked) == 20)
+
+
+@pytest.mark.parametrize("mode", ["competing", "keyed"])
+async def test_slow_handlers_of_all_units_are_kept_busy_and_nothing_is_handed_back(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr("holdfast.client.consume.paces.SLOW_S", 0.0)
+    async with fake_group(mode=mode) as (group, client):
+        for queue in range(4):
+            group.publish(25, queue=queue, key=f"k{queue}" if mode == "keyed" else None)
+        seen: dict[int, list[int]] = defaultdict(list)
+
+        async def handle(delivery: Delivery) -> None:
+            await asyncio.sleep(0)
+            seen[delivery.queue].append(delivery.offset)
+
+        async with asyncio.timeout(20):
+            await client.consume("t", GROUP, concurrency=8, follow=False).run(handle)
+        assert seen == {queue: list(range(25)) for queue in range(4)}
+        assert not group.named("nack")
+        assert sum(len(body["receipts"]) for body in group.named("release")) <= 100
+
+
+async def test_messages_that_were_settled_as_they_were_sent_are_never_dropped() -> None:
+    async with fake_group() as (group, client):
+        for queue in range(4):
+            group.publish(20, queue=queue)
+        work = Work(0)
+        async with work.of(client.consume("t", GROUP, concurrency=4, settled=True)):
+            await until(lambda: work.count() == 60)
+            work.free.set()
+            await until(lambda: len(work.handled[0]) == 20)
+            assert not group.named("release")
+
+
+async def test_keys_of_a_group_that_is_not_keyed_have_no_limits() -> None:
+    async with fake_group() as (group, client):
+        for number in range(60):
+            group.publish(1, key="stuck" if number % 20 == 0 else f"k{number}")
+        work = Work("stuck")
+        async with work.of(client.consume("t", GROUP, concurrency=4, serial_by="key")):
+            await until(lambda: work.count() == 57)
+            assert not any("limits" in body for body in group.named("receive"))
+            work.free.set()
+
+
+async def test_who_works_on_one_at_a_time_sets_no_limits() -> None:
+    async with fake_group() as (group, client):
+        group.publish(5)
+        async with client.consume("t", GROUP) as consumer:
+            await anext(consumer)
+            await asyncio.sleep(0.15)
+            assert (await anext(consumer)).offset == 1
+        assert not any("limits" in body for body in group.named("receive"))
+
+
+async def test_stopping_a_keyed_consumer_says_nothing_of_leases(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # C7: the first release took back the later messages of its key, too
+    async with fake_group(mode="keyed") as (group, client):
+        for number in range(24):
+            group.publish(1, key=f"k{number % 3}")
+        with caplog.at_level(logging.INFO, "holdfast.client"):
+            async with client.consume("t", GROUP, concurrency=2) as consumer:
+                await anext(consumer)
+                await anext(consumer)
+                await until(lambda: len(group.leased) > 10)
+        assert len(group.available) == 24
+        assert caplog.text == ""

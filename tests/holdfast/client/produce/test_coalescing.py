@@ -1,0 +1,399 @@
+"""Many callers of one client's publish share requests, and no caller sees a difference."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from holdfast.client.async_client import AsyncClient
+from holdfast.client.descriptions import Durability
+from holdfast.client.errors import (
+    ApiError,
+    ClientClosed,
+    ConnectionFailed,
+    MessageTooLarge,
+    Overloaded,
+    Unauthenticated,
+    UnknownQueue,
+)
+from holdfast.client.produce.coalescing import SharedPublishing
+from holdfast.client.produce.new_message import NewMessage
+from holdfast.client.produce.sender import IdentityPool
+from holdfast.client.read.message import PublishResult
+from holdfast.client.transport.reply import Reply
+from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.retry import RetryPolicy
+from holdfast.client.transport.retry_log import RetryLog
+from holdfast.commitlog.format.message_id import format_message_id
+from holdfast.testing import RunningBroker
+from tests.support.scripted_server import ScriptedServer, drop, problem, scripted_server
+
+Refusal = Callable[[int, list[bytes], web.Request], web.StreamResponse | None]
+
+
+def _no_refusal(number: int, bodies: list[bytes], request: web.Request) -> None:
+    return None
+
+
+@dataclass
+class Topic:
+    """A topic of one queue behind a scripted server, and the requests that arrived for it."""
+
+    stored: list[bytes] = field(default_factory=list)
+    #: The bodies of each request, including refused requests.
+    requests: list[list[bytes]] = field(default_factory=list)
+    #: Called with the request's number, from 1. `refuse` replaces the reply and stores nothing;
+    #: `lose_reply` replaces the reply after the messages are stored.
+    refuse: Refusal = _no_refusal
+    lose_reply: Refusal = _no_refusal
+    came: asyncio.Condition = field(default_factory=asyncio.Condition)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    #: First offset by (producer, sequence).
+    _known: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        messages = msgspec.msgpack.decode(await request.read())["messages"]
+        bodies = [message["body"] for message in messages]
+        self.requests.append(bodies)
+        number = len(self.requests)
+        async with self.came:
+            self.came.notify_all()
+        await self.may_answer.wait()
+        if (refusal := self.refuse(number, bodies, request)) is not None:
+            return refusal
+        headers = request.headers
+        key = headers["Holdfast-Producer-Id"], headers["Holdfast-Producer-Sequence"]
+        if key not in self._known:
+            self._known[key] = len(self.stored)
+            self.stored += bodies
+        first = self._known[key]
+        results = [
+            {"queue": 0, "offset": offset, "message_id": format_message_id(9, 0, offset)}
+            for offset in range(first, first + len(bodies))
+        ]
+        durable = request.query.get("durability") != "written"
+        return self.lose_reply(number, bodies, request) or web.json_response(
+            {"results": results, "durable": durable}
+        )
+
+    async def has_got(self, count: int) -> None:
+        """Wait until `count` requests have arrived."""
+        async with asyncio.timeout(10), self.came:
+            await self.came.wait_for(lambda: len(self.requests) >= count)
+
+
+@asynccontextmanager
+async def served(topic: Topic, **options: Any) -> AsyncIterator[tuple[ScriptedServer, AsyncClient]]:
+    async with (
+        scripted_server(topic.answer) as server,
+        AsyncClient(server.url, **options) as client,
+    ):
+        yield server, client
+
+
+def begun(
+    client: AsyncClient, *bodies: bytes, **options: Any
+) -> list["asyncio.Task[PublishResult]"]:
+    return [asyncio.create_task(client.publish("orders", body, **options)) for body in bodies]
+
+
+async def test_publishes_that_come_while_one_is_under_way_share_the_next_request() -> None:
+    topic = Topic()
+    topic.may_answer.clear()
+    async with served(topic) as (_, client):
+        calls = begun(client, b"0")
+        await topic.has_got(1)
+        calls += begun(client, b"1", b"2", b"3")
+        await asyncio.sleep(0)
+        topic.may_answer.set()
+        results = await asyncio.gather(*calls)
+    assert topic.requests == [[b"0"], [b"1", b"2", b"3"]]
+    assert results == [
+        PublishResult(0, offset, format_message_id(9, 0, offset), durable=True)
+        for offset in range(4)
+    ]
+
+
+async def test_publishes_that_begin_together_share_a_request() -> None:
+    topic = Topic()
+    async with served(topic) as (server, client):
+        await asyncio.gather(*begun(client, b"0", b"1", b"2"))
+        assert server.requests == ["POST /v1/topics/orders/messages"]
+    assert topic.requests == [[b"0", b"1", b"2"]]
+
+
+async def test_one_caller_after_another_has_a_request_each() -> None:
+    topic = Topic()
+    async with served(topic) as (_, client):
+        for number in range(3):
+            assert (await client.publish("orders", b"%d" % number)).offset == number
+    assert topic.requests == [[b"0"], [b"1"], [b"2"]]
+
+
+async def test_topics_and_durabilities_neither_share_nor_wait_for_each_other() -> None:
+    topic = Topic()
+    topic.may_answer.clear()
+    async with served(topic) as (server, client):
+        calls = [
+            asyncio.create_task(client.publish("orders", b"1")),
+            asyncio.create_task(client.publish("orders", b"2", durability="written")),
+            asyncio.create_task(client.publish("orders", b"3", durability="fsync")),
+            asyncio.create_task(client.publish("others", b"4")),
+        ]
+        await topic.has_got(4)
+        topic.may_answer.set()
+        results = await asyncio.gather(*calls)
+        assert sorted(server.requests) == [
+            "POST /v1/topics/orders/messages",
+            "POST /v1/topics/orders/messages?durability=fsync",
+            "POST /v1/topics/orders/messages?durability=written",
+            "POST /v1/topics/others/messages",
+        ]
+    assert [result.durable for result in results] == [True, False, True, True]
+
+
+async def test_a_large_message_goes_at_once_and_by_itself() -> None:
+    topic = Topic()
+    topic.may_answer.clear()
+    large = b"x" * 100_000
+    async with served(topic) as (_, client):
+        calls = begun(client, b"1", b"2", large)
+        await topic.has_got(2)
+        topic.may_answer.set()
+        await asyncio.gather(*calls)
+    assert sorted(topic.requests) == [[b"1", b"2"], [large]]
+
+
+async def test_a_refused_message_fails_no_other() -> None:
+    topic = Topic()
+    topic.refuse = lambda _, bodies, __: (
+        problem(413, "message-too-large") if b"large" in bodies else None
+    )
+    async with served(topic) as (_, client):
+        good = [b"%d" % number for number in range(7)]
+        calls = begun(client, *good[:3], b"large", *good[3:])
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    refused = results.pop(3)
+    assert isinstance(refused, MessageTooLarge)
+    assert topic.stored == good
+    assert [topic.stored[result.offset] for result in results] == good  # type: ignore[union-attr]
+    assert [b"large"] in topic.requests
+
+
+async def test_a_refusal_that_is_about_no_message_is_told_to_each_at_once() -> None:
+    topic = Topic()
+    topic.refuse = lambda *_: problem(401, "unauthenticated")
+    async with served(topic) as (_, client):
+        errors = await asyncio.gather(*begun(client, b"1", b"2", b"3"), return_exceptions=True)
+    assert all(isinstance(error, Unauthenticated) for error in errors)
+    assert len(set(map(id, errors))) == 3
+    assert len(topic.requests) == 1
+
+
+async def test_a_lost_reply_is_asked_for_again_and_nothing_is_stored_twice() -> None:
+    topic = Topic()
+    topic.lose_reply = lambda number, _, request: drop(request) if number <= 2 else None
+    async with served(topic) as (_, client):
+        results = await asyncio.gather(*begun(client, b"1", b"2", b"3"))
+    assert topic.stored == [b"1", b"2", b"3"]
+    assert [result.offset for result in results] == [0, 1, 2]
+    assert topic.requests == [[b"1", b"2", b"3"]] * 3
+
+
+async def test_after_a_failure_nothing_is_taken_for_what_failed() -> None:
+    topic = Topic()
+    topic.refuse = lambda number, *_: problem(500, "internal-error") if number == 1 else None
+    async with served(topic) as (_, client):
+        errors = await asyncio.gather(*begun(client, b"1", b"2"), return_exceptions=True)
+        assert all(isinstance(error, ApiError) for error in errors)
+        await asyncio.gather(*begun(client, b"3", b"4"))
+    assert topic.stored == [b"3", b"4"]
+
+
+async def test_nobody_waits_for_a_request_that_is_tried_again() -> None:
+    topic = Topic()
+    topic.refuse = lambda _, bodies, __: (
+        problem(503, "overloaded", retry_after_s=20) if b"first" in bodies else None
+    )
+    async with served(topic) as (_, client):
+        (first,) = begun(client, b"first")
+        await topic.has_got(1)
+        assert (await asyncio.wait_for(client.publish("orders", b"second"), 10)).offset == 0
+        assert not first.done()
+        first.cancel()
+
+
+async def test_a_broker_that_is_not_there_is_told_to_each() -> None:
+    async with AsyncClient("http://127.0.0.1:1", timeout_ms=1) as client:
+        errors = await asyncio.gather(*begun(client, b"1", b"2"), return_exceptions=True)
+    assert all(isinstance(error, ConnectionFailed) for error in errors)
+
+
+async def test_who_leaves_while_he_waits_takes_his_message_with_him() -> None:
+    topic = Topic()
+    topic.may_answer.clear()
+    async with served(topic) as (_, client):
+        (first,) = begun(client, b"first")
+        await topic.has_got(1)
+        left, last = begun(client, b"left", b"last")
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait([left])
+        topic.may_answer.set()
+        await asyncio.gather(first, last)
+    assert left.cancelled()
+    assert topic.requests == [[b"first"], [b"last"]]
+
+
+async def test_who_leaves_a_request_under_way_ends_nobody_elses() -> None:
+    topic = Topic()
+    topic.may_answer.clear()
+    async with served(topic) as (_, client):
+        left, stays = begun(client, b"left", b"stays")
+        await topic.has_got(1)
+        left.cancel()
+        await asyncio.wait([left])
+        topic.may_answer.set()
+        assert (await stays).offset == 1
+    assert left.cancelled()
+
+
+async def test_a_request_that_nobody_waits_for_is_not_tried_again() -> None:
+    topic = Topic()
+    topic.refuse = lambda *_: problem(503, "overloaded", retry_after_s=0)
+    async with served(topic) as (_, client):
+        before = asyncio.all_tasks()
+        calls = begun(client, b"1", b"2")
+        await topic.has_got(2)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        async with asyncio.timeout(10):
+            while [each for each in asyncio.all_tasks() - before if "_run" in repr(each)]:
+                await asyncio.sleep(0)
+        topic.refuse = _no_refusal
+        await client.publish("orders", b"3")
+    assert topic.stored == [b"3"]
+
+
+async def test_closing_ends_what_waits_and_what_is_under_way() -> None:
+    topic = Topic()
+    topic.may_answer.clear()
+    async with served(topic) as (_, client):
+        under_way = begun(client, b"1")
+        await topic.has_got(1)
+        waiting = begun(client, b"2", b"3")
+        await asyncio.sleep(0)
+        await client.close()
+        ends = await asyncio.gather(*under_way, *waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [ClientClosed] * 3
+        with pytest.raises(ClientClosed):
+            await client.publish("orders", b"4")
+        topic.may_answer.set()
+    assert topic.requests == [[b"1"]]
+
+
+async def test_a_client_forgets_the_topics_that_nobody_publishes_to(
+    shared_broker: RunningBroker, topic: str
+) -> None:
+    async with AsyncClient(shared_broker.url) as client:
+        await asyncio.gather(*(client.publish(f"{topic}-{number}", b"x") for number in range(5)))
+        assert client._sharing is not None
+        assert not client._sharing._lanes
+
+
+async def test_a_broker_gives_each_of_many_callers_his_own_place_or_error(
+    shared_broker: RunningBroker, topic: str
+) -> None:
+    async with AsyncClient(shared_broker.url) as client:
+        await client.create_topic(topic, queues=3, durability="written", max_message_bytes=1000)
+
+        async def published(number: int) -> PublishResult | Exception:
+            body = b"%d" % number * (1000 if number % 50 == 0 else 1)
+            queue = {0: 0, 7: 3}.get(number % 31)
+            key = None if number % 3 else f"key-{number % 11}"
+            durabilities: tuple[Durability | None, ...] = (None, "written", "fsync")
+            durability = durabilities[number % 4 % 3]
+            try:
+                return await client.publish(
+                    topic, body, key=key, queue=queue, durability=durability
+                )
+            except (MessageTooLarge, UnknownQueue) as error:
+                return error
+
+        numbers = range(1, 400)
+        results = dict(zip(numbers, await asyncio.gather(*map(published, numbers)), strict=True))
+        stored = {
+            (message.queue, message.offset): int(message.body)
+            async for message in client.pull(topic, follow=False)
+        }
+    errors = {n: type(end) for n, end in results.items() if isinstance(end, Exception)}
+    placed = {n: end for n, end in results.items() if isinstance(end, PublishResult)}
+    assert {n for n, error in errors.items() if error is MessageTooLarge} == set(range(50, 400, 50))
+    assert {n for n in errors if n % 50} == {n for n in range(7, 400, 31) if n % 50}
+    assert stored == {(result.queue, result.offset): n for n, result in placed.items()}
+    assert {result.queue for n, result in placed.items() if n % 31 == 0} == {0}
+
+
+class ClockedRequests(Requests):
+    """A broker that is always overloaded, and a clock that only pauses advance."""
+
+    url = "http://nowhere"
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.retry_log = RetryLog()
+        self.tries = 0
+        self.first_may_fail = asyncio.Event()
+
+    async def request(self, *_: object, **__: object) -> Reply:
+        self.tries += 1
+        if self.tries == 1:
+            await self.first_may_fail.wait()
+        raise Overloaded(503, "overloaded", retry_after_s=1.0)
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    async def pause(self, seconds: float) -> None:
+        for _ in range(3):  # let callers that were resumed run before the time changes
+            await asyncio.sleep(0)
+        self.time_s += seconds
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_each_is_told_when_his_own_time_is_over() -> None:
+    requests = ClockedRequests()
+    sharing = SharedPublishing(requests, IdentityPool(), RetryPolicy(give_up_after_s=10))
+    ends: dict[str, float] = {}
+
+    async def publish(name: str) -> None:
+        with pytest.raises(Overloaded):
+            await sharing.publish("orders", None, NewMessage(name.encode()))
+        ends[name] = requests.time_s
+
+    first = asyncio.create_task(publish("first"))
+    async with asyncio.timeout(10):
+        while not requests.tries:
+            await asyncio.sleep(0)
+    callers = []
+    for asked_at_s in (0, 4, 8):
+        requests.time_s = asked_at_s
+        callers.append(asyncio.create_task(publish(f"at {asked_at_s}")))
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, *callers, return_exceptions=True)
+    assert ends.keys() == {"at 0", "at 4", "at 8"}
+    for asked_at_s in (0, 4, 8):
+        # The caller fails within its own time limit, and not before the last allowed attempt.
+        assert asked_at_s + 10 - 1.25 <= ends[f"at {asked_at_s}"] <= asked_at_s + 10

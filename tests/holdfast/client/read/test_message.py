@@ -1,0 +1,169 @@
+import json
+import pickle
+
+import pytest
+
+from holdfast.client.consume.delivery import ReceivedMessage
+from holdfast.client.read.message import LoneMessage, Message, MessageBatch
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.message_id import format_message_id
+
+
+def stored(base_offset: int = 10, **columns: object) -> Batch:
+    """Return a batch of three messages as the broker stores it."""
+    bodies = [b"zero", b"", "zwei €".encode()]
+    batch = Batch.decode(encode_batch(bodies, **columns))  # type: ignore[arg-type]
+    header = batch.header.stamped(
+        physical_offset=0,
+        durable_offset=0,
+        base_offset=base_offset,
+        topic_id=7,
+        queue_id=2,
+        store_timestamp_us=1_700_000_000_123_456,
+        tag_summary=0,
+    )
+    return Batch.decode(bytes(header.encode()) + bytes(batch.block[128:]))
+
+
+def test_a_message_has_what_was_published() -> None:
+    batch = stored(
+        keys=["k", None, "schlüssel"],
+        tags=[None, "t", "t"],
+        properties=[{"a": "b"}, None, {"c": "ü"}],
+        born_timestamp_us=1_600_000_000_999_999,
+    )
+    zero, one, two = MessageBatch("orders", batch, 0, 3)
+    assert [message.body for message in (zero, one, two)] == [b"zero", b"", "zwei €".encode()]
+    assert [message.key for message in (zero, one, two)] == ["k", None, "schlüssel"]
+    assert [message.tag for message in (zero, one, two)] == [None, "t", "t"]
+    assert [message.properties for message in (zero, one, two)] == [{"a": "b"}, {}, {"c": "ü"}]
+    assert (one.topic, one.queue, one.offset) == ("orders", 2, 11)
+    assert one.message_id == "0000000700000002000000000000000B"
+    assert one.store_timestamp_ms == 1_700_000_000_123
+    assert one.born_timestamp_ms == 1_600_000_000_999
+    assert type(one.offset) is int
+    assert type(one.born_timestamp_ms) is int
+
+
+def test_every_message_has_its_own_birth_where_the_batch_says_so() -> None:
+    batch = stored(born_timestamps_us=[1_000_000, 2_000_999, 3_000_000])
+    assert [m.born_timestamp_ms for m in MessageBatch("orders", batch, 0, 3)] == [1000, 2000, 3000]
+
+
+def test_absent_columns_are_none() -> None:
+    for message in MessageBatch("orders", stored(), 0, 3):
+        assert (message.key, message.tag, message.properties) == (None, None, {})
+
+
+def test_a_batch_can_be_cut() -> None:
+    part = MessageBatch("orders", stored(), 1, 3)
+    assert (len(part), part.start_offset, part.end_offset) == (2, 11, 13)
+    assert [message.offset for message in part] == [11, 12]
+    assert [message.offset for message in part.until(12)] == [11]
+    assert len(part.until(11)) == len(part.until(0)) == 0
+    assert part.until(99).end_offset == 13
+
+
+def test_changing_the_properties_changes_nobody_elses() -> None:
+    (message, *_) = MessageBatch("orders", stored(properties=[{"a": "b"}, None, None]), 0, 3)
+    message.properties["a"] = "c"
+    assert message.properties == {"a": "b"}
+
+
+def test_messages_are_the_same_by_their_place_and_cannot_be_changed() -> None:
+    part = MessageBatch("orders", stored(), 0, 3)
+    assert list(part) == list(MessageBatch("orders", stored(), 0, 3))
+    assert len({*part, *MessageBatch("orders", stored(), 0, 3)}) == 3
+    assert list(part) != list(MessageBatch("orders", stored(base_offset=11), 0, 3))
+    message = next(iter(part))
+    assert message != "a message"
+    with pytest.raises(AttributeError):
+        message.body = b"other"  # type: ignore[misc]
+
+
+def test_a_pickled_message_stands_alone() -> None:
+    part = MessageBatch("orders", stored(keys=["k", None, None]), 0, 3)
+    message = next(iter(part))
+    data = pickle.dumps(message)
+    assert b"zwei" not in data
+    again = pickle.loads(data)
+    assert again == message
+    assert (again.body, again.key, again.tag, again.properties) == (b"zero", "k", None, {})
+    assert again.born_timestamp_ms == message.born_timestamp_ms
+    assert again.store_timestamp_ms == message.store_timestamp_ms
+
+
+def test_a_long_body_is_shortened_when_shown() -> None:
+    lone = LoneMessage(
+        topic="orders",
+        queue=0,
+        offset=3,
+        message_id="00000001000000000000000000000003",
+        body=b"x" * 1000,
+        key="k",
+        tag=None,
+        properties={},
+        born_timestamp_ms=1,
+        store_timestamp_ms=2,
+    )
+    shown = repr(lone.as_message())
+    assert len(shown) < 200
+    assert shown.startswith("Message(topic='orders', queue=0, offset=3, key='k', tag=None")
+    assert isinstance(lone.as_message(), Message)
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b'{"a": [1, "\xc3\xa9"]}', {"body": '{"a": [1, "é"]}'}),
+        (b"", {"body": ""}),
+        (b"\xff\x00", {"body_base64": "/wA="}),
+    ],
+)
+def test_a_message_is_a_dict_of_plain_values(body: bytes, shown: dict[str, str]) -> None:
+    # C8
+    message = lone(body)
+    assert message.to_dict() == {
+        "topic": "t",
+        "queue": 2,
+        "offset": 5,
+        "message_id": message.message_id,
+        "key": "k",
+        "tag": None,
+        "properties": {"p": "q"},
+        "born_timestamp_ms": 6,
+        "store_timestamp_ms": 7,
+        **shown,
+    }
+    assert json.loads(json.dumps(message.to_dict())) == message.to_dict()
+    received = ReceivedMessage(message.body, message._columns, 0, "r", 3, True)
+    more = {"receipt": "r", "attempt": 3, "redelivered": True}
+    assert received.to_dict() == {**message.to_dict(), **more}
+
+
+def test_a_body_is_read_as_text_and_as_json() -> None:
+    # C8
+    message = lone(b'{"a": [1, "\xc3\xa9"]}')
+    assert message.text == '{"a": [1, "é"]}'
+    assert message.json() == {"a": [1, "é"]}
+    with pytest.raises(UnicodeDecodeError):
+        _ = lone(b"\xff").text
+    for body in (b"\xff", b"{", b""):
+        with pytest.raises(ValueError):
+            lone(body).json()
+
+
+def lone(body: bytes) -> Message:
+    return LoneMessage(
+        topic="t",
+        queue=2,
+        offset=5,
+        message_id=format_message_id(1, 2, 5),
+        body=body,
+        key="k",
+        tag=None,
+        properties={"p": "q"},
+        born_timestamp_ms=6,
+        store_timestamp_ms=7,
+    ).as_message()

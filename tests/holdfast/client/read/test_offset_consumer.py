@@ -1,0 +1,388 @@
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+from aiohttp import web
+
+from holdfast.client.async_client import AsyncClient
+from holdfast.client.errors import (
+    BadReply,
+    ConnectionFailed,
+    HoldfastError,
+    OffsetsChanged,
+    OffsetTrimmed,
+)
+from holdfast.client.read.group_offsets import GroupOffsets
+from holdfast.client.read.message import LoneMessage, Message, MessageList
+from holdfast.client.read.offset_consumer import Progress
+from holdfast.client.read.sources import Range
+from holdfast.client.transport.async_transport import Transport
+from holdfast.client.transport.retry import RetryPolicy
+from holdfast.testing import RunningBroker
+from tests.support.scripted_server import drop, problem, scripted_server
+
+GROUP = "billing"
+
+
+@pytest.fixture
+async def client(shared_broker: RunningBroker) -> AsyncIterator[AsyncClient]:
+    async with shared_broker.async_client() as client:
+        yield client
+
+
+async def publish(client: AsyncClient, topic: str, count: int, queues: int = 1) -> None:
+    await client.create_topic(topic, queues=queues)
+    async with client.producer(topic) as producer:
+        for number in range(count):
+            producer.send(b"%d" % number, queue=number % queues)
+
+
+async def offsets_of(client: AsyncClient, topic: str) -> dict[int, int]:
+    return (await client.stored_offsets(GROUP, topic)).offsets
+
+
+async def test_a_group_goes_on_where_it_stopped(client: AsyncClient, topic: str) -> None:
+    # L2
+    await publish(client, topic, 20, queues=2)
+    async with client.consume_by_offsets(topic, GROUP, follow=False) as consumer:
+        first = [message async for message in consumer]
+    assert len(first) == 20
+    assert await offsets_of(client, topic) == {0: 10, 1: 10}
+    await publish(client, topic, 4, queues=2)
+    async with client.consume_by_offsets(topic, GROUP, follow=False) as consumer:
+        again = [message async for message in consumer]
+    assert [(m.queue, m.offset) for m in again] == [(0, 10), (0, 11), (1, 10), (1, 11)]
+
+
+async def test_the_message_in_hand_comes_again_unless_it_was_committed(
+    client: AsyncClient, topic: str
+) -> None:
+    # L2
+    await publish(client, topic, 10)
+    for commits, offset in ((False, 3), (True, 7)):
+        async with client.consume_by_offsets(topic, GROUP, commit_interval_ms=10**9) as consumer:
+            count = 0
+            async for _ in consumer:
+                count += 1
+                if count == 4:
+                    if commits:
+                        await consumer.commit()
+                    break
+        assert await offsets_of(client, topic) == {0: offset}
+
+
+async def test_offsets_are_stored_while_messages_are_worked_on(
+    client: AsyncClient, topic: str
+) -> None:
+    await publish(client, topic, 3)
+    await read_until_one_is_stored(client, topic)
+
+
+async def test_offsets_are_stored_again_after_an_answer_that_was_none(
+    client: AsyncClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(client, topic, 3)
+    store, failures = GroupOffsets.store, [BadReply(client.url, "a gateway's page")]
+
+    async def fail_once(offsets: GroupOffsets, wanted: Mapping[int, int]) -> None:
+        if failures:
+            raise failures.pop()
+        await store(offsets, wanted)
+
+    monkeypatch.setattr(GroupOffsets, "store", fail_once)
+    await read_until_one_is_stored(client, topic)
+    assert not failures
+
+
+async def read_until_one_is_stored(client: AsyncClient, topic: str) -> None:
+    """Read a second message, and wait until the offset after the first one is stored."""
+    async with (
+        asyncio.timeout(20),
+        client.consume_by_offsets(topic, GROUP, commit_interval_ms=1) as consumer,
+    ):
+        await anext(consumer)
+        await anext(consumer)
+        while (await offsets_or_none(client, topic)) != {0: 1}:
+            await asyncio.sleep(0.001)
+
+
+async def offsets_or_none(client: AsyncClient, topic: str) -> dict[int, int] | None:
+    groups = {group["group"] for group in await client.groups()}
+    return await offsets_of(client, topic) if GROUP in groups else None
+
+
+async def test_with_no_interval_each_message_is_stored_before_the_next_is_given_out(
+    client: AsyncClient, topic: str
+) -> None:
+    await publish(client, topic, 5)
+    async with client.consume_by_offsets(
+        topic, GROUP, follow=False, commit_interval_ms=0
+    ) as consumer:
+        async for message in consumer:
+            if message.offset:
+                assert await offsets_of(client, topic) == {0: message.offset}
+    assert await offsets_of(client, topic) == {0: 5}
+
+
+async def test_queues_without_an_offset_start_where_the_caller_says(
+    client: AsyncClient, topic: str
+) -> None:
+    await publish(client, topic, 10, queues=2)
+    await client.store_offsets(GROUP, topic, {1: 3})
+    async with client.consume_by_offsets(topic, GROUP, start="latest", follow=False) as consumer:
+        found = [(message.queue, message.offset) async for message in consumer]
+    assert found == [(1, 3), (1, 4)]
+
+
+async def test_what_a_filter_leaves_out_counts_as_processed(
+    client: AsyncClient, topic: str
+) -> None:
+    await publish(client, topic, 10)
+    async with client.consume_by_offsets(topic, GROUP, tag="none", follow=False) as consumer:
+        assert [message async for message in consumer] == []
+    assert await offsets_of(client, topic) == {0: 10}
+
+
+async def test_a_rival_is_noticed(client: AsyncClient, topic: str) -> None:
+    await publish(client, topic, 10)
+    async with client.consume_by_offsets(topic, GROUP, commit_interval_ms=10**9) as consumer:
+        await anext(consumer)
+        await anext(consumer)
+        await consumer.commit()
+        async with client.consume_by_offsets(topic, GROUP) as rival:
+            await anext(rival)
+            await anext(rival)
+            await rival.commit()
+        await anext(consumer)
+        with pytest.raises(OffsetsChanged):
+            await consumer.commit()
+        with pytest.raises(OffsetsChanged):
+            await anext(consumer)
+    # The rival owns the group: leaving did not overwrite its offsets.
+    assert await offsets_of(client, topic) == {0: 4}
+
+
+async def test_a_rival_ends_a_consumer_that_commits_by_itself(
+    client: AsyncClient, topic: str
+) -> None:
+    await publish(client, topic, 10)
+    async with asyncio.timeout(20):
+        async with client.consume_by_offsets(topic, GROUP, commit_interval_ms=1) as consumer:
+            await anext(consumer)
+            await client.store_offsets(GROUP, topic, {0: 9})
+            with pytest.raises(OffsetsChanged):
+                while True:
+                    await anext(consumer)
+                    await asyncio.sleep(0.01)
+            with pytest.raises(OffsetsChanged):
+                await anext(consumer)
+    assert await offsets_of(client, topic) == {0: 9}
+
+
+async def test_a_stored_offset_that_is_trimmed_is_told() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/offsets"):
+            return web.json_response({"offsets": {"0": 3}}, headers={"ETag": '"1"'})
+        if request.path.endswith("/messages"):
+            return problem(410, "offset-trimmed", min_offset=7, max_offset=9)
+        return web.json_response(
+            {
+                "topic_id": 1,
+                "queue_count": 1,
+                "queues": [{"queue": 0, "min_offset": 7, "max_offset": 9}],
+                "config": {"max_message_bytes": 1},
+            }
+        )
+
+    async with scripted_server(answer) as server, AsyncClient(server.url) as client:
+        with pytest.raises(OffsetTrimmed) as caught:
+            await anext(client.consume_by_offsets("orders", GROUP))
+        assert caught.value.min_offset == 7
+
+
+# -- progress, tested alone ------------------------------------------------------------------
+
+
+def message(queue: int, offset: int) -> Message:
+    return LoneMessage(
+        topic="orders",
+        queue=queue,
+        offset=offset,
+        message_id=f"{1:08X}{queue:08X}{offset:016X}",
+        body=b"",
+        key=None,
+        tag=None,
+        properties={},
+        born_timestamp_ms=0,
+        store_timestamp_ms=0,
+    ).as_message()
+
+
+def test_progress_follows_what_was_asked_for() -> None:
+    progress = Progress()
+    fetched = Range(
+        [
+            MessageList(0, [message(0, 4), message(0, 6)]),
+            MessageList(1, [message(1, 2)]),
+        ],
+        {0: 9, 1: 3},
+    )
+    seen = [((m.queue, m.offset), progress.offsets()) for m in progress.through(fetched)]
+    assert seen == [
+        ((0, 4), {0: 4}),
+        ((0, 6), {0: 6}),
+        ((1, 2), {0: 7, 1: 2}),
+    ]
+    assert progress.offsets() == {0: 9, 1: 3}
+
+
+def test_the_message_in_hand_can_be_counted_as_processed() -> None:
+    progress = Progress()
+    messages = progress.through(Range([MessageList(0, [message(0, 4), message(0, 6)])], {0: 9}))
+    next(messages)
+    progress.current_done()
+    progress.current_done()
+    assert progress.offsets() == {0: 5}
+    next(messages)
+    assert progress.offsets() == {0: 6}
+
+
+# -- compare-and-swap with lost replies ------------------------------------------------------
+
+
+class OffsetsServer:
+    """Stored offsets with a version. It loses replies or requests on demand.
+
+    A test must lose two: aiohttp repeats a PUT once by itself.
+    """
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, int] = {}
+        self.version = 0
+        self.lose_replies = 0
+        self.lose_requests = 0
+        self.gateway_says: list[web.Response] = []
+        """Responses that replace the replies to PUTs; the PUTs are executed all the same."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "PUT":
+            if self.lose_requests:
+                self.lose_requests -= 1
+                return drop(request)
+            if self.lose_replies == 1:
+                self.lose_replies = 0
+                return drop(request)
+            if request.headers["If-Match"] != f'"{self.version}"':
+                return problem(412, "offsets-changed")
+            self.offsets.update((await request.json())["offsets"])
+            self.version += 1
+            if self.gateway_says:
+                return self.gateway_says.pop()
+            if self.lose_replies:
+                self.lose_replies -= 1
+                return drop(request)
+        elif not self.version:
+            return problem(404, "unknown-group")
+        return web.json_response({"offsets": self.offsets}, headers={"ETag": f'"{self.version}"'})
+
+    def rival_stores(self, **offsets: int) -> None:
+        self.offsets.update({queue.removeprefix("q"): n for queue, n in offsets.items()})
+        self.version += 1
+
+
+def group_offsets(url: str, give_up_after_s: float) -> GroupOffsets:
+    retry = RetryPolicy(give_up_after_s=give_up_after_s, first_pause_s=0.001)
+    return GroupOffsets(Transport(url, token=None, retry=retry), GROUP, "orders")
+
+
+async def test_only_what_changed_is_stored() -> None:
+    stored = OffsetsServer()
+    async with scripted_server(stored.answer) as server:
+        offsets = group_offsets(server.url, 10)
+        assert await offsets.load() == {}
+        await offsets.store({0: 5, 1: 7})
+        await offsets.store({0: 5, 1: 7})
+        await offsets.store({0: 5, 1: 8})
+        assert stored.offsets == {"0": 5, "1": 8}
+        assert [r.split()[0] for r in server.requests] == ["GET", "PUT", "PUT"]
+        await offsets._transport.close()
+
+
+async def test_a_store_whose_reply_was_lost_is_not_taken_for_a_rival() -> None:
+    stored = OffsetsServer()
+    async with scripted_server(stored.answer) as server:
+        offsets = group_offsets(server.url, 10)
+        await offsets.load()
+        stored.lose_replies = 1
+        await offsets.store({0: 5})
+        await offsets.store({0: 6})
+        assert stored.offsets == {"0": 6}
+        await offsets._transport.close()
+
+
+async def test_a_store_that_was_given_up_may_have_happened_or_not() -> None:
+    stored = OffsetsServer()
+    async with scripted_server(stored.answer) as server:
+        offsets = group_offsets(server.url, 0)
+        await offsets.load()
+        stored.lose_replies = 2
+        with pytest.raises(ConnectionFailed):
+            await offsets.store({0: 5})
+        await offsets.store({0: 6})
+        stored.lose_requests = 2
+        with pytest.raises(ConnectionFailed):
+            await offsets.store({0: 7})
+        await offsets.store({0: 8})
+        assert stored.offsets == {"0": 8}
+        await offsets._transport.close()
+
+
+@pytest.mark.parametrize("status", [200, 404, 502])
+async def test_a_store_that_a_gateway_answered_is_not_taken_for_a_rival(status: int) -> None:
+    stored = OffsetsServer()
+    async with scripted_server(stored.answer) as server:
+        offsets = group_offsets(server.url, 0)
+        await offsets.load()
+        stored.gateway_says = [web.Response(status=status, text="<p>I am a gateway</p>")]
+        with pytest.raises(HoldfastError):
+            await offsets.store({0: 5})
+        await offsets.store({0: 6})
+        assert stored.offsets == {"0": 6}
+        await offsets._transport.close()
+
+
+async def test_a_store_that_happened_is_known_after_others_that_did_not() -> None:
+    stored = OffsetsServer()
+    async with scripted_server(stored.answer) as server:
+        offsets = group_offsets(server.url, 0)
+        await offsets.load()
+        stored.lose_replies = 2
+        with pytest.raises(ConnectionFailed):
+            await offsets.store({0: 5})
+        for _ in range(2):
+            stored.lose_requests = 2
+            with pytest.raises(ConnectionFailed):
+                await offsets.store({0: 6})
+        stored.lose_requests = 0
+        await offsets.store({0: 7})
+        assert stored.offsets == {"0": 7}
+        await offsets._transport.close()
+
+
+async def test_a_rival_is_not_taken_for_a_lost_reply() -> None:
+    stored = OffsetsServer()
+    async with scripted_server(stored.answer) as server:
+        offsets = group_offsets(server.url, 0)
+        await offsets.load()
+        await offsets.store({0: 5})
+        stored.lose_requests = 2
+        with pytest.raises(ConnectionFailed):
+            await offsets.store({0: 6})
+        stored.rival_stores(q0=4)
+        with pytest.raises(OffsetsChanged):
+            await offsets.store({0: 7})
+        # After the first error, the consumer still does not overwrite the rival's offsets.
+        with pytest.raises(OffsetsChanged):
+            await offsets.store({0: 7})
+        assert stored.offsets == {"0": 4}
+        await offsets._transport.close()

@@ -1,0 +1,123 @@
+"""holdfast.client.read.readers with fake sources."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from holdfast.client.errors import ConnectionFailed
+from holdfast.client.read.readers import AsyncReader, CrossingReader
+from holdfast.client.read.sources import Range
+from holdfast.client.transport.loop_thread import LoopThread
+
+T = TypeVar("T")
+
+
+class OneRange:
+    """A source that returns one range and then fails."""
+
+    def __init__(self) -> None:
+        self.fetches = 0
+
+    async def fetch(self) -> Range | None:
+        self.fetches += 1
+        if self.fetches == 1:
+            return Range([], {0: 1})
+        raise ConnectionFailed("http://127.0.0.1:1", "refused", maybe_executed=False)
+
+
+async def test_a_failure_of_reading_ahead_is_raised_when_it_is_asked_for() -> None:
+    reader = AsyncReader[str](OneRange(), lambda fetched: ["item"])
+    assert await anext(reader) == "item"
+    for _ in range(2):
+        with pytest.raises(ConnectionFailed):
+            await anext(reader)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_a_failure_of_reading_ahead_that_nobody_asks_for_is_not_logged(
+    is_closed: bool,
+) -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
+    source = OneRange()
+    reader = AsyncReader[str](source, lambda fetched: ["item"])
+    assert await anext(reader) == "item"
+    while source.fetches < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if is_closed:
+        await reader.close()
+    del reader
+    gc.collect()
+    assert complaints == []
+
+
+class Numbered:
+    """A source of three ranges with next offsets 1, 2 and 3.
+
+    It calls `meanwhile` with the number of each fetch.
+    """
+
+    def __init__(self, meanwhile: Callable[[int], object] = lambda number: None) -> None:
+        self._meanwhile = meanwhile
+        self._fetches = 0
+
+    async def fetch(self) -> Range | None:
+        self._fetches += 1
+        self._meanwhile(self._fetches)
+        return Range([], {0: self._fetches}) if self._fetches <= 3 else None
+
+
+def number_of(fetched: Range) -> list[int]:
+    return [fetched.next_offsets[0]]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_an_anext_cancelled_when_its_range_has_come_loses_nothing(is_closed: bool) -> None:
+    asking: asyncio.Task[int]
+
+    def cancel(number: int) -> None:
+        if number == 2:  # read ahead, before the first range is returned
+            asking.cancel()
+
+    reader = AsyncReader(Numbered(cancel), number_of)
+    asking = asyncio.create_task(reader.__anext__())
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    if is_closed:
+        await reader.close()
+    assert [number async for number in reader] == ([] if is_closed else [1, 2, 3])
+
+
+class InterruptedLoopThread(LoopThread):
+    """A loop thread that interrupts its first caller once the result exists."""
+
+    is_interrupted = False
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        result = super().run(coroutine)
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+        return result
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_an_interrupt_between_loop_and_thread_loses_nothing(is_closed: bool) -> None:
+    thread = InterruptedLoopThread()
+    reader = CrossingReader(AsyncReader(Numbered(), number_of), thread)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(reader)
+        if is_closed:
+            reader.close()
+        assert list(reader) == ([] if is_closed else [1, 2, 3])
+    finally:
+        thread.stop(_nothing)
+
+
+async def _nothing() -> None:
+    pass

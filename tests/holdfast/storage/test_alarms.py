@@ -1,0 +1,157 @@
+import asyncio
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from holdfast.commitlog.errors import DiskFull, DiskLow, LogError, MemoryLow, NoSegment
+from holdfast.storage import alarms
+from holdfast.storage.alarms import Alarms, disk_low, index_backlog, memory_use
+from holdfast.storage.storage import Storage, StorageEvents
+from tests.support.stored import small_config, until
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(("free", "is_raised"), [(99, True), (100, False), (101, False)])
+def test_a_disk_with_less_than_its_least_room_stops_publishing(free: int, is_raised: bool) -> None:
+    found = disk_low({Path("/log"): 500, Path("/state"): free}, 100)
+    assert (found is not None) is is_raised
+    if found is not None:
+        assert (found.directory, found.free_bytes, found.min_free_bytes) == ("/state", free, 100)
+
+
+def test_no_least_room_and_no_disk_that_answers_stop_nothing() -> None:
+    assert disk_low({Path("/log"): 0}, 0) is None
+    assert disk_low({}, 100) is None
+
+
+@pytest.mark.parametrize(("entries", "is_raised"), [(9, False), (10, False), (11, True)])
+def test_an_index_that_too_much_waits_for_stops_publishing(entries: int, is_raised: bool) -> None:
+    committer = SimpleNamespace(uncommitted_count=entries, failure="no room")
+    reput = SimpleNamespace(committer=committer)
+    found = index_backlog(cast(Any, reput), 10)()
+    assert (found is not None) is is_raised
+    assert found is None or "no room" in str(found)
+
+
+def _alarms(**limits: int) -> Alarms:
+    given: dict[str, Any] = {"min_free_bytes": 0, "max_memory_bytes": 0, **limits}
+    return Alarms(directories=[Path("/")], index_behind=lambda: None, **given)
+
+
+@pytest.mark.parametrize(("used", "is_raised"), [(99, False), (100, False), (101, True)])
+async def test_memory_above_its_limit_stops_publishing(
+    used: int, is_raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "memory_use", lambda limit: (used, limit))
+    watch = _alarms(max_memory_bytes=100)
+    await watch.start()
+    assert isinstance(watch.raised().get("memory"), MemoryLow) is is_raised
+    await watch.stop()
+
+
+async def test_an_alarm_is_noticed_and_passes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "INTERVAL_S", 0.001)
+    free = 1000
+    monkeypatch.setattr(alarms, "free_bytes", lambda directory: free)
+    watch = _alarms(min_free_bytes=100)
+    await watch.start()
+    assert watch.raised() == {}
+    free = 99
+    await _until(lambda: isinstance(watch.raised().get("disk"), DiskLow))
+    free = 100
+    await _until(lambda: not watch.raised())
+    await watch.stop()
+    await watch.stop()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "files"), RuntimeError("no thread")])
+async def test_a_look_that_fails_is_said_once_and_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    monkeypatch.setattr(alarms, "INTERVAL_S", 0.001)
+    failed = 0
+
+    def fails(limit: int) -> tuple[int, int]:
+        nonlocal failed
+        failed += 1
+        raise error
+
+    watch = _alarms(min_free_bytes=2**62)
+    await watch.start()
+    assert "disk" in watch.raised()
+    with monkeypatch.context() as patched:
+        patched.setattr(alarms, "free_bytes", lambda directory: 2**63)
+        patched.setattr(alarms, "memory_use", fails)
+        await _until(lambda: failed > 3)
+        assert "disk" in watch.raised()
+        assert len([each for each in caplog.messages if "cannot be checked" in each]) == 1
+        patched.setattr(alarms, "memory_use", lambda limit: (0, 1))
+        await _until(lambda: not watch.raised())
+    await watch.stop()
+
+
+def test_the_memory_that_counts_is_the_process_own() -> None:
+    before, limit = memory_use(0)
+    assert 0 < before < limit
+    held = b"x" * (64 * MIB)
+    after, _ = memory_use(0)
+    assert after - before > len(held) * 0.9
+    assert memory_use(5)[1] == 5
+
+
+async def test_a_storage_in_alarm_refuses_publishers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A48
+    monkeypatch.setattr(alarms, "free_bytes", lambda directory: 10)
+    storage = Storage(
+        small_config(tmp_path / "data", min_free_bytes=11),
+        StorageEvents(arrived=lambda advanced: None, failed=lambda error: None),
+    )
+    storage.lock()
+    store = await storage.open()
+    topic, _ = await store.create_topic("t", queues=1)
+    assert list(storage.raised_alarms) == ["disk"]
+    with pytest.raises(DiskLow):
+        await store.publish(topic, [])
+    stored = await store.store_offsets("g", topic, {0: 0})
+    assert stored.version == 1
+    await storage.close()
+    assert storage.raised_alarms == {}
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+# D3: the log refused a segment, and so refused publishers, although no alarm was raised
+
+
+async def test_what_refuses_a_segment_is_the_alarm_that_refuses_publishers() -> None:
+    refusal: list[LogError | None] = [None]
+    made: list[None] = []
+    alarms = Alarms(
+        directories=[],
+        min_free_bytes=0,
+        max_memory_bytes=1 << 60,
+        index_behind=lambda: None,
+        no_segment=lambda: refusal[0],
+        make_segment=lambda: made.append(None),
+    )
+    await alarms.start()
+    assert alarms.raised() == {}
+    for error in (DiskLow("/d", 9, 2, 8), DiskFull(8)):
+        refusal[0] = error
+        assert alarms.raised() == {"disk": error}
+        assert alarms.by_name["disk"]() is error
+    refusal[0] = NoSegment("EMFILE")  # not about disk space: it has a fault of its own
+    assert alarms.raised() == {}
+    await until(lambda: len(made) > 1)
+    await alarms.stop()

@@ -1,0 +1,596 @@
+"""Opening a data directory: missing or damaged parts are restored from the log, or reported."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from holdfast.check import check_data_dir
+from holdfast.commitlog.disk.data_dir import DataDirInUse, NotADataDir
+from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.commitlog.format.batch_header import MAGIC
+from holdfast.consumequeue.damage.damage_book import Fault
+from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
+from holdfast.consumequeue.index.index import Index, IndexCorrupt
+from holdfast.consumequeue.message_store import StoredOffsets
+from holdfast.consumequeue.state.changes import StateChanges
+from holdfast.consumequeue.state.store import StateStore
+from holdfast.storage import storage_opening
+from holdfast.storage.storage import Storage, StorageEvents
+from holdfast.storage.storage_opening import OpeningUnwanted
+from tests.support.stored import (
+    MIB,
+    batch,
+    fill_segment,
+    open_storage,
+    read_queue,
+    settled,
+    small_config,
+    until,
+)
+
+EVENTS = StorageEvents(arrived=lambda advanced: None, failed=lambda error: None)
+WANTED = [(n, str(n).encode()) for n in range(10)]
+
+
+async def fill(data_dir: Path) -> None:
+    """Make a data directory with one topic of ten messages, and an offset stored for it."""
+    async with open_storage(small_config(data_dir)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        for offset, _ in WANTED:
+            await storage.store.publish(topic, [batch(str(offset), key=f"key {offset}")])
+        await storage.store.store_offsets("g", topic, {0: 7})
+        await settled(storage)
+
+
+async def check_filled(data_dir: Path, *, degraded: int = 0) -> None:
+    """Open the directory and check the content that `fill` made."""
+    async with open_storage(small_config(data_dir)) as storage:
+        assert len(storage.degraded) == degraded, storage.degraded
+        topic = storage.store.topic("t")
+        assert await read_queue(storage.store, topic) == WANTED
+        assert storage.store.stored_offsets("g", topic) == StoredOffsets({0: 7}, 1)
+
+
+def open_files(directory: Path) -> list[str]:
+    """Return the files in a directory that this process has open."""
+    targets = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            targets.append(str(descriptor.readlink()))
+        except FileNotFoundError:
+            continue
+    return [target for target in targets if target.startswith(str(directory))]
+
+
+# -- refused directories -------------------------------------------------------------------
+
+
+async def test_opening_ends_early_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue")
+    storage = Storage(small_config(tmp_path), EVENTS)
+    storage.lock()
+    storage.progress.is_unwanted = True
+    with pytest.raises(OpeningUnwanted):
+        await storage.open()
+    await storage.close()
+    assert open_files(tmp_path) == []
+    await check_filled(tmp_path)
+
+
+async def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    async with open_storage(config):
+        second = Storage(config, EVENTS)
+        with pytest.raises(DataDirInUse) as caught:
+            second.lock()
+        assert str(os.getpid()) in str(caught.value)
+        await second.close()
+    async with open_storage(config):
+        pass
+
+
+async def test_a_directory_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "VERSION").write_text("3\n")
+    with pytest.raises(UnknownFormatVersion):
+        Storage(small_config(tmp_path), EVENTS).lock()
+    assert {path.name for path in tmp_path.iterdir()} <= {"VERSION", "lock"}
+
+
+async def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("private")
+    with pytest.raises(NotADataDir):
+        Storage(small_config(tmp_path), EVENTS).lock()
+
+
+async def test_an_opening_that_fails_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("for a test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage_opening, "recover", fail)
+        storage = Storage(small_config(tmp_path), EVENTS)
+        storage.lock()
+        with pytest.raises(OSError, match="for a test"):
+            await storage.open()
+        assert open_files(tmp_path) == [str(tmp_path / "lock")]
+        await storage.close()
+    assert open_files(tmp_path) == []
+    await check_filled(tmp_path)
+
+
+async def test_closing_twice_or_unopened_is_harmless(tmp_path: Path) -> None:
+    storage = Storage(small_config(tmp_path), EVENTS)
+    await storage.close()
+    storage = Storage(small_config(tmp_path), EVENTS)
+    storage.lock()
+    await storage.open()
+    await storage.close()
+    await storage.close()
+    assert open_files(tmp_path) == []
+
+
+# -- the state -----------------------------------------------------------------------------
+
+
+def _overwrite(directory: Path, key: bytes, value: bytes | None) -> None:
+    env = lmdb.open(str(directory))
+    with env.begin(write=True) as txn:
+        if value is None:
+            txn.delete(key)
+        else:
+            txn.put(key, value)
+    env.close()
+
+
+async def test_a_crash_while_a_new_state_is_read_from_the_log_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+
+    class Crash(Exception):
+        pass
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage_opening, "state_in_log", crash)
+        storage = Storage(small_config(tmp_path), EVENTS)
+        storage.lock()
+        with pytest.raises(Crash):
+            await storage.open()
+        await storage.close()
+    assert (tmp_path / "state" / "data.mdb").exists()
+    await check_filled(tmp_path)
+
+
+async def test_a_state_that_is_none_is_put_aside_and_read_from_the_log(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    (tmp_path / "state" / "data.mdb").write_bytes(b"not an environment" * 1000)
+    await check_filled(tmp_path)
+    (aside,) = tmp_path.glob("state.corrupt-*")
+    assert (aside / "data.mdb").read_bytes().startswith(b"not an environment")
+
+
+@pytest.mark.parametrize("value", [b"", b"?????????", None])
+async def test_a_damaged_record_comes_back_from_the_log(
+    tmp_path: Path, value: bytes | None
+) -> None:
+    await fill(tmp_path)
+    if value is None:
+        # A flipped bit in a key: one record is damaged, and another one is missing.
+        env = lmdb.open(str(tmp_path / "state"))
+        with env.begin(write=True) as txn:
+            moved = txn.get(b"topic/t")
+            assert moved is not None
+            txn.put(b"topic/u", bytes(moved))
+            txn.delete(b"topic/t")
+        env.close()
+        await check_filled(tmp_path, degraded=1)
+    else:
+        _overwrite(tmp_path / "state", b"topic/t", value)
+        await check_filled(tmp_path)
+        await check_filled(tmp_path)
+
+
+async def test_a_record_that_is_newer_than_the_logs_copy_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy in the log may lag; only records that the state lacks are taken from it."""
+    await fill(tmp_path)
+    async with open_storage(small_config(tmp_path)) as storage:
+        monkeypatch.setattr(StateChanges, "_journal", lambda self, changes: None)
+        await storage.store.store_offsets("g", storage.store.topic("t"), {0: 9})
+    _overwrite(tmp_path / "state", b"topic/t", b"?????????")
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert storage.store.stored_offsets("g", storage.store.topic("t")).offsets == {0: 9}
+
+
+async def test_a_record_that_neither_has_degrades_and_its_messages_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_storage(small_config(tmp_path)) as storage:
+        monkeypatch.setattr(StateChanges, "_journal", lambda self, changes: None)
+        topic, _ = await storage.store.create_topic("lost", queues=1)
+        await fill_segment(storage, topic)
+        await settled(storage)
+        # The snapshot at the segment's start contains the record as well.
+        log = storage.log.segments[-1].path
+    image = log.read_bytes()
+    log.write_bytes(image.replace(b"topic/lost", b"topic/l?st"))
+    _overwrite(tmp_path / "state", b"topic/lost", b"?????????")
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            assert any("topic/lost" in each.detail for each in storage.degraded)
+            other, _ = await storage.store.create_topic("other", queues=1)
+            await fill_segment(storage, other)
+            await settled(storage)
+            before = len(storage.log.segments)
+            await storage.store.delete_topic("other")
+            assert await storage.retention.run_once() == 0
+            assert len(storage.log.segments) == before
+    assert not check_data_dir(tmp_path).is_sound
+
+
+async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    image[image.index(b"topic/t")] ^= 1
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "state")
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            assert any("topics may be missing" in each.detail for each in storage.degraded)
+            assert storage.retention._keep_unknown_topics
+
+
+async def test_a_new_topic_does_not_get_the_id_of_one_that_was_lost(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    for record in (b"topic/t", b"next_topic_id"):
+        at = -1
+        while (at := image.find(record, at + 1)) >= 0:
+            image[at] ^= 1
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "state")
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert storage.store.topics() == []
+        topic, _ = await storage.store.create_topic("new", queues=1)
+        assert topic.topic_id == 2, "the log has messages of a topic 1"
+
+
+# -- missing segments ----------------------------------------------------------------------
+
+
+async def fill_segments(data_dir: Path, *, count: int) -> list[Path]:
+    """Fill `count` segments with the messages of one queue; return the log's files."""
+    async with open_storage(small_config(data_dir)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1)
+        for _ in range(count):
+            await fill_segment(storage, topic)
+        await settled(storage)
+    return sorted((data_dir / "commitlog").iterdir())
+
+
+@pytest.mark.parametrize("left", [None, 0, 100])
+async def test_a_segment_that_is_gone_is_said_and_a_pull_in_it_is_told(
+    tmp_path: Path, left: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = (await fill_segments(tmp_path, count=4))[1]
+    if left is None:
+        gone.unlink()
+    else:
+        os.truncate(gone, left)
+    report = check_data_dir(tmp_path)
+    assert any("missing-segment" in finding.what for finding in report.findings)
+    async with open_storage(small_config(tmp_path)) as storage:
+        hole = Fault("missing-segment", f"the log lacks {MIB} to {2 * MIB}")
+        assert hole in storage.degraded
+        assert f"the log lacks {MIB} to {2 * MIB}" in caplog.text
+        topic = storage.store.topic("t")
+        first = await storage.store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+        with pytest.raises(QueueCorrupt):
+            await storage.store.read(topic, 0, first.next_offset, max_messages=1, max_bytes=MIB)
+
+
+async def test_a_hole_is_known_and_passed_in_one_step_without_the_index_too(tmp_path: Path) -> None:
+    gone = (await fill_segments(tmp_path, count=4))[1]
+    gone.unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            said = [fault.detail for fault in storage.degraded]
+            store, topic = storage.store, storage.store.topic("t")
+            begin = await store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+            with pytest.raises(QueueCorrupt) as caught:
+                await store.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
+            end = caught.value.next_offset
+            assert any(f"from offset {begin.next_offset} to {end}" in each for each in said), said
+            behind = await store.read(topic, 0, end, max_messages=1, max_bytes=MIB)
+            assert behind.message_count == 1
+
+
+async def test_a_block_without_a_header_is_known_from_its_segments_footer(tmp_path: Path) -> None:
+    """This holds even for the last block of its queue: its offset is not assigned again.
+
+    Without the index, only the footer knows that block.
+    """
+    async with open_storage(small_config(tmp_path)) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=2)
+        await storage.store.publish(topic, [batch(["only", "two"], 1)])
+        await fill_segment(storage, topic, 0)
+        await settled(storage)
+        await until(lambda: storage.log.segments[0].sealed)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    at = image.rindex(MAGIC, 0, image.index(b"only"))
+    image[at : at + 128] = bytes(128)
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "consumequeue")
+    for _ in range(2):
+        async with open_storage(small_config(tmp_path)) as storage:
+            topic = storage.store.topic("t")
+            with pytest.raises(QueueCorrupt) as caught:
+                await storage.store.read(topic, 1, 0, max_messages=1, max_bytes=1)
+            assert caught.value.next_offset == 2
+            assert len(storage.degraded) == 1
+    async with open_storage(small_config(tmp_path)) as storage:
+        (published,) = await storage.store.publish(topic, [batch("next", 1)])
+        assert published.base_offset == 2
+
+
+async def test_offsets_of_messages_whose_segment_is_gone_are_not_given_again(
+    tmp_path: Path,
+) -> None:
+    *_, last = [path for path in await fill_segments(tmp_path, count=2) if has_blocks(path)]
+    async with open_storage(small_config(tmp_path)) as storage:
+        end = storage.store.queue_state(storage.store.topic("t"), 0).max_offset
+    for path in (tmp_path / "commitlog").iterdir():
+        if path.name >= last.name:
+            path.unlink()
+
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert any(f"to {end}" in each.detail for each in storage.degraded)
+        store, topic = storage.store, storage.store.topic("t")
+
+        async def expect_gap() -> None:
+            begin = await store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+            with pytest.raises(QueueCorrupt) as caught:
+                await store.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
+            assert caught.value.next_offset == end
+
+        await expect_gap()
+        [published] = await store.publish(topic, [batch("after")])
+        assert published.base_offset == end
+        await settled(storage)
+        await expect_gap()
+
+
+def has_blocks(path: Path) -> bool:
+    """Return whether a segment holds more than its header."""
+    with path.open("rb") as file:
+        file.seek(4096)
+        return any(file.read(4096))
+
+
+# -- the index -----------------------------------------------------------------------------
+
+
+def _damage_nothing(data_dir: Path) -> None:
+    return
+
+
+def _delete(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "consumequeue")
+
+
+def _garbage(data_dir: Path) -> None:
+    (data_dir / "consumequeue" / "data.mdb").write_bytes(b"not an environment" * 1000)
+
+
+def _empty(data_dir: Path) -> None:
+    os.truncate(data_dir / "consumequeue" / "data.mdb", 0)
+
+
+def _cut(data_dir: Path) -> None:
+    os.truncate(data_dir / "consumequeue" / "data.mdb", 4 * 4096)
+
+
+def _other_format(data_dir: Path) -> None:
+    env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"meta")) as txn:
+        txn.put(b"format", b"holdfast-index-9")
+    env.close()
+
+
+def _spoil(db: bytes, which: int) -> Callable[[Path], None]:
+    def spoil(data_dir: Path) -> None:
+        env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
+        with env.begin(write=True, db=env.open_db(db)) as txn:
+            key = [bytes(raw) for raw, _ in txn.cursor() if raw != b"format"][which]
+            txn.put(key, b"?" * 44)
+        env.close()
+
+    return spoil
+
+
+def _of_a_longer_log(data_dir: Path) -> None:
+    """Set the index's position beyond the end of the log."""
+    index = Index(data_dir / "consumequeue", MIB * 64)
+    position = index.position()
+    index.commit([], position.__class__(100 * MIB, 99 * MIB, 1, 1))
+    index.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _damage_nothing,
+        _delete,
+        _garbage,
+        _empty,
+        _cut,
+        _other_format,
+        _spoil(b"meta", -1),
+        _spoil(b"entries", -1),
+        _spoil(b"entries", 0),
+        _of_a_longer_log,
+    ],
+    ids=lambda damage: damage.__qualname__.split(".")[0],
+)
+async def test_an_index_that_is_not_sound_is_rebuilt(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    await fill(tmp_path)
+    damage(tmp_path)
+    await check_filled(tmp_path)
+    report = check_data_dir(tmp_path)
+    assert report.is_sound, report.findings
+    assert report.index_entries >= len(WANTED)
+
+
+async def test_an_index_that_shows_damage_in_use_is_rebuilt_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    await fill(tmp_path)
+    (tmp_path / "consumequeue" / "seal").unlink()
+    env = lmdb.open(str(tmp_path / "consumequeue"), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"entries")) as txn:
+        txn.put(bytes.fromhex("00000001000000000000000000000005"), b"?" * 44)
+    env.close()
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert not storage.degraded
+        topic = storage.store.topic("t")
+        with pytest.raises(IndexCorrupt):
+            await storage.store.read(topic, 0, 5, max_messages=1, max_bytes=1)
+        assert len(storage.degraded) == 1
+        await storage.store.publish(topic, [batch("goes on")])
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert not storage.degraded
+        found = await read_queue(storage.store, storage.store.topic("t"))
+        assert found == [*WANTED, (10, b"goes on")]
+
+
+async def test_a_condemned_index_whose_deletion_was_cut_short_is_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    directory = tmp_path / "consumequeue"
+    (directory / "seal").unlink()
+    env = lmdb.open(str(directory), max_dbs=3)
+    with env.begin(write=True, db=env.open_db(b"entries")) as txn:
+        assert txn.delete(bytes.fromhex("00000001000000000000000000000005"))
+    env.close()
+    (directory / "condemned").touch()
+
+    def cut_short(directory: Path) -> None:
+        (directory / "condemned").unlink()
+        raise OSError(errno.EIO, "the power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", cut_short)
+        with pytest.raises(OSError, match="the power is gone"):
+            async with open_storage(small_config(tmp_path)):
+                pass
+    await check_filled(tmp_path)
+
+
+# -- the log -------------------------------------------------------------------------------
+
+
+async def test_a_damaged_log_degrades_and_serves_the_rest(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    image[image.index(b"key 4")] ^= 1
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "consumequeue")
+    async with open_storage(small_config(tmp_path)) as storage:
+        assert len(storage.degraded) == 1
+        assert storage.degraded[0].reason == "payload-crc"
+        store, topic = storage.store, storage.store.topic("t")
+        fetched = await store.read(topic, 0, 5, max_messages=100, max_bytes=MIB)
+        assert fetched.message_count == 5
+        (published,) = await store.publish(topic, [batch("goes on")])
+        assert published.base_offset == 10
+
+
+async def test_a_damaged_segment_header_costs_no_message_but_is_said(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    image[9] ^= 1
+    segment.write_bytes(image)
+    await check_filled(tmp_path, degraded=1)
+
+
+async def test_offsets_never_come_again_when_the_log_lost_its_end_after_a_trim(
+    tmp_path: Path,
+) -> None:
+    """A power loss removes messages that were written, read and trimmed by age, but never synced.
+
+    The index is gone as well: only the stored first offset says how far the queue was.
+    """
+    config = small_config(tmp_path)
+    async with open_storage(config) as storage:
+        topic, _ = await storage.store.create_topic("t", queues=1, fields={"durability": "written"})
+        for number in range(10):
+            await storage.store.publish(topic, [batch(f"message {number}")])
+        await settled(storage)
+        await storage.store.change_topic("t", fields={"retention_bytes": 1})
+        await storage.retention.run_once()
+        assert storage.store.queue_state(topic, 0).min_offset == 10
+    segment = tmp_path / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    lost = image.index(b"message 6") - 200
+    image[lost:] = bytes(len(image) - lost)
+    segment.write_bytes(image)
+    shutil.rmtree(tmp_path / "consumequeue")
+    async with open_storage(config) as storage:
+        store, topic = storage.store, storage.store.topic("t")
+        state = store.queue_state(topic, 0)
+        assert (state.min_offset, state.max_offset) == (10, 10)
+        with pytest.raises(OffsetTrimmed):
+            await store.read(topic, 0, 5, max_messages=1, max_bytes=1)
+        (published,) = await store.publish(topic, [batch("next")])
+        assert published.base_offset == 10
+        assert await read_queue(store, topic) == [(10, b"next")]
+    report = check_data_dir(tmp_path)
+    assert report.is_sound, report.findings
+
+
+async def test_store_timestamps_do_not_go_back_when_the_clock_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    monkeypatch.setattr("holdfast.storage.storage.now_us", lambda: 1_000_000)
+    async with open_storage(small_config(tmp_path)) as storage:
+        store, topic = storage.store, storage.store.topic("t")
+        before = store.queue_state(topic, 0).newest_timestamp_us
+        assert before is not None
+        (published,) = await store.publish(topic, [batch("10")])
+        assert published.store_timestamp_us >= before
+        assert await store.offset_by_time(topic, 0, before) == (9, before)
+    report = check_data_dir(tmp_path)
+    assert report.is_sound, report.findings
+
+
+async def test_a_new_state_store_is_whole_from_its_first_start(tmp_path: Path) -> None:
+    async with open_storage(small_config(tmp_path)):
+        pass
+    state = StateStore(tmp_path / "state", 64 * MIB, readonly=True)
+    assert not state.is_new
+    state.stop()

@@ -1,0 +1,333 @@
+"""Every route, with every kind of client that may not use it.
+
+The tests are generated from the route table. A new route without an access rule is closed, and a
+route without a request here fails.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.commitlog.format.message_id import format_message_id
+from holdfast.groups.service_types import GroupSpec, TopicSpec
+from holdfast.http_api.access.grants import VERBS, Door
+from holdfast.http_api.routes import ROUTES
+from holdfast.http_api.routing.route import Route
+from holdfast.http_api.routing.router import Router
+from tests.support.api_server import Answer, Api
+from tests.support.tokens import access_of, bearer, make_token
+
+PAST_MS = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One valid request to a route."""
+
+    query: str = ""
+    body: Any = None
+    status: int = 200
+
+
+MESSAGES = "/v1/topics/{topic}/messages"
+TOPIC = "/v1/topics/{topic}"
+QUEUE = "/v1/topics/{topic}/queues/{queue}"
+READ_LEASE = TOPIC + "/read-leases/{lease}"
+LEASE = "0123456789abcdef" * 2
+GROUP = "/v1/groups/{group}"
+OFFSETS = GROUP + "/topics/{topic}/offsets"
+
+GOOD: Mapping[tuple[str, str], Request] = {
+    ("POST", MESSAGES): Request(body={"messages": [{"body": "x"}]}),
+    ("GET", QUEUE + "/messages"): Request("?offset=0"),
+    ("GET", MESSAGES): Request("?offsets=0:0"),
+    ("PUT", TOPIC): Request(body={}),
+    ("PATCH", TOPIC): Request(body={"retention_ms": 1000}),
+    ("GET", "/v1/topics"): Request(),
+    ("GET", TOPIC): Request(),
+    ("DELETE", TOPIC): Request("?confirm=orders"),
+    ("GET", QUEUE + "/offset"): Request("?timestamp_ms=0"),
+    ("GET", TOPIC + "/splits"): Request(),
+    ("PUT", READ_LEASE): Request(body={"lease_ms": 1000}),
+    ("DELETE", READ_LEASE): Request(),
+    ("GET", MESSAGES + "/search"): Request("?key=k"),
+    ("GET", "/v1/messages/{message_id}"): Request(),
+    ("GET", "/v1/groups"): Request(),
+    ("GET", GROUP): Request(),
+    ("PUT", GROUP): Request(body={"topics": {"orders": {}}}),
+    ("DELETE", GROUP): Request("?confirm=billing"),
+    ("POST", GROUP + "/receive"): Request(body={"member": "m"}),
+    ("POST", GROUP + "/ack"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/nack"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/release"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/extend"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/reject"): Request(body={"receipts": ["r"]}),
+    ("POST", GROUP + "/seek"): Request(body={"to": "earliest"}),
+    ("POST", GROUP + "/leave"): Request(body={"member": "m"}),
+    ("POST", GROUP + "/redrive"): Request(body={"dead_letter_topic": "orders"}),
+    ("GET", OFFSETS): Request(),
+    ("PUT", OFFSETS): Request(body={"offsets": {"0": 0}}),
+    ("POST", OFFSETS + "/reset"): Request(body={"to": "earliest"}),
+    ("GET", "/v1/info"): Request(),
+    ("GET", "/healthz"): Request(),
+    ("GET", "/readyz"): Request(),
+    ("GET", "/metrics"): Request(),
+    ("GET", "/openapi.json"): Request(),
+}
+
+BY_NAME = [pytest.param(route, id=f"{route.method} {route.path}") for route in ROUTES]
+SHUT_TO_STRANGERS = [each for each in BY_NAME if each.values[0].access.door is not Door.OPEN]  # type: ignore[union-attr]
+
+
+@pytest.fixture
+async def api(api: Api) -> Api:
+    """Return the API with a message in its topic, and a group with leases.
+
+    The group has also stored an offset in the topic.
+    """
+    topic = api.store.topic("orders")
+    await api.publish("orders", {"body": "x", "key": "k", "queue": 0})
+    await api.store.store_offsets("billing", topic, {0: 0})
+    await api.groups.put_group("billing", GroupSpec(topics={"orders": TopicSpec()}))
+    api.store.read_leases.leases.take(LEASE, topic.topic_id, {0: 0}, now_s=0, until_s=1e9)
+    return api
+
+
+async def ask(api: Api, route: Route, *headers: Mapping[str, str]) -> Answer:
+    request = GOOD[route.method, route.path]
+    topic = api.store.topic("orders")
+    path = route.path.format(
+        topic="orders", queue=0, group="billing", lease=LEASE,
+        message_id=format_message_id(topic.topic_id, 0, 0),
+    )  # fmt: skip
+    body = None if request.body is None else msgspec.json.encode(request.body)
+    joined = {name: value for each in headers for name, value in each.items()}
+    if body is not None:
+        joined["Content-Type"] = "application/json"
+    return await api.ask(route.method, path + request.query, body, **joined)
+
+
+def right_grants(route: Route) -> list[str]:
+    if route.path == GROUP + "/redrive":  # it reads the letters and publishes, too
+        return ["consume:=orders:=billing", "publish:=orders"]
+    verb = route.access.verbs[0] if route.access.verbs else "operate"
+    return [
+        {
+            "publish": "publish:=orders",
+            "consume": "consume:=orders:=billing",
+            "admin": "admin:=orders:=billing",
+            "operate": "operate",
+        }[verb]
+    ]
+
+
+def unauthenticated(answer: Answer) -> None:
+    assert (answer.status, answer.problem) == (401, "unauthenticated")
+    assert answer.headers["WWW-Authenticate"].startswith('Bearer realm="holdfast"')
+
+
+def test_every_route_is_called_here() -> None:
+    assert GOOD.keys() == {(route.method, route.path) for route in ROUTES}
+
+
+def test_every_route_asks_for_what_its_verb_is_about() -> None:
+    """The expected verbs are repeated here by hand, to check the routes' own declarations."""
+    seen = "publish consume admin"
+    offsets = "consume admin"
+    assert {f"{r.method} {r.path}": " ".join(r.access.verbs) or r.access.door for r in ROUTES} == {
+        f"POST {MESSAGES}": "publish",
+        f"GET {QUEUE}/messages": "consume",
+        f"GET {MESSAGES}": "consume",
+        f"GET {QUEUE}/offset": "consume",
+        f"GET {TOPIC}/splits": "consume",
+        f"PUT {READ_LEASE}": "consume",
+        f"DELETE {READ_LEASE}": "consume",
+        f"GET {MESSAGES}/search": "consume",
+        "GET /v1/messages/{message_id}": "consume",
+        f"PUT {TOPIC}": "admin",
+        f"PATCH {TOPIC}": "admin",
+        f"DELETE {TOPIC}": "admin",
+        f"GET {TOPIC}": seen,
+        "GET /v1/topics": seen,
+        "GET /v1/groups": offsets,
+        f"GET {GROUP}": offsets,
+        f"PUT {GROUP}": offsets,
+        f"DELETE {GROUP}": "admin",
+        f"POST {GROUP}/receive": "consume",
+        f"POST {GROUP}/ack": "consume",
+        f"POST {GROUP}/nack": "consume",
+        f"POST {GROUP}/release": "consume",
+        f"POST {GROUP}/extend": "consume",
+        f"POST {GROUP}/reject": "consume",
+        f"POST {GROUP}/seek": offsets,
+        f"POST {GROUP}/leave": "consume",
+        f"POST {GROUP}/redrive": offsets,
+        f"GET {OFFSETS}": offsets,
+        f"PUT {OFFSETS}": "consume",
+        f"POST {OFFSETS}/reset": offsets,
+        "GET /v1/info": "operate",
+        "GET /metrics": "operate",
+        "GET /openapi.json": Door.KNOWN,
+        "GET /healthz": Door.OPEN,
+        "GET /readyz": Door.OPEN,
+    }
+
+
+@pytest.mark.parametrize("route", BY_NAME)
+async def test_whoever_has_the_right_token_gets_in(api: Api, route: Route) -> None:
+    token, text = make_token(*right_grants(route))
+    api.context.access = access_of(token)
+    assert (await ask(api, route, bearer(text))).status == GOOD[route.method, route.path].status
+
+
+@pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
+async def test_who_is_not_known_is_told_nothing_else(api: Api, route: Route) -> None:
+    token, text = make_token("all")
+    expired, expired_text = make_token("all", expires_ms=PAST_MS)
+    _, revoked_text = make_token("all")
+    api.context.access = access_of(token, expired)
+    token_id, _, secret = text.partition(".")
+    wrong = {
+        "no token": {},
+        "an unknown id": bearer(f"holdfast_{'f' * 12}.{secret}"),
+        "a wrong secret": bearer(f"{token_id}.{'A' * 43}"),
+        "another one's secret": bearer(f"{token_id}.{revoked_text.partition('.')[2]}"),
+        "half a secret": bearer(text[:-1]),
+        "a secret and more": bearer(f"{text}A"),
+        "an expired token": bearer(expired_text),
+        "a revoked token": bearer(revoked_text),
+        "nothing after the scheme": {"Authorization": "Bearer"},
+        "an empty token": {"Authorization": "Bearer "},
+        "two spaces": {"Authorization": f"Bearer  {text}"},
+        "no scheme": {"Authorization": text},
+        "another scheme": {"Authorization": f"Basic {text}"},
+        "a list": {"Authorization": f"Bearer {text}, Bearer {text}"},
+        "no algorithm": bearer("eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGwifQ."),
+        "not ASCII": bearer("tokén"),
+        "a long one": bearer("x" * 6000),
+    }
+    for what, headers in wrong.items():
+        answer = await ask(api, route, headers)
+        assert answer.status == 401, what
+        unauthenticated(answer)
+        assert text not in str(answer), what
+
+
+@pytest.mark.parametrize("route", [each for each in BY_NAME if each not in SHUT_TO_STRANGERS])
+async def test_open_routes_are_open_to_everybody(api: Api, route: Route) -> None:
+    assert route.path in ("/healthz", "/readyz")
+    api.context.access = access_of()
+    assert (await ask(api, route)).status == 200
+    assert (await ask(api, route, bearer("wrong"))).status == 200
+
+
+@pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
+async def test_every_verb_but_the_right_ones_is_refused(api: Api, route: Route) -> None:
+    others = [verb for verb in VERBS if verb not in route.access.verbs]
+    grants = ["operate" if verb == "operate" else f"{verb}:*" for verb in others]
+    grants = [f"{each}:*" if each in ("consume:*", "admin:*") else each for each in grants]
+    token, text = make_token(*grants)
+    api.context.access = access_of(token)
+    answer = await ask(api, route, bearer(text))
+    if route.access.door is Door.KNOWN:
+        assert answer.status == 200
+    else:
+        assert (answer.status, answer.problem) == (403, "forbidden")
+        assert answer.json()["verb"] == " or ".join(route.access.verbs)
+
+
+NAMES_TOPIC = [
+    each
+    for each in SHUT_TO_STRANGERS
+    if "{topic}" in each.values[0].path or "{message_id}" in each.values[0].path  # type: ignore[union-attr]
+]
+NAMES_GROUP = [each for each in SHUT_TO_STRANGERS if "{group}" in each.values[0].path]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("route", NAMES_TOPIC)
+async def test_another_topics_grant_is_refused(api: Api, route: Route) -> None:
+    for topics in ("=order", "=orders2", "ordersx", "a", "Orders"):
+        token, text = make_token(f"publish:{topics}", f"consume:{topics}:*", f"admin:{topics}:*")
+        api.context.access = access_of(token)
+        answer = await ask(api, route, bearer(text))
+        assert (answer.status, answer.problem) == (403, "forbidden"), topics
+
+
+@pytest.mark.parametrize("route", NAMES_GROUP)
+async def test_another_groups_grant_is_refused(api: Api, route: Route) -> None:
+    for groups in ("", ":=billin", ":billingx", ":z"):
+        token, text = make_token("publish:*", f"consume:*{groups}", f"admin:*{groups}")
+        api.context.access = access_of(token)
+        answer = await ask(api, route, bearer(text))
+        assert (answer.status, answer.problem) == (403, "forbidden"), groups
+
+
+@pytest.mark.parametrize(
+    "route",
+    [each for each in NAMES_GROUP if "{topic}" in each.values[0].path],  # type: ignore[union-attr]
+)
+async def test_topic_and_group_must_stand_in_one_grant(api: Api, route: Route) -> None:
+    token, text = make_token("consume:orders:other", "consume:other:billing", "admin:other:billing")
+    api.context.access = access_of(token)
+    assert (await ask(api, route, bearer(text))).status == 403
+
+
+#: The requests that a token may send to a granted group without grants for its topics: describe
+#: the group without topics, and settle receipts, each of which is checked separately.
+WITHOUT_ITS_TOPICS = {
+    ("GET", GROUP),
+    *[("POST", f"{GROUP}/{verb}") for verb in ("ack", "nack", "release", "extend", "reject")],
+}
+
+
+@pytest.mark.parametrize("route", NAMES_GROUP)
+async def test_a_grant_with_the_group_on_none_of_its_topics_is_refused(
+    api: Api, route: Route
+) -> None:
+    token, text = make_token("consume:=zz:=billing", "admin:=zz:=billing", "publish:*")
+    api.context.access = access_of(token)
+    answer = await ask(api, route, bearer(text))
+    if (route.method, route.path) in WITHOUT_ITS_TOPICS:
+        assert answer.status == 200
+    else:
+        assert (answer.status, answer.problem) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("route", NAMES_GROUP)
+@pytest.mark.parametrize("has_leases", [True, False])
+async def test_offsets_stored_on_another_topic_need_its_grant_where_they_are_deleted(
+    api: Api, route: Route, has_leases: bool
+) -> None:
+    other, _ = await api.store.create_topic("other")
+    await api.store.store_offsets("billing", other, {0: 0})
+    if not has_leases:
+        if route.path not in (GROUP, OFFSETS, f"{OFFSETS}/reset"):
+            return  # the route is only for groups with leases
+        await api.groups.delete_group("billing")
+    token, text = make_token(*right_grants(route))
+    api.context.access = access_of(token)
+    answer = await ask(api, route, bearer(text))
+    if route.method == "DELETE":
+        assert (answer.status, answer.problem) == (403, "forbidden")
+        assert "other" not in str(answer)
+        assert set(api.store.group_topics("billing")) == {"orders", "other"}
+        assert api.groups.has_leases("billing") == has_leases
+    else:
+        assert answer.status in (200, 201)
+        assert api.store.group_topics("billing")["other"].offsets == {0: 0}
+
+
+@pytest.mark.parametrize("route", BY_NAME)
+async def test_a_route_that_says_nothing_is_shut_for_everybody(api: Api, route: Route) -> None:
+    said_nothing = Route(route.method, route.path, route.handler, route.params)
+    shut = replace(route, access=said_nothing.access)
+    for is_required in (False, True):
+        token, text = make_token("all")
+        api.context.access = access_of(token)
+        api.context.access.is_required = is_required
+        api.server._app._router = Router([shut])
+        answer = await ask(api, route, bearer(text))
+        assert (answer.status, answer.problem) == (403, "forbidden"), is_required

@@ -1,0 +1,231 @@
+"""The order of a served group's deliveries, and expired messages: priorities and times to live."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.group_api import GroupApi, bodies, serving_groups
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[GroupApi]:
+    async with serving_groups(tmp_path / "data") as api:
+        yield api
+
+
+# -- priorities ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def urgent(api: GroupApi) -> GroupApi:
+    """A topic of ten levels, so that each priority is a level, and the group "g" on it."""
+    await api.topic(priority_levels=10)
+    await api.group(backoff_ms=[])
+    return api
+
+
+async def publish(api: GroupApi, *bodies: str, **more: Any) -> None:
+    """Publish to the queue of priority and key. The first digit of a body is its priority."""
+    messages = [{"body": body, "priority": int(body[0]), **more} for body in bodies]
+    await api.ask("POST", "/v1/topics/orders/messages", {"messages": messages})
+
+
+def by_body(reply: Any) -> dict[str, Any]:
+    return {each["body"]: each for each in reply["messages"]}
+
+
+async def test_the_highest_level_comes_first_in_order_inside_it(urgent: GroupApi) -> None:
+    # Q20, Q21
+    await publish(urgent, "0a", "4a", "9a", "4b", "0b", "9b", "7a")
+    expected = ["9a", "9b", "7a", "4a", "4b", "0a", "0b"]
+    assert bodies(await urgent.receive(max_messages=3)) == expected[:3]
+    assert bodies(await urgent.receive()) == expected[3:]
+
+
+async def test_a_late_high_message_overtakes_all_that_is_not_leased(urgent: GroupApi) -> None:
+    # Q23, Q25
+    await publish(urgent, "4a", "4b", "4c")
+    first = await urgent.receive(max_messages=1)
+    await publish(urgent, "9a")
+    assert bodies(first) == ["4a"]
+    assert bodies(await urgent.receive(max_messages=2)) == ["9a", "4b"]
+    assert await urgent.settle("ack", first) == ["done"]  # a leased message stays leased
+
+
+@pytest.mark.parametrize("how", ["release", "nack", "leave", "expiry"])
+async def test_what_comes_back_regains_its_own_levels_place(urgent: GroupApi, how: str) -> None:
+    # Q1, Q16, Q19
+    await publish(urgent, "4a", "4b", "9a", "0a")
+    reply = await urgent.receive("one", max_messages=3, lease_ms=5000)
+    assert bodies(reply) == ["9a", "4a", "4b"]
+    await publish(urgent, "9b", "4c")
+    if how == "leave":
+        await urgent.ask("POST", "/v1/groups/g/leave", {"member": "one"})
+    elif how == "expiry":
+        urgent.later(6.0)
+    else:
+        messages = by_body(reply)
+        for body in ("4b", "9a", "4a"):  # in any order
+            await urgent.settle(how, messages[body])
+    assert bodies(await urgent.receive("two")) == ["9a", "9b", "4a", "4b", "4c", "0a"]
+
+
+async def test_queues_of_one_level_take_turns_before_any_lower_one(api: GroupApi) -> None:
+    await api.topic(queues=3, priority_levels=2)
+    await api.group()
+    for queue in (0, 2, 4):
+        await api.publish("low", queue=queue)
+        await api.publish("high", "high", queue=queue + 1)
+    reply = await api.receive()
+    assert bodies(reply) == ["high"] * 6 + ["low"] * 3
+    assert {each["queue"] for each in reply["messages"][:3]} == {1, 3, 5}
+
+
+async def test_a_key_keeps_its_order_inside_its_level(api: GroupApi) -> None:
+    await api.topic(queues=2, priority_levels=10)
+    await api.group(mode="keyed", backoff_ms=[], max_in_flight_per_key=1)
+    await publish(api, "4a", "4b", "9a", "9b", key="k")
+    first = await api.receive("one")
+    assert sorted(bodies(first)) == ["4a", "9a"]
+    assert bodies(await api.receive("two")) == []
+    await api.settle("nack", by_body(first)["9a"], delay_ms=0)
+    assert bodies(await api.receive("two")) == ["9a"]
+    await api.settle("ack", by_body(first)["4a"])
+    assert bodies(await api.receive("one")) == ["4b"]
+
+
+async def test_who_waits_is_given_the_highest_of_what_arrives(urgent: GroupApi) -> None:
+    waiting = urgent.waiting(max_messages=1)
+    await urgent.held(1)
+    await publish(urgent, "0a", "9a", "4a")
+    async with asyncio.timeout(10):
+        assert bodies(await waiting) == ["9a"]
+    assert bodies(await urgent.receive()) == ["4a", "0a"]
+
+
+async def test_levels_of_one_topic_do_not_starve_another(api: GroupApi) -> None:  # F1
+    await api.topic(priority_levels=10)
+    await api.topic("plain")
+    await api.group(topics={"orders": {}, "plain": {}})
+    await publish(api, *["9x"] * 100)
+    await api.publish(*["plain"] * 100, topic="plain")
+    assert bodies(await api.receive(max_messages=40)).count("plain") == 20
+
+
+# -- times to live -------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def mortal(api: GroupApi) -> GroupApi:
+    """A topic of one queue, and the group "g" on it."""
+    await api.topic()
+    await api.group(backoff_ms=[], lease_ms=60_000)
+    return api
+
+
+async def test_what_is_too_old_is_not_delivered_and_is_counted(mortal: GroupApi) -> None:  # T32
+    await mortal.publish("a", "b", ttl_ms=5000)
+    await mortal.publish("c")
+    await mortal.publish("d", ttl_ms=60_000)
+    mortal.later(5.001)
+    assert bodies(await mortal.receive(max_messages=1)) == ["c"]
+    queue = await mortal.queue()
+    assert (queue["expired"], queue["floor"], queue["dead"]) == (2, 2, 0)
+    assert bodies(await mortal.receive()) == ["d"]
+
+
+async def test_up_to_its_time_a_message_is_delivered(mortal: GroupApi) -> None:
+    await mortal.publish("a", ttl_ms=60_000)
+    mortal.later(50.0)
+    reply = await mortal.receive()
+    mortal.later(30.0)
+    # A message that was leased before it expired may be settled afterwards.
+    assert await mortal.settle("extend", reply) == ["done"]
+    assert await mortal.settle("ack", reply) == ["done"]
+    assert (await mortal.queue())["expired"] == 0
+
+
+@pytest.mark.parametrize("how", ["release", "nack", "leave", "expiry"])
+async def test_what_comes_back_too_old_goes_to_nobody(mortal: GroupApi, how: str) -> None:
+    await mortal.publish("a", ttl_ms=5000)
+    reply = await mortal.receive("one", lease_ms=10_000)
+    mortal.later(6.0)
+    if how == "leave":
+        await mortal.ask("POST", "/v1/groups/g/leave", {"member": "one"})
+    elif how == "expiry":
+        mortal.later(5.0)
+    else:
+        assert await mortal.settle(how, reply) == ["done"]
+    queue = await mortal.queue()
+    assert (queue["expired"], queue["floor"], queue["in_flight"]) == (1, 1, 0)
+    waiting = mortal.waiting("two")
+    await mortal.held(1)
+    await mortal.publish("b")
+    async with asyncio.timeout(10):
+        assert bodies(await waiting) == ["b"]
+
+
+async def test_what_grows_too_old_while_it_is_delayed_wakes_nobody(mortal: GroupApi) -> None:
+    await mortal.publish("a", ttl_ms=5000)
+    await mortal.settle("nack", await mortal.receive("one"), delay_ms=10_000)
+    waiting = mortal.waiting("two")
+    await mortal.held(1)
+    mortal.later(11.0)
+    await mortal.held(1)
+    queue = await mortal.queue()
+    assert (queue["expired"], queue["delayed"], queue["lag_messages"]) == (1, 0, 0)
+    await mortal.publish("b")
+    async with asyncio.timeout(10):
+        assert bodies(await waiting) == ["b"]
+
+
+async def test_a_key_goes_on_behind_what_is_too_old(api: GroupApi) -> None:
+    await api.topic()
+    await api.group(mode="keyed", max_in_flight_per_key=1, backoff_ms=[])
+    await api.publish("a", key="k", ttl_ms=5000)
+    await api.publish("b", "c", key="k")
+    reply = await api.receive("one")
+    assert bodies(reply) == ["a"]
+    assert bodies(await api.receive("two")) == []
+    waiting = api.waiting("two")
+    await api.held(1)
+    api.later(6.0)
+    await api.settle("release", reply)
+    async with asyncio.timeout(10):
+        assert bodies(await waiting) == ["b"]
+
+
+async def test_a_rejected_message_is_a_dead_letter_however_old(mortal: GroupApi) -> None:
+    await mortal.topic("dead")
+    await mortal.group("watch", {"dead": {}})
+    await mortal.group(dead_letter_topic="dead")
+    await mortal.publish("a", ttl_ms=5000)
+    reply = await mortal.receive()
+    mortal.later(6.0)
+    assert await mortal.settle("reject", reply) == ["done"]
+    assert bodies(await mortal.receive(group="watch", wait_ms=10_000)) == ["a"]
+
+
+async def test_browsing_shows_nothing_that_is_too_old(mortal: GroupApi) -> None:
+    await mortal.publish("a", ttl_ms=5000)
+    await mortal.publish("b")
+    assert bodies(await mortal.receive(browse=True)) == ["a", "b"]
+    mortal.later(6.0)
+    assert bodies(await mortal.receive("other", browse=True)) == ["b"]
+
+
+async def test_expired_messages_stay_expired_over_a_restart(tmp_path: Path) -> None:
+    async with serving_groups(tmp_path / "restarted") as api:
+        await api.topic()
+        await api.group()
+        await api.publish("a", "b", ttl_ms=5000)
+        await api.publish("c")
+        api.later(6.0)
+        await api.settle("ack", await api.receive())
+    async with serving_groups(tmp_path / "restarted") as api:  # its clock is not ahead
+        queue = await api.queue()
+        assert (queue["expired"], queue["floor"]) == (2, 3)
+        assert bodies(await api.receive()) == []

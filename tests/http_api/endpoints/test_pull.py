@@ -1,0 +1,378 @@
+import asyncio
+
+import msgpack
+import msgspec
+import pytest
+
+from holdfast.commitlog.format.batch import iter_batches
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.groups.service_types import GroupSpec, TopicSpec
+from holdfast.holdservice.config import HoldServiceConfig
+from holdfast.http_api.app import BrokerStatus
+from tests.support.api_server import Answer, Api, running_api
+
+PULL = "/v1/topics/orders/queues/0/messages"
+BATCH = "application/vnd.holdfast.batch"
+
+
+async def publish(api: Api, *bodies: str, **fields: object) -> None:
+    for body in bodies:
+        answer = await api.publish("orders", {"body": body, "queue": 0, **fields})
+        assert answer.status == 200
+
+
+def bodies(answer: Answer) -> list[str]:
+    assert answer.status == 200, answer.body
+    return [message["body"] for message in answer.json()["messages"]]
+
+
+def offsets(answer: Answer) -> tuple[int, int, int]:
+    """Return next, min and max offset; check that the headers have the same values."""
+    reply = answer.json()
+    found = tuple(reply[name] for name in ("next_offset", "min_offset", "max_offset"))
+    headers = ("Holdfast-Next-Offset", "Holdfast-Min-Offset", "Holdfast-Max-Offset")
+    assert tuple(int(answer.headers[name]) for name in headers) == found
+    return found
+
+
+# -- found messages ------------------------------------------------------------------------
+
+
+async def test_a_message_is_delivered_with_all_it_has(api: Api) -> None:
+    await publish(api, "hé", key="k", tag="t", properties={"a": "b"})
+
+    answer = await api.get(f"{PULL}?offset=0")
+
+    (message,) = answer.json()["messages"]
+    born, kept = message.pop("born_timestamp_ms"), message.pop("store_timestamp_ms")
+    assert born <= kept
+    assert message == {
+        "topic": "orders",
+        "queue": 0,
+        "offset": 0,
+        "message_id": f"{1:08X}{0:08X}{0:016X}",
+        "key": "k",
+        "tag": "t",
+        "properties": {"a": "b"},
+        "body": "hé",
+    }
+    assert offsets(answer) == (1, 0, 1)
+
+
+async def test_a_message_without_anything_has_nulls_and_bytes_are_base64(api: Api) -> None:
+    await api.ask("POST", "/v1/topics/orders/messages?queue=0", b"\xff\x00")
+    (message,) = (await api.get(f"{PULL}?offset=0")).json()["messages"]
+    assert (message["key"], message["tag"], message["properties"]) == (None, None, {})
+    assert message["body_base64"] == "/wA="
+    assert "body" not in message
+
+
+async def test_messages_of_one_batch_keep_their_columns_apart(api: Api) -> None:
+    messages = [
+        {"body": f"body {i}", "queue": 0}
+        | ({"key": f"key {i}"} if i % 2 else {})
+        | ({"tag": f"tag {i}"} if i % 3 else {})
+        | ({"properties": {f"n{j}": f"{i}.{j}" for j in range(i % 4)}})
+        for i in range(20)
+    ]
+    await api.publish("orders", *messages)
+    for query, rows in (("offset=0", range(20)), ("offset=7&max_messages=5", range(7, 12))):
+        answer = await api.get(f"{PULL}?{query}")
+        found = answer.json()["messages"]
+        assert [each["offset"] for each in found] == list(rows)
+        for row, each in zip(rows, found, strict=True):
+            wanted = messages[row]
+            assert each["body"] == wanted["body"]
+            assert each["key"] == wanted.get("key")
+            assert each["tag"] == wanted.get("tag")
+            assert each["properties"] == wanted["properties"]
+
+
+@pytest.mark.parametrize(
+    ("query", "found", "next_offset"),
+    [
+        ("offset=0", ["0", "1", "2", "3"], 4),
+        ("offset=3", ["3"], 4),
+        ("offset=4", [], 4),
+        ("from=earliest&max_messages=2", ["0", "1"], 2),
+        ("from=latest", [], 4),
+        ("timestamp_ms=0", ["0", "1", "2", "3"], 4),
+        ("timestamp_ms=9000000000000", [], 4),
+        ("offset=1&max_bytes=1", ["1"], 2),
+        ("offset=1&max_bytes=2", ["1", "2"], 3),
+    ],
+)
+async def test_where_to_start_and_how_much(
+    api: Api, query: str, found: list[str], next_offset: int
+) -> None:
+    await publish(api, "0", "1", "2", "3")
+    answer = await api.get(f"{PULL}?{query}")
+    assert bodies(answer) == found
+    assert offsets(answer) == (next_offset, 0, 4)
+
+
+async def test_the_bounds_of_a_pull_are_allowed(api: Api) -> None:
+    await publish(api, "x")
+    answer = await api.get(f"{PULL}?offset=0&max_messages=10000&max_bytes=16777216&wait_ms=60000")
+    assert bodies(answer) == ["x"]
+
+
+async def test_thousands_of_messages_are_delivered_in_order(api: Api) -> None:
+    await api.publish("orders", *({"body": f"{i}", "queue": 0} for i in range(3000)))
+    answer = await api.get(f"{PULL}?offset=0&max_messages=3000")
+    assert bodies(answer) == [str(i) for i in range(3000)]
+
+
+async def test_a_damaged_message_is_told_and_what_follows_can_be_read(api: Api) -> None:
+    await publish(api, "0", "1", "2")
+    api.store.damaged.add(4096 * 2)
+    assert bodies(await api.get(f"{PULL}?offset=0")) == ["0"]
+    answer = await api.get(f"{PULL}?offset=1")
+    assert (answer.status, answer.problem) == (500, "corrupt-record")
+    assert answer.json()["next_offset"] == 2
+    assert bodies(await api.get(f"{PULL}?offset=2")) == ["2"]
+
+
+async def test_damage_is_passed_over_when_asked_and_the_reply_says_what(api: Api) -> None:
+    await publish(api, "0", "1", "2", "3", "4")
+    api.store.damaged |= {4096 * 2, 4096 * 3, 4096 * 5}
+    answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true")
+    assert bodies(answer) == ["0", "3"]
+    assert answer.json()["skipped"] == [
+        {"queue": 0, "start_offset": 1, "end_offset": 3, "reason": "payload-crc"},
+        {"queue": 0, "start_offset": 4, "end_offset": 5, "reason": "payload-crc"},
+    ]
+    assert answer.json()["next_offset"] == 5
+    for accept in (
+        "application/json",
+        "application/msgpack",
+        "application/x-ndjson",
+        "application/vnd.holdfast.batch",
+    ):
+        answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true", Accept=accept)
+        assert answer.status == 200
+        assert answer.headers["Holdfast-Skipped"] == "0:1:3,0:4:5"
+        answer = await api.get(f"{PULL}?offset=1&skip_corrupt=false", Accept=accept)
+        assert (answer.status, answer.json()["next_offset"]) == (500, 3)
+    answer = await api.get(f"{PULL}?offset=3&max_messages=1&skip_corrupt=true")
+    assert "skipped" not in answer.json()
+    assert "Holdfast-Skipped" not in answer.headers
+
+
+async def test_a_held_pull_that_passed_over_damage_says_so_in_the_end(api: Api) -> None:
+    await publish(api, "0")
+    api.store.damaged.add(4096)
+    answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true&wait_ms=30")
+    assert bodies(answer) == []
+    assert answer.headers["Holdfast-Skipped"] == "0:0:1"
+    assert answer.json()["next_offset"] == 1
+
+
+@pytest.mark.parametrize("value", ["", "1", "yes", "True"])
+async def test_a_flag_is_true_or_false(api: Api, value: str) -> None:
+    answer = await api.get(f"{PULL}?offset=0&skip_corrupt={value}")
+    assert (answer.status, answer.problem) == (400, "invalid-parameter")
+
+
+# -- media types ---------------------------------------------------------------------------
+
+
+async def test_ndjson_is_a_message_a_line(api: Api) -> None:
+    await publish(api, "a\nb", "c")
+    answer = await api.get(f"{PULL}?offset=0", Accept="application/x-ndjson")
+    lines = answer.body.split(b"\n")
+    assert lines[2:] == [b""]
+    assert [msgspec.json.decode(line)["body"] for line in lines[:2]] == ["a\nb", "c"]
+    assert answer.headers["Content-Type"] == "application/x-ndjson"
+    assert answer.headers["Holdfast-Next-Offset"] == "2"
+
+
+async def test_msgpack_has_bodies_as_bin(api: Api) -> None:
+    await api.ask("POST", "/v1/topics/orders/messages?queue=0", b"\xff\x00")
+    answer = await api.get(f"{PULL}?offset=0", Accept="application/msgpack")
+    reply = msgpack.unpackb(answer.body)
+    assert reply["messages"][0]["body"] == b"\xff\x00"
+    assert reply["next_offset"] == 1
+
+
+async def test_binary_is_whole_batches_as_stored(api: Api) -> None:
+    for _ in range(2):
+        block = encode_batch([b"a", b"b", b"c"], queue_id=0)
+        await api.ask("POST", "/v1/topics/orders/messages", block, Content_Type=BATCH)
+    answer = await api.get(f"{PULL}?offset=1&max_messages=3", Accept=BATCH)
+    batches = list(iter_batches(answer.body))
+    assert [(each.header.base_offset, len(each)) for each in batches] == [(0, 3), (3, 3)]
+    assert answer.headers["Holdfast-Next-Offset"] == "4"
+    assert answer.headers["Holdfast-Topic-Id"] == "1"
+
+
+async def test_nothing_in_binary_is_an_empty_body(api: Api) -> None:
+    answer = await api.get(f"{PULL}?offset=0", Accept=BATCH)
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["Holdfast-Next-Offset"] == "0"
+
+
+# -- filters -------------------------------------------------------------------------------
+
+
+async def test_what_a_filter_passes_over_is_told_by_the_next_offset(api: Api) -> None:
+    await publish(api, "0", "1", tag="red")
+    await publish(api, "2", tag="blue")
+    assert bodies(await api.get(f"{PULL}?offset=0&tag=blue,green")) == ["2"]
+    answer = await api.get(f"{PULL}?offset=0&tag=green")
+    assert (bodies(answer), offsets(answer)) == ([], (3, 0, 3))
+
+
+async def test_sql92_and_tag_hold_together(api: Api) -> None:
+    await publish(api, "0", tag="red", properties={"size": "4"})
+    await publish(api, "1", tag="red", properties={"size": "2"})
+    await publish(api, "2", tag="blue", properties={"size": "4"})
+    answer = await api.get(f"{PULL}?offset=0&tag=red&filter=size%20%3D%20'4'")
+    assert bodies(answer) == ["0"]
+
+
+# -- holding -------------------------------------------------------------------------------
+
+
+async def test_a_pull_waits_until_a_message_arrives(api: Api) -> None:
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
+    await api.held(1)
+    await publish(api, "at last")
+    assert bodies(await waiting) == ["at last"]
+    assert api.hold.stats().held == 0
+
+
+async def test_a_pull_at_the_end_is_held_and_one_outside_the_queue_is_not(api: Api) -> None:
+    # L8
+    await publish(api, "0", "1", "2")
+    api.store.trim("orders", 0, 1)
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=3&wait_ms=60000"))
+    await api.held(1)
+    for offset, status, problem in ((4, 416, "offset-beyond-end"), (0, 410, "offset-trimmed")):
+        answer = await api.get(f"{PULL}?offset={offset}&wait_ms=60000")
+        assert (answer.status, answer.problem) == (status, problem)
+        assert (answer.json()["min_offset"], answer.json()["max_offset"]) == (1, 3)
+    assert api.hold.stats().held_max == 1
+    await publish(api, "3")
+    assert bodies(await waiting) == ["3"]
+
+
+async def test_a_pull_for_what_is_there_is_not_held(api: Api) -> None:
+    await publish(api, "x")
+    assert bodies(await api.get(f"{PULL}?offset=0&wait_ms=60000")) == ["x"]
+    assert api.hold.stats().held_max == 0
+
+
+async def test_a_pull_ends_empty_when_its_time_is_over(api: Api) -> None:
+    await publish(api, "x")
+    answer = await api.get(f"{PULL}?offset=1&wait_ms=30")
+    assert (bodies(answer), offsets(answer)) == ([], (1, 0, 1))
+    assert api.hold.stats().expired_total == 1
+
+
+async def test_a_message_for_another_queue_does_not_wake(api: Api) -> None:
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
+    await api.held(1)
+    await api.publish("orders", {"body": "elsewhere", "queue": 1})
+    await publish(api, "here")
+    assert bodies(await waiting) == ["here"]
+    assert api.hold.stats().woken_total == 1
+
+
+async def test_a_message_that_does_not_match_does_not_wake(api: Api) -> None:  # L13
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000&tag=blue"))
+    await api.held(1)
+    await publish(api, "0", "1", tag="red")
+    assert not waiting.done()
+    await publish(api, "2", tag="blue")
+    answer = await waiting
+    assert (bodies(answer), offsets(answer)) == (["2"], (3, 0, 3))
+    assert api.hold.stats().woken_total == 1
+
+
+async def test_a_pull_that_ends_tells_how_far_it_was_scanned(api: Api) -> None:  # L14
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=2000&tag=blue"))
+    await api.held(1)
+    await publish(api, "0", "1", tag="red")
+    answer = await waiting
+    assert (bodies(answer), offsets(answer)) == ([], (2, 0, 2))
+
+
+async def test_a_client_that_goes_away_frees_its_place(api: Api) -> None:
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
+    await api.held(1)
+    waiting.cancel()
+    await api.held(0)
+    assert api.hold.stats().cancelled_total == 1
+
+
+async def test_too_many_held_pulls_are_refused() -> None:
+    async with running_api(hold=HoldServiceConfig(max_held=1)) as api:
+        await api.store.create_topic("orders", queues=2)
+        waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
+        await api.held(1)
+        answer = await api.get(f"{PULL}?offset=0&wait_ms=60000")
+        assert (answer.status, answer.problem) == (429, "too-many-held")
+        assert answer.headers["Retry-After"] == "1"
+        assert answer.json()["limit"] == 1
+        await publish(api, "x")
+        assert bodies(await waiting) == ["x"]
+
+
+async def test_deleting_the_topic_answers_its_pulls(api: Api) -> None:
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
+    await api.held(1)
+    await api.ask("DELETE", "/v1/topics/orders?confirm=orders")
+    answer = await waiting
+    assert (answer.status, answer.problem) == (404, "unknown-topic")
+
+
+async def test_a_stop_answers_every_held_pull(api: Api) -> None:
+    waiting = [
+        asyncio.create_task(
+            api.get(f"/v1/topics/orders/queues/{i % 2}/messages?offset=0&wait_ms=60000")
+        )
+        for i in range(20)
+    ]
+    await api.held(20)
+    await api.server.stop()
+    for answer in await asyncio.gather(*waiting):
+        assert (answer.status, answer.problem) == (503, "draining")
+        assert answer.headers["Retry-After"]
+        assert answer.headers["Connection"] == "close"
+
+
+async def test_a_held_pull_survives_what_comes_while_it_waits(api: Api) -> None:
+    """Other requests, including bad ones, do not affect it."""
+    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
+    await api.held(1)
+    await api.get("/nowhere")
+    api.store.publish_error = RuntimeError("a bug")
+    await api.publish("orders", {"body": "lost"})
+    api.store.publish_error = None
+    await publish(api, "found")
+    assert bodies(await waiting) == ["found"]
+
+
+@pytest.mark.parametrize("phase", ["recovering", "draining"])
+async def test_no_pull_is_served_before_or_after(api: Api, phase: str) -> None:
+    api.status = BrokerStatus(phase)
+    answer = await api.get(f"{PULL}?offset=0&wait_ms=1000")
+    assert (answer.status, answer.problem) == (503, phase)
+    assert int(answer.headers["Retry-After"]) > 0
+    api.status = BrokerStatus("ready")
+
+
+async def test_a_broker_that_holds_nobody_answers_at_once() -> None:
+    # L5: a pull is held if its client asks for it and the broker allows it
+    async with running_api(max_wait_ms=0) as api:
+        await api.store.create_topic("orders", queues=2)
+        await api.groups.put_group("g", GroupSpec({"orders": TopicSpec()}))
+        for path in (f"{PULL}?offset=0", "/v1/topics/orders/messages?offsets=0:0,1:0"):
+            for wait_ms in ("0", "1", "60000", str(10**15)):
+                answer = await api.get(f"{path}&wait_ms={wait_ms}")
+                assert (answer.status, answer.json()["messages"]) == (200, [])
+            assert (await api.get(f"{path}&wait_ms=-1")).status == 400
+        answer = await api.send_json("POST", "/v1/groups/g/receive", {"wait_ms": 60_000})
+        assert (answer.status, answer.json()["messages"]) == (200, [])
+        assert api.groups.asks[0].wait_s == 0

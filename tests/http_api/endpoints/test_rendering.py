@@ -1,0 +1,190 @@
+"""The text of a reply is rendered in small steps, with the same result as in one step."""
+
+import asyncio
+import json
+from base64 import b64decode
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import pytest
+
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.consumequeue.reading.fetched import BatchSlice, message_sizes, row_sizes
+from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
+from holdfast.http_api.endpoints.rendering import (
+    APART_BYTES,
+    JSON_GROWTH,
+    MOST_AT_ONCE_BYTES,
+    PORTION_BYTES,
+    is_made_at_once,
+    portions,
+    rendered,
+)
+from holdfast.http_api.routing.codecs import JSON, MSGPACK, NDJSON
+from tests.support.api_server import Api
+
+BODIES = {
+    "control characters": b"\x00\x01\x1f" * 300_000,
+    "quotes": b'"\\' * 300_000,
+    "wide characters": "é😀".encode() * 200_000,
+    "no text": b"\xff\x00" * 300_000,
+    "as long as a piece": b"x" * PORTION_BYTES,
+    "a byte longer": b"x" * (PORTION_BYTES + 1),
+    "empty": b"",
+}
+
+
+def batch(*bodies: bytes, **columns: Any) -> Batch:
+    block = encode_batch(list(bodies), born_timestamp_us=1, queue_id=0, **columns)
+    return Batch.decode(block, verify_payload=False)
+
+
+async def made(media: str, slices: Sequence[BatchSlice], *, has_turn: bool = True) -> Any:
+    """Return the parts of a reply."""
+    make = packed_messages_of if media == MSGPACK else messages_of
+    some = portions(slices, 500, PORTION_BYTES)
+    return await rendered(media, (make("t", each) for each in some), has_turn=has_turn)
+
+
+def body_of(message: dict[str, Any]) -> bytes:
+    found: bytes | str | None = message.get("body")
+    if found is None:
+        return b64decode(message["body_base64"])
+    return found if isinstance(found, bytes) else found.encode()
+
+
+@pytest.mark.parametrize("media", [JSON, NDJSON, MSGPACK])
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_long_message_says_the_same_in_pieces(name: str, media: str) -> None:
+    bodies = [b"before", BODIES[name], b"behind"]
+    held = batch(*bodies, properties=[{"body": ""}] * 3)
+    parts = await made(media, [BatchSlice(held, range(3))])
+    text = b"".join(parts)
+    if media == JSON:
+        found = json.loads(b"[" + text + b"]")
+    elif media == NDJSON:
+        found = [json.loads(line) for line in text.splitlines()]
+    else:
+        found = msgpack.unpackb(b"\x93" + text)
+    assert [body_of(each) for each in found] == bodies
+    assert [each["offset"] for each in found] == [0, 1, 2]
+    assert [each["properties"] for each in found] == [{"body": ""}] * 3
+
+
+@pytest.mark.parametrize("media", [JSON, NDJSON])
+@pytest.mark.parametrize("name", BODIES)
+async def test_no_part_has_more_than_a_turns_text(name: str, media: str) -> None:
+    body = BODIES[name]
+    small = batch(*[body[:1000]] * 2000)
+    for slices in (
+        [BatchSlice(batch(body), range(1))],
+        [BatchSlice(batch(b"x", body, *[b"y"] * 1000, body), range(1003))],
+        [BatchSlice(small, range(2000))],
+    ):
+        parts = await made(media, slices)
+        beside = 500 * 300  # the text of a message without its body
+        assert max(map(len, parts)) <= APART_BYTES + beside
+
+
+async def test_a_part_is_made_in_a_turn_of_the_loop() -> None:
+    slices = [BatchSlice(batch(b"\x00" * 1_000_000, b"x"), range(2))]
+    turns = 0
+    is_done = False
+
+    async def count() -> None:
+        nonlocal turns
+        while not is_done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    parts = await made(JSON, slices)
+    is_done = True
+    await counting
+    assert len(parts) > 6
+    assert turns >= len(parts)
+
+
+@pytest.mark.parametrize(("more", "is_made"), [(-1, True), (0, True), (1, False)])
+async def test_without_a_turn_no_more_is_made_than_at_once(more: int, is_made: bool) -> None:
+    one = batch(b"x" * 1000)
+    (beside,) = await made(JSON, [BatchSlice(one, range(1))])
+    beside_bytes = len(beside) - 1000
+    size = MOST_AT_ONCE_BYTES - beside_bytes + more
+    slices = [BatchSlice(batch(b"x" * size), range(1))]
+    parts = await made(JSON, slices, has_turn=False)
+    assert (parts is not None) == is_made
+    if is_made:
+        assert sum(map(len, parts)) == MOST_AT_ONCE_BYTES + more
+
+
+@pytest.mark.parametrize(
+    ("media", "count", "size", "expected"),
+    [
+        (JSON, 500, APART_BYTES // JSON_GROWTH, True),
+        (JSON, 501, 1, False),
+        (JSON, 1, APART_BYTES // JSON_GROWTH + 1, False),
+        (NDJSON, 1, APART_BYTES // JSON_GROWTH + 1, False),
+        (MSGPACK, 1, APART_BYTES, True),
+        (MSGPACK, 1, APART_BYTES + 1, False),
+    ],
+)
+def test_what_is_little_work_in_any_case(media: str, count: int, size: int, expected: bool) -> None:
+    assert is_made_at_once(media, count, size) == expected
+
+
+def test_a_large_row_among_small_ones_is_a_portion_of_its_own() -> None:
+    held = batch(*[b"x"] * 10, b"y" * 100_000, *[b"z"] * 10)
+    found = [
+        [row for each in portion for row in each.rows]
+        for portion in portions([BatchSlice(held, range(21))], 500, 50_000)
+    ]
+    assert found == [list(range(10)), [10], list(range(11, 21))]
+
+
+@pytest.mark.parametrize("rows", [range(3), range(1, 3), [0, 2], []])
+def test_rows_have_the_sizes_of_their_texts(rows: range | list[int]) -> None:
+    held = batch(
+        b"a", b"bb", b"", keys=["k", None, "kkk"], tags=["t", None, None],
+        properties=[{"a": "1"}, {}, {"bb": "22", "c": ""}],
+    )  # fmt: skip
+    whole = message_sizes(held).tolist()
+    assert row_sizes(held, rows).tolist() == [whole[row] for row in rows]
+
+
+@pytest.mark.parametrize("accept", [JSON, MSGPACK])
+async def test_a_large_message_takes_a_turn_however_it_is_asked_for(api: Api, accept: str) -> None:
+    """A thousand such replies in progress would fill the memory."""
+    topic = api.store.topic("orders")
+    size = 4 * MOST_AT_ONCE_BYTES if accept == MSGPACK else MOST_AT_ONCE_BYTES // JSON_GROWTH + 1
+    await api.store.publish(topic, [batch(b"\x00" * size, keys=["k"])])
+    offset = "/v1/topics/orders/queues/0/messages?offset=0"
+    headers = {"Accept": accept}
+    whole = (await api.get(f"{offset}&max_messages=501", **headers)).body
+    message_id = json.loads((await api.get(offset)).body)["messages"][0]["message_id"]
+    turns = api.context.large_replies
+    count = turns._value
+    for _ in range(count):
+        await turns.acquire()
+    paths = [
+        offset,
+        "/v1/topics/orders/messages?offsets=0:0",
+        f"/v1/messages/{message_id}",
+    ]
+    asking = [asyncio.create_task(api.get(path, **headers)) for path in paths]
+    async with asyncio.timeout(20):
+        while len(turns._waiters or ()) < len(paths):
+            await asyncio.sleep(0)
+    assert not any(each.done() for each in asking)
+    for _ in range(count):
+        turns.release()
+    answers = await asyncio.gather(*asking)
+    assert [each.status for each in answers] == [200] * len(paths)
+    assert answers[0].body == whole
+    decode: Any = msgpack.unpackb if accept == MSGPACK else json.loads
+    first = decode(whole)["messages"][0]
+    assert decode(answers[1].body)["messages"] == [first]
+    assert decode(answers[2].body) == first
+    assert turns._value == count

@@ -1,0 +1,817 @@
+"""Groups with leases over HTTP: the calls to the groups, and the rendering of their answers.
+
+The groups are scripted (tests/support/fake_groups.py). Their behaviour is tested in tests/groups,
+and the combination in tests/http_api/endpoints/test_groups_over_a_broker.py.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+
+from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_check import LimitExceeded
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.consumequeue.errors import StateFull, StateUnavailable
+from holdfast.groups.config import BACKOFF_MS
+from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
+from holdfast.groups.service_types import (
+    GroupBusy,
+    GroupServiceStats,
+    GroupSpec,
+    InvalidGroup,
+    ReceiveAsk,
+    Received,
+    RedriveAsk,
+    Redriven,
+    TopicSpec,
+    Verb,
+)
+from holdfast.holdservice.errors import HoldLimitExceeded
+from holdfast.http_api.access.audit import AuditFile, AuditLog
+from holdfast.http_api.endpoints import receive_reply
+from holdfast.http_api.endpoints.receive_reply import BATCH_MESSAGES
+from holdfast.http_api.endpoints.rendering import APART_MESSAGES, JSON_GROWTH, MOST_AT_ONCE_BYTES
+from tests.support.api_server import Answer, Api
+from tests.support.calls_a_turn import calls_a_turn
+from tests.support.fake_groups import deliveries_of
+from tests.support.raw_http import raw_connection
+from tests.support.tokens import access_of, bearer, make_token
+
+G = "/v1/groups/g"
+
+
+@pytest.fixture
+async def group(api: Api) -> Api:
+    """Create the topics "orders" (two queues) and "refunds" (one), and the group "g" on both."""
+    await api.store.create_topic("refunds", queues=1)
+    await api.groups.put_group("g", GroupSpec({"orders": TopicSpec(4), "refunds": TopicSpec()}))
+    return api
+
+
+async def post(api: Api, verb: str, body: object, **headers: str) -> Answer:
+    return await api.send_json("POST", f"{G}/{verb}", body, **headers)
+
+
+async def stored(api: Api, topic: str, queue: int, *bodies: str) -> Batch:
+    """Publish messages as one batch and return it."""
+    messages = [{"body": body, "queue": queue, "key": f"k-{body}"} for body in bodies]
+    answer = await api.publish(topic, *messages)
+    offset = answer.json()["results"][0]["offset"]
+    fetched = await api.store.read(
+        api.store.topic(topic), queue, offset, max_messages=100, max_bytes=1 << 20
+    )
+    return fetched.slices[0].batch
+
+
+# -- settings ------------------------------------------------------------------------------
+
+
+async def test_a_group_is_created_with_defaults(api: Api) -> None:
+    answer = await api.send_json("PUT", G, {"topics": {"orders": {}}})
+    assert answer.status == 201
+    assert answer.json()["config"] == {
+        "topics": {"orders": {"weight": 1, "filter": None}},
+        "fairness": {"engine": "sfq", "cost": "count"},
+        "mode": "competing",
+        "start": "earliest",
+        "lease_ms": 30_000,
+        "max_in_flight": 1000,
+        "max_in_flight_per_member": 1000,
+        "max_in_flight_per_key": 32,
+        "max_attempts": 16,
+        "backoff_ms": list(BACKOFF_MS),
+        "dead_letter_topic": None,
+        "strict_leases": False,
+        "member_ttl_ms": 30_000,
+    }
+
+
+EVERYTHING = {
+    "topics": {"orders": {"weight": 0, "filter": "a,b"}},
+    "fairness": {"engine": "dwrr", "cost": "time"},
+    "mode": "keyed",
+    "start": "latest",
+    "lease_ms": 5_000,
+    "max_in_flight": 10,
+    "max_in_flight_per_member": 5,
+    "max_in_flight_per_key": 2,
+    "max_attempts": 0,
+    "backoff_ms": [],
+    "dead_letter_topic": "orders.dead",
+    "strict_leases": True,
+    "member_ttl_ms": 1_000,
+}
+
+
+@pytest.mark.parametrize("media", ["application/json", "application/msgpack"])
+async def test_every_setting_is_taken_and_told(api: Api, media: str) -> None:
+    encode = msgpack.packb if "msgpack" in media else msgspec.json.encode
+    answer = await api.ask("PUT", G, encode(EVERYTHING), Content_Type=media)
+    assert (answer.status, answer.json()["config"]) == (201, EVERYTHING)
+
+
+async def test_what_a_change_does_not_give_stays(api: Api) -> None:
+    await api.send_json("PUT", G, EVERYTHING)
+    answer = await api.send_json("PUT", G, {"max_in_flight": 99, "fairness": {"cost": "bytes"}})
+    assert answer.status == 200
+    fairness = {"engine": "dwrr", "cost": "bytes"}
+    assert answer.json()["config"] == {**EVERYTHING, "max_in_flight": 99, "fairness": fairness}
+
+
+async def test_no_dead_letter_topic_is_said_with_null(api: Api) -> None:
+    await api.send_json("PUT", G, EVERYTHING)
+    answer = await api.send_json("PUT", G, {"dead_letter_topic": None})
+    assert answer.json()["config"]["dead_letter_topic"] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "problem"),
+    [
+        (GroupBusy("g", 3), 409, "group-busy"),
+        (InvalidGroup("topics", "take at least one"), 422, "invalid-group"),
+        (StateFull("no room"), 507, "disk-full"),
+        (StateUnavailable("EIO"), 503, "storage-unavailable"),
+    ],
+)
+async def test_a_change_that_cannot_be_is_told(
+    group: Api, error: Exception, status: int, problem: str
+) -> None:
+    group.groups.error = error
+    answer = await group.send_json("PUT", G, {"mode": "keyed"})
+    assert (answer.status, answer.problem) == (status, problem)
+
+
+async def test_a_group_is_deleted_and_its_name_repeated(group: Api) -> None:
+    answer = await group.ask("DELETE", f"{G}?confirm=g")
+    assert (answer.status, answer.json()) == (200, {"group": "g"})
+    assert (await group.get(G)).problem == "unknown-group"
+
+
+async def test_a_group_that_only_stores_offsets_is_deleted_too(api: Api) -> None:
+    await stored(api, "orders", 0, "a")
+    path = "/v1/groups/plain/topics/orders/offsets"
+    await api.send_json("PUT", path, {"offsets": {"0": 1}})
+    assert (await api.ask("DELETE", "/v1/groups/plain?confirm=plain")).status == 200
+    assert (await api.get("/v1/groups/plain")).problem == "unknown-group"
+    assert (await api.get(path)).problem == "unknown-group"
+
+
+# -- receiving -----------------------------------------------------------------------------
+
+
+async def test_messages_come_in_the_order_chosen_with_what_settles_them(group: Api) -> None:
+    orders = await stored(group, "orders", 1, "a", "b", "c")
+    refunds = await stored(group, "refunds", 0, "x", "y")
+    of_orders = deliveries_of(group.store.topic("orders"), orders, [0, 1, 2])
+    of_refunds = deliveries_of(
+        group.store.topic("refunds"), refunds, [1], attempt=3, redelivered=True
+    )
+    chosen = [of_orders[1], of_refunds[0], of_orders[0], of_orders[2]]
+    group.groups.answers.append(Received(chosen, available=7))
+    answer = await post(group, "receive", {"member": "m1"})
+    reply = answer.json()
+    assert [each["body"] for each in reply["messages"]] == ["b", "y", "a", "c"]
+    assert (reply["available"], reply["active"], "notice" in reply) == (7, True, False)
+    first, second = reply["messages"][:2]
+    assert (first["attempt"], first["redelivered"], first["receipt"]) == (1, False, "orders-1")
+    assert (second["attempt"], second["redelivered"], second["receipt"]) == (3, True, "refunds-1")
+    pulled = (await group.get("/v1/topics/orders/queues/1/messages?offset=1")).json()["messages"][0]
+    assert {name: first[name] for name in pulled} == pulled
+    assert set(first) - set(pulled) == {"receipt", "attempt", "redelivered"}
+
+
+async def test_the_same_comes_in_every_format(group: Api) -> None:
+    batch = await stored(group, "orders", 0, "a", "b")
+    chosen = deliveries_of(group.store.topic("orders"), batch, [0, 1])
+    replies = []
+    for media in ("application/json", "application/x-ndjson", "application/msgpack"):
+        group.groups.answers.append(Received(chosen, available=2, active=True))
+        answer = await post(group, "receive", {"member": "m"}, Accept=media)
+        assert answer.headers["Content-Type"] == media
+        assert answer.headers["Holdfast-Available"] == "2"
+        assert answer.headers["Holdfast-Active"] == "true"
+        replies.append(answer)
+    as_json, lines, packed = replies
+    messages = as_json.json()["messages"]
+    assert [msgspec.json.decode(line) for line in lines.body.splitlines()] == messages
+    unpacked = msgpack.unpackb(packed.body)
+    assert unpacked["available"] == 2
+    assert unpacked["messages"] == [{**each, "body": each["body"].encode()} for each in messages]
+
+
+async def test_a_body_that_is_no_text_is_base64_and_keeps_its_lease(group: Api) -> None:
+    await group.ask("POST", "/v1/topics/orders/messages?queue=0", b"\xff\x00")
+    topic = group.store.topic("orders")
+    fetched = await group.store.read(topic, 0, 0, max_messages=1, max_bytes=9)
+    chosen = deliveries_of(topic, fetched.slices[0].batch, [0])
+    group.groups.answers.append(Received(chosen))
+    (message,) = (await post(group, "receive", {})).json()["messages"]
+    assert (message["body_base64"], message["receipt"]) == ("/wA=", "orders-0")
+    assert "body" not in message
+
+
+async def test_a_long_answer_is_made_in_portions_and_complete(group: Api) -> None:
+    count = 1203
+    batch = await stored(group, "orders", 0, *map(str, range(count)))
+    topic = group.store.topic("orders")
+    rows = [*range(0, count, 2), *range(1, count, 2)]
+    chosen = [deliveries_of(topic, batch, [row])[0] for row in rows]
+    group.groups.answers.append(Received(chosen))
+    reply = await post(group, "receive", {"max_messages": 2000})
+    assert [int(each["body"]) for each in reply.json()["messages"]] == rows
+    assert [each["receipt"] for each in reply.json()["messages"]] == [f"orders-{r}" for r in rows]
+
+
+async def test_many_small_batches_are_made_into_messages_some_a_turn_of_the_loop(
+    group: Api,
+) -> None:
+    batches = [await stored(group, "orders", 0, str(number)) for number in range(250)]
+    topic = group.store.topic("orders")
+    chosen = [deliveries_of(topic, batch, [0])[0] for batch in batches]
+    group.groups.answers.append(Received(chosen))
+    with calls_a_turn(receive_reply, "leased_messages_of") as made:
+        reply = await post(group, "receive", {"max_messages": 2000})
+    assert [int(each["body"]) for each in reply.json()["messages"]] == [*range(250)]
+    assert made.total == 250
+    assert made.most <= APART_MESSAGES // BATCH_MESSAGES
+
+
+async def test_a_large_message_takes_a_turn_of_the_large_replies(group: Api) -> None:
+    """JSON encodes each of its bytes as six, which takes too long in one loop iteration."""
+    body = "\x00" * (MOST_AT_ONCE_BYTES // JSON_GROWTH + 1)
+    await stored(group, "orders", 0, "before")
+    block = encode_batch([body.encode(), b"behind"], queue_id=0)
+    topic = group.store.topic("orders")
+    await group.store.publish(topic, [Batch.decode(block)])
+    fetched = await group.store.read(topic, 0, 0, max_messages=3, max_bytes=1 << 24)
+    chosen = [
+        each for part in fetched.slices for each in deliveries_of(topic, part.batch, part.rows)
+    ]
+    turns = group.context.large_replies
+    count = turns._value
+    for media in ("application/json", "application/x-ndjson"):
+        group.groups.answers.append(Received(chosen))
+        for _ in range(count):
+            await turns.acquire()
+        asking = asyncio.create_task(post(group, "receive", {}, Accept=media))
+        async with asyncio.timeout(20):
+            while not turns._waiters:
+                await asyncio.sleep(0)
+        for _ in range(count):
+            turns.release()
+        answer = await asking
+        if media == "application/json":
+            found = answer.json()["messages"]
+        else:
+            found = [msgspec.json.decode(line) for line in answer.body.splitlines()]
+        assert [each["body"] for each in found] == ["before", body, "behind"]
+        assert turns._value == count
+
+
+async def test_who_is_not_served_is_told_and_who_becomes_active_gets_a_notice(group: Api) -> None:
+    group.groups.answers += [Received([], active=False), Received([], available=3, notice=True)]
+    waiting = await post(group, "receive", {"member": "b"})
+    assert waiting.json() == {"messages": [], "available": 0, "active": False}
+    assert waiting.headers["Holdfast-Active"] == "false"
+    noticed = (await post(group, "receive", {"member": "b"})).json()
+    assert noticed == {"messages": [], "available": 3, "active": True, "notice": True}
+
+
+async def test_what_is_not_said_has_its_default(group: Api) -> None:
+    await post(group, "receive", {})
+    (ask,) = group.groups.asks
+    assert (ask.member, ask.max_messages, ask.max_bytes) == ("anonymous", 32, 1 << 20)
+    assert (ask.wait_s, ask.lease_ms, ask.topics, ask.filter) == (0.0, None, None, None)
+    assert (ask.settled, ask.browse, ask.attempt_id) == (False, False, None)
+    assert ask.client == "127.0.0.1"
+
+
+async def test_everything_that_is_said_is_asked(group: Api) -> None:
+    group.groups.answers.append(Received([]))
+    await post(
+        group,
+        "receive",
+        {
+            "member": "host:42/a",
+            "max_messages": 5,
+            "max_bytes": 1000,
+            "wait_ms": 20_000,
+            "lease_ms": 60_000,
+            "topics": ["refunds"],
+            "filter": "tag",
+            "settled": True,
+            "attempt_id": "try-1",
+        },
+    )
+    (ask,) = group.groups.asks
+    assert (ask.member, ask.max_messages, ask.max_bytes) == ("host:42/a", 5, 1000)
+    assert 10.0 < ask.wait_s <= 20.0  # less the time that passed before the call
+    assert (ask.lease_ms, ask.topics, ask.filter) == (60_000, ["refunds"], "tag")
+    assert (ask.settled, ask.browse, ask.attempt_id) == (True, False, "try-1")
+
+
+async def test_who_asks_for_no_messages_is_told_at_once_how_many_there_are(group: Api) -> None:
+    group.groups.answers.append(Received([], available=5))
+    answer = await post(group, "receive", {"max_messages": 0, "wait_ms": 60_000})
+    assert answer.json()["available"] == 5
+    assert group.groups.asks[0].wait_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "problem"),
+    [
+        (ExclusiveHeld("b", "a"), 409, "group-exclusive"),
+        (FilterNotAllowed("keyed"), 400, "filter-not-allowed"),
+        (HoldLimitExceeded("max_held_per_client", 5), 429, "too-many-held"),
+    ],
+)
+async def test_a_refusal_of_the_group_is_told(
+    group: Api, error: Exception, status: int, problem: str
+) -> None:
+    group.groups.answers.append(error)
+    answer = await post(group, "receive", {"member": "b"})
+    assert (answer.status, answer.problem) == (status, problem)
+
+
+async def test_a_topic_that_is_not_the_groups_is_unknown_to_it(group: Api) -> None:
+    await group.store.create_topic("other")
+    answer = await post(group, "receive", {"topics": ["other"]})
+    assert (answer.status, answer.problem) == (404, "unknown-topic")
+
+
+# -- an undelivered reply ------------------------------------------------------------------
+
+
+async def until_held(api: Api, count: int) -> None:
+    async with asyncio.timeout(10):
+        while api.groups.held != count:
+            await asyncio.sleep(0)
+
+
+async def test_a_client_that_goes_away_gives_up_its_place(group: Api) -> None:
+    async with raw_connection(group.server.port) as one:
+        body = b'{"member":"m","wait_ms":60000}'
+        head = (
+            f"POST {G}/receive HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        await one.send(head.encode() + body)
+        await until_held(group, 1)
+    await until_held(group, 0)
+
+
+async def test_a_reply_that_cannot_be_written_gives_its_leases_back(
+    group: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await stored(group, "orders", 0, "a")
+    received = Received(deliveries_of(group.store.topic("orders"), batch, [0]))
+    group.groups.answers.append(received)
+
+    def fail(*what: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr("holdfast.http_api.endpoints.receive_reply.encode", fail)
+    answer = await post(group, "receive", {"member": "m"})
+    assert (answer.status, answer.problem) == (503, "overloaded")
+    assert group.groups.undelivered_ == [["orders-0"]]
+
+
+async def test_a_reply_that_is_not_sent_gives_its_leases_back(
+    group: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await stored(group, "orders", 0, "a")
+    received = Received(deliveries_of(group.store.topic("orders"), batch, [0]))
+    group.groups.answers.append(received)
+    (connection,) = group.context.connections.open
+    receive = group.groups.receive
+
+    async def close_first(group: str, ask: ReceiveAsk) -> Received:
+        connection.close()
+        return await receive(group, ask)
+
+    monkeypatch.setattr(group.groups, "receive", close_first)
+    with pytest.raises(Exception, match=r"[Dd]isconnected"):
+        await post(group, "receive", {"member": "m"})
+    assert group.groups.undelivered_ == [["orders-0"]]
+
+
+async def test_a_reply_that_is_sent_gives_nothing_back(group: Api) -> None:
+    batch = await stored(group, "orders", 0, "a")
+    group.groups.answers.append(Received(deliveries_of(group.store.topic("orders"), batch, [0])))
+    await post(group, "receive", {"member": "m"})
+    await group.get("/healthz")
+    assert group.groups.undelivered_ == []
+
+
+async def test_a_stop_answers_those_who_wait(group: Api) -> None:
+    waiting = asyncio.create_task(post(group, "receive", {"member": "m", "wait_ms": 60_000}))
+    await until_held(group, 1)
+    await group.server.stop()
+    # H7: the answer is that of a held pull; a client would repeat a receive after an empty answer
+    answer = await waiting
+    assert (answer.status, answer.problem) == (503, "draining")
+    assert answer.headers["Retry-After"]
+    assert answer.headers["Connection"] == "close"
+
+
+# -- settling ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [each.value for each in Verb])
+async def test_each_receipt_has_its_status_in_order(group: Api, verb: str) -> None:
+    answer = await post(group, verb, {"receipts": ["r1", "stale", "no?", "r2"]})
+    statuses = [each["status"] for each in answer.json()["results"]]
+    assert statuses == ["done", "stale", "invalid", "done"]
+    assert group.groups.settled[0][:2] == (Verb(verb), ["r1", "stale", "no?", "r2"])
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "terms"),
+    [
+        ("ack", {}, {"cumulative": False, "used_ms": None}),
+        ("ack", {"cumulative": True, "used_ms": 1.5}, {"cumulative": True, "used_ms": 1.5}),
+        ("nack", {}, {"delay_ms": None, "used_ms": None}),
+        ("nack", {"delay_ms": 0, "used_ms": 2}, {"delay_ms": 0, "used_ms": 2}),
+        ("release", {}, {}),
+        ("extend", {}, {"lease_ms": None}),
+        ("extend", {"lease_ms": 90_000}, {"lease_ms": 90_000}),
+        ("reject", {"used_ms": 7}, {"used_ms": 7}),
+    ],
+)
+async def test_a_settling_says_its_terms(
+    group: Api, verb: str, body: dict[str, object], terms: dict[str, object]
+) -> None:
+    await post(group, verb, {"receipts": ["r"], **body})
+    assert group.groups.settled == [(Verb(verb), ["r"], terms)]
+
+
+async def test_nothing_may_be_settled(group: Api) -> None:
+    assert (await post(group, "ack", {"receipts": []})).json() == {"results": []}
+
+
+async def test_a_settling_in_msgpack(group: Api) -> None:
+    answer = await group.ask(
+        "POST", f"{G}/ack", msgpack.packb({"receipts": ["r"]}),
+        Content_Type="application/msgpack", Accept="application/msgpack",
+    )  # fmt: skip
+    assert msgpack.unpackb(answer.body) == {"results": [{"status": "done"}]}
+
+
+# -- moving --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("to", "offsets"),
+    [
+        ("latest", {"orders": {"0": 2, "1": 0}, "refunds": {"0": 0}}),
+        ("earliest", {"orders": {"0": 0, "1": 0}, "refunds": {"0": 0}}),
+        (0, {"orders": {"0": 0, "1": 0}, "refunds": {"0": 0}}),
+        ({"orders": {"0": 1}}, {"orders": {"0": 1}}),
+    ],
+)
+async def test_a_group_starts_again_elsewhere(group: Api, to: object, offsets: object) -> None:
+    await stored(group, "orders", 0, "a", "b")
+    answer = await post(group, "seek", {"to": to})
+    assert answer.json() == {"group": "g", "offsets": offsets}
+
+
+async def test_a_member_leaves(group: Api) -> None:
+    answer = await post(group, "leave", {"member": "m1"})
+    assert answer.json() == {"group": "g", "member": "m1"}
+    assert group.groups.left == [("g", "m1")]
+
+
+# -- stored offsets of a group with leases -------------------------------------------------
+
+OFFSETS = f"{G}/topics/orders/offsets"
+
+
+async def test_its_offsets_are_its_floors_and_storing_them_is_a_seek(group: Api) -> None:
+    await stored(group, "orders", 0, *"abcdef")
+    read = await group.get(OFFSETS)
+    assert read.json()["offsets"] == {"0": 0, "1": 0}
+    answer = await group.send_json("PUT", OFFSETS, {"offsets": {"0": 5}})
+    assert answer.json() == {"group": "g", "topic": "orders", "offsets": {"0": 5, "1": 0}}
+    assert (await group.groups.floors("g", "orders")) == {0: 5, 1: 0}
+    assert answer.headers["ETag"] != read.headers["ETag"]
+    assert (await group.get(OFFSETS)).headers["ETag"] == answer.headers["ETag"]
+    assert group.store.groups() == []
+
+
+async def test_its_offsets_are_compared_before_they_are_swapped(group: Api) -> None:
+    await stored(group, "orders", 0, *"abcdef")
+    etag = (await group.get(OFFSETS)).headers["ETag"]
+    body = {"offsets": {"0": 5}}
+    assert (await group.send_json("PUT", OFFSETS, body, If_None_Match="*")).status == 412
+    assert (await group.send_json("PUT", OFFSETS, body, If_Match="*")).status == 200
+    refused = await group.send_json("PUT", OFFSETS, body, If_Match=etag)
+    assert (refused.status, refused.problem) == (412, "offsets-changed")
+    etag = (await group.get(OFFSETS)).headers["ETag"]
+    body = {"offsets": {"0": 6}}
+    assert (await group.send_json("PUT", OFFSETS, body, If_Match=etag)).status == 200
+
+
+async def test_of_two_that_swap_at_once_one_alone_finds_what_it_has_read(group: Api) -> None:
+    await stored(group, "orders", 0, *"abcdef")
+    etag = (await group.get(OFFSETS)).headers["ETag"]
+    request = (
+        f"PUT {OFFSETS} HTTP/1.1\r\nHost: ::1\r\nIf-Match: {etag}\r\nContent-Length: 22\r\n\r\n"
+    ).encode()
+    async with (
+        raw_connection(group.server.port) as one,
+        raw_connection(group.server.port) as other,
+    ):
+        await asyncio.gather(
+            one.send(request + b'{"offsets": {"0": 5}} '),
+            other.send(request + b'{"offsets": {"0": 6}} '),
+        )
+        statuses = [(await each.answer())[0] for each in (one, other)]
+    assert sorted(statuses) == [200, 412]
+    assert (await group.groups.floors("g", "orders"))[0] == 5 + statuses.index(200)
+
+
+async def test_a_reset_moves_it(group: Api) -> None:
+    await stored(group, "orders", 0, "a", "b")
+    dry = await group.send_json("POST", f"{OFFSETS}/reset", {"to": "latest", "dry_run": True})
+    assert (dry.json()["before"], dry.json()["after"]) == ({"0": 0, "1": 0}, {"0": 2, "1": 0})
+    assert (await group.groups.floors("g", "orders"))[0] == 0
+    await group.send_json("POST", f"{OFFSETS}/reset", {"to": "latest"})
+    assert (await group.groups.floors("g", "orders"))[0] == 2
+
+
+async def test_on_a_topic_that_is_not_its_own_it_stores_offsets_as_any_group(group: Api) -> None:
+    await group.store.create_topic("other")
+    await stored(group, "other", 0, "a", "b", "c")
+    path = f"{G}/topics/other/offsets"
+    assert (await group.get(path)).json()["offsets"] == {}
+    answer = await group.send_json("PUT", path, {"offsets": {"0": 3}})
+    assert (answer.json()["offsets"], answer.headers["ETag"]) == ({"0": 3}, '"1"')
+    assert (await group.get(path)).json()["offsets"] == {"0": 3}
+
+
+# -- descriptions --------------------------------------------------------------------------
+
+
+async def test_a_group_is_described_with_its_leases(group: Api) -> None:
+    await stored(group, "orders", 0, "a", "b")
+    await post(group, "seek", {"to": {"orders": {"0": 1}}})
+    reply = (await group.get(G)).json()
+    assert reply["config"]["topics"]["orders"] == {"weight": 4, "filter": None}
+    assert reply["members"] == [{"member": "m1", "in_flight": 2, "waiting": 1, "active": True}]
+    assert (reply["in_flight"], reply["waiting"], reply["available"]) == (2, 1, 1)
+    assert [each["topic"] for each in reply["topics"]] == ["orders", "refunds"]
+    queue = reply["topics"][0]["queues"][0]
+    served = {"count": 3, "bytes": 300, "rate": 0.05}
+    lag_bytes, lag_seconds = queue.pop("lag_bytes"), queue.pop("lag_seconds")
+    assert queue == {
+        "queue": 0, "offset": 1, "floor": 1, "next": 1, "min_offset": 0, "max_offset": 2,
+        "lag_messages": 1, "available": 1, "in_flight": 2, "delayed": 1, "dead": 4, "expired": 5,
+        "lost": 6, "served": served,
+    }  # fmt: skip
+    assert lag_bytes > 0
+    assert lag_seconds >= 0
+    assert reply["lag_messages"] == reply["topics"][0]["lag_messages"] == 1
+
+
+async def test_groups_of_both_kinds_are_listed_in_one_order(group: Api) -> None:
+    await stored(group, "orders", 0, "a", "b")
+    for name in ("a", "z"):
+        await group.send_json(
+            "PUT", f"/v1/groups/{name}/topics/orders/offsets", {"offsets": {"0": 1}}
+        )
+    first = (await group.get("/v1/groups?limit=2")).json()
+    rest = (await group.get(f"/v1/groups?limit=2&after={first['next']}")).json()
+    assert [*first["groups"], *rest["groups"]] == [
+        {"group": "a", "topics": ["orders"], "lag_messages": 1},
+        {"group": "g", "topics": ["orders", "refunds"], "lag_messages": 2, "mode": "competing"},
+        {"group": "z", "topics": ["orders"], "lag_messages": 1},
+    ]
+
+
+async def test_a_group_that_only_stores_offsets_says_nothing_of_leases(api: Api) -> None:
+    await stored(api, "orders", 0, "a")
+    await api.send_json("PUT", "/v1/groups/p/topics/orders/offsets", {"offsets": {"0": 1}})
+    reply = (await api.get("/v1/groups/p")).json()
+    assert set(reply) == {"group", "lag_messages", "lag_bytes", "lag_seconds", "topics"}
+    assert "floor" not in reply["topics"][0]["queues"][0]
+
+
+async def test_the_groups_are_counted_for_prometheus(group: Api) -> None:
+    batch = await stored(group, "orders", 0, "a")
+    group.groups.answers.append(Received(deliveries_of(group.store.topic("orders"), batch, [0])))
+    await post(group, "receive", {})
+    group.groups.stats_ = GroupServiceStats(
+        groups=1, waiting=2, in_flight=3, delivered_total=4, settled_total={("ack", "done"): 5},
+        expired_leases_total=6, dead_letters_total=7,
+    )  # fmt: skip
+    text = (await group.get("/metrics")).body.decode()
+    for line in (
+        "holdfast_groups 1.0",
+        "holdfast_group_waiting 2.0",
+        "holdfast_group_in_flight 3.0",
+        "holdfast_group_delivered_total 4.0",
+        'holdfast_group_settled_total{status="done",verb="ack"} 5.0',
+        "holdfast_group_expired_leases_total 6.0",
+        "holdfast_group_dead_letters_total 7.0",
+        'holdfast_messages_out_total{topic="orders"} 1.0',
+    ):
+        assert line in text.splitlines(), line
+
+
+# -- permissions ---------------------------------------------------------------------------
+
+
+async def status_with(
+    api: Api, grants: Sequence[str], method: str, path: str, body: object
+) -> tuple[int, dict[str, Any]]:
+    token, text = make_token(*grants)
+    api.context.access = access_of(token)
+    answer = await api.send_json(method, path, body, **bearer(text))
+    return answer.status, answer.json()
+
+
+BOTH = ("consume:=orders:=g", "consume:=refunds:=g")
+
+
+@pytest.mark.parametrize(
+    ("grants", "body", "status"),
+    [
+        (BOTH, {}, 200),
+        (BOTH[:1], {}, 403),
+        (BOTH[:1], {"topics": ["orders"]}, 200),
+        (BOTH[:1], {"topics": ["orders", "refunds"]}, 403),
+        (("consume:=orders:=g", "consume:=refunds:=other"), {}, 403),
+        (("consume:=orders:=g", "admin:=refunds:=g"), {}, 403),
+    ],
+)
+async def test_who_receives_needs_every_topic_together_with_the_group(
+    group: Api, grants: Sequence[str], body: dict[str, object], status: int
+) -> None:
+    found, reply = await status_with(group, grants, "POST", f"{G}/receive", {**body, "member": "m"})
+    assert found == status, reply
+    if status == 403:
+        assert reply["verb"] == "consume"
+        assert not group.groups.asks
+    if status == 403 and not body:
+        assert "refunds" not in str(reply)
+
+
+@pytest.mark.parametrize(
+    ("grants", "body", "status"),
+    [
+        (BOTH, {"max_in_flight": 5}, 200),
+        (("admin:=orders:=g", "consume:=refunds:=g"), {"max_in_flight": 5}, 200),
+        # neither the old nor the new topics may belong to another user
+        (BOTH[:1], {"max_in_flight": 5}, 403),
+        (BOTH[:1], {"topics": {"orders": {}}}, 403),
+        (BOTH, {"topics": {"secret": {}}}, 403),
+        # the broker publishes to the dead-letter topic for the client that set it
+        (BOTH, {"dead_letter_topic": "secret"}, 403),
+        ((*BOTH, "publish:=secret"), {"dead_letter_topic": "secret"}, 200),
+        ((*BOTH, "publish:=new"), {"dead_letter_topic": "new"}, 403),
+        ((*BOTH, "publish:=new", "admin:=new"), {"dead_letter_topic": "new"}, 200),
+        (BOTH, {"dead_letter_topic": None}, 200),
+    ],
+)
+async def test_who_changes_a_group_may_have_all_that_it_has(
+    group: Api, grants: Sequence[str], body: dict[str, object], status: int
+) -> None:
+    await group.store.create_topic("secret")
+    before = group.groups.group_state("g")
+    found, reply = await status_with(group, grants, "PUT", G, body)
+    assert found == status, reply
+    if status == 403:
+        assert group.groups.group_state("g") == before
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/seek", {"to": "earliest"}, 403),
+        ("POST", "/seek", {"to": {"refunds": {"0": 0}}}, 403),
+        ("POST", "/seek", {"to": {"orders": {"0": 0}}}, 200),
+        ("DELETE", "?confirm=g", {}, 403),
+    ],
+)
+async def test_what_is_about_topics_needs_them(
+    group: Api, method: str, path: str, body: object, status: int
+) -> None:
+    found, reply = await status_with(group, ["admin:=orders:=g"], method, G + path, body)
+    assert found == status, reply
+
+
+async def test_of_a_group_only_the_topics_that_are_granted_are_seen(group: Api) -> None:
+    found, reply = await status_with(group, BOTH[:1], "GET", G, {})
+    assert (found, [each["topic"] for each in reply["topics"]]) == (200, ["orders"])
+    assert list(reply["config"]["topics"]) == ["orders"]
+    assert "refunds" not in str(reply)
+    found, reply = await status_with(group, BOTH[:1], "GET", "/v1/groups", {})
+    assert reply["groups"][0]["topics"] == ["orders"]
+
+
+async def test_what_is_done_to_a_group_is_in_the_audit_log(group: Api, tmp_path: Path) -> None:
+    file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
+    audit = group.context.audit = AuditLog(file, max_denied_per_second=100)
+    audit.start()
+    await group.send_json("PUT", "/v1/groups/new", {"topics": {"orders": {}}})
+    await group.send_json("PUT", "/v1/groups/new", {"mode": "keyed"})
+    await group.send_json("PUT", "/v1/groups/new", {"mode": "no"})
+    await post(group, "seek", {"to": {"orders": {"0": 1}}})
+    await post(group, "receive", {})
+    await post(group, "ack", {"receipts": ["r"]})
+    await group.ask("DELETE", f"{G}?confirm=g")
+    audit.stop()
+    lines = [msgspec.json.decode(line) for line in file.path.read_bytes().splitlines()]
+    assert [(each["act"], each["object"], each["outcome"]) for each in lines] == [
+        ("group.set", "new", "done"),
+        ("group.set", "new", "done"),
+        ("group.set", "new", "refused"),
+        ("group.seek", "g", "done"),
+        ("group.delete", "g", "done"),
+    ]
+    assert [each["created"] for each in lines[:2]] == [True, False]
+    assert lines[3]["offsets"] == {"orders": {"0": 1}}
+
+
+# -- redriving dead letters --------------------------------------------------------------------
+
+
+@pytest.fixture
+async def letters(group: Api) -> Api:
+    """The same API with a dead-letter topic."""
+    await group.store.create_topic("dead", queues=1)
+    await group.groups.put_group("g", GroupSpec(dead_letter_topic="dead"))
+    return group
+
+
+async def test_a_redrive_says_what_went_back(letters: Api) -> None:
+    letters.groups.redriven = Redriven("dead", {"orders": 2, "refunds": 1}, stuck=4, more=True)
+    answer = await post(letters, "redrive", {"limit": 3, "offsets": {"0": [1, 2]}})
+    assert answer.json() == {
+        "group": "g",
+        "dead_letter_topic": "dead",
+        "dry_run": False,
+        "redriven": 3,
+        "topics": {"orders": 2, "refunds": 1},
+        "stuck": 4,
+        "more": True,
+    }
+    assert letters.groups.redrives == [("g", RedriveAsk(3, "dead", {0: [1, 2]}))]
+    await letters.ask("POST", f"{G}/redrive")
+    most = letters.context.groups_config.max_redrive_letters
+    assert letters.groups.redrives[1:] == [("g", RedriveAsk(most, "dead"))]
+
+
+async def test_a_letter_that_cannot_go_back_is_a_problem_that_counts_those_before(
+    letters: Api,
+) -> None:
+    letters.groups.redriven = Redriven("dead", {"orders": 2})
+    letters.groups.redriven.fail("0A", LimitExceeded("max_message_bytes", 3, 4, 0))
+    answer = await post(letters, "redrive", {})
+    assert (answer.status, answer.problem) == (413, "message-too-large")
+    problem = answer.json()
+    assert problem.items() >= {
+        "redriven": 2, "topics": {"orders": 2}, "message_id": "0A", "dead_letter_topic": "dead",
+    }.items()  # fmt: skip
+    assert problem["detail"].startswith("the dead letter 0A cannot be put back, 2 before it were")
+
+
+_LETTERS = (*BOTH, "consume:=dead:=g", "publish:=orders", "publish:=refunds")
+
+
+@pytest.mark.parametrize(
+    ("grants", "status"),
+    [
+        (_LETTERS, 200),
+        (("admin:*:=g", "consume:=dead:=g", "publish:*"), 200),
+        (("admin:*:=g", "publish:*"), 403),  # may not read the letters
+        ((*BOTH, "consume:=dead", "publish:*"), 403),  # not in one grant with the group
+        ((*BOTH, "consume:=dead:=g"), 403),
+        ((*BOTH, "consume:=dead:=g", "publish:=orders"), 403),
+        (("consume:=orders:=g", "consume:=dead:=g", "publish:*"), 403),  # not all topics
+    ],
+)
+async def test_who_redrives_may_read_the_letters_and_publish_to_the_topics(
+    letters: Api, grants: Sequence[str], status: int
+) -> None:
+    found, _ = await status_with(letters, grants, "POST", f"{G}/redrive", {})
+    assert found == status
+    assert len(letters.groups.redrives) == (status == 200)
+
+
+async def test_a_redrive_is_in_the_audit_log(letters: Api, tmp_path: Path) -> None:
+    file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
+    audit = letters.context.audit = AuditLog(file, max_denied_per_second=100)
+    audit.start()
+    letters.groups.redriven = Redriven("dead", {"orders": 2}, stuck=1)
+    await post(letters, "redrive", {})
+    audit.stop()
+    line = msgspec.json.decode(file.path.read_bytes())
+    assert line.items() >= {
+        "act": "group.redrive", "object": "g", "outcome": "done", "topics": {"orders": 2},
+        "stuck": 1, "dead_letter_topic": "dead",
+    }.items()  # fmt: skip

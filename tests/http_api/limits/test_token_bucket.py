@@ -1,0 +1,255 @@
+"""Token buckets: a second's worth at once, then the rate; debts; and a limited memory."""
+
+import pytest
+
+from holdfast.http_api.access.authorization import Access
+from holdfast.http_api.access.hosts import AllowedHosts
+from holdfast.http_api.limits.token_bucket import RateLimit, retry_after_s
+from tests.support.api_server import running_api
+from tests.support.raw_http import RawConnection, raw_connection
+from tests.support.tokens import access_of, make_token
+
+
+def test_a_second_s_worth_may_come_at_once_and_then_the_rate() -> None:
+    limit = RateLimit(10, 0)
+    assert [limit.ask("one", 5.0) for _ in range(10)] == [None] * 10
+    refusal = limit.ask("one", 5.0)
+    assert refusal is not None
+    assert refusal[0] == "max_requests_per_s_per_client"
+    assert refusal[1] == pytest.approx(0.1)
+    assert limit.ask("one", 5.09) is not None
+    assert limit.ask("one", 5.101) is None
+    assert limit.ask("one", 5.11) is not None
+
+
+def test_clients_do_not_pay_for_each_other() -> None:
+    limit = RateLimit(1, 0)
+    assert limit.ask("one", 0.0) is None
+    assert limit.ask("one", 0.0) is not None
+    assert limit.ask("another", 0.0) is None
+
+
+@pytest.mark.parametrize(("moved", "is_over"), [(999, False), (1000, False), (1001, True)])
+def test_bytes_may_leave_a_debt_that_the_next_request_waits_for(moved: int, is_over: bool) -> None:
+    limit = RateLimit(0, 1000)
+    assert limit.ask("one", 0.0) is None
+    limit.moved("one", moved, 0.0)
+    assert (limit.ask("one", 0.0) is not None) is is_over
+
+
+def test_a_debt_is_worked_off_at_the_rate() -> None:
+    limit = RateLimit(0, 1000)
+    limit.moved("one", 5000, 0.0)
+    refusal = limit.ask("one", 1.0)
+    assert refusal is not None
+    assert refusal[0] == "max_bytes_per_s_per_client"
+    assert refusal[1] == pytest.approx(3.0)
+    assert limit.ask("one", 3.99) is not None
+    assert limit.ask("one", 4.01) is None
+
+
+def test_nobody_saves_more_than_a_second_s_worth() -> None:
+    limit = RateLimit(2, 100)
+    limit.ask("one", 0.0)
+    limit.moved("one", 150, 0.0)
+    assert [limit.ask("one", 1000.0) for _ in range(3)][:2] == [None, None]
+    assert limit.ask("one", 1000.0) is not None
+
+
+def test_without_limits_all_is_allowed() -> None:
+    limit = RateLimit(0, 0)
+    limit.moved("one", 10**12, 0.0)
+    assert [limit.ask("one", 0.0) for _ in range(1000)] == [None] * 1000
+
+
+def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+    limit = RateLimit(1, 0)
+    assert limit.ask("one", 10.0) is None
+    assert limit.ask("one", 9.0) is not None
+
+
+def test_whoever_has_all_again_is_forgotten() -> None:
+    limit = RateLimit(10, 1000)
+    for number in range(500):
+        limit.ask(f"client-{number}", number / 1000)
+    assert len(limit) > 90
+    for number in range(400):
+        limit.ask("one", 100.0 + number)
+    assert len(limit) == 1
+
+
+@pytest.mark.parametrize("clients", [9, 10, 11, 1000])
+def test_no_more_clients_are_remembered_than_the_bound(clients: int) -> None:
+    limit = RateLimit(1, 1, max_clients=10)
+    for number in range(clients):
+        assert limit.ask(f"client-{number}", 0.0) is None
+        limit.moved(f"client-{number}", 10**6, 0.0)
+    assert len(limit) == min(clients, 10)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "header"), [(0.0, 1), (0.2, 1), (1.0, 1), (1.01, 2), (59.5, 60)]
+)
+def test_retry_after_is_whole_seconds_and_never_too_few(seconds: float, header: int) -> None:
+    assert retry_after_s(seconds) == header
+
+
+# -- over HTTP -----------------------------------------------------------------------------
+
+GET = b"GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stop the clock: clients regain no budget on a slow machine."""
+    clock = Clock()
+    monkeypatch.setattr("holdfast.http_api.limits.rate_limiter.monotonic", clock)
+    return clock
+
+
+async def test_requests_over_the_limit_are_429_and_others_are_not(clock: Clock) -> None:
+    async with (
+        running_api(max_requests_per_s_per_client=2) as api,
+        raw_connection(api.server.port, address="127.0.0.2") as greedy,
+    ):
+        found = []
+        for _ in range(4):
+            await greedy.send(GET)
+            found.append(await greedy.answer())
+        assert [status for status, _, _ in found] == [200, 200, 429, 429]
+        _, headers, body = found[-1]
+        assert headers["retry-after"] == "1"
+        assert b"/problems/rate-limited" in body
+        assert b'"limit_name":"max_requests_per_s_per_client"' in body
+        assert (await api.get("/v1/info")).status == 200
+        # Health and metrics are for monitoring, and are always answered.
+        await greedy.send(GET.replace(b"/v1/info", b"/healthz"))
+        assert (await greedy.answer())[0] == 200
+        clock.now_s += 0.5
+        assert [await status_of(greedy) for _ in range(2)] == [200, 429]
+
+
+async def status_of(greedy: RawConnection) -> int:
+    await greedy.send(GET)
+    return (await greedy.answer())[0]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_bytes_of_bodies_count(chunked: bool) -> None:
+    async with (
+        running_api(max_bytes_per_s_per_client=100_000) as api,
+        raw_connection(api.server.port, address="127.0.0.2") as greedy,
+    ):
+        await api.store.create_topic("orders")
+        head = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
+        body = b"x" * 500_000
+        if chunked:
+            sent = head + b"Transfer-Encoding: chunked\r\n\r\n7a120\r\n" + body + b"\r\n0\r\n\r\n"
+        else:
+            sent = head + b"Content-Length: 500000\r\n\r\n" + body
+        await greedy.send(sent)
+        assert (await greedy.answer())[0] == 200
+        await greedy.send(GET)
+        status, headers, found = await greedy.answer()
+        assert (status, headers["retry-after"]) in ((429, "4"), (429, "5"))
+        assert b'"limit_name":"max_bytes_per_s_per_client"' in found
+        assert (await api.get("/v1/info")).status == 200
+
+
+async def test_bytes_of_replies_count() -> None:
+    async with (
+        running_api(max_bytes_per_s_per_client=100_000) as api,
+        raw_connection(api.server.port, address="127.0.0.2") as greedy,
+    ):
+        await api.store.create_topic("orders")
+        await api.publish("orders", {"body": "x" * 500_000, "queue": 0})
+        await greedy.send(
+            b"GET /v1/topics/orders/queues/0/messages?offset=0 HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
+        assert (await greedy.answer())[0] == 200
+        await greedy.send(GET)
+        assert (await greedy.answer())[0] == 429
+
+
+async def test_a_body_that_is_refused_by_the_rate_is_not_asked_for() -> None:
+    async with (
+        running_api(max_requests_per_s_per_client=1) as api,
+        raw_connection(api.server.port) as one,
+    ):
+        await one.send(GET)
+        assert (await one.answer())[0] == 200
+        await one.send(
+            b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+            b"Content-Length: 10000000\r\n\r\n"
+        )
+        status, headers, _ = await one.answer()
+        assert (status, headers["connection"]) == (429, "close")
+        assert api.context.connections.arriving.total_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+        (b"DELETE /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /v1/info HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+        (b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n", 403),
+        (b"GET /v1/info?none=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (
+            b"OPTIONS /v1/info HTTP/1.1\r\nHost: localhost\r\nOrigin: https://a.example\r\n"
+            b"Access-Control-Request-Method: GET\r\n\r\n",
+            200,
+        ),
+    ],
+)  # fmt: skip
+async def test_what_is_refused_counts_as_any_request(asked: bytes, status: int) -> None:
+    async with running_api(
+        max_requests_per_s_per_client=2, cors_origins="https://a.example"
+    ) as api:
+        api.context.access = Access(hosts=AllowedHosts())
+        async with raw_connection(api.server.port, address="127.0.0.2") as greedy:
+            found = []
+            for _ in range(3):
+                await greedy.send(asked)
+                found.append((await greedy.answer())[0])
+        assert found == [status, status, 429]
+        assert (await api.get("/v1/info")).status == 200
+
+
+async def test_bytes_of_what_is_refused_count() -> None:
+    async with (
+        running_api(max_bytes_per_s_per_client=100_000) as api,
+        raw_connection(api.server.port, address="127.0.0.2") as greedy,
+    ):
+        await api.store.create_topic("orders")
+        await greedy.send(
+            b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 500000\r\n\r\n" + b"x" * 500_000
+        )
+        assert (await greedy.answer())[0] == 400
+        assert await status_of(greedy) == 429
+
+
+async def test_who_shows_a_wrong_token_pays_by_address_and_a_right_one_by_token() -> None:
+    async with (
+        running_api(max_requests_per_s_per_client=2) as api,
+        raw_connection(api.server.port) as one,
+    ):
+        token, text = make_token("consume:=orders")
+        api.context.access = access_of(token)
+        wrong = GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer x\r\n\r\n")
+        right = GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %b\r\n\r\n" % text.encode())
+        forbidden = right.replace(b"GET /v1/info", b"GET /v1/topics/none")
+        unknown = right.replace(b"/v1/info", b"/none")
+        found = []
+        for each in (wrong, wrong, wrong, forbidden, unknown, right, forbidden):
+            await one.send(each)
+            found.append((await one.answer())[0])
+        assert found == [401, 401, 429, 403, 404, 429, 429]

@@ -1,0 +1,312 @@
+"""Bodies on the wire: too large, too slow, chunked, or interrupted."""
+
+import asyncio
+import tracemalloc
+import zlib
+from typing import Any
+
+import pytest
+
+from tests.support.api_server import Api, running_api
+from tests.support.raw_http import raw_connection
+
+HEAD = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
+PATH = "/v1/topics/orders/messages"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def slug(body: bytes) -> str:
+    return body.decode().split("/problems/")[1].split('"')[0]
+
+
+def stored(api: Api) -> list[bytes]:
+    return [batch.body(0) for _, batches, _ in api.store.publishes for batch in batches]
+
+
+async def test_a_body_in_pieces_is_one_body(api: Api) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(HEAD + b"Content-Length: 6\r\n\r\nab")
+        await asyncio.sleep(0)
+        await connection.send(b"cd")
+        await connection.send(b"ef")
+        status, _, _ = await connection.answer()
+        await connection.send(CHUNKED + b"2\r\ngh\r\n")
+        await connection.send(b"3;x=y\r\nijk\r\n0\r\n\r\n")
+        assert (status, (await connection.answer())[0]) == (200, 200)
+    assert stored(api) == [b"abcdef", b"ghijk"]
+
+
+@pytest.mark.parametrize("size", [100_000, 700_000, 1_500_000, 3_000_000])
+async def test_a_body_that_comes_in_one_burst_is_read_whole(api: Api, size: int) -> None:
+    async with raw_connection(api.server.port) as connection:
+        body = bytes(range(256)) * (size // 256)
+        await connection.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await connection.answer())[0] == 200
+    assert stored(api) == [body]
+
+
+async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> None:
+    async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 1025\r\n\r\n")
+        status, headers, body = await one.answer()
+        assert (status, slug(body)) == (413, "request-too-large")
+        assert headers["connection"] == "close"
+
+
+async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is() -> None:
+    async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
+        await one.send(CHUNKED + b"400\r\n" + b"x" * 1024 + b"\r\n1\r\nx\r\n")
+        status, _, body = await one.answer()
+        assert (status, slug(body)) == (413, "request-too-large")
+
+
+@pytest.mark.parametrize(("length", "status"), [(1023, 200), (1024, 200), (1025, 413)])
+async def test_chunked_bodies_have_the_same_limit(length: int, status: int) -> None:
+    async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
+        body = b"".join(b"1\r\nx\r\n" for _ in range(length)) + b"0\r\n\r\n"
+        await one.send(CHUNKED + body)
+        assert (await one.answer())[0] == status
+
+
+async def test_a_client_may_ask_before_it_sends() -> None:
+    async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+        assert await one.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await one.send(b"body")
+        assert (await one.answer())[0] == 200
+        await one.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 1025\r\n\r\n")
+        status, _, body = await one.answer()
+        assert (status, slug(body)) == (413, "request-too-large")
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    async with running_api(body_timeout_ms=50) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 4\r\n\r\nbo")
+        status, headers, body = await one.answer()
+        assert (status, slug(body)) == (408, "request-timeout")
+        assert headers["connection"] == "close"
+        assert stored(api) == []
+
+
+async def test_a_body_that_is_broken_off_is_not_stored(api: Api) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(HEAD + b"Content-Length: 4\r\n\r\nbo")
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while api.server.connection_count:
+            await asyncio.sleep(0)
+    assert stored(api) == []
+
+
+@pytest.mark.parametrize("chunk", [b"zz\r\n", b"2\r\nabc\r\n", b"-1\r\n", b"2 \nab\r\n0\r\n\r\n"])
+async def test_broken_chunks_are_refused(api: Api, chunk: bytes) -> None:
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(CHUNKED + chunk)
+        answer = await connection.closed()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert slug(answer) == "malformed-request"
+    assert stored(api) == []
+
+
+async def test_bodies_that_are_arriving_share_a_limit() -> None:
+    async with (
+        running_api(max_arriving_bytes=1000) as api,
+        raw_connection(api.server.port) as slow,
+        raw_connection(api.server.port) as other,
+    ):
+        await slow.send(HEAD + b"Content-Length: 900\r\n\r\nx")
+        async with asyncio.timeout(10):
+            while not api.context.connections.arriving.total_bytes:
+                await asyncio.sleep(0)
+        await other.send(HEAD + b"Content-Length: 101\r\n\r\n")
+        status, headers, body = await other.answer()
+        assert (status, slug(body), headers["retry-after"]) == (503, "overloaded", "1")
+        await slow.send(b"x" * 899)
+        assert (await slow.answer())[0] == 200
+        assert api.context.connections.arriving.total_bytes == 0
+
+
+async def test_a_body_counts_until_it_is_answered(api: Api) -> None:
+    api.store.publish_gate = asyncio.Event()
+    task = asyncio.create_task(api.publish("orders", {"body": "x" * 1000}))
+    async with asyncio.timeout(10):
+        while not api.store.publishes:
+            await asyncio.sleep(0)
+    assert api.context.connections.arriving.total_bytes > 1000
+    api.store.publish_gate.set()
+    assert (await task).status == 200
+    assert api.context.connections.arriving.total_bytes == 0
+
+
+async def test_many_bombs_at_once_share_the_limit_by_what_they_say_they_are() -> None:
+    bomb = zlib.compress(bytes(1 << 20), 9, 31)
+    assert len(bomb) < 1200
+    async with running_api(max_arriving_bytes=3 << 20) as api:
+        answers = await asyncio.gather(
+            *(api.ask("POST", PATH, bomb, Content_Encoding="gzip") for _ in range(40))
+        )
+        assert {answer.status for answer in answers} == {200, 503}
+        assert {answer.problem for answer in answers if answer.status == 503} == {"overloaded"}
+        assert api.context.connections.arriving.total_bytes == 0
+        answer = await api.ask("POST", PATH, bomb, Content_Encoding="gzip")
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("said", [0, 1, 5_000])
+async def test_a_bomb_that_lies_about_its_size_is_no_larger_than_it_says(
+    api: Api, said: int
+) -> None:
+    bomb = zlib.compress(bytes(10_000), 9, 31)[:-4] + said.to_bytes(4, "little")
+    answer = await api.ask("POST", PATH, bomb, Content_Encoding="gzip")
+    assert (answer.status, answer.problem) == (400, "malformed-encoding")
+    assert "longer than it says" in answer.json()["detail"]
+    assert stored(api) == []
+
+
+@pytest.mark.parametrize("encoding", ["deflate", "br", "zstd", "gzip, gzip", "compress"])
+async def test_what_is_not_gzip_is_not_decompressed(api: Api, encoding: str) -> None:
+    # A zstd frame with a window of 2 GiB.
+    frame = b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(100)
+    answer = await api.ask("POST", PATH, frame, Content_Encoding=encoding)
+    assert (answer.status, answer.problem) == (415, "unsupported-encoding")
+
+
+async def test_ten_thousand_empty_members_are_refused_at_the_second(api: Api) -> None:
+    members = zlib.compress(b"", 9, 31) * 10_000
+    answer = await api.ask("POST", PATH, members, Content_Encoding="gzip")
+    assert (answer.status, answer.problem) == (400, "malformed-encoding")
+
+
+async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
+    async with running_api(max_arriving_bytes=1000) as api:
+        async with (
+            raw_connection(api.server.port, address="127.0.0.2") as oldest,
+            raw_connection(api.server.port, address="127.0.0.2") as next_one,
+            raw_connection(api.server.port, address="127.0.0.3") as modest,
+            raw_connection(api.server.port) as newcomer,
+        ):
+            for one, size, all_of_them in (
+                (oldest, 300, 300),
+                (next_one, 400, 700),
+                (modest, 300, 1000),
+            ):
+                await one.send(HEAD + b"Content-Length: %d\r\n\r\nx" % size)
+                async with asyncio.timeout(10):
+                    while api.context.connections.arriving.total_bytes != all_of_them:
+                        await asyncio.sleep(0)
+            await newcomer.send(HEAD + b"Content-Length: 200\r\n\r\n" + b"x" * 200)
+            assert (await newcomer.answer())[0] == 200
+            status, headers, body = await oldest.answer()
+            assert (status, slug(body), headers["connection"]) == (503, "overloaded", "close")
+            for one, left in ((next_one, 399), (modest, 299)):
+                await one.send(b"x" * left)
+                assert (await one.answer())[0] == 200
+        assert api.context.connections.arriving.total_bytes == 0
+        assert len(api.context.connections.arriving) == 0
+
+
+async def test_who_would_take_the_most_is_refused_and_pushes_nobody_out() -> None:
+    async with (
+        running_api(max_arriving_bytes=1000) as api,
+        raw_connection(api.server.port, address="127.0.0.2") as first,
+        raw_connection(api.server.port) as newcomer,
+    ):
+        await first.send(HEAD + b"Content-Length: 600\r\n\r\nx")
+        async with asyncio.timeout(10):
+            while not api.context.connections.arriving.total_bytes:
+                await asyncio.sleep(0)
+        await newcomer.send(HEAD + b"Content-Length: 600\r\n\r\n")
+        status, _, body = await newcomer.answer()
+        assert (status, slug(body)) == (503, "overloaded")
+        await first.send(b"x" * 599)
+        assert (await first.answer())[0] == 200
+
+
+async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
+    async with running_api(max_arriving_bytes=1000) as api:
+        api.store.publish_gate = asyncio.Event()
+        async with (
+            raw_connection(api.server.port, address="127.0.0.3") as at_work,
+            raw_connection(api.server.port, address="127.0.0.2") as small,
+            raw_connection(api.server.port, address="127.0.0.2") as large,
+            raw_connection(api.server.port) as newcomer,
+        ):
+            for one, size, begun, all_of_them in (
+                (at_work, 700, 700, 700),
+                (small, 100, 1, 800),
+                (large, 200, 1, 1000),
+            ):
+                await one.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * begun)
+                async with asyncio.timeout(10):
+                    while (
+                        not api.store.publishes
+                        or api.context.connections.arriving.total_bytes != all_of_them
+                    ):
+                        await asyncio.sleep(0)
+            # If the oldest body of the largest client is dropped, there is room for only 100 more
+            # bytes.
+            await newcomer.send(HEAD + b"Content-Length: 250\r\n\r\n")
+            for one in (newcomer, small):
+                status, _, body = await one.answer()
+                assert (status, slug(body)) == (503, "overloaded")
+            assert api.context.connections.arriving.total_bytes == 900
+            api.store.publish_gate.set()
+            await large.send(b"x" * 199)
+            for one in (at_work, large):
+                assert (await one.answer())[0] == 200
+        assert api.context.connections.arriving.total_bytes == 0
+
+
+async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
+    settings: dict[str, Any] = {"transfer_grace_ms": 100, "min_transfer_bytes_per_s": 1000}
+    async with running_api(**settings) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 1000\r\n\r\n")
+        async with asyncio.timeout(10):
+            while not api.server.connection_count:
+                await asyncio.sleep(0)
+            answer = asyncio.create_task(one.answer())
+            while not answer.done():
+                await one.send(b"x")
+                await asyncio.sleep(0.01)
+        status, _, body = await answer
+        assert (status, slug(body)) == (408, "request-timeout")
+        assert b"min_transfer_bytes_per_s" in body
+
+
+async def test_a_body_that_is_slow_but_keeps_the_pace_is_taken() -> None:
+    settings: dict[str, Any] = {"transfer_grace_ms": 300, "min_transfer_bytes_per_s": 10}
+    async with running_api(**settings) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 2000\r\n\r\n")
+        for _ in range(20):
+            await one.send(b"x" * 100)
+            await asyncio.sleep(0.03)
+        assert (await one.answer())[0] == 200
+
+
+async def test_a_small_bomb_is_not_blown_up() -> None:
+    squeezer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = b"".join(squeezer.compress(bytes(1 << 20)) for _ in range(64)) + squeezer.flush()
+    async with running_api(max_request_bytes=1 << 20) as api:
+        tracemalloc.start()
+        answer = await api.ask("POST", "/v1/topics/orders/messages", bomb, Content_Encoding="gzip")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (answer.status, answer.problem) == (413, "request-too-large")
+        assert peak < 8 << 20
+
+
+async def test_a_body_whose_connection_was_stopped_already_is_read_on(api: Api) -> None:
+    """Its client sent more than the connection buffers, while the request before it was held."""
+    body = bytes(1_500_000)
+    pull = b"GET /v1/topics/orders/queues/1/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n"
+    async with raw_connection(api.server.port) as one:
+        await one.send(pull + b"\r\n")
+        await api.held(1)
+        (connection,) = api.context.connections.open
+        one.writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(10):
+            while not connection._is_stopped:
+                await asyncio.sleep(0)
+            await api.publish("orders", {"body": "x", "queue": 1})
+            assert [(await one.answer())[0] for _ in range(2)] == [200, 200]
+    assert stored(api)[1:] == [body]

@@ -1,0 +1,365 @@
+"""Requests that two servers might separate differently: one answer, then the connection ends.
+
+Each is sent with a complete request after it. Only a wrong separation would cause a second answer
+or a stored message.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+import pytest
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
+
+from holdfast.http_api.wire.framing import ParserMissing, check_parser
+from tests.support.api_server import Api, running_api
+from tests.support.raw_http import raw_connection
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+LINE = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = LINE + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def post(head: bytes, body: bytes = b"x") -> bytes:
+    return LINE + head + b"\r\n\r\n" + body
+
+
+NO_CHUNK = b"0\r\n\r\n"
+
+LENGTHS = {
+    "a length and chunks": post(b"Content-Length: 5\r\nTransfer-Encoding: chunked", NO_CHUNK),
+    "chunks and a length": post(b"Transfer-Encoding: chunked\r\nContent-Length: 5", NO_CHUNK),
+    "the same length twice": post(b"Content-Length: 1\r\nContent-Length: 1"),
+    "two lengths": post(b"Content-Length: 1\r\nContent-Length: 2"),
+    "a list of lengths": post(b"Content-Length: 1, 1"),
+    "a signed length": post(b"Content-Length: +1"),
+    "a negative length": post(b"Content-Length: -1"),
+    "a length beyond 64 bits": post(b"Content-Length: 18446744073709551617"),
+    "a huge length": post(b"Content-Length: " + b"9" * 400),
+    "a length in hexadecimal": post(b"Content-Length: 0x1"),
+    "a length with an underscore": post(b"Content-Length: 1_0", b"x" * 10),
+    "an empty length": post(b"Content-Length: "),
+    "a length in two words": post(b"Content-Length: 1 1"),
+}
+CODINGS = {
+    "a vertical tab before it": post(b"Transfer-Encoding: \x0bchunked", NO_CHUNK),
+    "a vertical tab after it": post(b"Transfer-Encoding: chunked\x0b", NO_CHUNK),
+    "chunked is not the last": post(b"Transfer-Encoding: chunked, identity", NO_CHUNK),
+    "identity": post(b"Transfer-Encoding: identity", NO_CHUNK),
+    "gzip, then chunked": post(b"Transfer-Encoding: gzip, chunked", NO_CHUNK),
+    "chunked twice": post(b"Transfer-Encoding: chunked, chunked", NO_CHUNK),
+    "two headers": post(b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", NO_CHUNK),
+    "two headers, one other": post(b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x", NO_CHUNK),
+    "an unknown one": post(b"Transfer-Encoding: xchunked", NO_CHUNK),
+    "a quoted one": post(b'Transfer-Encoding: "chunked"', NO_CHUNK),
+    "a Kelvin sign": post("Transfer-Encoding: chun\u212aed".encode(), NO_CHUNK),
+    "a byte beyond ASCII": post(b"Transfer-Encoding: chunked\xa0", NO_CHUNK),
+    "in HTTP/1.0": b"POST /v1/topics/orders/messages HTTP/1.0\r\nConnection: keep-alive\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n" + NO_CHUNK,
+}
+LINE_ENDS = {
+    "a folded header": post(b"X: y\r\n Content-Length: 5\r\nContent-Length: 1"),
+    "a folded coding": post(b"Transfer-Encoding:\r\n chunked", NO_CHUNK),
+    "a bare line feed everywhere": b"GET /healthz HTTP/1.1\nHost: x\n\n",
+    "a bare line feed in the head": post(b"X: y\nContent-Length: 1"),
+    "a bare carriage return": post(b"X: y\rContent-Length: 1"),
+    "a bare line feed at the end": LINE + b"Content-Length: 1\r\n\nx",
+    "a space before the colon": post(b"Content-Length : 1"),
+    "a tab before the colon": post(b"Content-Length\t: 1"),
+    "a NUL in a value": post(b"X: a\0b\r\nContent-Length: 1"),
+    "a NUL in a name": post(b"X\0: y\r\nContent-Length: 1"),
+    "a header without a colon": post(b"X\r\nContent-Length: 1"),
+    "a header without a name": post(b": y\r\nContent-Length: 1"),
+    "a space before the first header": b"GET /healthz HTTP/1.1\r\n Host: x\r\n\r\n",
+}
+CHUNKS = {
+    "an extension that ends in a line feed": CHUNKED + b"1;a\nx\r\nx\r\n0\r\n\r\n",
+    "bare line feeds": CHUNKED + b"1\nx\n0\n\n",
+    "a space after the size": CHUNKED + b"1 \r\nx\r\n0\r\n\r\n",
+    "a size with 0x": CHUNKED + b"0x1\r\nx\r\n0\r\n\r\n",
+    "a size with an underscore": CHUNKED + b"1_0\r\n" + b"x" * 16 + b"\r\n0\r\n\r\n",
+    "a size beyond 64 bits": CHUNKED + b"10000000000000001\r\nx\r\n0\r\n\r\n",
+    "a negative size": CHUNKED + b"-1\r\nx\r\n0\r\n\r\n",
+    "more than its size": CHUNKED + b"1\r\nxx\r\n0\r\n\r\n",
+    "a length in the trailer": CHUNKED + b"1\r\nx\r\n0\r\nContent-Length: 5\r\n\r\n",
+}
+REQUEST_LINES = {
+    "no version": b"GET /healthz\r\n\r\n",
+    "HTTP/0.9": b"GET /healthz HTTP/0.9\r\nHost: x\r\n\r\n",
+    "HTTP/2": b"GET /healthz HTTP/2.0\r\nHost: x\r\n\r\n",
+    "HTTP/2's preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "HTTP/1.2": b"GET /healthz HTTP/1.2\r\nHost: x\r\n\r\n",
+    "http in lower case": b"GET /healthz http/1.1\r\nHost: x\r\n\r\n",
+    "a method in lower case": b"get /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a NUL in the method": b"G\0T /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a space in the path": b"GET /heal thz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a NUL in the path": b"GET /heal\0thz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a byte beyond ASCII in the query": b"GET /healthz?\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a fragment": b"GET /healthz#/../v1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "HTTP/2 for a path that needs no more": b"GET /v1/topics HTTP/2.0\r\nHost: x\r\n\r\n",
+    "another host in the target": b"GET http://y/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a user in the target": b"GET http://u@x/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "another port in the target": b"GET http://x:81/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "another scheme in the target": b"GET ftp://x/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no path": b"GET  HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+    "a port that is none": b"GET http://x:99999/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a host that is none": b"GET http://[::1/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "another request's middle": b"\x00\x01 garbage\r\n\r\n",
+}
+
+
+async def everything(api: Api, sent: bytes, *, until_closed: bool = True) -> bytes:
+    """Return all bytes that are answered to `sent`, until the connection ends."""
+    async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
+        await connection.send(sent)
+        return await connection.closed()
+
+
+def statuses(answers: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3}) ", answers)]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(sent, id=f"{kind}: {what}")
+        for kind, corpus in (
+            ("length", LENGTHS),
+            ("coding", CODINGS),
+            ("line end", LINE_ENDS),
+            ("chunk", CHUNKS),
+            ("request line", REQUEST_LINES),
+        )
+        for what, sent in corpus.items()
+    ],
+)
+async def test_what_can_be_read_in_two_ways_is_refused_and_ends_the_connection(
+    api: Api, sent: bytes
+) -> None:
+    answers = await everything(api, sent + GET)
+    assert statuses(answers) == [400], answers
+    assert b"/problems/malformed-request" in answers
+    assert api.store.publishes == []
+
+
+UPGRADES: Sequence[bytes] = [
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAA\r\n\r\n",
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", UPGRADES)
+async def test_an_upgrade_is_not_taken_and_nothing_is_read_after_it(api: Api, sent: bytes) -> None:
+    answers = await everything(api, sent)
+    assert statuses(answers) == [200]
+    assert b"Connection: close" in answers
+    assert statuses(await everything(api, sent + LINE + b"Content-Length: 1\r\n\r\nx")) == [200]
+    assert api.store.publishes == []
+
+
+@pytest.mark.parametrize("target", [b"evil:80", b"/healthz"])
+async def test_connect_is_no_way_through(api: Api, target: bytes) -> None:
+    sent = b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    answers = await everything(api, sent + GET)
+    assert len(statuses(answers)) == 1
+    assert statuses(answers)[0] in (400, 404, 405)
+
+
+TRAILERS = {
+    "a trailer": CHUNKED + b"1\r\nx\r\n0\r\nX-Checksum: abc\r\n\r\n",
+    "an announced one": LINE
+    + b"Transfer-Encoding: chunked\r\nTrailer: X-Checksum\r\n\r\n0\r\nX-Checksum: abc\r\n\r\n",
+    "one named as a size": CHUNKED + b"0\r\n0: 0\r\n\r\n",
+    "one behind an extension": CHUNKED + b"1;a=b\r\nx\r\n00;c\r\nX: y\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", TRAILERS.values(), ids=TRAILERS)
+@pytest.mark.parametrize("before", [b"", GET, CHUNKED + b"1\r\nx\r\n0\r\n\r\n"])
+async def test_trailers_are_refused(sent: bytes, before: bytes) -> None:
+    # S6: the parser skips trailers, but a proxy may not
+    async with running_api() as api:
+        await api.store.create_topic("orders", queues=1)
+        answers = await everything(api, before + sent + GET)
+        assert statuses(answers) == [*[200] * bool(before), 400], answers
+        assert len(api.store.publishes) == (before.startswith(b"POST"))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+async def test_a_trailer_is_found_however_it_is_cut_into_packets(size: int) -> None:
+    sent = CHUNKED + b"1\r\nx\r\n0\r\nX"  # refused at this byte, without waiting for more
+    async with running_api() as api:
+        await api.store.create_topic("orders", queues=1)
+        async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
+            for at in range(0, len(sent), size):
+                await connection.send(sent[at : at + size])
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            assert statuses(await connection.closed()) == [400]
+        assert api.store.publishes == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 11, 50, 64, 100, 1000])
+async def test_bodies_in_chunks_behind_one_another_are_taken(api: Api, size: int) -> None:
+    body = b"3;e=1\r\n0\r\n\r\n5\r\nhello\r\n000\r\n\r\n"
+    one = CHUNKED + body
+    known = post(b"Content-Length: 9", b"0\r\n\r\n1234")
+    sent = one + one + known + one + GET + known + known + one + GET
+    async with raw_connection(api.server.port) as connection, asyncio.timeout(30):
+        for at in range(0, len(sent), size):
+            await connection.send(sent[at : at + size])
+            if size < 64:
+                await asyncio.sleep(0)
+        for _ in range(9):
+            assert (await connection.answer())[0] == 200
+    chunked, length = b"0\r\nhello", b"0\r\n\r\n1234"
+    assert bodies_of(api) == [chunked, chunked, length, chunked, length, length, chunked]
+
+
+@pytest.mark.parametrize("sent", [b"GET /healthz\r\n\r\n", b"GET /healthz HTTP/0.9\r\n\r\n"])
+async def test_http_0_9_is_refused_also_where_nothing_follows(api: Api, sent: bytes) -> None:
+    # S6: HTTP/0.9 has no headers, so nothing identifies the client of the request
+    answers = await everything(api, sent)
+    assert statuses(answers) == [400]
+    assert b"HTTP/0.9" in answers
+
+
+async def test_an_absolute_target_is_its_path(api: Api) -> None:
+    for target in (b"http://x/healthz", b"http://X:80/healthz"):
+        sent = b"\r\nGET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target
+        assert statuses(await everything(api, sent)) == [200]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n\n"])
+@pytest.mark.parametrize("is_behind", [False, True])
+async def test_a_bare_line_end_before_a_request_is_refused(end: bytes, is_behind: bool) -> None:
+    get = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with running_api() as api:
+        found = statuses(await everything(api, get * is_behind + end + get))
+    assert found == [200] * is_behind + [400]
+
+
+CLOSING = {
+    "close": LINE + b"Connection: close\r\n",
+    "HTTP/1.0": b"POST /v1/topics/orders/messages?queue=0 HTTP/1.0\r\n",
+}
+BODIES = {
+    "length": b"Content-Length: 1\r\n\r\nx",
+    "chunks": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+}
+BEHIND = {
+    "a request": LINE + b"Content-Length: 1\r\n\r\ny",
+    "the beginning of one": LINE,
+    "the first byte of one": b"P",
+    "what is none": b"nonsense\r\n\r\n",
+    "what is another protocol": bytes(range(256)),
+    "a line end": b"\r\n",
+}
+
+
+CLOSED = [
+    pytest.param(CLOSING["close"] + BODIES["length"], id="close, length"),
+    pytest.param(CLOSING["close"] + BODIES["chunks"], id="close, chunks"),
+    pytest.param(CLOSING["HTTP/1.0"] + BODIES["length"], id="HTTP/1.0, length"),
+]
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+@pytest.mark.parametrize("closing", CLOSED)
+async def test_a_request_that_ends_the_connection_is_answered_and_nothing_behind_it_read(
+    closing: bytes, behind: bytes
+) -> None:
+    # RFC 9112 section 9.6
+    for before in (b"", GET, LINE + BODIES["chunks"]):
+        async with running_api() as api:
+            await api.store.create_topic("orders", queues=1)
+            answers = await everything(api, before + closing + behind)
+            assert statuses(answers) == [*[200] * bool(before), 200], answers
+            assert answers.count(b"Connection: close") == 1
+            assert bodies_of(api) == [b"x"] * (1 + before.startswith(b"POST"))
+
+
+def bodies_of(api: Api) -> list[bytes]:
+    return [batch.body(0) for _, stored, _ in api.store.publishes for batch in stored]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+@pytest.mark.parametrize("closing", CLOSED)
+async def test_of_a_request_that_ends_the_connection_the_last_byte_may_come_with_more(
+    closing: bytes, behind: bytes, size: int
+) -> None:
+    for before in (b"", GET, LINE + BODIES["chunks"]):
+        sent = before + closing[:-1]
+        async with running_api() as api:
+            await api.store.create_topic("orders", queues=1)
+            async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
+                for at in range(0, len(sent), size):
+                    await connection.send(sent[at : at + size])
+                    await asyncio.sleep(0)
+                await connection.send(closing[-1:] + behind)
+                answers = await connection.closed()
+            assert statuses(answers) == [*[200] * bool(before), 200], answers
+            assert answers.count(b"Connection: close") == 1
+            assert bodies_of(api) == [b"x"] * (1 + before.startswith(b"POST"))
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+async def test_a_refused_request_that_ends_the_connection_is_answered_alone(behind: bytes) -> None:
+    async with running_api() as api:
+        for head, status in (
+            (b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404),
+            (b"GET /nothing HTTP/1.0\r\n\r\n", 404),
+            (b"GET /healthz#/../v1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        ):
+            assert statuses(await everything(api, head + behind)) == [status]
+        assert api.store.publishes == []
+
+
+@pytest.mark.parametrize("before", [GET, LINE + BODIES["length"], LINE + BODIES["chunks"]])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
+async def test_requests_before_what_is_malformed_are_answered(before: bytes, count: int) -> None:
+    async with running_api() as api:
+        await api.store.create_topic("orders", queues=1)
+        for behind in (b"nonsense\r\n\r\n", LINE + b"Content-Length: x\r\n\r\n"):
+            answers = await everything(api, before * count + behind + GET)
+            assert statuses(answers) == [*[200] * count, 400], answers
+        assert len(api.store.publishes) == 2 * count * before.startswith(b"POST")
+
+
+async def test_what_comes_before_what_is_malformed_is_not_carried_out_unanswered(api: Api) -> None:
+    good = post(b"Content-Length: 1")
+    answers = await everything(api, good + post(b"Content-Length: x"))
+    assert statuses(answers)[-1] == 400
+    assert statuses(answers).count(200) == len(api.store.publishes)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/topics/orders/messages?queue=77 HTTP/1.1\r\nHost: x\r\n",
+        b"POST /v1/topics/orders/messages?nothing=0 HTTP/1.1\r\nHost: x\r\n",
+        b"POST /nothing HTTP/1.1\r\nHost: x\r\n",
+        b"PUT /healthz HTTP/1.1\r\nHost: x\r\n",
+    ],
+)
+async def test_the_body_of_a_refused_request_is_never_a_request(api: Api, head: bytes) -> None:
+    hidden = LINE + b"Content-Length: 1\r\n\r\nx"
+    sent = head + b"Content-Length: %d\r\n\r\n" % len(hidden) + hidden
+    async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
+        await connection.send(sent + GET)
+        status, fields, _ = await connection.answer()
+        assert 400 <= status < 500
+        if "connection" not in fields:  # the body was complete, so the connection continues
+            assert (await connection.answer())[0] == 200
+    assert api.store.publishes == []
+
+
+def test_without_the_parser_in_c_nothing_is_served() -> None:
+    check_parser(HttpRequestParser)
+    with pytest.raises(ParserMissing, match="AIOHTTP_NO_EXTENSIONS"):
+        check_parser(HttpRequestParserPy)

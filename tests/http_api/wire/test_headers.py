@@ -1,0 +1,70 @@
+import pytest
+from multidict import CIMultiDict
+
+from holdfast.http_api.wire.headers import MAX_FIELD_BYTES, listed, lone
+from holdfast.http_api.wire.problems import Problem
+from tests.support.api_server import Api
+from tests.support.raw_http import raw_connection
+
+MESSAGES = b"POST /v1/topics/orders/messages"
+OFFSETS = b"PUT /v1/groups/g/topics/orders/offsets"
+PRODUCER = b"Holdfast-Producer-Epoch: 0\r\nHoldfast-Producer-Sequence: 0\r\n"
+
+
+def test_a_list_is_all_its_lines() -> None:
+    headers = CIMultiDict([("Accept", "a/b"), ("Other", "x"), ("accept", "c/d, e/f")])
+    assert listed(headers, "Accept") == "a/b, c/d, e/f"
+    assert listed(headers, "Via") == ""
+
+
+@pytest.mark.parametrize(("more", "is_refused"), [(-1, False), (0, False), (1, True)])
+def test_lines_of_a_list_are_together_no_longer_than_one_may_be(
+    more: int, is_refused: bool
+) -> None:
+    """Otherwise 128 lines would be a megabyte to parse."""
+    second = "b" * (MAX_FIELD_BYTES - len("a, ") + more)
+    headers = CIMultiDict([("Accept", "a"), ("Accept", second)])
+    if is_refused:
+        with pytest.raises(Problem, match="header-too-large"):
+            listed(headers, "Accept")
+    else:
+        assert listed(headers, "Accept") == f"a, {second}"
+
+
+def test_what_says_one_thing_is_given_once() -> None:
+    headers = CIMultiDict([("If-Match", '"1"'), ("Other", "x"), ("other", "x")])
+    assert lone(headers, "if-match") == '"1"'
+    assert lone(headers, "If-None-Match") is None
+    with pytest.raises(Problem, match="given more than once"):
+        lone(headers, "Other")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "lines", "answer", "said"),
+    [
+        # The second line counts, too.
+        (b"GET /v1/topics", b"Accept: text/html\r\nAccept: application/json\r\n", b"200",
+         b"topics"),
+        (MESSAGES, b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\n", b"415",
+         b"unsupported-encoding"),
+        (MESSAGES, b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\n", b"415",
+         b"unsupported-encoding"),
+        # It is unclear which of them applies.
+        (MESSAGES, b"Holdfast-Producer-Id: a\r\nHoldfast-Producer-Id: b\r\n" + PRODUCER, b"400",
+         b"Holdfast-Producer-Id is given more than once"),
+        (OFFSETS, b'If-Match: *\r\nIf-Match: "1"\r\n', b"400", b"If-Match is given more than once"),
+    ],
+)  # fmt: skip
+async def test_no_line_of_a_header_is_passed_over(
+    api: Api, request_line: bytes, lines: bytes, answer: bytes, said: bytes
+) -> None:
+    await api.store.create_topic("orders")
+    body = b"" if request_line.startswith(b"GET") else b'{"offsets":{}}'
+    async with raw_connection(api.server.port) as connection:
+        await connection.send(
+            request_line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + lines
+            + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )  # fmt: skip
+        received = await connection.closed()
+    assert received.startswith(b"HTTP/1.1 " + answer), received
+    assert said in received

@@ -1,0 +1,194 @@
+import errno
+import re
+
+import pytest
+
+from holdfast.commitlog.errors import (
+    BatchTooLarge,
+    CorruptRecord,
+    DiskFull,
+    DiskLow,
+    IndexBehind,
+    LogClosed,
+    LogOverloaded,
+    LogPoisoned,
+    MemoryLow,
+    NoSegment,
+    ProducerFenced,
+    RoutedOtherwise,
+    SequenceGap,
+    SequenceTooOld,
+    SyncTimeout,
+    TooManyProducers,
+)
+from holdfast.commitlog.format.batch_check import LimitExceeded
+from holdfast.consumequeue.errors import (
+    IndexCorrupt,
+    InvalidName,
+    InvalidTopicChange,
+    KeyedBacklog,
+    LimitReached,
+    OffsetBeyondEnd,
+    OffsetsChanged,
+    OffsetTrimmed,
+    QueueCorrupt,
+    StateFull,
+    StateUnavailable,
+    StoreError,
+    TooManyReadLeases,
+    TopicConflict,
+    TopicFull,
+    UnknownGroup,
+    UnknownMessage,
+    UnknownQueue,
+    UnknownReadLease,
+    UnknownTopic,
+)
+from holdfast.groups.errors import (
+    ExclusiveHeld,
+    FilterNotAllowed,
+    GroupsStopping,
+    NoDeadLetters,
+    RedriveRunning,
+)
+from holdfast.groups.service_types import (
+    GroupBusy,
+    InvalidGroup,
+    NotSubscribed,
+    TooManyMembers,
+)
+from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
+from holdfast.http_api.wire.problems import (
+    _RULES,
+    KINDS,
+    MAX_TEXT_CHARACTERS,
+    Problem,
+    problem_for,
+)
+from holdfast.http_api.wire.reply import problem_reply
+
+ERRORS = [
+    (InvalidName("topic", "a/b"), 400, "invalid-name", {"kind": "topic", "name": "a/b"}),
+    (UnknownTopic("t"), 404, "unknown-topic", {"topic": "t"}),
+    (NotSubscribed("g", "t"), 404, "unknown-topic", {"topic": "t", "group": "g"}),
+    (UnknownQueue("t", 4, 2), 404, "unknown-queue", {"queue": 4, "queue_count": 2}),
+    (UnknownGroup("g"), 404, "unknown-group", {"group": "g"}),
+    (UnknownMessage("m"), 404, "unknown-message", {"message_id": "m"}),
+    (TopicConflict("t", "queues", 3, 2), 409, "topic-conflict", {"field": "queues", "given": 3}),
+    (TopicFull("t", 11, 10), 507, "topic-full", {}),
+    (KeyedBacklog("t", ["g"]), 409, "keyed-backlog", {"topic": "t", "groups": ["g"]}),
+    (InvalidTopicChange("t", "only more"), 422, "invalid-topic-change", {"topic": "t"}),
+    (LimitReached("max_topics", 9), 409, "limit-reached", {"limit_name": "max_topics", "limit": 9}),
+    (TooManyMembers("g", 9), 409, "limit-reached", {"group": "g", "limit": 9}),
+    (OffsetTrimmed("t", 0, 1, 2, 6), 410, "offset-trimmed", {"min_offset": 2, "max_offset": 6}),
+    (OffsetBeyondEnd("t", 0, 7, 2, 6), 416, "offset-beyond-end", {"max_offset": 6}),
+    (QueueCorrupt("t", 0, 3, 5, 2, 6, "crc"), 500, "corrupt-record", {"next_offset": 5}),
+    (CorruptRecord(64, "crc", "bits", 5), 500, "corrupt-record", {"next_offset": 5}),
+    (OffsetsChanged("g", "t", 4), 412, "offsets-changed", {"version": 4}),
+    (StateUnavailable("EIO"), 503, "storage-unavailable", {}),
+    (StateFull("no room"), 507, "disk-full", {}),
+    (BatchTooLarge(9, 8), 413, "request-too-large", {"limit": 8}),
+    (IndexCorrupt("a checksum"), 500, "damaged-index", {}),
+    (LogClosed(), 503, "draining", {}),
+    (LogOverloaded(9, 8), 503, "overloaded", {"limit": 8}),
+    (DiskFull(4096), 507, "disk-full", {"needed_bytes": 4096}),
+    (DiskLow("d", 9, 10), 507, "disk-full", {"free_bytes": 9, "min_free_bytes": 10}),
+    (MemoryLow(9, 8), 503, "overloaded", {"limit": 8, "limit_name": "max_memory_bytes"}),
+    (IndexBehind(9, 8, None), 503, "overloaded", {"limit_name": "max_uncommitted_entries"}),
+    (NoSegment("no descriptors"), 503, "storage-unavailable", {}),
+    (SyncTimeout(5000), 503, "sync-timeout", {"stored": "unknown", "timeout_ms": 5000}),
+    (LogPoisoned("EIO"), 503, "read-only", {}),
+    (SequenceGap(3, 5), 409, "sequence-gap", {"expected": 3}),
+    (SequenceTooOld(1, 4), 409, "sequence-too-old", {"oldest": 4}),
+    (RoutedOtherwise(1), 409, "sequence-too-old", {"found": 1}),
+    (TooManyProducers("max_producers", 5), 409, "too-many-producers", {"limit": 5}),
+    (ProducerFenced(1, 2), 403, "producer-fenced", {"current_epoch": 2}),
+    (LimitExceeded("max_key_bytes", 8, 9, 0), 413, "message-too-large", {"limit": 8}),
+    (ExclusiveHeld("b", "a"), 409, "group-exclusive", {"member": "b", "holder": "a"}),
+    (FilterNotAllowed("keyed"), 400, "filter-not-allowed", {"mode": "keyed"}),
+    (GroupsStopping(), 503, "draining", {}),
+    (NoDeadLetters("g"), 409, "no-dead-letters", {"group": "g"}),
+    (RedriveRunning("g"), 409, "redrive-running", {"group": "g"}),
+    (GroupBusy("g", 3), 409, "group-busy", {"group": "g", "in_flight": 3}),
+    (InvalidGroup("topics", "take one"), 422, "invalid-group", {"field": "topics"}),
+    (HoldLimitExceeded("max_held", 8), 429, "too-many-held", {"limit": 8}),
+    (TooManyReadLeases("max_read_leases", 8), 429, "too-many-read-leases", {"limit": 8}),
+    (UnknownReadLease("x"), 404, "unknown-read-lease", {"lease_id": "x"}),
+    (InvalidFilter("syntax", "no", 3), 400, "invalid-filter", {"reason": "syntax", "position": 3}),
+]
+
+#: Words that tell the reader how to fix the problem.
+MEND = re.compile(
+    r"\b(use|create|take|change|leave|delete|raise|continue|run|read|free|send|wait|do not|stop|"
+    r"try|restart|storing|queues are|only more|give|ask|plan again|receive again)\b"
+)
+
+
+@pytest.mark.parametrize(("error", "status", "slug", "members"), ERRORS, ids=lambda each: str(each))
+def test_an_exception_becomes_its_problem(
+    error: Exception, status: int, slug: str, members: dict[str, object]
+) -> None:
+    problem = problem_for(error)
+    body = problem.body()
+    assert (body["status"], body["type"]) == (status, f"/problems/{slug}")
+    assert body.items() >= members.items()
+    assert MEND.search(problem.detail), problem.detail
+
+
+def test_every_rule_is_tried_above() -> None:
+    assert {type(error) for error, *_ in ERRORS} == set(_RULES)
+
+
+def test_every_refusal_of_the_store_has_a_rule() -> None:
+    assert set(StoreError.__subclasses__()) <= set(_RULES)
+
+
+def test_every_rule_names_a_kind() -> None:
+    assert {rule.slug for rule in _RULES.values()} <= set(KINDS)
+
+
+def test_a_request_that_no_memory_is_left_for_may_come_again() -> None:
+    problem = problem_for(MemoryError())
+    assert (problem.slug, problem.kind.status) == ("overloaded", 503)
+    assert problem.kind.retry_after_s
+
+
+def test_an_unforeseen_error_tells_nothing_of_itself() -> None:
+    problem = problem_for(KeyError("/secret/path"))
+    assert problem.slug == "internal-error"
+    assert b"secret" not in problem.encode()
+
+
+def test_what_may_succeed_later_says_when() -> None:
+    assert ("Retry-After", "10") in problem_for(DiskFull(1)).all_headers()
+    assert problem_for(UnknownTopic("t")).all_headers() == []
+
+
+def test_bytes_that_are_no_text_can_be_told() -> None:
+    problem = Problem("not-found", "there is no \udcff", path="\udcff")
+    assert b"\\\\udcff" in problem.encode()
+
+
+def test_the_reply_of_a_stopping_broker_closes_its_connection() -> None:
+    assert problem_reply(problem_for(LogClosed())).closes
+    assert not problem_reply(problem_for(UnknownTopic("t"))).closes
+
+
+def test_a_disk_that_fails_a_read_may_be_asked_again() -> None:
+    problem = problem_for(OSError(errno.EIO, "Input/output error", "/secret/path"))
+    assert (problem.slug, problem.kind.status) == ("storage-unavailable", 503)
+    assert "secret" not in problem.encode().decode()
+    assert problem_for(OSError(errno.EBADF, "Bad file descriptor")).kind.status == 500
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (MAX_TEXT_CHARACTERS - 1, "x" * (MAX_TEXT_CHARACTERS - 1)),
+        (MAX_TEXT_CHARACTERS, "x" * MAX_TEXT_CHARACTERS),
+        (MAX_TEXT_CHARACTERS + 1, "x" * (MAX_TEXT_CHARACTERS - 3) + "..."),
+    ],
+)
+def test_of_a_long_text_an_answer_has_the_beginning(size: int, shown: str) -> None:
+    body = Problem("invalid-parameter", "x" * size, found="x" * size).body()
+    assert (body["detail"], body["found"]) == (shown, shown)

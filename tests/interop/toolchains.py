@@ -1,0 +1,135 @@
+"""The toolchains of these tests, their cache, and the only reasons for a skip.
+
+If a toolchain is missing, the tests that need it are skipped by its name; any other skip in this
+folder fails (conftest.py). Downloads and builds stay in `.interop/`, named by a hash of their
+inputs, and are made again when the inputs change.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+CACHE = ROOT / ".interop"
+
+#: Toolchains that a machine may lack, and the tests that each one needs.
+TOOLCHAINS: Mapping[str, str] = {
+    "go": "the generated Go client (package golang)",
+    "node": "the generated TypeScript client and EventSource (package nodejs)",
+    "npm": "the generated TypeScript client and EventSource (package npm)",
+    "curl": "the examples of docs/http.md (package curl)",
+}
+
+OAPI_CODEGEN = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2"
+
+#: Long enough for a download on a slow network, or a compiler on a busy machine.
+_BUILD_S = 420
+
+
+def need(*tools: str) -> None:
+    """Skip the test when one of these toolchains is missing."""
+    for tool in tools:
+        if shutil.which(tool) is None:
+            pytest.skip(skip_reason(tool))
+
+
+def skip_reason(tool: str) -> str:
+    """Return the reason for skipping a test that needs a toolchain."""
+    return f"{tool} is missing: {TOOLCHAINS[tool]}"
+
+
+def run(
+    arguments: Sequence[str | Path], *, cwd: Path = ROOT, timeout_s: float = 60, **environ: str
+) -> str:
+    """Run a program to its end and return its standard output; a failure shows both outputs."""
+    done = subprocess.run(
+        arguments,
+        cwd=cwd,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    shown = f"{arguments[0]} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, shown[-8000:]
+    return done.stdout
+
+
+def go_client(document: bytes) -> Path:
+    """Return the program of go/, built with a client generated from an OpenAPI document."""
+    sources = sorted((HERE / "go").iterdir())
+    folder = _folder("go", [OAPI_CODEGEN.encode(), document, *(s.read_bytes() for s in sources)])
+    program = folder / "client"
+    if program.exists():
+        return program
+    generator = _generator()
+    (folder / "holdfast").mkdir(exist_ok=True)
+    _copy(sources, folder)
+    (folder / "openapi.json").write_bytes(document)
+    run([generator, "-config", "oapi-codegen.yaml", "openapi.json"], cwd=folder)
+    run(["go", "build", "-mod=readonly", "-o", "built", "."], cwd=folder, timeout_s=_BUILD_S)
+    (folder / "built").rename(program)
+    return program
+
+
+def typescript_client(document: bytes) -> Path:
+    """Return the folder whose `built/` has typescript/'s compiled programs.
+
+    They are compiled with the types generated from an OpenAPI document.
+    """
+    sources = sorted(path for path in (HERE / "typescript").iterdir() if path.is_file())
+    folder = _folder("typescript", [document, *(source.read_bytes() for source in sources)])
+    if (folder / "built").exists():
+        return folder
+    _copy(sources, folder)
+    modules = _node_modules()
+    if not (folder / "node_modules").exists():
+        (folder / "node_modules").symlink_to(modules)
+    (folder / "openapi.json").write_bytes(document)
+    binaries = modules / ".bin"
+    run([binaries / "openapi-typescript", "openapi.json", "-o", "schema.d.ts"], cwd=folder)
+    run([binaries / "tsc", "--outDir", "unfinished"], cwd=folder, timeout_s=_BUILD_S)
+    (folder / "unfinished").rename(folder / "built")
+    return folder
+
+
+def _generator() -> Path:
+    folder = _folder("oapi-codegen", [OAPI_CODEGEN.encode()])
+    program = folder / "oapi-codegen"
+    if not program.exists():
+        run(["go", "install", OAPI_CODEGEN], timeout_s=_BUILD_S, GOBIN=str(folder))
+    return program
+
+
+def _node_modules() -> Path:
+    manifests = [HERE / "typescript" / name for name in ("package.json", "package-lock.json")]
+    folder = _folder("node", [each.read_bytes() for each in manifests])
+    modules = folder / "node_modules"
+    if not (folder / "complete").exists():
+        _copy(manifests, folder)
+        run(["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, timeout_s=_BUILD_S)
+        (folder / "complete").touch()
+    return modules
+
+
+def _folder(name: str, parts: Sequence[bytes]) -> Path:
+    """Return the folder for these inputs; if it is new, delete the folders of older inputs."""
+    digest = sha256(b"\0".join(parts)).hexdigest()[:16]
+    folder = CACHE / f"{name}-{digest}"
+    if not folder.exists():
+        for old in CACHE.glob(f"{name}-*"):
+            shutil.rmtree(old)
+        folder.mkdir(parents=True)
+    return folder
+
+
+def _copy(sources: Sequence[Path], folder: Path) -> None:
+    for source in sources:
+        shutil.copy(source, folder)

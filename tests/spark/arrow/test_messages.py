@@ -1,0 +1,57 @@
+"""Rows from msgpack equal rows from blocks."""
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.message_id import format_message_id
+from holdfast.spark.arrow.decoder import cut, decode
+from holdfast.spark.arrow.messages import decode_messages, unpack
+from holdfast.spark.errors import ReplyMismatch
+from holdfast.spark.options.columns import HOLDFAST_COLUMNS, KAFKA_COLUMNS
+from holdfast.spark.options.offsets import QueueRange
+from tests.spark.stored import QUEUE, TOPIC_ID, Sent, joined, sent, store
+
+
+@settings(deadline=None)  # others may share the machine
+@given(st.lists(sent(), min_size=1, max_size=3), st.sampled_from([None, 2]))
+def test_rows_are_those_of_the_blocks(batches: list[Sent], levels: int | None) -> None:
+    source = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0, priority_levels=levels)
+    stored = store(batches)
+    body = msgpack.packb(
+        {
+            "messages": [
+                {
+                    "topic": "orders",
+                    "queue": QUEUE,
+                    "offset": batch.header.base_offset + row,
+                    "message_id": format_message_id(
+                        TOPIC_ID, QUEUE, batch.header.base_offset + row
+                    ),
+                    "key": batch.key(row),
+                    "tag": batch.tag(row),
+                    "properties": batch.properties(row),
+                    "body": batch.body(row),
+                    "born_timestamp_ms": batch.born_timestamp_us(row) // 1000,
+                    "store_timestamp_ms": batch.header.store_timestamp_us // 1000,
+                }
+                for batch in stored
+                for row in range(len(batch))
+            ]
+        }
+    )
+    blocks = BatchRun(joined(stored))
+    rows = cut(blocks, 0, 2**62)
+    for columns in (HOLDFAST_COLUMNS, KAFKA_COLUMNS):
+        expected = decode(blocks, rows, source, columns)
+        found = decode_messages(unpack(body), source, columns)
+        assert found.schema.equals(expected.schema)
+        assert found.to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", msgpack.packb([1]), msgpack.packb({})])
+def test_what_is_no_reply_is_refused(body: bytes) -> None:
+    with pytest.raises(ReplyMismatch):
+        unpack(body)

@@ -1,0 +1,131 @@
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.spark.broker.block_receiver import Gathering
+from holdfast.spark.broker.catalog import Split
+from holdfast.spark.broker.client import BrokerClient
+from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
+from holdfast.spark.options.address import Address
+from holdfast.spark.options.offsets import OffsetRange, QueueState
+from tests.support.fake_broker import FakeBroker
+
+
+@pytest.fixture
+def client(broker: FakeBroker) -> Iterator[BrokerClient]:
+    with BrokerClient.open(Address(broker.url)) as client:
+        yield client
+
+
+def test_topics_are_listed_over_pages(
+    broker: FakeBroker, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.spark.broker.client._PAGE", 2)
+    for name in ("e", "a", "d", "b", "c"):
+        broker.topic(name)
+    assert list(client.topic_names()) == ["a", "b", "c", "d", "e"]
+    assert len(broker.requests) == 3
+
+
+def test_a_topic_is_described(broker: FakeBroker, client: BrokerClient) -> None:
+    topic = broker.topic("orders", queues=2, priority_levels=2)
+    topic.publish(1, [b"a", b"b"])
+    found = client.describe("orders")
+    assert found.topic_id == topic.topic_id
+    assert found.queues == {0: QueueState(0, 0), 1: QueueState(0, 2)}
+    assert found.priority_levels == 2
+
+
+def test_an_unknown_topic_is_refused_in_the_brokers_words(client: BrokerClient) -> None:
+    with pytest.raises(BrokerRefused, match="there is no topic 'orders'"):
+        client.describe("orders")
+
+
+def test_an_offset_is_found_by_time(broker: FakeBroker, client: BrokerClient) -> None:
+    topic = broker.topic("orders")
+    topic.publish(0, [b"a"], store_timestamp_us=1_000_000)
+    topic.publish(0, [b"b"], store_timestamp_us=2_000_000)
+    assert client.offset_at("orders", 0, 1500) == 1
+    assert client.offset_at("orders", 0, 2001) == 2
+
+
+def test_offsets_are_stored_if_nobody_else_moved_them(
+    broker: FakeBroker, client: BrokerClient
+) -> None:
+    broker.topic("orders", queues=2)
+    assert client.stored_offsets("billing", "orders") is None
+    stored = client.store_offsets("billing", "orders", {0: 5}, etag='"0"')
+    assert stored == client.stored_offsets("billing", "orders")
+    client.store_offsets("billing", "orders", {1: 7}, etag=stored.etag)
+    with pytest.raises(OffsetsMoved):
+        client.store_offsets("billing", "orders", {0: 6}, etag=stored.etag)
+    found = client.stored_offsets("billing", "orders")
+    assert found is not None
+    assert found.offsets == {0: 5, 1: 7}
+
+
+def test_storing_again_after_a_lost_answer_succeeds(
+    broker: FakeBroker, client: BrokerClient
+) -> None:
+    client.store_offsets("billing", "orders", {0: 5}, etag='"0"')
+    assert client.store_offsets("billing", "orders", {0: 5}, etag='"0"').offsets == {0: 5}
+
+
+def test_splits_follow_blocks_and_leave_out_queues_not_asked_for(
+    broker: FakeBroker, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.spark.broker.client._QUEUES_PER_PLAN", 1)
+    topic = broker.topic("orders", queues=3)
+    for queue in range(3):
+        topic.publish(queue, [b"a"] * 3)
+        topic.publish(queue, [b"b"] * 3)
+    ranges = {0: OffsetRange(1, 6), 2: OffsetRange(0, 2)}
+    splits = client.splits("orders", topic.topic_id, ranges, max_bytes=1, min_splits=1)
+    assert [(s.queue, s.start, s.end) for s in splits] == [(0, 1, 3), (0, 3, 6), (2, 0, 2)]
+    assert all(isinstance(split, Split) and split.size_bytes > 0 for split in splits)
+    assert len(broker.requests) == 2
+
+
+def test_no_ranges_need_no_plan(broker: FakeBroker, client: BrokerClient) -> None:
+    assert client.splits("orders", 1, {}, max_bytes=1, min_splits=1) == []
+    assert broker.requests == []
+
+
+def test_a_plan_or_pull_of_a_topic_made_again_is_refused(
+    broker: FakeBroker, client: BrokerClient
+) -> None:
+    old = broker.topic("orders").topic_id
+    broker.topic("orders").publish(0, [b"a"])
+    with pytest.raises(TopicRecreated, match="load it anew"):
+        client.splits("orders", old, {0: OffsetRange(0, 1)}, max_bytes=1, min_splits=1)
+    with pytest.raises(TopicRecreated):
+        client.pull("orders", old, 0, 0, max_bytes=1)
+
+
+def test_a_pull_names_its_bounds_tags_and_filter(broker: FakeBroker, client: BrokerClient) -> None:
+    topic = broker.topic("orders")
+    ids, tags = (topic.topic_id, 0, 0), frozenset("ba")
+    for count in (1, 9_999, 10_000, 10_001):
+        client.pull_blocks(
+            "orders", *ids, Gathering(9, 9), max_messages=count, max_bytes=9, tags=tags
+        )
+    client.pull(
+        "orders", topic.topic_id, 0, 0, max_bytes=9, tags=frozenset("ba"), expression="a > 'x y'"
+    )
+    pull = "GET /v1/topics/orders/queues/0/messages?offset=0&max_messages="
+    assert broker.requests == [
+        f"{pull}1&max_bytes=9&tag=a%2Cb",
+        f"{pull}9999&max_bytes=9&tag=a%2Cb",
+        f"{pull}10000&max_bytes=9&tag=a%2Cb",
+        f"{pull}10000&max_bytes=9&tag=a%2Cb",
+        f"{pull}10000&max_bytes=9&tag=a%2Cb&filter=a+%3E+%27x+y%27",
+    ]
+
+
+def test_a_reply_without_its_headers_is_no_brokers(
+    broker: FakeBroker, client: BrokerClient
+) -> None:
+    topic = broker.topic("orders")
+    broker.faults.append(lambda _: broker.describe(topic="orders"))
+    with pytest.raises(ReplyMismatch, match="is it a Holdfast broker"):
+        client.pull("orders", topic.topic_id, 0, 0, max_bytes=1)

@@ -1,0 +1,157 @@
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.spark.errors import DataLost, InvalidOption
+from holdfast.spark.options.offsets import (
+    EARLIEST,
+    LATEST,
+    AtTime,
+    Everywhere,
+    Given,
+    OffsetRange,
+    OffsetSpec,
+    OfGroup,
+    QueueState,
+    offsets_json,
+    parse_offsets,
+    resolve,
+)
+
+QUEUES = {0: QueueState(10, 100), 1: QueueState(0, 50)}
+EARLIEST_ON = Everywhere(EARLIEST)
+UP_TO_LATEST = Everywhere(LATEST)
+NOTHING: Mapping[int, int] = MappingProxyType({})
+WHOLE = {0: (10, 100), 1: (0, 50)}
+
+
+def ranges(
+    start: OffsetSpec = EARLIEST_ON,
+    end: OffsetSpec = UP_TO_LATEST,
+    *,
+    start_lookup: Mapping[int, int] = NOTHING,
+    end_lookup: Mapping[int, int] = NOTHING,
+    fail_on_data_loss: bool = True,
+) -> dict[int, OffsetRange]:
+    return resolve(
+        "t",
+        QUEUES,
+        start,
+        end,
+        start_lookup=start_lookup,
+        end_lookup=end_lookup,
+        fail_on_data_loss=fail_on_data_loss,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("earliest", Everywhere(EARLIEST)),
+        ("Earliest", Everywhere(EARLIEST)),
+        ("group:billing", OfGroup("billing")),
+        ('{"0": 12, "1": -2}', Given({None: {0: 12, 1: -2}})),
+        ('{"t": {"0": 12}, "u": {}}', Given({"t": {0: 12}, "u": {}})),
+        ("{}", Given({None: {}})),
+    ],
+)
+def test_starts_parse(text: str, spec: OffsetSpec) -> None:
+    assert parse_offsets("startingOffsets", text, useless=LATEST) == spec
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "now", "group:", "[1]", "{", '{"0": -3}', '{"0": 1.5}', '{"0": true}', '{"0": "1"}',
+        '{"x": 1}', '{"-1": 1}', '{"t": {"0": 1}, "0": 1}', '{"t": {"u": {}}}',
+        '{"0": -1}', '{"t": {"0": -1}}', "latest",
+    ],
+)  # fmt: skip
+def test_starts_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(InvalidOption):
+        parse_offsets("startingOffsets", text, useless=LATEST)
+
+
+def test_an_end_is_latest_but_not_earliest() -> None:
+    assert parse_offsets("endingOffsets", '{"0": -1}', useless=EARLIEST) == Given({None: {0: -1}})
+    with pytest.raises(InvalidOption):
+        parse_offsets("endingOffsets", '{"0": -2}', useless=EARLIEST)
+
+
+def test_by_default_all_is_read() -> None:
+    assert ranges() == WHOLE
+
+
+def test_queues_not_named_start_at_earliest_and_end_at_latest() -> None:
+    assert ranges(Given({None: {1: 7}}), Given({"t": {0: 20}})) == {0: (10, 20), 1: (7, 50)}
+
+
+def test_kafkas_numbers_mean_the_ends() -> None:
+    assert ranges(Given({None: {0: EARLIEST}}), Given({None: {0: LATEST}})) == WHOLE
+
+
+def test_a_group_without_an_offset_counts_as_at_the_earliest() -> None:
+    assert ranges(OfGroup("g"), start_lookup={0: 40}) == {0: (40, 100), 1: (0, 50)}
+    assert ranges(end=OfGroup("g"), end_lookup={0: 40}) == {0: (10, 40), 1: (0, 0)}
+
+
+def test_times_never_reach_beyond_what_was_bound() -> None:
+    # Messages published after the queues were described are left for the next read.
+    late = {0: 120, 1: 60}
+    assert ranges(AtTime(5), start_lookup=late) == {0: (100, 100), 1: (50, 50)}
+    assert ranges(end=AtTime(5), end_lookup=late) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (Given({None: {0: 101}}), Everywhere(LATEST)),
+        (Everywhere(EARLIEST), Given({None: {0: 101}})),
+        (Given({None: {0: 30}}), Given({None: {0: 29}})),
+        (Given({None: {2: 0}}), Everywhere(LATEST)),
+        (Everywhere(EARLIEST), Given({"t": {2: 0}})),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(start: OffsetSpec, end: OffsetSpec) -> None:
+    with pytest.raises(InvalidOption):
+        ranges(start, end)
+
+
+def test_a_group_beyond_the_end_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="beyond the end"):
+        ranges(OfGroup("g"), start_lookup={1: 51})
+
+
+def test_a_trimmed_start_is_lost_data() -> None:
+    with pytest.raises(DataLost) as caught:
+        ranges(Given({None: {0: 9}}))
+    assert (caught.value.offset, caught.value.next_offset) == (9, 10)
+    assert "failOnDataLoss=false" in str(caught.value)
+
+
+def test_a_trimmed_start_moves_up_when_loss_is_allowed() -> None:
+    start = Given({None: {0: 3}})
+    assert ranges(start, fail_on_data_loss=False)[0] == (10, 100)
+    assert ranges(start, Given({None: {0: 5}}), fail_on_data_loss=False)[0] == (5, 5)
+
+
+def test_an_empty_range_below_the_first_kept_message_is_no_loss() -> None:
+    assert ranges(Given({None: {0: 5}}), Given({None: {0: 5}}))[0] == (5, 5)
+
+
+@settings(deadline=None)  # others may share the machine
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1),
+        st.dictionaries(st.integers(0, 99), st.integers(0, 2**62), min_size=1),
+        min_size=1,
+    )
+)
+def test_offsets_written_are_read_back(by_topic: dict[str, dict[int, int]]) -> None:
+    text = offsets_json(by_topic)
+    assert parse_offsets("startingOffsets", text, useless=LATEST) == Given(by_topic)  # type: ignore[arg-type]
+    assert json.loads(text)

@@ -1,0 +1,213 @@
+import pytest
+
+from holdfast.spark.errors import InvalidOption
+from holdfast.spark.options.offsets import EARLIEST, LATEST, AtTime, Everywhere, Given, OfGroup
+from holdfast.spark.options.read import OPTIONS, parse_options
+
+BASIC = {"url": "http://broker:8711", "topic": "orders"}
+
+
+def test_defaults_read_a_whole_topic() -> None:
+    options = parse_options(BASIC)
+    assert options.address.url == "http://broker:8711"
+    assert options.topics == ("orders",)
+    assert options.start == Everywhere(EARLIEST)
+    assert options.end == Everywhere(LATEST)
+    assert options.fail_on_data_loss
+    assert list(options.columns) == [
+        "queue", "offset", "key", "tag", "properties", "body", "born_timestamp", "store_timestamp",
+    ]  # fmt: skip
+
+
+def test_names_are_not_case_sensitive() -> None:
+    options = parse_options({"URL": "http://b:1", "TOPIC": "t", "startingoffsets": '{"0": 5}'})
+    assert options.start == Given({None: {0: 5}})
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({"url": "http://b:1/"}, "http://b:1"),
+        ({"url": "https://b/prefix/"}, "https://b/prefix"),
+        ({"url": "b:8711"}, "http://b:8711"),
+        ({"kafka.bootstrap.servers": "b:8711"}, "http://b:8711"),
+        ({"kafka.bootstrap.servers": "https://b"}, "https://b"),
+        ({"url": "http://[::1]:8711"}, "http://[::1]:8711"),
+    ],
+)
+def test_addresses(given: dict[str, str], url: str) -> None:
+    assert parse_options({"topic": "t", **given}).address.url == url
+
+
+@pytest.mark.parametrize(
+    ("given", "topics"),
+    [
+        ({"topic": "a"}, ("a",)),
+        ({"subscribe": "a, b,a"}, ("a", "b")),
+    ],
+)
+def test_topics(given: dict[str, str], topics: tuple[str, ...]) -> None:
+    assert parse_options({"url": "b:1", **given}).topics == topics
+
+
+def test_assign_names_queues() -> None:
+    options = parse_options({"url": "b:1", "assign": '{"a": [0, 2]}'})
+    assert options.assigned == {"a": frozenset({0, 2})}
+
+
+@pytest.mark.parametrize(
+    "given", [{"subscribe": "a,b"}, {"subscribePattern": "a.*"}, {"assign": '{"a":[0],"b":[0]}'}]
+)
+def test_several_topics_get_a_topic_column(given: dict[str, str]) -> None:
+    assert "topic" in parse_options({"url": "b:1", **given}).columns
+
+
+def test_ranges_by_group_and_time() -> None:
+    options = parse_options(BASIC | {"startingOffsets": "group:billing", "endingTimestamp": "17"})
+    assert options.start == OfGroup("billing")
+    assert options.end == AtTime(17)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("64m", 64 << 20), ("2 MiB", 2 << 20), ("1gb", 1 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_options(BASIC | {"maxBytesPerPartition": text}).max_bytes_per_partition == size
+
+
+def test_columns_come_in_the_order_asked_for() -> None:
+    options = parse_options(BASIC | {"columns": "body, message_id,topic"})
+    assert list(options.columns.items()) == [
+        ("body", "binary"),
+        ("message_id", "string"),
+        ("topic", "string"),
+    ]
+
+
+def test_a_body_can_be_left_out() -> None:
+    assert "body" not in parse_options(BASIC | {"includeBody": "false"}).columns
+    kafka = parse_options(BASIC | {"includeBody": "false", "schema": "kafka"})
+    assert "value" not in kafka.columns
+
+
+def test_kafka_columns_are_the_connectors() -> None:
+    options = parse_options(BASIC | {"schema": "kafka", "includeHeaders": "true"})
+    assert list(options.columns.items()) == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+        ("headers", "array<struct<key:string,value:binary>>"),
+    ]
+    assert "headers" not in parse_options(BASIC | {"schema": "kafka"}).columns
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "says"),
+    [
+        ({"startingOfsets": "latest"}, "startingOfsets", "did you mean 'startingOffsets'"),
+        ({"zzz": "1"}, "zzz", "there are url, "),
+        ({"transport": "files"}, "transport", "give path"),
+        ({"transport": "ftp"}, "transport", "none of auto, files, http"),
+        ({"path": " "}, "path", "empty"),
+        (
+            {"path": "/data", "transport": "files", "filter": "a = 1"},
+            "filter",
+            "only a broker evaluates it",
+        ),
+        ({"kafka.group.id": "g"}, "kafka.group.id", "takes part in no group"),
+        ({"url": ""}, "url", "empty"),
+        ({"url": "http://b:1,http://c:1"}, "url", "one broker"),
+        ({"url": "ftp://b"}, "url", "no address"),
+        ({"url": "http://b:99999"}, "url", "no address"),
+        ({"url": "http://user:pw@b"}, "url", "token"),
+        ({"kafka.bootstrap.servers": "b:1"}, "url", "exactly one"),
+        ({"subscribe": "a"}, "topic", "exactly one"),
+        ({"topic": "a,,b"}, "topic", "empty name"),
+        ({"startingOffsets": "latest"}, "startingOffsets", "reads nothing"),
+        ({"endingOffsets": "earliest"}, "endingOffsets", "reads nothing"),
+        ({"startingOffsets": "soon"}, "startingOffsets", "none of earliest"),
+        ({"startingOffsets": '{"0": 1'}, "startingOffsets", "not JSON"),
+        ({"startingOffsets": "1", "startingTimestamp": "1"}, "startingTimestamp", "contradict"),
+        ({"startingTimestamp": "-1"}, "startingTimestamp", "whole number"),
+        ({"startingTimestamp": "9", "endingTimestamp": "8"}, "startingTimestamp", "after"),
+        ({"columns": "boddy"}, "columns", "did you mean 'body'"),
+        ({"columns": "body,body"}, "columns", "twice"),
+        ({"columns": "body", "includeBody": "false"}, "includeBody", "columns names"),
+        ({"includeBody": "no"}, "includeBody", "none of true, false"),
+        ({"includeHeaders": "true"}, "includeHeaders", "schema=kafka"),
+        ({"schema": "avro"}, "schema", "none of holdfast, kafka"),
+        ({"minPartitions": "0"}, "minPartitions", "from 1 up"),
+        ({"maxBytesPerPartition": "much"}, "maxBytesPerPartition", "no size"),
+        ({"fetchMaxBytes": "17m"}, "fetchMaxBytes", "up to 16777216"),
+        ({"topicIds": "[]"}, "topicIds", "JSON object"),
+        ({"topicIds": '{"a": "b"}'}, "topicIds", "a number"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused(given: dict[str, str], option: str, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says) as caught:
+        parse_options(BASIC | given)
+    assert caught.value.option == option
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"topic": "t"}, "exactly one of url"),
+        ({"url": "b:1"}, "exactly one of topic"),
+        ({"url": "b:1", "subscribePattern": "("}, "regular expression"),
+        ({"url": "b:1", "assign": '{"a": [-1]}'}, "list of queue numbers"),
+        ({"url": "b:1", "assign": "7"}, "JSON object"),
+        ({"url": "b:1", "subscribe": "a,b", "startingOffsets": '{"0": 1}'}, "name them"),
+    ],
+)
+def test_what_is_read_must_be_clear(given: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        parse_options(given)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://:hidden@b", "ftp://me:hidden@b", "http://a,http://me:hidden@b", "a,me:hidden@b"],
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidOption, match="access is by the option token") as caught:
+        parse_options(BASIC | {"url": url})
+    assert "hidden" not in str(caught.value)
+
+
+def test_an_address_may_have_its_scheme_in_capitals() -> None:
+    place = parse_options(BASIC | {"url": "HTTPS://Broker:1", "caFile": "/ca.pem"}).place
+    assert place.broker("").url == "HTTPS://Broker:1"
+
+
+def test_every_option_has_its_line() -> None:
+    assert all(OPTIONS.values())
+
+
+def test_a_directory_stands_for_a_broker() -> None:
+    options = parse_options({"topic": "t", "path": "/data"})
+    assert (options.place.address, options.place.path) == (None, "/data")
+    assert options.place.transport == "auto"
+    with pytest.raises(InvalidOption, match="give url beside path"):
+        _ = options.address
+    both = parse_options({"topic": "t", "path": "/data", "url": "http://broker:8711"})
+    assert both.address.url == "http://broker:8711"
+    assert both.place.path == "/data"
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"transport": "http"}, "transport"),
+        ({"token": "secret"}, "token"),
+        ({"caFile": "/ca.pem"}, "caFile"),
+        ({"filter": "a = 1"}, "filter"),
+    ],
+)
+def test_what_only_a_broker_does_is_refused_without_one(given: dict[str, str], option: str) -> None:
+    with pytest.raises(InvalidOption, match=option):
+        parse_options({"topic": "t", "path": "/data", **given})

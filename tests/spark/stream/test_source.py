@@ -1,0 +1,314 @@
+"""The streaming source as Spark calls it, without Spark: through JSON and pickle as Spark does."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark import cloudpickle
+from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from holdfast.spark.broker.client import BrokerClient
+from holdfast.spark.errors import (
+    BrokerRefused,
+    CheckpointUnreadable,
+    InvalidOption,
+    TopicRecreated,
+)
+from holdfast.spark.source import HoldfastDataSource
+from holdfast.spark.stream import source as stream_source
+from holdfast.spark.stream.source import HoldfastStreamReader
+from tests.support.fake_broker import FakeBroker, FakeTopic
+
+
+@pytest.fixture
+def topic(broker: FakeBroker) -> FakeTopic:
+    topic = broker.topic("orders", queues=2)
+    for queue in range(2):
+        topic.publish(queue, [b"a", b"b", b"c"])
+    return topic
+
+
+@pytest.fixture
+def readers() -> Iterator[list[HoldfastStreamReader]]:
+    opened: list[HoldfastStreamReader] = []
+    yield opened
+    for reader in opened:
+        reader.stop()
+
+
+def moved(thing: Any) -> Any:
+    """Return the object as it arrives in another process."""
+    return cloudpickle.loads(cloudpickle.dumps(thing))  # type: ignore[no-untyped-call]
+
+
+def loaded(broker: FakeBroker, **options: str) -> HoldfastDataSource:
+    given = CaseInsensitiveDict({"url": broker.url, "topic": "orders", **options})
+    source = HoldfastDataSource(cast(dict[str, str], given))
+    source.schema()
+    return cast(HoldfastDataSource, moved(source))
+
+
+@pytest.fixture
+def reader(
+    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
+) -> HoldfastStreamReader:
+    source = loaded(broker, startingOffsets="earliest", columns="queue,offset,body")
+    readers.append(source.streamReader(StructType()))
+    return readers[-1]
+
+
+def test_rows_cross_the_processes(broker: FakeBroker, reader: HoldfastStreamReader) -> None:
+    start = json.loads(json.dumps(reader.initialOffset()))
+    end = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
+    assert end == {
+        "version": 1,
+        "topics": {"orders": {"id": 1, "queues": {"0": 3, "1": 3}}},
+    }
+    rows = [
+        tuple(row.values())
+        for partition in reader.partitions(start, end)
+        for batch in moved(reader).read(moved(partition))
+        for row in batch.to_pylist()
+    ]
+    assert rows == [
+        (queue, offset, body)
+        for queue in range(2)
+        for offset, body in enumerate([b"a", b"b", b"c"])
+    ]
+
+
+def test_the_same_offset_has_the_same_text(reader: HoldfastStreamReader) -> None:
+    start = json.loads(json.dumps(reader.initialOffset()))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    again = reader.latestOffset(json.loads(json.dumps(end)), ReadAllAvailable())
+    assert json.dumps(again) == json.dumps(end)
+
+
+def test_nothing_to_read_is_no_partition(reader: HoldfastStreamReader) -> None:
+    start = reader.initialOffset()
+    assert reader.partitions(start, start) == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, ReadAllAvailable()),
+        ({"maxOffsetsPerTrigger": "5"}, ReadMaxRows(5)),
+        ({"maxBytesPerTrigger": "5"}, ReadMaxBytes(5)),
+        ({"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "7"}, ReadMaxRows(5)),
+        ({"minOffsetsPerTrigger": "5"}, ReadMinRows(5)),
+    ],
+)
+def test_spark_is_told_the_limit(
+    broker: FakeBroker, topic: FakeTopic, options: dict[str, str], limit: ReadLimit
+) -> None:
+    assert loaded(broker, **options).streamReader(StructType()).getDefaultReadLimit() == limit
+
+
+def test_a_limit_is_kept_unless_the_trigger_takes_everything(
+    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
+) -> None:
+    source = loaded(broker, startingOffsets="earliest", maxOffsetsPerTrigger="4")
+    readers.append(source.streamReader(StructType()))
+    start = readers[0].initialOffset()
+    end = readers[0].latestOffset(start, ReadMaxRows(4))
+    assert end["topics"]["orders"]["queues"] == {"0": 2, "1": 2}
+    end = readers[0].latestOffset(start, ReadAllAvailable())
+    assert end["topics"]["orders"]["queues"] == {"0": 3, "1": 3}
+
+
+def test_the_end_is_pinned_for_available_now(
+    topic: FakeTopic, reader: HoldfastStreamReader
+) -> None:
+    assert isinstance(reader, SupportsTriggerAvailableNow)
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    topic.publish(0, [b"late"])
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end["topics"]["orders"]["queues"] == {"0": 3, "1": 3}
+    assert reader.latestOffset(end, ReadAllAvailable()) is end
+
+
+def test_the_newest_offsets_are_reported(topic: FakeTopic, reader: HoldfastStreamReader) -> None:
+    assert reader.reportLatestOffset() is None
+    reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    newest = reader.reportLatestOffset()
+    assert newest is not None
+    assert newest["topics"]["orders"]["queues"] == {"0": 3, "1": 3}
+
+
+def test_progress_is_mirrored_to_a_group(
+    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
+) -> None:
+    readers.append(loaded(broker, groupId="billing").streamReader(StructType()))
+    reader = readers[0]
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert "billing" not in broker.groups
+    reader.commit(end)
+    assert broker.groups["billing"]["orders"][0] == {0: 3, 1: 3}
+
+
+def test_progress_in_a_topic_made_again_is_not_mirrored(
+    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
+) -> None:
+    source = loaded(broker, groupId="billing", failOnDataLoss="false")
+    readers.append(source.streamReader(StructType()))
+    end = readers[0].initialOffset()
+    broker.topic("orders").publish(0, [b"other"])
+    readers[0].latestOffset(end, ReadAllAvailable())
+    readers[0].commit(end)
+    assert "billing" not in broker.groups
+
+
+def test_a_group_with_leases_is_refused_at_the_start(
+    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
+) -> None:
+    broker.leased_groups.add("billing")
+    readers.append(loaded(broker, groupId="billing").streamReader(StructType()))
+    with pytest.raises(InvalidOption, match="leases messages"):
+        readers[0].initialOffset()
+
+
+def test_a_reader_that_could_not_open_leaves_nothing_open(
+    broker: FakeBroker,
+    topic: FakeTopic,
+    readers: list[HoldfastStreamReader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[BrokerClient] = []
+    open_client, close_client = BrokerClient.open, BrokerClient.close
+
+    def counted(*arguments: Any, **named: Any) -> BrokerClient:
+        opened.append(open_client(*arguments, **named))
+        return opened[-1]
+
+    def closed(client: BrokerClient) -> None:
+        opened.remove(client)
+        close_client(client)
+
+    monkeypatch.setattr(BrokerClient, "open", counted)
+    monkeypatch.setattr(BrokerClient, "close", closed)
+    broker.leased_groups.add("billing")
+    readers.append(loaded(broker, groupId="billing").streamReader(StructType()))
+    for _ in range(2):
+        with pytest.raises(InvalidOption, match="leases messages"):
+            readers[0].initialOffset()
+        assert opened == []
+    broker.leased_groups.clear()
+    readers[0].initialOffset()
+    assert len(opened) == 2
+    readers[0].stop()
+    assert opened == []
+
+
+def test_a_reader_that_is_ended_while_it_stops_lets_go_of_its_leases(
+    broker: FakeBroker, reader: HoldfastStreamReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark closes the connection, so the reader stops, and then Spark sends SIGTERM."""
+    acts: list[Callable[[], None]] = []
+    monkeypatch.setattr(stream_source, "before_termination", acts.append)
+    start = reader.initialOffset()
+    reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    assert list(broker.leases) == ["lease-0"]
+    release = BrokerClient.release_leases
+
+    def cut_off(client: BrokerClient, leases: Iterable[tuple[str, str]]) -> None:
+        monkeypatch.setattr(BrokerClient, "release_leases", release)
+        acts[0]()
+        assert broker.leases == {}
+
+    monkeypatch.setattr(BrokerClient, "release_leases", cut_off)
+    reader.stop()
+    assert broker.leases == {}
+
+
+def test_a_stopped_reader_leaves_nothing_open(reader: HoldfastStreamReader) -> None:
+    reader.initialOffset()
+    reader.stop()
+    reader.stop()
+
+
+def test_a_checkpoint_of_another_version_is_refused(reader: HoldfastStreamReader) -> None:
+    with pytest.raises(CheckpointUnreadable, match="its version is 2"):
+        reader.latestOffset({"version": 2}, ReadAllAvailable())
+
+
+# -- options for both batches and streams -----------------------------------------------------
+
+
+def test_options_of_a_stream_alone_bind_nothing(broker: FakeBroker, topic: FakeTopic) -> None:
+    source = loaded(broker, maxOffsetsPerTrigger="5")
+    assert broker.requests == []
+    with pytest.raises(InvalidOption, match=r"belongs to a stream \(spark.readStream\)"):
+        source.reader(StructType())
+
+
+def test_options_of_a_batch_alone_are_no_streams(broker: FakeBroker, topic: FakeTopic) -> None:
+    source = loaded(broker, endingOffsets="latest")
+    source.reader(StructType())
+    with pytest.raises(InvalidOption, match="a stream has no end"):
+        source.streamReader(StructType())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"maxOffsetsPerTrigger": "none"}, "no whole number"),
+        ({"maxOffsetsPerTrigger": "5", "endingOffsets": "latest"}, "a stream has no end"),
+        ({"startingOffset": "latest"}, "did you mean 'startingOffsets'"),
+        ({"endingOffsets": "earliest"}, "a batch that ends at earliest reads nothing"),
+    ],
+)
+def test_options_of_neither_fail_at_load(
+    broker: FakeBroker, topic: FakeTopic, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        loaded(broker, **options)
+
+
+def test_a_start_that_a_batch_cannot_have_is_the_batchs_alone(
+    broker: FakeBroker, topic: FakeTopic
+) -> None:
+    # A stream continues at its checkpoint, and must not evaluate the option at all.
+    source = loaded(broker, startingOffsets='{"0": 50}')
+    source.streamReader(StructType())
+    with pytest.raises(InvalidOption, match="offset 50 is beyond the end"):
+        source.reader(StructType())
+    with pytest.raises(InvalidOption, match="offset 50 is beyond the end"):
+        loaded(broker, startingOffsets='{"0": 50}', endingOffsets="latest")
+
+
+def test_a_topic_that_is_not_there_fails_at_load(broker: FakeBroker) -> None:
+    with pytest.raises(BrokerRefused, match="there is no topic"):
+        loaded(broker)
+    source = loaded(broker, failOnDataLoss="false")
+    source.streamReader(StructType())
+    with pytest.raises(BrokerRefused, match="there is no topic"):
+        source.reader(StructType())
+
+
+def test_a_bound_read_of_a_topic_made_again_fails_at_load(
+    broker: FakeBroker, topic: FakeTopic
+) -> None:
+    with pytest.raises(TopicRecreated):
+        loaded(broker, topicIds='{"orders": 7}')
+
+
+def test_a_schema_of_the_users_is_refused(broker: FakeBroker) -> None:
+    source = HoldfastDataSource({"url": broker.url, "topic": "orders"})
+    with pytest.raises(InvalidOption, match="columns chooses"):
+        source.streamReader(StructType())

@@ -1,0 +1,225 @@
+"""The product's modules, their imports, and what each sub-package may import of its package."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
+
+#: Former names of modules. They stay for users' programs and pickles; the product does not use
+#: them.
+FORMER_NAMES = ("commitlog.batch", "holdfast.client.message")
+
+#: What each sub-package may import of its own package: other sub-packages, and the package's own
+#: files. The package's own files may import every sub-package, if that makes no circle.
+WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
+    "commitlog": {
+        "format": ("errors",),
+        "disk": ("errors", "log_limit"),
+        "segments": ("disk", "format", "config", "errors"),
+        "append": ("segments", "format", "errors"),
+    },
+    "consumequeue": {
+        "lmdb_env": ("errors",),
+        "index": ("lmdb_env", "errors", "topics"),
+        "state": ("index", "lmdb_env", "config", "errors", "lost_ranges", "slices", "topics"),
+        "damage": ("state", "errors", "lost_ranges", "topics"),
+        "reading": (
+            "damage",
+            "index",
+            "state",
+            "errors",
+            "lost_ranges",
+            "slices",
+            "thread_calls",
+            "topics",
+        ),
+        "maintenance": ("damage", "index", "reading", "state", "errors", "topics"),
+    },
+    "groups": {
+        "fairness": (),
+        "cursor": (),
+        "core": ("cursor", "fairness", "config", "errors"),
+        "storage": ("cursor", "config"),
+        "serving": (
+            "core",
+            "cursor",
+            "storage",
+            "config",
+            "errors",
+            "filter_text",
+            "service_types",
+            "settings",
+        ),
+    },
+    "http_api": {
+        # From bytes to requests and back: it knows no endpoint.
+        "wire": ("config",),
+        "access": ("wire",),
+        "limits": ("access", "wire", "config"),
+        "metrics": (),
+        "routing": ("access", "limits", "metrics", "wire", "config"),
+        "schemas": ("routing",),
+        "endpoints": ("access", "limits", "metrics", "routing", "schemas", "wire", "config"),
+    },
+    "spark": {
+        "options": ("errors",),
+        "deploy": (),
+        "broker": ("options", "errors"),
+        "arrow": ("options", "errors"),
+        "files": ("arrow", "broker", "options", "errors"),
+        "read": ("arrow", "broker", "files", "options", "errors"),
+        "stream": ("broker", "deploy", "options", "read", "errors"),
+        "write": ("broker", "deploy", "options", "errors"),
+    },
+    "holdfast.client": {
+        "transport": ("errors",),
+        "read": ("transport", "errors"),
+        "produce": ("read", "transport", "errors"),
+        "consume": ("read", "transport", "descriptions", "errors", "timestamps"),
+    },
+}
+
+#: Imports that close a circle between sub-packages. The table may only shrink.
+KNOWN_CYCLES = {
+    ("consumequeue.state.group_offsets", "consumequeue.reading.queue_reading"),
+    ("http_api.access.auditing", "http_api.routing.route"),
+    ("http_api.access.authorization", "http_api.routing.route"),
+    ("http_api.access.authorization", "http_api.routing.router"),
+    ("http_api.metrics.counters", "http_api.endpoints.group_metrics"),
+    ("http_api.metrics.counters", "http_api.routing.context"),
+    ("http_api.routing.context", "http_api.endpoints.events"),
+    ("http_api.wire.framing", "http_api.access.browsers"),
+    ("http_api.wire.headers", "http_api.routing.params"),
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file. If a part is a folder of its own, `name` omits the prefix "holdfast."."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text("utf-8"), str(self.path))
+
+    @property
+    def says_it_is_pure(self) -> bool:
+        return re.search(r"\bPure\b[.:;]", ast.get_docstring(self.tree) or "") is not None
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of its docstring."""
+        first, _, _ = (ast.get_docstring(self.tree) or "").partition("\n\n")
+        sentence, _, _ = " ".join(first.split()).partition(". ")
+        return sentence.rstrip(".") + "."
+
+    def imports(self, *, at_runtime: bool = False) -> Iterator[tuple[int, str, list[str]]]:
+        """Yield (line, module, imported names); `at_runtime` skips type-checking imports."""
+        yield from self._at_runtime if at_runtime else self._all
+
+    @cached_property
+    def _all(self) -> list[tuple[int, str, list[str]]]:
+        return list(self._imports(at_runtime=False))
+
+    @cached_property
+    def _at_runtime(self) -> list[tuple[int, str, list[str]]]:
+        return list(self._imports(at_runtime=True))
+
+    def _imports(self, *, at_runtime: bool) -> Iterator[tuple[int, str, list[str]]]:
+        for node in _nodes(self.tree, with_types=not at_runtime):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield node.lineno, alias.name, []
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.path}:{node.lineno}: a relative import"
+                assert node.module is not None
+                yield node.lineno, node.module, [alias.name for alias in node.names]
+
+
+def _nodes(tree: ast.AST, *, with_types: bool) -> Iterator[ast.AST]:
+    """Yield every node; skip nodes under `if TYPE_CHECKING:` unless asked to include them."""
+    for node in ast.iter_child_nodes(tree):
+        if (
+            isinstance(node, ast.If)
+            and ast.unparse(node.test) == "TYPE_CHECKING"
+            and not with_types
+        ):
+            continue
+        yield node
+        yield from _nodes(node, with_types=with_types)
+
+
+def _modules() -> dict[str, Module]:
+    found = {}
+    for part in PARTS:
+        for path in (ROOT / part).rglob("*.py"):
+            found[_name(path)] = Module(_name(path), path)
+    for path in (ROOT / "holdfast").rglob("*.py"):
+        if path.relative_to(ROOT / "holdfast").parts[0] not in PARTS:
+            found[_name(path)] = Module(_name(path), path)
+    return found
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = _modules()
+
+
+def own_imports(module: Module, *, at_runtime: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield (line, module name) for every import of one of the project's modules."""
+    for line, imported, names in module.imports(at_runtime=at_runtime):
+        if imported != "holdfast" and not imported.startswith("holdfast."):
+            continue
+        for each in names or [""]:
+            full = _short(f"{imported}.{each}") if each else _short(imported)
+            yield line, full if full in MODULES else _short(imported)
+
+
+def _short(name: str) -> str:
+    rest = name.removeprefix("holdfast.")
+    return rest if rest.split(".")[0] in PARTS else name
+
+
+def sub_packages(package: str) -> list[str]:
+    """Return the last names of a package's direct sub-packages."""
+    below = [
+        name.removeprefix(f"{package}.")
+        for name, module in MODULES.items()
+        if module.is_package and name.startswith(f"{package}.")
+    ]
+    return sorted(name for name in below if "." not in name)
+
+
+def place_in(package: str, name: str) -> str | None:
+    """Return the sub-package that has a module, or the module's own name if none has it. Return
+    None if the module is not in the package."""
+    if not name.startswith(f"{package}."):
+        return None
+    return name.removeprefix(f"{package}.").partition(".")[0]
+
+
+def imports_within(package: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (place, imported place, module, imported module) for imports between the places of a
+    package, type-checking imports too."""
+    for name, module in MODULES.items():
+        if (place := place_in(package, name)) is None or name in FORMER_NAMES:
+            continue
+        for _, imported in own_imports(module):
+            other = place_in(package, imported)
+            if other not in {None, place}:
+                assert other is not None
+                yield place, other, name, imported
