@@ -1,5 +1,5 @@
-"""Benchmarks: each starts a broker of its own, measures, and prints a table or JSON lines.
+"""Benchmarks. Each one starts its own broker, measures it, and prints a table or JSON lines.
 
-They are never timed tests. Every figure names its durability mode, and stands beside a plain
-loop of Python on the same machine in the same run.
+No test depends on their times. Every figure is printed with its durability mode, and with the time
+of a plain Python loop on the same machine in the same run.
 """

@@ -1,9 +1,10 @@
-"""Run the benchmarks one after another, each in a process of its own, and table what they say.
+"""Run the benchmarks one after another, each in its own process, and print their results.
 
-    python -m bench [NAME ...]       all of them, or those named: W1 to W11, or a benchmark's name
+    python -m bench [NAME ...]       NAME: a workload (W1 to W11) or a benchmark; default: all
 
-What is measured of ours in W1 to W11 is printed as one table with its bars, and written to
-bench/results/ours.json. W1 to W5 have their bars beside peers: `python -m bench.peers`.
+Holdfast's results for W1 to W11 are printed as one table and written to bench/results/ours.json. A
+result is printed with its bar: the limit that it must meet. The bars of W1 to W5 are relative to
+other brokers (peers), so `python -m bench.peers` prints them.
 """
 
 import argparse
@@ -31,8 +32,10 @@ def _own_rows(told: _Told) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Part:
-    """A benchmark: the workloads that it measures, and what makes rows of what it prints. One
-    without rows prints tables of its own."""
+    """A benchmark: its workloads, and the function that converts its output to rows.
+
+    A benchmark without `rows` prints its own tables.
+    """
 
     name: str
     workloads: tuple[str, ...]
@@ -57,11 +60,12 @@ PARTS = (
     Part("hold_table", (), None),
     Part("groups_commit", (), _own_rows),
     Part("group_receive", (), _own_rows),
+    Part("stuck_handlers", (), _own_rows),
 )
 
 
 def main() -> int:
-    """Run what was asked for; return 1 when any of it failed."""
+    """Run the requested benchmarks; return 1 if any of them failed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Run the benchmarks.")
     known = {name for part in PARTS for name in (part.name, *part.workloads)}
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of: {sorted(known)}")
@@ -108,7 +112,7 @@ def _run(part: Part) -> Iterator[Row]:
 
 
 def _write(rows: Sequence[Row], left_out: dict[str, str]) -> None:
-    """Keep the rows, in place of those of an earlier run that say the same."""
+    """Save the rows. A row replaces the row of an earlier run with the same workload and case."""
     new = {(row.workload, row.case): row.as_json() for row in rows}
     old = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     kept = {(row["workload"], row["case"]): row for row in old}

@@ -1,8 +1,8 @@
-"""The yardstick of a Spark scan: a data source whose rows lie ready in an Arrow IPC file.
+"""The reference for a Spark scan: a data source that reads ready rows from an Arrow IPC file.
 
-It maps the file and yields its record batches as they lie, with nothing to fetch, to check or to
-decode: what a scan through it takes is what Spark's Python Data Source API takes by itself. The
-schema is that of the reader it is compared with.
+It maps the file into memory and yields its record batches unchanged, without fetching, checking or
+decoding them. So the time of a scan is the cost of Spark's Python Data Source API itself. The
+schema is that of the reader with which it is compared.
 """
 
 import sys
@@ -17,8 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-#: As many tasks as the compared reader makes of a topic of a few queues, if there are as many
-#: record batches.
+#: At most this many tasks: as many as the compared reader creates for a topic of a few queues.
 TASKS = 8
 
 
@@ -27,11 +26,11 @@ class ArrowFileSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "arrow_file"
 
     def schema(self) -> str:
-        """Return what the option says."""
+        """Return the schema from the option `columns`."""
         return str(self.options["columns"])
 
     def reader(self, schema: StructType) -> "ArrowFileReader":
@@ -40,13 +39,13 @@ class ArrowFileSource(DataSource):
 
 
 class ArrowFileReader(DataSourceReader):
-    """Reads a file; pickled into every task."""
+    """Reads a file. Spark pickles this object into every task."""
 
     def __init__(self, file: str) -> None:
         self._file = file
 
     def partitions(self) -> list[InputPartition]:
-        """Return runs of record batches, about as long as one another."""
+        """Return ranges of record batches with about the same length."""
         with pa.memory_map(self._file) as mapped:
             count = pa.ipc.open_file(mapped).num_record_batches
         tasks = min(TASKS, count)
@@ -54,7 +53,7 @@ class ArrowFileReader(DataSourceReader):
         return [InputPartition(pair) for pair in pairwise(borders)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches of one run, laid over the mapped file."""
+        """Yield the record batches of one range, directly from the mapped file."""
         first: Any
         first, end = partition.value
         reader = pa.ipc.open_file(pa.memory_map(self._file))
@@ -63,7 +62,7 @@ class ArrowFileReader(DataSourceReader):
 
 
 def write_arrow_file(file: Path, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write the record batches, cut as they come."""
+    """Write the record batches unchanged."""
     batches = iter(batches)
     first = next(batches)
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, first.schema) as writer:
@@ -74,7 +73,7 @@ def write_arrow_file(file: Path, batches: Iterable[pa.RecordBatch]) -> None:
 
 def load_arrow_file(spark: SparkSession, file: Path, columns: str) -> DataFrame:
     """Return the rows of the file as a DataFrame; `columns` is their schema in Spark's DDL."""
-    # The class travels whole: the workers need not find this module by its name.
+    # The class is pickled by value, because the workers cannot import this module by name.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     spark.dataSource.register(ArrowFileSource)
     return spark.read.format("arrow_file").options(file=str(file), columns=columns).load()

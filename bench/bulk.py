@@ -1,5 +1,7 @@
-"""Batches made once and sent many times over one bare connection: a load that costs its sender
-next to nothing, so that what is measured is the broker."""
+"""Send prepared batches many times over one plain connection.
+
+This costs the sender very little processor time, so the figures are those of the broker.
+"""
 
 import http.client
 import json
@@ -8,18 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from holdfast.commitlog.batch_encoding import encode_batch
-from holdfast.commitlog.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
 
 BATCH_TYPE = "application/vnd.holdfast.batch"
-#: Of the blocks in one request, as a producer with several queues sends them.
+#: The bytes of one publish request. A producer with several queues sends requests of this size.
 REQUEST_BYTES = 8 * 1024 * 1024
 READ_BYTES = 16 * 1024 * 1024
-#: At most so many messages an answer has, and so many queues can be named for one.
+#: The broker's limits: messages per answer, and queues per poll request.
 MESSAGES_PER_POLL = 10_000
 QUEUES_PER_POLL = 100
 
-#: Of a block's header, as FORMAT.md draws it: its size, messages, base offset and queue.
+#: Fields of a block's header, as in FORMAT.md: size, messages, base offset and queue.
 _HEADER = struct.Struct("<8xI8xI16xq4xI")
 
 
@@ -31,7 +33,8 @@ class BulkConnection:
         self._connection = http.client.HTTPConnection(where.hostname or "", where.port)
 
     def ask(self, method: str, path: str, body: bytes = b"", content_type: str = "") -> bytes:
-        """Send a request and return the body of its reply; RuntimeError unless it is a success."""
+        """Send a request and return the body of its reply. Raise RuntimeError unless it
+        succeeds."""
         headers = {"Content-Type": content_type} if content_type else {}
         self._connection.request(method, path, body, headers)
         reply = self._connection.getresponse()
@@ -55,14 +58,16 @@ class BulkConnection:
         queues: int = 1,
         request_bytes: int = REQUEST_BYTES,
     ) -> None:
-        """Publish so many messages, in batches that take the queues in turn."""
+        """Publish `messages` messages, in batches that go to the queues in turn."""
         path = f"/v1/topics/{topic}/messages"
         for body in _requests(messages, body_bytes, batch, queues, request_bytes):
             self.ask("POST", path, body, BATCH_TYPE)
 
     def read_all(self, topic: str) -> int:
-        """Read a whole topic as stored blocks, polling as many queues a request as fill its
-        answer; return how many messages it has."""
+        """Read a whole topic as stored blocks; return the number of its messages.
+
+        Each poll names just enough queues to fill one answer.
+        """
         described = json.loads(self.ask("GET", f"/v1/topics/{topic}"))
         ends = {each["queue"]: each["max_offset"] for each in described["queues"]}
         left = {queue: 0 for queue, end in ends.items() if end}
@@ -82,8 +87,8 @@ class BulkConnection:
             for pair in reply.headers["Holdfast-Next-Offset"].split(","):
                 queue, _, offset = pair.partition(":")
                 left[int(queue)] = int(offset)
-            # A batch comes whole, also where a queue's share ends within it: as the clients do,
-            # go on behind it, so that it is not asked for again.
+            # The broker returns whole batches, even if a queue's share ends inside one. Continue
+            # after the batch, like the clients, so that it is not requested again.
             for number, end in _batch_ends(body):
                 left[number] = max(left[number], end)
             for number in some:
@@ -92,12 +97,13 @@ class BulkConnection:
         return sum(ends.values())
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._connection.close()
 
 
 def _enough(left: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
-    """Return the first queues, with their offsets, that have enough left for one answer."""
+    """Return the first queues of `left`, with their offsets: just as many queues as have enough
+    messages for one answer."""
     some: dict[int, int] = {}
     messages = 0
     for queue, offset in left.items():
@@ -121,8 +127,8 @@ def _requests(
     messages: int, body_bytes: int, batch: int, queues: int, request_bytes: int
 ) -> Iterator[bytes]:
     block = encode_batch([b"x" * body_bytes] * batch, born_timestamp_us=1)
-    # Of another queue's block only the header is another: to make and keep as many blocks as there
-    # are queues would take longer than to send them.
+    # Blocks of different queues differ only in their headers. Creating and keeping one block per
+    # queue would take longer than sending them.
     header, rest = BatchHeader.decode(block), block[HEADER_SIZE:]
     heads = [bytes(replace(header, queue_id=queue).encode()) for queue in range(queues)]
     each = max(1, request_bytes // len(block))

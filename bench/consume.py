@@ -2,8 +2,8 @@
 
     python -m bench.consume [--json] [--messages 3000000]
 
-Reads a queue that was published as bench.publish does it, in written mode: message by message,
-looking at every body, by AsyncClient and by Client; and batch by batch. Broker and client share
+Reads a queue that was published as in bench.publish, in written mode: message by message with
+AsyncClient and with Client, with access to every body; and batch by batch. Broker and client share
 this machine's cores.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def pull_async(running: RunningBroker, topic: str, total_bytes: int) -> None:
-    """Read by an AsyncClient."""
+    """Read with an AsyncClient."""
 
     async def pull() -> int:
         size = 0
@@ -64,7 +64,7 @@ def pull_async(running: RunningBroker, topic: str, total_bytes: int) -> None:
 
 
 def pull_sync(running: RunningBroker, topic: str, total_bytes: int) -> None:
-    """Read by a Client."""
+    """Read with a Client."""
     size = 0
     with running.client() as client:
         for message in client.pull(topic, queue=0, offset=0, follow=False):
@@ -73,7 +73,7 @@ def pull_sync(running: RunningBroker, topic: str, total_bytes: int) -> None:
 
 
 def pull_batches(running: RunningBroker, topic: str, total_bytes: int) -> None:
-    """Read whole batches by a Client, leaving the bodies in their column."""
+    """Read whole batches with a Client, without separating the bodies."""
     size = 0
     with running.client() as client:
         for part in client.pull_batches(topic, queue=0, offset=0, follow=False):

@@ -1,4 +1,4 @@
-"""The yardstick of a Spark write: a sink that takes rows as Arrow and drops them."""
+"""The reference for a Spark write: a sink that gets rows as Arrow batches and only counts them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 @dataclass
 class Counted(WriterCommitMessage):
-    """How many rows one task had."""
+    """The number of rows of one task."""
 
     rows: int
 
@@ -20,7 +20,7 @@ class CountingSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "counting_sink"
 
     def writer(self, schema: StructType, overwrite: bool) -> "CountingWriter":
@@ -32,5 +32,5 @@ class CountingWriter(DataSourceArrowWriter):
     """Counts rows."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Counted:
-        """Return how many rows there were."""
+        """Return the number of rows."""
         return Counted(sum(map(len, iterator)))

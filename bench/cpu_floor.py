@@ -1,11 +1,12 @@
-"""W10: what a megabyte costs the broker's processors, beside the least that it could cost.
+"""W10: the broker's processor time per megabyte, compared with a minimal receiver (the floor).
 
     python -m bench.cpu_floor [--json] [--mb 400] [--rounds 7]
 
-1 KiB x 1,000 in written mode. The floor, taken in turns with it: a process that receives the same
-bytes from a loopback connection into one buffer and writes each request to a fresh file's page
-cache, and does nothing else. What fresh page cache costs differs from minute to minute, so the
-ratio is that of each round's pair, and the first pair is not counted.
+The load is messages of 1 KiB in batches of 1,000, in written mode. The minimal receiver is a
+process that receives the same bytes from a loopback connection into one buffer, writes each request
+to the page cache of a new file, and does nothing else. Each round measures the broker and then the
+minimal receiver, because the cost of new page cache changes from minute to minute. The ratio is
+computed for each round; the first round does not count.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from bench.rows import TIMES, Row, report
 DURABILITY = "written"
 _BODY_BYTES = 1024
 _BATCH = 1000
-_REQUEST_BYTES = 1_050_000  # one batch a request
+_REQUEST_BYTES = 1_050_000  # one batch per request
 _BAR = 2.0
 
 
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def rows(size_mb: int, rounds: int) -> Iterator[Row]:
-    """Measure; yield the broker's cost, the floor and their ratio."""
+    """Measure; yield the broker's cost, the minimal receiver's cost, and their ratio."""
     pairs = [(broker_ms_per_mb(size_mb), floor_ms_per_mb(size_mb)) for _ in range(rounds + 1)][1:]
     ours, floor = (list(each) for each in zip(*pairs, strict=True))
     ratios = [own / least for own, least in pairs]
@@ -49,7 +50,7 @@ def rows(size_mb: int, rounds: int) -> Iterator[Row]:
 
 
 def broker_ms_per_mb(size_mb: int) -> float:
-    """Publish; return the broker's processor time a megabyte, in milliseconds."""
+    """Publish; return the broker's processor time per megabyte, in milliseconds."""
     with broker() as running:
         connection = BulkConnection(running.url)
         connection.create("bulk")
@@ -66,7 +67,8 @@ def broker_ms_per_mb(size_mb: int) -> float:
 
 
 def floor_ms_per_mb(size_mb: int) -> float:
-    """Receive and write the same bytes in a bare process; return the same of it."""
+    """Receive and write the same bytes in a minimal process; return its milliseconds per
+    megabyte."""
     ours, theirs = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         receiver = multiprocessing.Process(

@@ -1,4 +1,4 @@
-"""A Python data source of one row, ready made: what any such source costs, whatever it reads."""
+"""A Python data source with one constant row. It shows the fixed cost of any Python source."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ class EmptySource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "empty"
 
     def schema(self) -> str:

@@ -1,8 +1,8 @@
-"""Where samples fell: folded stacks, as py-spy writes them, counted by thread, area and function.
+"""Count the samples of folded stacks, as py-spy writes them, by thread, area and function.
 
-Pure. A line of the input is `thread (ID): NAME;frame;...;frame count`, the innermost frame last.
-A sample belongs to the innermost of its frames that is ours or a library's: what Python's own
-library or the C below it did is on the account of who called it.
+Pure. A line of the input is `thread (ID): NAME;frame;...;frame count`; the innermost frame is last.
+A sample counts for the innermost frame that is in our code or in a library. So time in Python's
+standard library or in C code counts for its caller.
 """
 
 import re
@@ -14,12 +14,12 @@ _THREAD = re.compile(r"^thread \((?P<id>\w+)\)(?:: (?P<name>.*))?$")
 _FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^()]+?)(?::\d+)?\)$")
 _PACKAGE = re.compile(r"/site-packages/(?P<package>[^/]+)")
 _OURS = re.compile(r"/(?P<path>(?:holdfast|bench)/.+\.py)$")
-#: A number at the end of a thread's name tells it from others like it.
+#: A number at the end of a thread's name, which distinguishes similar threads.
 _NUMBER = re.compile(r"[-_]?\d+$")
 _NONE = "no Python"
 
-#: The innermost frame of a thread whose time is spent in C below it: for reading and writing
-#: sockets, for taking a job.
+#: File of a thread's innermost Python frame -> name of the area. Such a thread spends its time in C
+#: code that this frame called: it reads and writes sockets, or waits for a job.
 _WAITING_ROOMS = {
     "runners.py": "event loop",
     "base_events.py": "event loop",
@@ -30,8 +30,8 @@ _WAITING_ROOMS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One stack and how often it was seen: `area` is a file of ours or a library, and `function`
-    is in it."""
+    """One stack and its number of samples. `area` is one of our files or a library, and `function`
+    is a function in this file or library."""
 
     thread_id: str
     thread: str
@@ -41,7 +41,7 @@ class Sample:
 
 
 def samples(lines: Iterable[str]) -> Iterator[Sample]:
-    """Yield the samples of folded lines; ValueError for what is no such line."""
+    """Yield the samples of folded lines. Raise ValueError for any other line."""
     for line in lines:
         if line.strip():
             stack, _, count = line.strip().rpartition(" ")
@@ -49,11 +49,11 @@ def samples(lines: Iterable[str]) -> Iterator[Sample]:
 
 
 def spread(seen: Iterable[Sample], spent: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Spread what each thread spent over its samples: `thread`, `area` and `function` -> name ->
-    amount, the largest first.
+    """Distribute the time of each thread over its samples.
 
-    `spent` is by thread id. A thread's own sum is exact, its inner split as good as the samples;
-    what a thread without any sample spent is told as that of "no Python".
+    `spent` is the time of each thread, by thread id. Return `thread`, `area` and `function` -> name
+    -> amount, with the largest amounts first. The sum of a thread is exact; how it is distributed
+    is as exact as the samples. The time of a thread without samples counts for "no Python".
     """
     by_thread: dict[str, list[Sample]] = defaultdict(list)
     for sample in seen:
@@ -76,8 +76,10 @@ def spread(seen: Iterable[Sample], spent: Mapping[str, float]) -> dict[str, dict
 def with_ended(
     spent: Mapping[str, float], ended: float, seen: Iterable[Sample]
 ) -> dict[str, float]:
-    """Return what each thread spent, with what those spent that have ended since: `ended` in all,
-    shared out by how often each was seen."""
+    """Return the time of each thread, including threads that have ended.
+
+    `ended` is the total time of ended threads. It is distributed by their numbers of samples.
+    """
     counts: Counter[str] = Counter()
     for sample in seen:
         if sample.thread_id not in spent:

@@ -1,10 +1,11 @@
-"""What a receive from a group costs beside a plain pull, over HTTP.
+"""The cost of a receive from a group compared with a plain pull, over HTTP.
 
     python -m bench.group_receive [--json] [--requests 200] [--rounds 5]
 
-One connection to a broker process on loopback asks for messages of 200 bytes in JSON: by pulls,
-by receives of a group with leases, and settles what it received, a request for each. They take
-turns in one run; costs are the broker's processor time, rates are those of the one connection.
+One connection to a broker process on loopback requests messages of 200 bytes as JSON: with pulls,
+and with receives from a group with leases. It acknowledges the messages of each receive with one
+request. Rounds of pulls, receives and acknowledgements alternate. Costs are processor times of the
+broker; rates are those of this one connection.
 """
 
 import json
@@ -14,22 +15,23 @@ from collections.abc import Callable, Iterator
 from bench.harness import Figure, arguments, broker, measure
 from bench.http_requests import JSON, Wire, encode_request
 from bench.rows import TIMES, Row, report
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 
 _BODY_BYTES = 200
 _BATCHES = (32, 1)
-#: Requests of one message are cheap: so many more of them, that processor time can be told.
+#: Requests of one message are cheap. So this many times more of them are sent, to make their
+#: processor time measurable.
 _MORE_OF_ONE = 3
 _PUBLISHED_AT_ONCE = 100
 _REQUESTS = "requests/s"
-#: What the requirements allow a receive of 32.
+#: The highest cost that the requirements allow for a receive of 32 messages.
 _BAR = 2.0
 _BLOCK = {"Content-Type": "application/vnd.holdfast.batch"}
 
 _WHATS = ("pull", "receive", "ack")
 
 Figures = dict[tuple[str, int], list[Figure]]
-"""By what was asked and how many messages at a time."""
+"""The figures for each (kind of request, number of messages per request)."""
 
 
 def main() -> None:
@@ -58,12 +60,12 @@ def rows(requests: int, rounds: int) -> Iterator[Row]:
 
 
 def _us(figure: Figure) -> float:
-    """Return the broker's processor time a message."""
+    """Return the broker's processor time per message, in microseconds."""
     return figure.broker_cpu_s * 1e6 / figure.messages
 
 
 def measured(requests: int, rounds: int) -> Figures:
-    """Ask in turns, after one round that does not count."""
+    """Measure the kinds of requests alternately. The first round does not count."""
     figures: Figures = defaultdict(list)
     with broker() as running:
         wire = Wire(running.url)
@@ -86,7 +88,8 @@ def measured(requests: int, rounds: int) -> Figures:
 
 
 class _Turns:
-    """A topic with enough messages, a group that reads it, and one turn of each request."""
+    """Runs one round of each kind of request, on a topic with enough messages and a group that
+    reads it."""
 
     def __init__(self, wire: Wire, batch: int, requests: int, turns: int) -> None:
         self._wire = wire
@@ -106,7 +109,8 @@ class _Turns:
             wire.ask(encode_request("POST", path, block, _BLOCK))
 
     def work(self, what: str) -> Callable[[], None]:
-        """Return a turn of pulls, receives, or acks of what was received; made ready before."""
+        """Prepare a round of requests of one kind, and return the function that runs it. Acks are
+        for the messages of the last round of receives."""
         if what == "pull":
             return self._pull
         if what == "receive":
@@ -120,14 +124,14 @@ class _Turns:
         return lambda: self._ack(asked)
 
     def _pull(self) -> None:
-        """Pull on from where the last pull ended."""
+        """Pull from the end of the last pull."""
         path = f"/v1/topics/{self._topic}/queues/0/messages?max_messages={self._batch}&offset="
         for _ in range(self._requests):
             self._wire.ask(encode_request("GET", f"{path}{self._pulled}"))
             self._pulled += self._batch
 
     def _receive(self) -> None:
-        """Receive as much; the answers are kept as they are."""
+        """Receive as many messages as `_pull` pulls; keep the raw answers for the acks."""
         request = self._post("receive", {"max_messages": self._batch})
         self._answers = [self._wire.ask(request) for _ in range(self._requests)]
 

@@ -1,10 +1,11 @@
-"""Settling, durably: acknowledgements a second that cursors and their store take.
+"""How many acknowledgements per second the cursors of groups and their store can make durable.
 
     python -m bench.groups_commit [--json] [--acks 30000] [--rounds 5] [--directory /tmp]
 
-Leased messages are settled in random order in a window of 20,000, so many to a commit, by one group
-or by several at once; a group goes on when its commit is durable. Beside it a bare loop over LMDB
-writes the same bytes in the same transactions, which is what the disk allows; they take turns.
+One group, or several at once, settle leased messages in random order within each 20,000 messages. A
+commit has a fixed number of acknowledgements, and a group continues when its commit is durable. For
+comparison, a plain loop writes the same bytes in the same transactions with LMDB alone, which shows
+the limit of the disk. Both are measured alternately.
 """
 
 import argparse
@@ -21,22 +22,22 @@ from typing import Any
 import lmdb
 
 from bench.rows import TIMES, Row, report
-from holdfast.groups.cursor import Cursor, End
-from holdfast.groups.cursor_rows import page_of, take_writes
-from holdfast.groups.cursor_store import CursorStore, stored_row
-from holdfast.groups.heads import Head
-from holdfast.groups.progress_page import ProgressPage, kernel_boot_id
-from holdfast.groups.rows import DeleteRange, Write, key_prefix
+from holdfast.groups.cursor.cursor import Cursor, End
+from holdfast.groups.cursor.cursor_rows import take_writes
+from holdfast.groups.cursor.heads import Head
+from holdfast.groups.cursor.rows import DeleteRange, Write, key_prefix
+from holdfast.groups.storage.cursor_store import CursorStore, stored_row
+from holdfast.groups.storage.progress_page import ProgressPage, kernel_boot_id
 
 _ACKS = "acks/s"
 _DURABILITY = "fsync"
 _WINDOW = 20_000
 _MAP_BYTES = 1 << 30
-#: What the requirements ask for at 32 a commit, on a disk that can.
+#: The rate that the requirements demand at 32 per commit, on a disk that can reach it.
 _BAR = 20_000
 
 Rows = list[tuple[bytes, bytes | None]]
-"""One transaction: keys with values, None to delete."""
+"""The changes of one transaction: keys with their values. A value of None deletes the key."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ _CASES = (
 
 
 class _Recorded(CursorStore):
-    """A store that keeps what each transaction wrote."""
+    """A store that records the writes of each transaction."""
 
     transactions: list[Rows]
 
@@ -65,7 +66,8 @@ class _Recorded(CursorStore):
 
 
 class _Settling:
-    """One group: a cursor with messages leased ahead, settled in random order."""
+    """One group: a cursor whose messages are all leased at the start, and settled in random
+    order."""
 
     def __init__(self, number: int, acks: int) -> None:
         self.key = (number, 1, 0)
@@ -82,7 +84,7 @@ class _Settling:
         self.done = 0
 
     def settle(self, count: int) -> bool:
-        """Settle the next so many; False when there are none."""
+        """Settle the next `count` messages; return False if none are left."""
         offsets = self.order[self.done : self.done + count]
         for offset in offsets:
             self.cursor.finish(offset, End.ACKED)
@@ -90,7 +92,7 @@ class _Settling:
         return bool(offsets)
 
     def writes(self) -> list[Write | DeleteRange]:
-        """Return what changed since the last time."""
+        """Return the changes since the last call."""
         return take_writes(self.cursor, self.prefix)
 
 
@@ -106,7 +108,7 @@ def main() -> None:
 
 
 def rows(acks: int, rounds: int, directory: Path | None = None) -> Iterator[Row]:
-    """Measure; yield the rates, those of the bare loop, and their ratio."""
+    """Measure; yield the rates of cursors and of the plain loop, and their ratio."""
     for case in _CASES:
         ours: list[float] = []
         bare: list[float] = []
@@ -123,14 +125,14 @@ def rows(acks: int, rounds: int, directory: Path | None = None) -> Iterator[Row]
 
 
 def settled(directory: Path, case: _Case, acks: int) -> tuple[float, list[Rows]]:
-    """Settle so many messages durably; return the seconds and what the transactions wrote."""
+    """Settle `acks` messages durably; return the seconds and the writes of the transactions."""
     groups = [_Settling(number, acks // case.groups) for number in range(case.groups)]
     store = _Recorded(directory / "groups", _MAP_BYTES)
     store.transactions = []
-    # What was leased is on the disk before any of it is settled.
+    # Write the leases to the disk before the first message is settled.
     store.begin([write for each in groups for write in each.writes()])
     page = ProgressPage(directory / "groups.page", kernel_boot_id())
-    page.begin({each.key: page_of(each.cursor) for each in groups})
+    page.begin({each.key: each.cursor for each in groups})
     store.start()
     durable: queue.SimpleQueue[_Settling] = queue.SimpleQueue()
     for each in groups:
@@ -143,7 +145,8 @@ def settled(directory: Path, case: _Case, acks: int) -> tuple[float, list[Rows]]
             left -= 1
             continue
         store.commit(each.writes(), partial(_go_on, durable, each), now_ms=each.done)
-        page.note(each.key, page_of(each.cursor))
+        page.note(each.key, each.cursor)
+        page.write()
     seconds = time.perf_counter() - started
     store.stop()
     page.close()
@@ -158,7 +161,7 @@ def _go_on(
 
 
 def bare_loop(directory: Path, transactions: Sequence[Rows]) -> float:
-    """Write the same rows in the same transactions with nothing around; return the seconds."""
+    """Write the same rows in the same transactions with LMDB only; return the seconds."""
     directory.mkdir()
     env = lmdb.open(str(directory), map_size=_MAP_BYTES)
     started = time.perf_counter()

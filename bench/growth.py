@@ -1,10 +1,10 @@
-"""What growth costs: publishing and reading with more queues, a longer log, more groups reading.
+"""The cost of growth: publish and read with more queues, a longer log, or more reading groups.
 
     python -m bench.growth [--json] [--queues 1,100,10000] [--log-gb 1,20] [--groups 1,100]
 
-Messages of 100 bytes in batches of 1,000, in written mode, sent and read over bare connections so
-that the broker is what is measured. Each line has the rate beside the first of its kind, and the
-broker's memory.
+The load is messages of 100 bytes in batches of 1,000, in written mode, sent and read over plain
+connections, so that the figures are those of the broker. Each line has its rates, their ratios to
+the first line of the same table, and the broker's memory.
 """
 
 import argparse
@@ -26,14 +26,14 @@ from holdfast.running_broker import RunningBroker
 DURABILITY = "written"
 BODY_BYTES = 100
 BATCH = 1000
-#: Published and read for each figure, unless the figure is about how much there is.
+#: The number of messages per figure. The messages that fill the log are not counted in it.
 MESSAGES = 5_000_000
 _LARGE_BODY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Line:
-    """One figure: `published` and `read` in messages a second."""
+    """One line of a table. `published` and `read` are messages per second."""
 
     what: str
     published: float
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def queues(counts: Sequence[int]) -> Iterator[Line]:
-    """Measure with more and more queues, the batches rotating over them."""
+    """Measure with a growing number of queues; batches go to the queues in turn."""
     for count in counts:
         with broker() as running:
             connection = BulkConnection(running.url)
@@ -68,8 +68,11 @@ def queues(counts: Sequence[int]) -> Iterator[Line]:
 
 
 def _memory_with(queue_count: int) -> float:
-    """Return what a broker holds in MB once as much was published and read over so many queues;
-    less the batches just read, which it keeps up to a limit: here it keeps none."""
+    """Return the broker's memory in MB after the same number of messages was published to and read
+    from `queue_count` queues.
+
+    The cache of recent batches is switched off, so that it does not count.
+    """
     with broker([*ARGUMENTS, "--consumequeue-hot-cache-bytes", "0"]) as running:
         connection = BulkConnection(running.url)
         connection.create("queues", queues=queue_count)
@@ -81,7 +84,7 @@ def _memory_with(queue_count: int) -> float:
 
 
 def log(sizes_gb: Sequence[int]) -> Iterator[Line]:
-    """Measure at the end of a longer and longer log."""
+    """Measure with new topics at the end of a growing log."""
     with broker() as running:
         connection = BulkConnection(running.url)
         connection.create("filling", queues=4)
@@ -101,7 +104,8 @@ def log(sizes_gb: Sequence[int]) -> Iterator[Line]:
 
 
 def groups(counts: Sequence[int]) -> Iterator[Line]:
-    """Measure with more and more groups reading the same backlog and storing their offsets."""
+    """Measure with a growing number of groups that read the same backlog and store their
+    offsets."""
     with broker() as running:
         connection = BulkConnection(running.url)
         connection.create("shared", queues=1)
@@ -143,13 +147,13 @@ def _read_as_group(url: str, group: str, messages: int) -> None:
 
 
 def _read_all(connection: BulkConnection, topic: str) -> float:
-    """Read a whole topic; return messages a second."""
+    """Read a whole topic; return messages per second."""
     started = time.perf_counter()
     return connection.read_all(topic) / (time.perf_counter() - started)
 
 
 def _memory(running: RunningBroker) -> float:
-    """Return what the broker holds in MB, without files that it has mapped."""
+    """Return the broker's memory in MB, without mapped files."""
     memory = psutil.Process(running.pid).memory_info()
     return float((memory.rss - memory.shared) / 1e6)
 

@@ -1,4 +1,5 @@
-"""What the benchmarks share: a broker on a temporary directory, processor time, the table."""
+"""Common parts of the benchmarks: run a broker on a temporary directory, measure wall time and
+processor time, and print a table."""
 
 import argparse
 import json
@@ -21,7 +22,7 @@ from holdfast.running_broker import RunningBroker
 _LOOP_ADDITIONS = 10_000_000
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-#: Segments large enough that a run of a few seconds does not wait for the next one.
+#: The segments are so large that a run of a few seconds does not wait for a new segment.
 ARGUMENTS = ("--commitlog-segment-bytes", "256MiB")
 
 
@@ -64,7 +65,7 @@ def measure(
     messages: int,
     body_bytes: int,
 ) -> Figure:
-    """Run `work` once and return what it took, also of processor time."""
+    """Run `work` once; return its wall time, and the processor time of broker and client."""
     broker_before, client_before = process_cpu_s(running.pid), _own_cpu_s()
     started = time.perf_counter()
     work()
@@ -90,7 +91,7 @@ def plain_loop_s() -> float:
 
 
 def machine() -> str:
-    """Return what this machine is, in a line."""
+    """Return a one-line description of this machine."""
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     return (
         f"{os.cpu_count()} cores, {memory_gb:.0f} GB, {platform.system()} {platform.release()}, "
@@ -108,7 +109,7 @@ def arguments(description: str, **defaults: int) -> argparse.Namespace:
 
 
 def report(figures: Sequence[Figure], *, as_json: bool) -> None:
-    """Print the figures, and the plain loop beside them."""
+    """Print the figures and the time of the plain loop."""
     loop_s = plain_loop_s()
     rows: list[dict[str, Any]] = [asdict(figure) for figure in figures]
     if as_json:
@@ -156,6 +157,6 @@ def _own_cpu_s() -> float:
 
 def process_cpu_s(pid: int) -> float:
     """Return the processor time of a process so far, of all its threads, in seconds."""
-    # The command's name, in brackets, may hold anything; the numbers follow it.
+    # The command name, in parentheses, may contain any character. The numbers follow it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

@@ -2,10 +2,10 @@
 
     python -m bench.hold_http [--json]
 
-One broker process on loopback, one client process with bare sockets; durability is named beside
-each figure. Prints milliseconds from the publish's acknowledgement (as its producer sees it) to
-each held pull's answer, and the error of 1,000 deadlines that fall together. What parked pulls
-cost: bench.parked.
+There is one broker process on loopback, and one client process with plain sockets. Prints the
+milliseconds from the acknowledgement of a publish (as its producer sees it) to the answer of each
+held pull, and how late 1,000 pulls with the same deadline end. bench.parked measures the cost of
+held (parked) pulls.
 """
 
 import argparse
@@ -28,13 +28,13 @@ import uvloop
 from bench.rows import Row, report
 from holdfast.running_broker import RunningBroker
 
-#: What README promises of a held pull's end.
+#: The README promises that a held pull ends at most this late.
 _LATE_BAR_MS = 50
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive HTTP/1.1 connection that is told of each whole answer."""
+    """One keep-alive HTTP/1.1 connection; `answered` is called for each complete answer."""
 
     def __init__(self, answered: Callable[["Connection", float], None]) -> None:
         self.answered = answered
@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+        self.transport = cast("asyncio.Transport", transport)  # uvloop has another base class
 
     def send(self, request: bytes) -> None:
         assert self.transport is not None
@@ -77,7 +77,7 @@ class Client:
         self.host, self.port = parts.hostname, parts.port
 
     async def connect(self, answered: Callable[[Connection, float], None]) -> Connection:
-        """Return a connection that the broker has accepted and answered on once."""
+        """Return a connection that the broker has accepted and answered once."""
         loop = asyncio.get_running_loop()
         accepted = loop.create_future()
         _, protocol = await loop.create_connection(
@@ -100,7 +100,7 @@ class Client:
         return head.encode() + raw
 
     async def publish(self, connection: Connection, topic: str, queue: int) -> float:
-        """Publish one message; return when its acknowledgement came."""
+        """Publish one message; return the time of its acknowledgement."""
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         connection.answered = lambda _, now: done.set_result(now)
         body = {"messages": [{"body": "x" * 100, "queue": queue}]}
@@ -132,7 +132,7 @@ def metric(url: str, name: str) -> float:
 
 
 async def held(url: str, count: int, deadline_s: float = 30.0) -> None:
-    """Wait until exactly so many pulls are parked."""
+    """Wait until exactly `count` pulls are parked, that is, held by the broker."""
     until = time.monotonic() + deadline_s
     while metric(url, "long_poll_parked") != count:
         if time.monotonic() > until:
@@ -143,7 +143,8 @@ async def held(url: str, count: int, deadline_s: float = 30.0) -> None:
 async def wake_latency(
     url: str, durability: str, *, parked: int = 1000, queues: int = 200, publishes: int = 400
 ) -> dict[str, float]:
-    """Park pulls over queues, publish to one after another, measure ack to answer."""
+    """Park pulls on many queues, and publish to one queue after another. Return how long after the
+    publish's acknowledgement the pulls are answered."""
     topic = f"wake-{durability}"
     put_topic(url, topic, queues, durability)
     client = Client(url)
@@ -196,7 +197,7 @@ async def wake_latency(
 
 
 async def only_one(url: str, queues: int = 500) -> dict[str, float]:
-    """Park one pull a queue, publish to one queue: count who answers."""
+    """Park one pull per queue, publish to one queue, and return the number of answered pulls."""
     put_topic(url, "only-one", queues, "fsync")
     client = Client(url)
     answers: list[Connection] = []
@@ -221,7 +222,7 @@ async def only_one(url: str, queues: int = 500) -> dict[str, float]:
 
 
 async def deadlines(url: str, count: int = 1000, wait_ms: int = 3000) -> dict[str, float]:
-    """Send pulls in one go so that their deadlines fall together; measure how exactly they end."""
+    """Send many pulls at once, so that they have the same deadline. Return how late they end."""
     put_topic(url, "deadlines", 1, "fsync")
     client = Client(url)
     errors: list[float] = []
@@ -251,7 +252,7 @@ async def deadlines(url: str, count: int = 1000, wait_ms: int = 3000) -> dict[st
 
 
 async def rows(rounds: int) -> list[Row]:
-    """Run every measurement against one fresh broker."""
+    """Run every measurement on one new broker."""
     found = []
     with tempfile.TemporaryDirectory() as folder, RunningBroker(Path(folder, "data")) as broker:
         url = broker.url
@@ -276,7 +277,7 @@ async def rows(rounds: int) -> list[Row]:
 
 
 def open_more_files() -> None:
-    """Let this process open as many files as it may be allowed to."""
+    """Raise this process's limit of open files to its hard limit."""
     with suppress(ValueError):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

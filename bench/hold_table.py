@@ -1,11 +1,11 @@
-"""What holding costs: the hold table's operations, with 10 and with 100,000 pulls held.
+"""The cost of holding: operations of the hold table with 10 and with 100,000 held pulls.
 
     python -m bench.hold_table [--held 10,100000]
 
-Each figure is one operation's time; an arrival is also given per pull that it wakes. The
-column to look at is the last one beside the first: a cost that grows with the pulls held would
-be a defect. The memory is that of the table alone, and of the service with one waiting
-coroutine a pull (its HTTP request and connection come on top).
+Each figure is the time of one operation; if an operation wakes or expires all pulls, it is the time
+per pull. The first and the last column must be similar: a cost that grows with the number of held
+pulls would be a defect. Memory is measured for the table alone, and for the service with one
+waiting coroutine per pull; HTTP requests and connections are not included.
 """
 
 import argparse
@@ -27,7 +27,7 @@ CONFIG = HoldServiceConfig(
 )
 CROWDED: QueueKey = (1, 0)
 PROBE: QueueKey = (2, 0)
-WAIT_S = 300.0  # longer than the benchmark's own clock runs
+WAIT_S = 300.0  # longer than the simulated time of this benchmark
 OPERATIONS = 2000
 TAGS = TagFilter(frozenset({"a"}))
 
@@ -35,13 +35,13 @@ Table = HoldTable[None]
 
 
 def suspend(table: Table, key: QueueKey, offset: int = 0, **options: object) -> HeldPull[None]:
-    """Hold one pull; `deadline` and `filter` may be given."""
+    """Hold one pull. `options` may have `deadline` and `filter`."""
     options = {"deadline": WAIT_S, **options}
     return table.suspend({key: offset}, client="bench", ticket=None, **options)  # type: ignore[arg-type]
 
 
 def crowded_table(held: int) -> Table:
-    """A table with `held` pulls on one queue, their deadlines spread over a minute."""
+    """Return a table with `held` pulls on one queue; their deadlines spread over a minute."""
     table = Table(CONFIG)
     for number in range(held):
         suspend(table, CROWDED, deadline=WAIT_S + 60 * number / held)
@@ -49,7 +49,7 @@ def crowded_table(held: int) -> Table:
 
 
 def spread_table(held: int) -> Table:
-    """A table with `held` pulls, each on a queue of its own."""
+    """Return a table with `held` pulls, each on its own queue."""
     table = Table(CONFIG)
     for number in range(held):
         suspend(table, (3, number), deadline=WAIT_S + 60 * number / held)
@@ -57,7 +57,8 @@ def spread_table(held: int) -> Table:
 
 
 def per_operation_us(run: Callable[[], None], count: int) -> float:
-    """Time of `run`, best of three, over the operations that it does."""
+    """Return the time per operation of `run`, which does `count` operations: the shortest of three
+    runs."""
     best = min(_timed(run) for _ in range(3))
     return best / count * 1e6
 
@@ -81,7 +82,7 @@ def suspend_and_cancel(table: Table) -> float:
 
 
 def arrival_for_one(table: Table) -> float:
-    """A pull parks on a queue of its own; a message comes; it is the only one to wake."""
+    """Measure an arrival that wakes the only pull of a queue."""
     offset = 0
 
     def run() -> None:
@@ -96,7 +97,7 @@ def arrival_for_one(table: Table) -> float:
 
 
 def arrival_for_nobody(table: Table) -> float:
-    """All pulls of a queue have one filter, which nothing passes."""
+    """Measure an arrival on a queue whose pulls share one filter that rejects the message."""
     max_offset = 0
 
     def run() -> None:
@@ -110,7 +111,7 @@ def arrival_for_nobody(table: Table) -> float:
 
 
 def expiry(table: Table) -> float:
-    """A pull whose deadline comes while the others' do not."""
+    """Measure the expiry of one pull whose deadline is before all others."""
     now = 0.0
 
     def run() -> None:
@@ -124,7 +125,7 @@ def expiry(table: Table) -> float:
 
 
 def wake_everybody(held: int) -> float:
-    """One arrival for all pulls of a queue; per pull."""
+    """Measure one arrival that wakes all pulls of a queue, per pull."""
     tables = [crowded_table(held) for _ in range(3)]
 
     def run() -> None:
@@ -136,7 +137,7 @@ def wake_everybody(held: int) -> float:
 
 
 def expire_everybody(held: int) -> float:
-    """All deadlines at once; per pull."""
+    """Measure the expiry of all pulls at once, per pull."""
     tables = [crowded_table(held) for _ in range(3)]
 
     def run() -> None:
@@ -160,7 +161,7 @@ def filtered_table(held: int) -> Table:
 
 
 def table_bytes(make: Callable[[int], Table], held: int) -> float:
-    """Memory a held pull costs in the table."""
+    """Return the memory of a held pull in the table."""
     gc.collect()
     tracemalloc.start()
     table = make(held)
@@ -171,7 +172,7 @@ def table_bytes(make: Callable[[int], Table], held: int) -> float:
 
 
 async def service_bytes(held: int) -> float:
-    """Memory a held pull costs in table, future, task and coroutine."""
+    """Return the memory of a held pull in the service: table, future, task and coroutine."""
     service = PullRequestHoldService(
         CONFIG, max_offset=lambda key: 0, scan=lambda key, start, end, filter: end
     )

@@ -1,10 +1,10 @@
-"""What single requests cost: publishes and pulls, one after another on one connection.
+"""The cost of single requests: publishes and pulls, one after another on one connection.
 
     python -m bench.http_requests [--json] [--requests 2000]
 
-A broker process on loopback and a client with a bare blocking socket, so that the figures are
-the broker's. /healthz, which does nothing, is the floor that aiohttp sets on this machine; its
-"messages" are requests.
+The broker is a process on loopback. The client uses a plain blocking socket, so that the figures
+are those of the broker. /healthz does no work, so it shows the fixed cost of the HTTP layer on this
+machine; in its line, the "messages" are requests.
 """
 
 import socket
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from bench.harness import arguments, broker, measure, report
-from holdfast.commitlog.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import encode_batch
 
 JSON = {"Content-Type": "application/json"}
 BATCH = {"Content-Type": "application/vnd.holdfast.batch"}
@@ -25,7 +25,7 @@ PULL_TYPES = (
 
 
 class Wire:
-    """One keep-alive connection that sends a request and waits for its whole answer."""
+    """One keep-alive connection that sends a request and waits for its complete answer."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -33,7 +33,7 @@ class Wire:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, request: bytes) -> bytes:
-        """Return the body of the answer, which must be a success."""
+        """Send a request; return the body of its answer, which must be a success."""
         self._socket.sendall(request)
         data = self._socket.recv(1 << 20)
         end = data.index(b"\r\n\r\n") + 4
@@ -51,7 +51,7 @@ class Wire:
 def encode_request(
     method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
 ) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: bench"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     if body:
         lines.append(f"Content-Length: {len(body)}")

@@ -1,10 +1,11 @@
-"""W5 with company: publish-to-delivery latency alone, and with 1,000 other pulls parked.
+"""W5 under load: latency from publish to delivery, without and with 1,000 other parked pulls.
 
     python -m bench.latency [--json] [--parked 1000] [--rounds 5]
 
 The load is that of bench/peers (100 B at 1,000 messages/s, a producer process and a consumer
-process with the synchronous client), in written mode. One broker; the runs with and without the
-parked pulls take turns. The others wait on queues of their own, each with a connection.
+process with the synchronous client), in written mode, with one broker. Runs with and without the
+parked pulls alternate. A parked pull is a pull that the broker holds until a message arrives; each
+of these has its own connection, and none waits on the queue of the load.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def rows(parked: int, rounds: int) -> Iterator[Row]:
-    """Measure; yield the latencies and what company does to them."""
+    """Measure; yield the latencies without and with the parked pulls, and their ratio."""
     alone: dict[str, list[float]] = {"p50": [], "p99": []}
     beside: dict[str, list[float]] = {"p50": [], "p99": []}
     with running(Holdfast(), DURABILITY) as server:
@@ -64,7 +65,7 @@ def _measure(run: Run, into: dict[str, list[float]]) -> None:
 
 @contextmanager
 def others_parked(server: Server, count: int) -> Iterator[None]:
-    """Keep so many pulls parked until the end of the block, each on a connection of its own."""
+    """Keep `count` pulls parked until the end of the block, each on its own connection."""
     loop = uvloop.new_event_loop()
     thread = Thread(target=loop.run_forever, daemon=True)
     thread.start()

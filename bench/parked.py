@@ -1,12 +1,14 @@
-"""W6: what parked pulls cost: memory each, an idle core's share, and the waking of one of them.
+"""W6: the cost of parked pulls: memory per pull, idle processor use, and time to wake a pull.
 
     python -m bench.parked [--json] [--connections 15000] [--entries 100000] [--wakes 500]
 
-Real connections: a broker process on loopback, each pull with a connection and a request of two
-headers. Entries: a broker in this process, whose connections are handed requests by transports
-that keep nothing, so that the count is not bounded by sockets. Waking is measured with 10 parked
-and with all of them, in turns, on a queue of its own: from the publish to the answer, and the
-broker's processor time for both requests. All in fsync mode.
+A parked pull is a pull that the broker holds until a message arrives. It is measured in two ways.
+`--connections`: a broker process on loopback; each pull has its own connection, and its request has
+two headers. `--entries`: a broker in this process; its connections have transports without sockets,
+so that the number of sockets does not limit the number of pulls. The time to wake a pull is
+measured on a separate queue, alternately with 10 parked pulls and with all of them: from the
+publish to the answer of the pull, and the broker's processor time for both requests. All in fsync
+mode.
 """
 
 import argparse
@@ -37,7 +39,7 @@ _FEW = 10
 _IDLE_S = 5.0
 _ROUNDS = 3
 _BYTES_BAR, _IDLE_BAR, _WAKE_BAR = 8000, 1.0, 1.5
-#: A pull that was just sent is parked long before a message is published to it.
+#: The wait between a pull and the publish that wakes it; the broker parks a pull much faster.
 _PARKING_S = 0.003
 
 
@@ -83,7 +85,7 @@ async def _connections(running: RunningBroker, count: int, wakes: int) -> list[R
             await held(running.url, 0, 60)
     what = f"{count:,} connections"
     rows = [
-        # Later rounds find the memory of the earlier ones.
+        # Later rounds reuse the memory of the first round, so only the first round counts.
         Row("W6", f"{what}: memory of each", DURABILITY, "B", each[:1], at_most=_BYTES_BAR),
         Row("W6", f"{what}: idle", DURABILITY, "% of a core", idle, at_most=_IDLE_BAR),
     ]
@@ -98,7 +100,7 @@ async def _connections(running: RunningBroker, count: int, wakes: int) -> list[R
 
 
 class Probe:
-    """One waiting connection and one producer, on a queue that nobody else waits on."""
+    """One connection for a pull and one for a producer, on a queue without other parked pulls."""
 
     def __init__(self, running: RunningBroker, client: Client) -> None:
         self._pid = running.pid
@@ -107,7 +109,7 @@ class Probe:
 
     @classmethod
     async def open(cls, running: RunningBroker) -> "Probe":
-        """Connect."""
+        """Open both connections."""
         probe = cls(running, Client(running.url))
         probe._waiting = await probe._client.connect(probe._answered)
         probe._producer = await probe._client.connect(lambda _, now: None)
@@ -118,8 +120,11 @@ class Probe:
     _answer: "asyncio.Future[float]"
 
     async def wake(self, times: int) -> tuple[float, float]:
-        """Park and wake so often; return the median milliseconds from the publish to the answer,
-        and the broker's microseconds for parking, publish and answer."""
+        """Park and wake a pull `times` times.
+
+        Return the median milliseconds from the publish to the answer, and the broker's microseconds
+        for parking, publish and answer.
+        """
         latencies = []
         spent = process_cpu_s(self._pid)
         for _ in range(times):
@@ -155,20 +160,21 @@ def _pull(number: int) -> str:
 
 
 class CapturingLoop(uvloop.Loop):
-    """An event loop that keeps what makes a server's connections."""
+    """An event loop that keeps the protocol factory of a server."""
 
     connect: Callable[[], asyncio.BaseProtocol]
 
     async def create_server(  # type: ignore[override]
         self, factory: Any, *args: Any, **more: Any
     ) -> Any:
-        """Serve as ever."""
+        """Create the server as usual, and keep its factory."""
         self.connect = factory
         return await super().create_server(factory, *args, **more)
 
 
 class KeepsNothing(asyncio.Transport):
-    """A connection from an address of its own whose peer says nothing more."""
+    """A transport without a socket. Each has another client address. The broker must not answer on
+    it."""
 
     __slots__ = ("_number",)
 
@@ -200,7 +206,7 @@ class KeepsNothing(asyncio.Transport):
 
 
 def entries(count: int) -> Iterator[Row]:
-    """Measure with entries over in-process transports."""
+    """Measure with transports without sockets, in this process."""
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
         asyncio.Runner(loop_factory=CapturingLoop) as runner,
@@ -247,7 +253,7 @@ async def _entries(folder: Path, count: int) -> tuple[float, float]:
 
 
 async def held_here(here: Broker, count: int) -> None:
-    """Wait until so many pulls are parked in this process's broker."""
+    """Wait until exactly `count` pulls are parked in this process's broker."""
     while (parked := await asyncio.to_thread(metric, here.url, _PARKED)) < count:
         await asyncio.sleep(0.1)
     assert parked == count, parked

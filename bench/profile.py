@@ -1,12 +1,12 @@
-"""Where a message's time goes: broker and client sampled by py-spy while one workload runs.
+"""Profile the processor time per message: py-spy samples broker and client during a workload.
 
     python -m bench.profile W1 [W2 ...] [--json DIRECTORY] [--top 12]
 
-Prints each process's processor time a message, split by thread (as Linux counts it) and, as the
-samples have it, by area (a file of ours or a library) and by function. `--json` writes the same
-as WORKLOAD.json into a folder, from which `python -m bench.report` sets two beside each other.
-Needs py-spy (`make venv` brings it) and the right to trace one's own processes. Sampling costs
-some speed, so the rates of such a run stand in no table.
+Prints the processor time per message of each process. The time is divided by thread, as Linux
+counts it; and by area (one of our files or a library) and function, as the samples show it.
+`--json` also writes the profile to the file WORKLOAD.json in a folder; `python -m bench.report`
+compares two such profiles. Needs py-spy (`make venv` installs it) and the right to trace own
+processes. Sampling slows the processes down, so no table uses the rates of such a run.
 """
 
 import argparse
@@ -38,8 +38,8 @@ _ATTACHING_S = 0.7
 
 @dataclass(frozen=True)
 class Profile:
-    """What one process spent, in microseconds of processor time a message: in all, in the kernel,
-    and by thread, area and function."""
+    """The processor time of one process, in microseconds per message: in total, in the kernel, and
+    by thread, area and function."""
 
     process: str
     us_per_message: float
@@ -49,8 +49,11 @@ class Profile:
 
 @dataclass
 class Recording:
-    """A process under observation, and at the end what its threads spent, in seconds: those that
-    live by their id, those that ended in the meantime together."""
+    """The samples of a process, and the processor time of its threads in seconds.
+
+    The times are set at the end: `spent_s` for each living thread by its id, `ended_s` for all
+    ended threads together.
+    """
 
     file: Path
     spent_s: dict[str, float] = field(default_factory=dict)
@@ -60,7 +63,8 @@ class Recording:
 
 @dataclass(frozen=True)
 class Load:
-    """A load of bench/peers/loads/holdfast_load.py. `backlog`: what it reads is published first."""
+    """A load of bench/peers/loads/holdfast_load.py. With `backlog`, the messages that it reads are
+    published before it."""
 
     durability: str
     asked: Mapping[str, Any]
@@ -68,7 +72,8 @@ class Load:
 
 
 class Observed:
-    """A load that waits to be told when its work may begin, and when it may end."""
+    """A load in its own process. It waits for a line on stdin before its work, and for another line
+    before it ends."""
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
         command = [sys.executable, "-m", "bench.peers.loads.holdfast_load"]
@@ -85,12 +90,12 @@ class Observed:
         self._line()
 
     def work(self) -> None:
-        """Let it work; return once it has, and is still there."""
+        """Let the load work; return when its work is done and the process is still running."""
         self._go()
         self._line()
 
     def told(self) -> dict[str, Any]:
-        """Let it end; return what it measured."""
+        """Let the load end; return its measurement."""
         self._go()
         told: dict[str, Any] = json.loads(self._line())
         self._process.wait(30)
@@ -141,7 +146,7 @@ _LOADS = {
 
 
 def main() -> None:
-    """Profile what was asked for."""
+    """Profile the requested workloads."""
     names = [*_LOADS, "W8"]
     parser = argparse.ArgumentParser(description="Where a message's time goes.")
     parser.add_argument("workloads", nargs="+", choices=names, metavar="WORKLOAD")
@@ -159,7 +164,7 @@ def main() -> None:
 
 
 def load(name: str, wanted: Load) -> list[Profile]:
-    """Profile the broker and the load's own processes."""
+    """Profile the broker and the processes of the load."""
     asked = {"topic": "profiled", "durability": wanted.durability, **wanted.asked}
     with broker() as running, tempfile.TemporaryDirectory() as folder:
         asked["address"] = running.url
@@ -184,7 +189,7 @@ def load(name: str, wanted: Load) -> list[Profile]:
 
 def spark_scan(messages: int = 5_000_000) -> list[Profile]:
     """Profile the broker and Spark's Python workers through two noop scans."""
-    # Imported where it is wanted: pyspark takes a second, and not everybody has it.
+    # Imported only here: pyspark takes a second to import, and may not be installed.
     from bench.bulk import BulkConnection
     from holdfast.spark import bind, local_session
 
@@ -195,7 +200,7 @@ def spark_scan(messages: int = 5_000_000) -> list[Profile]:
         spark = local_session(2, settings={"spark.driver.memory": "4g"})
         bound = bind(running.url, "profiled", columns="queue,offset,store_timestamp,body")
         frame = bound.load(spark)
-        frame.write.format("noop").mode("overwrite").save()  # the workers are there, and warm
+        frame.write.format("noop").mode("overwrite").save()  # starts and warms up the workers
         with ExitStack() as stack:
             recordings = [
                 stack.enter_context(recorded(pid, Path(folder, str(pid))))
@@ -223,16 +228,16 @@ def _spark_workers() -> list[int]:
 
 @contextmanager
 def recorded(pid: int, file: Path) -> Iterator[Recording]:
-    """Sample a process, and the children that it makes, until the end of the block or its own."""
+    """Sample a process and its later children until the end of the block or of the process."""
     recording = Recording(file)
     command = [
         *(_py_spy(), "record", "--pid", str(pid), "--output", str(file), "--format", "raw"),
         *("--rate", str(_RATE_HZ), "--threads", "--full-filenames", "--function"),
-        # Stopping a process for each sample would make its waiting threads look busy.
+        # If each sample stopped the process, its waiting threads would look busy.
         *("--nonblocking", "--subprocesses"),
     ]
     sampler = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    time.sleep(_ATTACHING_S)  # it does not tell when it has
+    time.sleep(_ATTACHING_S)  # py-spy does not report when it is attached
     before = _times(pid)
     try:
         yield recording
@@ -251,8 +256,8 @@ def recorded(pid: int, file: Path) -> Iterator[Recording]:
 
 @dataclass(frozen=True)
 class _Times:
-    """Processor time of a process and its children so far: in all, in the kernel, and of each
-    thread that lives, by its id."""
+    """The processor time so far of a process and its children: in total, in the kernel, and for
+    each living thread by its id."""
 
     all_s: float
     kernel_s: float
@@ -271,7 +276,7 @@ def _times(pid: int) -> _Times:
 
 
 def _read_stat(file: Path) -> tuple[float, float]:
-    """Return the user's and the kernel's seconds."""
+    """Return the seconds in user mode and in the kernel."""
     fields = file.read_text().rpartition(")")[2].split()
     return int(fields[11]) / _TICKS_PER_S, int(fields[12]) / _TICKS_PER_S
 

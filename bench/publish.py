@@ -2,10 +2,10 @@
 
     python -m bench.publish [--json] [--messages 3000000]
 
-One producer to one queue, in written mode, by AsyncClient and by Client: messages of 100 bytes
-in batches of 1,000, messages of 1 KiB in batches of the default size. Then messages one by one as
-JSON, each in its own POST, on one connection of Python's http.client. Broker and client share this
-machine's cores.
+One producer publishes to one queue, in written mode, with AsyncClient and with Client: messages of
+100 bytes in batches of 1,000, and messages of 1 KiB in batches of the default size. Then messages
+are sent one by one as JSON, each in its own POST, on one connection of Python's http.client. Broker
+and client share this machine's cores.
 """
 
 import asyncio
@@ -17,12 +17,14 @@ from urllib.parse import urlsplit
 import uvloop
 
 from bench.harness import Figure, arguments, broker, measure, report
-from holdfast.client.accumulator import MESSAGE_OVERHEAD_BYTES
-from holdfast.client.producing import ProducerOptions
+from holdfast.client.descriptions import Durability
+from holdfast.client.produce.accumulator import MESSAGE_OVERHEAD_BYTES
+from holdfast.client.produce.options import ProducerOptions
 from holdfast.running_broker import RunningBroker
 
-DURABILITY = "written"
-#: Of 1,000 messages of 100 bytes; larger messages fill a batch of the default size.
+DURABILITY: Durability = "written"
+#: With this batch size, a batch has 1,000 messages of 100 bytes. Larger messages are sent in
+#: batches of the default size.
 BATCH_BYTES_OF_100 = 1000 * (100 + MESSAGE_OVERHEAD_BYTES)
 SENDS_BETWEEN_DRAINS = 1000
 
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 def publish_async(running: RunningBroker, topic: str, messages: int, body_bytes: int) -> None:
-    """Send by an AsyncProducer."""
+    """Send with an AsyncProducer."""
 
     async def publish() -> None:
         body = b"x" * body_bytes
@@ -83,7 +85,7 @@ def publish_async(running: RunningBroker, topic: str, messages: int, body_bytes:
 
 
 def publish_sync(running: RunningBroker, topic: str, messages: int, body_bytes: int) -> None:
-    """Send by a Producer."""
+    """Send with a Producer."""
     body = b"x" * body_bytes
     with (
         running.client() as client,
@@ -99,7 +101,7 @@ def _batch_bytes(body_bytes: int) -> int:
 
 
 def post_json(running: RunningBroker, topic: str, messages: int, body_bytes: int) -> None:
-    """Publish one message a request, as any client of HTTP can."""
+    """Publish one message per request, as any HTTP client can."""
     where = urlsplit(running.url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port)
     body = json.dumps({"messages": [{"body": "x" * body_bytes}]})

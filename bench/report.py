@@ -1,11 +1,11 @@
-"""Write the tables and pictures of docs/performance.md from what was measured last.
+"""Write the tables and pictures of docs/performance/ from the latest measurements.
 
     python -m bench.report
 
 Reads bench/results/ours.json (`python -m bench`), bench/results/peers.json (`python -m
-bench.peers`) and the profiles of docs/performance/profile/, and replaces what stands between
-`<!-- NAME -->` and `<!-- end of NAME -->`; a table whose results are not there stays as it is.
-Pictures are drawn with the peers' Python (bench/peers/install).
+bench.peers`) and the profiles in docs/performance/profile/. Replaces the text between
+`<!-- NAME -->` and `<!-- end of NAME -->`; a table without results stays unchanged. The pictures
+are drawn in the virtual environment of the peers (bench/peers/install).
 """
 
 import json
@@ -21,11 +21,10 @@ from bench.peers.results import told_cells
 from bench.peers.system import ROOT, Unavailable, peers_python
 from bench.rows import COLUMNS, MISSED, Row, bar_text, cells, from_json, number
 
-PAGE = ROOT / "docs" / "performance.md"
-PICTURES = ROOT / "docs" / "performance"
-PROFILES = PICTURES / "profile"
+PAGES = ROOT / "docs" / "performance"
+PROFILES = PAGES / "profile"
 _PROFILED = ("W1", "W2", "W3", "W3-1k", "W4-1", "W4-16", "W4-64", "W5", "W8")
-#: Areas with less than this share in both profiles stand together as "all else".
+#: Areas with less than this share in both profiles are combined as "all else".
 _LEAST_SHARE = 0.04
 _PEERS_COLUMNS = ("", "", "system", "median", "least to most", "MB/s")
 _MISSED_COLUMNS = ("", "what", "figure", "bar")
@@ -33,31 +32,36 @@ _PEERS_MORE = ("server us/message", "client us/message", "ours beside", "bar")
 
 
 def main() -> None:
-    """Write the page."""
-    page = PAGE.read_text()
+    """Write the pages."""
     missed: list[tuple[str, ...]] = []
     if OURS.exists():
         told = json.loads(OURS.read_text())
         rows = [from_json(row) for row in told["rows"]]
-        page = replaced(page, "ours", [*table(COLUMNS, map(cells, rows)), "", *conditions(told)])
+        write("ours", "ours", [*table(COLUMNS, map(cells, rows)), "", *conditions(told)])
         missed += missed_of_ours(rows)
     if PEERS.exists():
         told = json.loads(PEERS.read_text())
-        page = replaced(page, "peers", peers_tables(told))
-        page = replaced(page, "peers' settings", settings(told))
+        write("peers", "peers", peers_tables(told))
+        write("peers", "peers' settings", settings(told))
         missed += missed_beside_peers(told)
         try:
-            command = [str(peers_python()), "-m", "bench.peers.plots", str(PEERS), str(PICTURES)]
+            command = [str(peers_python()), "-m", "bench.peers.plots", str(PEERS), str(PAGES)]
             subprocess.run(command, check=True, cwd=ROOT)
         except Unavailable as reason:
             print(f"no pictures: {reason}", file=sys.stderr)
-    page = replaced(page, "missed", table(_MISSED_COLUMNS, sorted(missed)))
-    page = replaced(page, "profiles", list(profiles()))
-    PAGE.write_text(page)
+    write("bars", "missed", table(_MISSED_COLUMNS, sorted(missed)))
+    write("paths", "profiles", list(profiles()))
+
+
+def write(page: str, name: str, lines: Iterable[str]) -> None:
+    """Replace the text between the markers of `name` in a page."""
+    path = PAGES / f"{page}.md"
+    path.write_text(replaced(path.read_text(), name, lines))
 
 
 def replaced(page: str, name: str, lines: Iterable[str]) -> str:
-    """Return the page with other lines between a name's markers; ValueError without those."""
+    """Return the page with new lines between the markers of `name`. Raise ValueError if the page
+    does not have these markers."""
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, found, rest = page.partition(start)
     _, ended, after = rest.partition(end)
@@ -73,7 +77,8 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def conditions(told: Mapping[str, Any]) -> list[str]:
-    """Return what a table was measured on, and what it lacks."""
+    """Return lines that describe the machine of a run, and the benchmarks that the run left
+    out."""
     left_out = told["left_out"].items()
     return [
         f"Measured on: {told['machine']}; 10 million additions in a plain Python loop take "
@@ -90,20 +95,20 @@ def peers_tables(told: Mapping[str, Any]) -> list[str]:
         lines += [f"### {name}", "", f"{of_it[0]['what']}.", ""]
         lines += [f"Durability: {of_it[0]['durability']}. Unit: {of_it[0]['unit']}.", ""]
         lines += table((*_PEERS_COLUMNS, *_PEERS_MORE), map(told_cells, of_it))
-        lines += ["", f"![{name}](performance/peers-{name}.svg)", ""]
+        lines += ["", f"![{name}](peers-{name}.svg)", ""]
     rounds = max(len(row["values"]) for row in told["rows"])
     return [*lines, f"Medians of {rounds} rounds.", *conditions(told)]
 
 
 def missed_of_ours(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
-    """Yield what misses a bar of its own."""
+    """Yield the rows that miss their own bar."""
     for row in rows:
         if row.is_met is False:
             yield row.workload, row.case, f"{number(row.median)} {row.unit}", bar_text(row)
 
 
 def missed_beside_peers(told: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield what misses a bar beside a peer."""
+    """Yield the rows that miss a bar relative to a peer."""
     for row in told["rows"]:
         label, case, system, *_, ratio, bar = told_cells(row)
         if bar.endswith(MISSED):
@@ -111,13 +116,14 @@ def missed_beside_peers(told: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def settings(told: Mapping[str, Any]) -> list[str]:
-    """Return what each system ran with."""
+    """Return the settings of each system."""
     rows = [[*name.rsplit(", ", 1), text] for name, text in told["settings"].items()]
     return table(("system", "durability", "settings"), rows)
 
 
 def profiles() -> Iterator[str]:
-    """Yield a table for each workload: where a message's time goes, before and after."""
+    """Yield a table for each workload: the processor time per message, in the profiles `before` and
+    `after`."""
     for name in _PROFILED:
         before, after = (_profile(folder, name) for folder in ("before", "after"))
         for process in before or after:
@@ -134,7 +140,7 @@ def _profile(folder: str, name: str) -> dict[str, Any]:
 
 
 def _amounts(profile: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return what was spent, in groups that each add up to all of it."""
+    """Return the processor times, divided in three ways: all, by thread, and by area."""
     if not profile:
         return {}
     spread = profile["spread"]
@@ -148,7 +154,7 @@ def _amounts(profile: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 def profile_rows(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the lines of a profile's table; what is small on both sides stands together."""
+    """Yield the rows of a profile's table. Areas that are small in both profiles are combined."""
     whole = max(side["all"]["all"] for side in (before, after) if side)
     for group in ("all", "thread", "area"):
         early, late = before.get(group, {}), after.get(group, {})

@@ -1,11 +1,12 @@
-"""How long a restart takes: after SIGKILL with a long log, and with the index to be built anew.
+"""How long a restart takes: after SIGKILL with a long log, and with a rebuild of the index.
 
     python -m bench.restart [--json] [--gb 10]
 
-The log is published in written mode, in batches of 64 KiB of messages of 1 KiB; then a second, of
-batches of one. The time is from the start of the process to its line that says it serves, and
-beside it that of an empty data directory; all that is served by then is durable. 10 GB and a
-million small batches take about three minutes; 9 million of them are 10 GB.
+Two logs are published in written mode, with messages of 1 KiB: the first one in batches of 64 KiB,
+the second one in batches of one message. The time is measured from the start of the process to its
+log line that the broker serves. An empty data directory is measured for comparison. All data that
+the restarted broker serves is durable. The benchmark takes about three minutes with 10 GB and one
+million small batches; 9 million small batches are 10 GB.
 """
 
 import argparse
@@ -28,7 +29,8 @@ _REBUILT_BARS = {_BATCH: "bar 1 GB/s", 1: "bar 150,000 batches/s"}
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart. `gb` and `batches` are those of the log, `bar` is what is asked of it."""
+    """One restart. `gb` and `batches` describe the log; `bar` is the required time or rate, as
+    text."""
 
     what: str
     gb: float
@@ -59,7 +61,7 @@ def main() -> None:
 
 
 def measure(size_gb: int, small_batches: int) -> Iterator[Restart]:
-    """Yield each restart as it is measured."""
+    """Yield each restart after it is measured."""
     with broker() as running:
         yield Restart("an empty directory", 0.0, 0, _killed_and_started(running), _READY_BAR)
     with broker() as running:

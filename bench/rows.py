@@ -1,7 +1,8 @@
-"""One figure of one workload, measured several times, beside the bar that it is held to.
+"""One figure of one workload, measured several times, with its bar: the limit that it must meet.
 
-Pure but for printing. A benchmark prints its rows with `--json` as JSON lines, from which
-`python -m bench` makes its table and `python -m bench.report` those of docs/performance.md.
+Pure except for printing. With `--json`, a benchmark prints its rows as JSON lines. `python -m
+bench` prints a table of these rows, and `python -m bench.report` writes them into
+docs/performance/.
 """
 
 import json
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 RATE = "messages/s"
-#: A share of something else in the same run.
+#: A ratio to another figure in the same run.
 TIMES = "x"
 MISSED = "MISSED"
 _WIDTH = 150
@@ -23,10 +24,11 @@ _WIDTH = 150
 
 @dataclass
 class Row:
-    """A value for each run, in `unit`. `workload` is one of W1 to W11, or empty beside them.
+    """One figure; `values` has one value per run, in `unit`. `workload` is W1 to W11, or empty.
 
-    `durability` is the mode in which the messages were acknowledged. The processor times are
-    microseconds a message; without any, nothing was measured. With both bars it is between them.
+    `durability` is the mode in which the messages were acknowledged. `broker_us` and `client_us`
+    are processor times per run in microseconds per message, and empty if they were not measured.
+    The bars are `at_least` and `at_most`; None means that there is no such bar.
     """
 
     workload: str
@@ -42,31 +44,31 @@ class Row:
 
     @property
     def median(self) -> float:
-        """The median of the runs."""
+        """Return the median of the runs."""
         return statistics.median(self.values)
 
     @property
     def mb_per_s(self) -> float | None:
-        """Megabytes of bodies a second; None where there is no rate of messages with bodies."""
+        """Return megabytes of bodies per second, or None if the row is not a rate of messages."""
         if self.unit != RATE or not self.body_bytes:
             return None
         return self.median * self.body_bytes / 1e6
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the median meets the bar; None without one."""
+        """Return whether the median meets the bars, or None if the row has no bar."""
         if self.at_least is None and self.at_most is None:
             return None
         is_enough = self.at_least is None or self.median >= self.at_least
         return is_enough and (self.at_most is None or self.median <= self.at_most)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain data that `from_json` takes."""
+        """Return the row as plain data for `from_json`."""
         return asdict(self)
 
 
 def from_json(told: Mapping[str, Any]) -> Row:
-    """Return what `as_json` gave. TypeError for anything else."""
+    """Return the row that `as_json` converted. Raise TypeError for any other data."""
     return Row(**told)
 
 
@@ -86,7 +88,7 @@ COLUMNS = (
 
 
 def cells(row: Row) -> Iterator[str]:
-    """Yield what a table says of it, a text for each of COLUMNS."""
+    """Yield the table cells of a row, one text for each of COLUMNS."""
     yield row.workload
     yield row.case
     yield row.durability
@@ -100,7 +102,7 @@ def cells(row: Row) -> Iterator[str]:
 
 
 def bar_text(row: Row) -> str:
-    """Return the bar and whether it is met; nothing without one."""
+    """Return the bars and whether they are met as text, or "" if the row has no bar."""
     if row.is_met is None:
         return ""
     limits = {">=": row.at_least, "<=": row.at_most}
@@ -109,14 +111,14 @@ def bar_text(row: Row) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with the digits that mean something."""
+    """Return a number as text, with at most two decimals."""
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def report(rows: Iterable[Row], *, as_json: bool) -> None:
-    """Print a benchmark's rows as they come (JSON lines), or all as a table."""
+    """Print rows as JSON lines as they arrive, or all together as a table."""
     if as_json:
         for row in rows:
             print(json.dumps(row.as_json()), flush=True)
@@ -125,7 +127,7 @@ def report(rows: Iterable[Row], *, as_json: bool) -> None:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print a table."""
+    """Print the rows as a table."""
     table = Table(box=None, header_style="bold")
     for name in COLUMNS:
         is_text = name in {"", "what", "durability", "unit", "bar"}

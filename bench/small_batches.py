@@ -1,11 +1,10 @@
-"""W11: reading a topic that 16 producers published one message at a time.
+"""W11: read a topic that 16 producers published one message at a time.
 
     python -m bench.small_batches [--json] [--messages 200000] [--rounds 5]
 
-The producers have a client each, so that none shares a request with another, and publish to one
-queue at the same time, in written mode; beside it stands the same number of messages published in
-batches of 1,000. Both are read by pull(), message by message, with every body looked at, and take
-turns.
+The producers publish to one queue at the same time, in written mode. Each has its own client, so
+that they do not share requests. For comparison, the same number of messages is published to another
+topic in batches of 1,000. Both topics are read alternately with pull(), message by message.
 """
 
 import argparse
@@ -19,9 +18,10 @@ from bench.consume import pull_async, pull_sync
 from bench.harness import broker, measure
 from bench.publish import publish_async
 from bench.rows import RATE, TIMES, Row, report
+from holdfast.client.descriptions import Durability
 from holdfast.running_broker import RunningBroker
 
-DURABILITY = "written"
+DURABILITY: Durability = "written"
 _PRODUCERS = 16
 _BODY_BYTES = 100
 _BAR = 0.5
@@ -80,7 +80,7 @@ def rows(messages: int, rounds: int) -> Iterator[Row]:
 
 
 def publish_singles(running: RunningBroker, topic: str, messages: int) -> float:
-    """Publish one at a time by concurrent tasks; return the seconds that it took."""
+    """Publish one message at a time with concurrent tasks; return the seconds."""
 
     async def publish() -> None:
         body = b"x" * _BODY_BYTES

@@ -1,11 +1,11 @@
-"""What this source adds to a session's first query, beside an empty source of the same shape.
+"""The time of a Spark session's first query, with Holdfast's source and with an empty source.
 
     python -m bench.spark_first_query [--rounds 5] [--json]
 
-Each round starts two programs, one after another, each with a JVM of its own at local[1]. The first
-query of a session reads one row, from a Python data source that has it ready made
-(bench/empty_source.py) or from this one. Measured in the program: the session, `load()`, the first
-query, the second.
+Each round runs a program twice, each time with a new JVM at local[1]: once with a Python data
+source with a constant row (bench/empty_source.py), and once with Holdfast's source. The program
+measures four steps: the start of the session, `load()`, a first query that reads one row, and a
+second query.
 """
 
 import argparse
@@ -84,7 +84,8 @@ def main() -> None:
 
 
 def run(source: str, url: str) -> list[float]:
-    """Return the seconds of each step, in a process of its own."""
+    """Run the program with this source in a process of its own; return the seconds of each
+    step."""
     root = str(Path(__file__).parents[1])
     ran = subprocess.run(
         [sys.executable, "-c", _PROGRAM, source, url],

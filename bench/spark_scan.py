@@ -1,23 +1,24 @@
-"""How fast Spark scans a topic, beside the same rows that lie ready, in one run.
+"""How fast Spark scans a topic, compared with the same rows in a ready file, in one run.
 
     python -m bench.spark_scan [--json] [--rounds 3]       every workload below
     python -m bench.spark_scan --messages 5000000 --body-bytes 100 --batch 1000    one of them
     python -m bench.spark_scan --messages 2000000 --queues 1 --partitions 1,2,8    one big queue
 
-One broker process on loopback and Spark at local[2], which share this machine's cores. What is
-scanned into Spark's noop sink, taking turns, the median of the rounds:
+One broker process on loopback and Spark at local[2] share this machine's cores. Each round scans
+each of these into Spark's noop sink. A figure is the median of the rounds:
 
-    url              the topic, by the columns queue, offset, store_timestamp, body
-    path             the same from the data directory's segment files
+    url              the topic, with the columns queue, offset, store_timestamp, body
+    path             the same rows from the data directory's segment files
     arrow file       the same rows from a mapped Arrow IPC file, through the same Python
-                     Data Source API (bench/arrow_file_source.py): the yardstick
-    parquet          the same rows from uncompressed Parquet, by Spark's own reader
+                     Data Source API (bench/arrow_file_source.py): the reference
+    parquet          the same rows from uncompressed Parquet, with Spark's own reader
 
-with `--partitions`, url and path once more for each number of them; and, without Spark in one
-process: the same blocks pulled, checked and decoded, over HTTP and from the files.
-Beside wall time stands the processor time of each process that took part. Topics are published in
-written mode; reading does not depend on it. `--batch 1` is what one message a request leaves,
-`--batch 8` what such requests leave when they share the broker's group commits.
+With `--partitions`, url and path are also scanned with each of these numbers of partitions. In
+addition, one process without Spark pulls, checks and decodes the same blocks, over HTTP and from
+the files. The processor time of each process is printed with the wall time. Topics are published in
+written mode; reading does not depend on the mode. `--batch 1` stores the messages as if each was
+published by a request of its own. `--batch 8` stores them as if eight such requests at a time were
+committed together.
 """
 
 import argparse
@@ -40,18 +41,18 @@ from bench.bulk import BulkConnection
 from bench.harness import plain_loop_s, process_cpu_s
 from holdfast.running_broker import RunningBroker
 from holdfast.spark import Bound, bind, local_session
-from holdfast.spark.columns import ddl_of
-from holdfast.spark.decode import MAX_ROWS, TARGET_BYTES
-from holdfast.spark.options import parse_options
-from holdfast.spark.plan import plan_partitions
-from holdfast.spark.reading import open_catalog, read_rows
+from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES
+from holdfast.spark.options.columns import ddl_of
+from holdfast.spark.options.read import parse_options
+from holdfast.spark.read.plan import plan_partitions
+from holdfast.spark.read.reading import open_catalog, read_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TOPIC = "scan"
 QUEUES = 4
-#: No limit on what one task reads: a number of partitions alone says.
+#: A size limit per task that is never reached, so that only minPartitions sets the number of tasks.
 _ANY_BYTES = 1 << 40
 CORES = 2
 COLUMNS = "queue,offset,store_timestamp,body"
@@ -60,7 +61,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Workload:
-    """So many messages of so many bytes, in batches of so many."""
+    """A topic with `messages` messages of `body_bytes` bytes, in batches of `batch` messages."""
 
     messages: int
     body_bytes: int
@@ -79,7 +80,8 @@ WORKLOADS = (
 
 @dataclass
 class Figure:
-    """Each round's seconds for so many rows, and the processor time of each kind of process."""
+    """The seconds that `rows` rows took in each round, and the processor time of each kind of
+    process."""
 
     name: str
     rows: int
@@ -134,7 +136,7 @@ def run(workload: Workload, rounds: int) -> list[Figure]:
 
 
 def publish(url: str, workload: Workload) -> None:
-    """Publish to all queues in turn."""
+    """Create the topic, and publish the batches to all queues in turn."""
     connection = BulkConnection(url)
     connection.create(TOPIC, queues=workload.queues)
     connection.publish(
@@ -177,7 +179,7 @@ def measure(broker: RunningBroker, folder: Path, workload: Workload, rounds: int
             frame = cut.load(spark)
             ways[f"{name}, {count} partitions"] = partial(scan, frame)
     figures = {name: Figure(name, workload.messages) for name in ways}
-    for name in ways:  # the JVM, the workers, the page cache
+    for name in ways:  # warms up the JVM, the workers and the page cache
         ways[name]()
     for _ in range(rounds):
         for name, way in ways.items():
@@ -196,7 +198,7 @@ def scan(frame: "DataFrame") -> None:
 
 
 def decode_all(bound: Bound) -> Iterator[pa.RecordBatch]:
-    """Yield every row, as the tasks do, one after another."""
+    """Yield all rows of the read, one task after another, without Spark."""
     options = parse_options(bound.options)
     with open_catalog(options) as catalog:
         plan = plan_partitions(catalog, options, bound.topics)
@@ -205,7 +207,7 @@ def decode_all(bound: Bound) -> Iterator[pa.RecordBatch]:
 
 
 def write_files(bound: Bound, folder: Path) -> tuple[Path, Path]:
-    """Write the rows as an Arrow file and as Parquet; return both."""
+    """Write the rows as an Arrow file and as Parquet; return both paths."""
     arrow, parquet = folder / "rows.arrow", folder / "rows.parquet"
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -220,7 +222,7 @@ def write_files(bound: Bound, folder: Path) -> tuple[Path, Path]:
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in record batches of the size that Spark takes best."""
+    """Yield the rows in record batches of the size at which Spark is fastest."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         rows = sum(map(len, held)) + len(batch)
@@ -233,8 +235,10 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def cpu_by_process(broker_pid: int) -> dict[str, float]:
-    """Return the processor time so far of the broker, of this process, of the JVM that it
-    started, and of the Python workers, with those that have ended."""
+    """Return the processor time so far of the broker, this process, its JVM and the Python workers.
+
+    Workers that have ended are included.
+    """
     parents, cpu_s, ended_s = _processes()
     used = {"broker": process_cpu_s(broker_pid), "driver": cpu_s[os.getpid()]}
     used |= {"jvm": 0.0, "workers": 0.0}
@@ -249,12 +253,13 @@ def cpu_by_process(broker_pid: int) -> dict[str, float]:
 
 
 def _processes() -> tuple[dict[int, int], dict[int, float], dict[int, float]]:
-    """Return by process: its parent, its processor time, and that of its ended children."""
+    """Return three mappings from process id: to the parent's id, to the processor time, and to the
+    processor time of the children that have ended."""
     parents, cpu_s, ended_s = {}, {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         pid = int(stat.parent.name)
         parents[pid] = int(fields[1])

@@ -1,15 +1,16 @@
-"""How fast Spark writes to a topic, beside a sink that does nothing, in one run.
+"""How fast Spark writes to a topic, compared with a sink that drops the rows, in one run.
 
     python -m bench.spark_write [--json] [--rounds 3]
     python -m bench.spark_write --rows 1000000 --body-bytes 100    one workload
 
-One broker process on loopback and Spark at local[2], which share this machine's cores. Rows with a
-key and a body are made by Spark as they are written, into, taking turns, the median of the rounds:
+One broker process on loopback and Spark at local[2] share this machine's cores. Spark generates
+rows with a key and a body, and writes them in each round to each of these targets. A figure is the
+median of the rounds:
 
-    nothing          a sink in Python that takes the same Arrow batches (bench/counting_sink.py)
-    fsync            a topic, each batch acknowledged once it is on the disk
-    written          a topic, each batch acknowledged once the operating system has it
-    parquet          uncompressed Parquet files, by Spark's own writer, not synced
+    nothing          a sink in Python that gets the same Arrow batches (bench/counting_sink.py)
+    fsync            a topic; each batch is acknowledged once it is on the disk
+    written          a topic; each batch is acknowledged once the operating system has it
+    parquet          uncompressed Parquet files, with Spark's own writer, not synced
 """
 
 import argparse
@@ -41,7 +42,7 @@ CORES = 2
 
 @dataclass(frozen=True)
 class Workload:
-    """So many rows with bodies of so many bytes."""
+    """`rows` rows with bodies of `body_bytes` bytes."""
 
     rows: int
     body_bytes: int
@@ -61,7 +62,7 @@ def main() -> None:
     if options.rows is not None:
         workloads = (Workload(options.rows, options.body_bytes),)
     spark = local_session(CORES, settings={"spark.driver.memory": "4g"})
-    # The class travels whole: the workers need not find its module by name.
+    # The class is pickled by value, because the workers cannot import its module by name.
     cloudpickle.register_pickle_by_value(sys.modules[counting_sink.__name__])  # type: ignore[no-untyped-call]
     spark.dataSource.register(counting_sink.CountingSink)
     for workload in workloads:
@@ -71,7 +72,8 @@ def main() -> None:
 
 
 def run(spark: "SparkSession", workload: Workload, rounds: int) -> dict[str, list[float]]:
-    """Return each way's seconds, round by round; the first, which warms up, is not in it."""
+    """Return the seconds of each target in each round. The first round only warms up, and is left
+    out."""
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
         RunningBroker(Path(folder) / "data") as broker,

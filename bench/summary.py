@@ -1,6 +1,6 @@
-"""What the benchmarks that print figures of their own say about W1 to W9, as rows with their bars.
+"""Convert the output of benchmarks that do not print rows (bench/rows.py) into rows with bars.
 
-Pure: each function takes what one benchmark prints with `--json`.
+Pure: each function takes the `--json` output of one benchmark.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,8 @@ Told = Mapping[str, Any]
 
 
 def peers_rows(told: Sequence[Told]) -> Iterator[Row]:
-    """Yield our own rows of bench.peers; their bars are ratios, and stand in its own table."""
+    """Yield Holdfast's rows of bench.peers, without bars. Their bars are ratios to other brokers,
+    which only bench.peers prints."""
     for row in told[0]["rows"]:
         if row["system"] == "holdfast":
             yield Row(
@@ -35,7 +36,7 @@ def peers_rows(told: Sequence[Told]) -> Iterator[Row]:
 
 
 def figure_rows(told: Sequence[Told]) -> Iterator[Row]:
-    """Yield the figures of what stands beside W1 to W11 (bench.harness)."""
+    """Yield the figures of benchmarks (bench.harness) that are not part of W1 to W11."""
     for figure in told:
         messages = figure["messages"]
         yield Row(
@@ -51,7 +52,8 @@ def figure_rows(told: Sequence[Told]) -> Iterator[Row]:
 
 
 def growth_rows(told: Sequence[Told]) -> Iterator[Row]:
-    """Yield how much of the first line's rates the others keep, and the memory of a queue."""
+    """Yield the rates of each line relative to the first line of its kind, and the memory of a
+    queue."""
     for kind in dict.fromkeys(line["growing"] for line in told):
         first, *others = [line for line in told if line["growing"] == kind]
         for line in others:
@@ -70,7 +72,7 @@ def growth_rows(told: Sequence[Told]) -> Iterator[Row]:
 
 
 def restart_rows(told: Sequence[Told]) -> Iterator[Row]:
-    """Yield the time until it is ready, and how fast the index is built anew."""
+    """Yield the time until the broker is ready, and the speed of an index rebuild."""
     for restart in told:
         case = f"{restart['what']}, {restart['gb']:.1f} GB, {restart['batches']:,} batches"
         seconds = restart["seconds"]
@@ -85,8 +87,10 @@ def restart_rows(told: Sequence[Told]) -> Iterator[Row]:
 
 
 def spark_rows(told: Sequence[Told]) -> Iterator[Row]:
-    """Yield the scans' rates and the broker's beside the mapped Arrow file; for what was published
-    one at a time the bar is that against the same rows in batches (W11)."""
+    """Yield the rates of the scans, and the ratio of the topic's rate to the mapped Arrow file's.
+
+    For small batches, the ratio to batches of 1,000 has the bar instead (W11).
+    """
     by_body: dict[int, float] = {}
     for workload in told:
         figures, rows, batch = workload["figures"], workload["messages"], workload["batch"]

@@ -17,7 +17,7 @@ from bench.peers.workloads import WORKLOADS
 
 
 def main() -> int:
-    """Run what was asked for; return 1 when ours could not be measured."""
+    """Run the requested workloads; return 1 if Holdfast could not be measured."""
     options = _options()
     asked = set(options.workloads)
     workloads = [each for each in WORKLOADS if asked & {each.name, *each.labels.values()}]
@@ -37,7 +37,7 @@ def main() -> int:
                 try:
                     sizes = counts.setdefault(f"{system.name}, {durability}", {})
                     _run(system, durability, chosen, sizes, results)
-                    # What failed in an earlier round is only left out if it fails always.
+                    # A system that failed in an earlier round is left out only if it always fails.
                     results.left_out.pop(f"{system.name}, {durability}", None)
                 except Unavailable as reason:
                     results.left_out[f"{system.name}, {durability}"] = str(reason)

@@ -1,4 +1,5 @@
-"""What the rounds gave: medians and spread, the ratios and their bars; a table and JSON."""
+"""The results of the rounds, as a table and as JSON: medians, spread, and ratios with their bars
+(the limits that they must meet)."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,13 +14,13 @@ from bench.peers.workload import Bar, Result, Workload
 from bench.rows import MISSED
 
 OURS = "holdfast"
-#: What `python -m bench.peers` leaves for `python -m bench.report`.
+#: Written by `python -m bench.peers`, read by `python -m bench.report`.
 RESULTS = ROOT / "bench" / "results" / "peers.json"
 
 
 @dataclass
 class Row:
-    """One system under one case of one workload; a value for each round."""
+    """One system in one case of one workload, with a value for each round."""
 
     workload: Workload
     case: str
@@ -36,18 +37,19 @@ class Row:
 
 
 class Results:
-    """Every figure so far."""
+    """All figures so far."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, str], Row] = {}
-        #: "system, durability" -> settings; and what was left out, with the reason.
+        #: "system, durability" -> the settings of the system.
         self.settings: dict[str, str] = {}
+        #: "system, durability" -> the reason why the system was left out.
         self.left_out: dict[str, str] = {}
-        #: "system, durability" -> load -> how many messages it takes.
+        #: "system, durability" -> load -> the number of its messages.
         self.sizes: dict[str, dict[str, int]] = {}
 
     def add(self, workload: Workload, system: str, results: Iterable[Result]) -> None:
-        """Take what one round of one system gave."""
+        """Add the results of one round of one system."""
         for result in results:
             key = (workload.name, result.case, system)
             row = self._rows.setdefault(key, Row(workload, result.case, system))
@@ -58,8 +60,10 @@ class Results:
             row.client_us.append(measured.client_cpu_s / measured.messages * 1e6)
 
     def add_earlier(self, told: Mapping[str, Any], workloads: Iterable[Workload]) -> None:
-        """Take what an earlier run told (`as_json`), before any round of this one. What is none of
-        `workloads` any more is left out."""
+        """Add the results of an earlier run (`as_json`), before the first round of this run.
+
+        Rows of workloads that no longer exist are dropped.
+        """
         known = {each.name: each for each in workloads}
         self.settings.update(told["settings"])
         self.left_out.update(told["left_out"])
@@ -78,12 +82,12 @@ class Results:
                 )
 
     def rows(self) -> list[Row]:
-        """Return the rows, case by case, in the order in which they came."""
+        """Return the rows, sorted by case; otherwise in the order in which they were added."""
         cases = dict.fromkeys(key[:2] for key in self._rows)
         return [row for case in cases for key, row in self._rows.items() if key[:2] == case]
 
     def ours_beside(self, row: Row) -> float | None:
-        """Return our median over a peer's, None for our own row."""
+        """Return Holdfast's median divided by a peer's, or None for Holdfast's own row."""
         ours = self._rows.get((row.workload.name, row.case, OURS))
         if ours is None or row.system == OURS:
             return None
@@ -117,7 +121,7 @@ class Results:
         }
 
     def print(self, console: Console) -> None:
-        """Print a table for each workload, then the settings and what was left out."""
+        """Print a table for each workload, then the settings and the systems that were left out."""
         rows = self.as_json()["rows"]
         for workload in dict.fromkeys(row["workload"] for row in rows):
             _print_workload([row for row in rows if row["workload"] == workload], console)
@@ -147,7 +151,7 @@ def _print_workload(rows: Sequence[Mapping[str, Any]], console: Console) -> None
 
 
 def told_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a table says of one of the rows of `Results.as_json`."""
+    """Return the table cells for one of the rows of `Results.as_json`."""
     values, is_rate = row["values"], row["unit"].endswith("/s")
     shown = [
         f"{value:,.0f}" if is_rate else f"{value:,.2f}"

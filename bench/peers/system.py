@@ -1,4 +1,4 @@
-"""What a system under test is: how it is started, what is measured of it, how it is loaded."""
+"""A system under test: start it, run loads on it, and measure its processor time."""
 
 import json
 import os
@@ -18,36 +18,38 @@ from typing import Any, Protocol
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Where bench/peers/install puts what it fetches.
+#: The folder into which bench/peers/install downloads.
 PEERS = ROOT / ".peers"
 
 START_TIMEOUT_S = 60.0
-#: A load takes some seconds; one that hangs (seen of RocketMQ's client) is ended and told.
+#: A load takes a few seconds. If a load hangs (as RocketMQ's client did), it is killed after this
+#: time, and its failure is reported.
 LOAD_TIMEOUT_S = 90.0
-#: What a load prints when what it measures begins: connected, and warm if it has to be.
+#: A load prints this line when it is connected and warmed up, just before the measured work begins.
 BEGINS = "begins"
 
 
 class Unavailable(Exception):
-    """A system cannot be had here; its text is the reason."""
+    """A system is not available here; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one load told: `server_cpu_s` is the processor time of all the system's processes."""
+    """The measurement of one load. `server_cpu_s` is the processor time of all processes of the
+    system."""
 
     messages: int
     body_bytes: int
     seconds: float
     client_cpu_s: float
     server_cpu_s: float
-    #: Ascending; empty unless latencies were measured.
+    #: In ascending order; empty unless latencies were measured.
     latencies_ms: tuple[float, ...] = ()
 
 
 @dataclass
 class Server:
-    """A system that runs. `address` is what its loads are given."""
+    """A running system. `address` is passed to its loads."""
 
     address: str
     settings: str
@@ -56,9 +58,9 @@ class Server:
     environment: dict[str, str] = field(default_factory=dict)
 
     def load(self, verb: str, **parameters: object) -> Measured:
-        """Run one load in a process of its own and return what it measured.
+        """Run one load in its own process and return its measurement.
 
-        RuntimeError with the load's own words if it fails.
+        Raise RuntimeError with the load's error output if it fails.
         """
         arguments = json.dumps({"verb": verb, "address": self.address, **parameters})
         before, told = self.cpu_s(), ""
@@ -108,7 +110,7 @@ class Server:
         return total
 
     def tree(self) -> list[psutil.Process]:
-        """Return the system's processes and their children, those that run."""
+        """Return the running processes of the system and their children."""
         return [
             member
             for process in self.processes
@@ -122,18 +124,18 @@ class System(Protocol):
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """The name in the tables."""
 
     def check(self) -> None:
-        """Raise Unavailable when it cannot be had here."""
+        """Raise Unavailable if the system is not available here."""
 
     def version(self) -> str:
-        """Return its version as it tells it."""
+        """Return the version that the system reports."""
 
     def run(self, durability: str, directory: Path) -> AbstractContextManager[Server]:
-        """Run it on an empty directory until the end of the block.
+        """Run the system on an empty directory until the end of the block.
 
-        Unavailable if it cannot give that durability.
+        Raise Unavailable if it does not support that durability.
         """
 
 
@@ -145,9 +147,10 @@ def started(
     port: int,
     environment: dict[str, str] | None = None,
 ) -> Iterator[psutil.Process]:
-    """Run a server until the end of the block; it is ready once it accepts on `port`.
+    """Run a server until the end of the block; it is ready once it accepts connections on `port`.
 
-    Its output goes to a file in `directory`, whose end is in the error if it does not start.
+    Its output is written to a file in `directory`. If it does not start, the error message contains
+    the end of this output.
     """
     log = directory / f"{Path(command[0]).name}-{port}.log"
     with log.open("wb") as output:
@@ -183,14 +186,14 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def accepts(port: int) -> bool:
-    """Whether something on loopback accepts connections on the port."""
+    """Return whether a process accepts connections on this port of loopback."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def is_free(port: int) -> bool:
-    """Whether a port of loopback can be taken."""
+    """Return whether this port of loopback is free."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -200,14 +203,15 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
+    """Return a port that is free now. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def peers_python() -> Path:
-    """Return the Python that has the peers' client libraries. Unavailable without it."""
+    """Return the Python interpreter that has the peers' client libraries. Raise Unavailable if it
+    is not installed."""
     python = PEERS / "venv" / "bin" / "python"
     if not python.exists():
         raise Unavailable("its client library is not installed: run bench/peers/install")

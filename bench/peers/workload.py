@@ -1,4 +1,4 @@
-"""What a workload is, and how much of it a system is given."""
+"""The types of workloads and their results, and the choice of each system's number of messages."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from typing import Any
 
 from bench.peers.system import Measured, Server
 
-#: How long one load should take; slower systems are given fewer messages.
+#: The intended duration of one load; slower systems get fewer messages.
 TARGET_S = 2.0
 
 
 @dataclass(frozen=True)
 class Bar:
-    """What is demanded of ours beside a peer: at least (rates) or at most (times) so many times
-    the peer's figure."""
+    """The limit that Holdfast's figure must meet: `times` x the peer's figure. A rate must be at
+    least this high, and a time at most this high."""
 
     peer: str
     times: float
@@ -30,38 +30,38 @@ class Result:
 
 @dataclass(frozen=True)
 class Workload:
-    """A load that every system is put under. `run` yields a result for each of its cases."""
+    """A load that every system runs. `run` yields a result for each of its cases."""
 
     name: str
     what: str
     durability: str
     unit: str
     run: "Callable[[Run], Iterator[Result]]"
-    #: Which of W1 to W5 each case is.
+    #: The label of each case, one of W1 to W5.
     labels: Mapping[str, str]
-    #: By case; a case that is not named has none.
+    #: Bars by case; a case without an entry has none.
     bars: Mapping[str, tuple[Bar, ...]] = field(default_factory=dict)
-    #: Systems that are left out, and why.
+    #: Systems that are left out, with the reason.
     leaves_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_rate(self) -> bool:
-        """Whether more is better."""
+        """Whether a higher value is better."""
         return self.unit.endswith("/s")
 
 
 class Run:
-    """One system that runs, in one round."""
+    """One running system in one round."""
 
     def __init__(self, server: Server, durability: str, counts: dict[str, int]) -> None:
         self.server = server
         self._durability = durability
-        #: How many messages fill TARGET_S, by load; the first round finds them.
+        #: Load -> the number of messages that take TARGET_S. The first round determines it.
         self._counts = counts
         self._topics = 0
 
     def topic(self) -> str:
-        """Return a name that this server has not seen."""
+        """Return a topic name that has not been used on this server."""
         self._topics += 1
         return f"bench{self._topics}"
 
@@ -70,8 +70,11 @@ class Run:
         return self.server.load(verb, durability=self._durability, **parameters)
 
     def sized(self, name: str, *, least: int, most: int, **parameters: Any) -> Measured:
-        """Run a load that publishes with as many messages as take TARGET_S: a multiple of `least`,
-        at most `most`. `topic` and all else as `load` has it."""
+        """Run a publishing load with as many messages as take TARGET_S.
+
+        The number is a multiple of `least`, and at most `most`. The other parameters are those of
+        `load`.
+        """
         topic = parameters.pop("topic")
         if name not in self._counts:
             trial = self.load(messages=least, topic=self.topic(), **parameters)
@@ -81,5 +84,5 @@ class Run:
 
 
 def rate(case: str, measured: Measured) -> Result:
-    """Return the messages per second of a load."""
+    """Return a Result with the messages per second of a load."""
     return Result(case, measured.messages / measured.seconds, measured)

@@ -1,5 +1,5 @@
-"""Loads, one file a client library, each run as a process of its own with that library's Python.
+"""Loads, one file per client library. Each load runs in its own process.
 
-They import nothing of the harness but `common`, since a peer's Python has neither Holdfast nor
-psutil.
+The loads of the peers run in the peers' virtual environment, which has neither Holdfast nor psutil.
+So a load imports only `common` from the other files of this benchmark.
 """

@@ -1,5 +1,5 @@
-"""What the loads share: the verbs, their timing, the line that says when what is measured begins,
-the one line of JSON they end with.
+"""Common parts of the loads: they run the requested verb, measure the time, print a line when the
+measured work begins, and print the measurement as JSON at the end.
 
 python -m bench.peers.loads.NAME '{"verb": "publish", "address": ..., ...}'
 """
@@ -16,44 +16,47 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 _STAMP_BYTES = 20
-#: Whether the work waits for a line on standard input.
+#: Whether the work waits for a line from standard input.
 _observed = threading.Event()
 
 
 class Load(Protocol):
-    """What a load of one client library can do. Topics exist, with one queue or partition."""
+    """A load of one client library. Topics exist, with one queue or partition."""
 
     def __init__(self, address: str, durability: str) -> None:
-        """Connect to nothing yet."""
+        """Store the settings without connecting."""
 
     def create(self, topic: str) -> None:
         """Create the topic."""
 
     def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
-        """Publish in batches, the library's fast way; return when all is acknowledged."""
+        """Publish in batches, with the library's fast method; return when all are acknowledged."""
 
     def consume(self, topic: str, messages: int) -> int:
-        """Read so many messages from the beginning; return the bytes of all their bodies."""
+        """Read `messages` messages from the beginning; return the total bytes of their bodies."""
 
     def sender(self, topic: str) -> Callable[[bytes], object]:
-        """Return what publishes one message and waits for its acknowledgement.
+        """Return a function that publishes one message and waits for its acknowledgement.
 
-        Called in the thread that will use it.
+        Call this method in the thread that will use the function.
         """
 
     def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
-        """Let so many producers publish one by one, each waiting for its acknowledgements: through
-        one client that all of them share, or through a client and a connection each."""
+        """Let `producers` producers publish one message at a time and wait for each
+        acknowledgement.
+
+        They share one client if `shared`; otherwise each has its own client and connection.
+        """
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
-        """Wait for messages published from now on, and yield each body as it comes."""
+        """Wait for messages that are published from now on; yield each body when it arrives."""
 
 
 def main(make: Callable[[str, str], Any]) -> None:
-    """Run what the command line asks for and print what was measured.
+    """Run the verb from the command line and print its measurement.
 
-    With `"observed": true` the timed work begins and ends with a line on standard input each, so
-    that a profiler sees nothing but that work.
+    With `"observed": true` the timed work starts and ends with a line from standard input, so that
+    a profiler sees only that work.
     """
     asked = json.loads(sys.argv[1])
     if asked.pop("observed", False):
@@ -91,7 +94,7 @@ def _singles(
 ) -> dict[str, Any]:
     load.create(topic)
     body = b"x" * body_bytes
-    load.sender(topic)(body)  # whatever comes into being with the first message is there
+    load.sender(topic)(body)  # with the first message, a server creates what the topic needs
     each = messages // producers
     return _timed(
         each * producers,
@@ -103,7 +106,8 @@ def _singles(
 def singles_in_threads(
     sender: Callable[[], Callable[[bytes], object]], body: bytes, *, producers: int, each: int
 ) -> None:
-    """Load.singles for a library whose users would take threads, each with what `sender` makes."""
+    """Run Load.singles with one thread per producer, for libraries that are used that way. Each
+    thread calls `sender` once."""
 
     def produce() -> None:
         send = sender()
@@ -118,7 +122,8 @@ def singles_in_threads(
 def _latency(
     load: Load, *, topic: str, messages: int, body_bytes: int, rate: int
 ) -> dict[str, Any]:
-    """Publish at a rate; measure from before each publish to its delivery in another process."""
+    """Publish at a fixed rate. Measure the time from just before each publish to the delivery of
+    its message in another process."""
     load.create(topic)
     ours, theirs = multiprocessing.Pipe()
     consumer = multiprocessing.get_context("fork").Process(
@@ -126,7 +131,7 @@ def _latency(
     )
     consumer.start()
     send = load.sender(topic)
-    while not ours.poll(0.05):  # until one comes through, the consumer may not be waiting yet
+    while not ours.poll(0.05):  # publish until the consumer reports that it has received a message
         send(_stamped(0, body_bytes))
     ours.recv()
 

@@ -1,4 +1,4 @@
-"""Holdfast, by its own clients."""
+"""A load with Holdfast's own clients."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,17 +8,18 @@ import uvloop
 
 from bench.peers.loads.common import main
 from holdfast.client import AsyncClient, Client
-from holdfast.client.accumulator import MESSAGE_OVERHEAD_BYTES
+from holdfast.client.descriptions import Durability
+from holdfast.client.produce.accumulator import MESSAGE_OVERHEAD_BYTES
 
 _SENDS_BETWEEN_DRAINS = 1000
 
 
 class HoldfastLoad:
-    """A topic of one queue."""
+    """Uses a topic with one queue."""
 
     def __init__(self, address: str, durability: str) -> None:
         self._url = address
-        self._durability = durability
+        self._durability: Durability = "fsync" if durability == "fsync" else "written"
 
     def create(self, topic: str) -> None:
         """Create the topic."""
@@ -26,7 +27,7 @@ class HoldfastLoad:
             client.create_topic(topic, queues=1, durability=self._durability)
 
     def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
-        """send() in a loop, drain() now and then, as its documentation has it."""
+        """Publish with send() in a loop and drain() now and then, as the documentation shows."""
 
         async def publish() -> None:
             batch_bytes = batch * (len(body) + MESSAGE_OVERHEAD_BYTES)
@@ -44,7 +45,7 @@ class HoldfastLoad:
             runner.run(publish())
 
     def consume(self, topic: str, messages: int) -> int:
-        """pull(), message by message."""
+        """Read with pull(), message by message."""
         size = 0
         with Client(self._url) as client:
             for message in client.pull(topic, queue=0, offset=0, follow=False):
@@ -52,12 +53,12 @@ class HoldfastLoad:
         return size
 
     def sender(self, topic: str) -> Callable[[bytes], object]:
-        """publish(), one at a time."""
+        """Publish with publish(), one message at a time."""
         client = Client(self._url)
         return lambda body: client.publish(topic, body, queue=0)
 
     def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
-        """A task each on one loop, of one client or of a client each."""
+        """Run one task per producer on one event loop, with a shared client or a client each."""
 
         async def run() -> None:
             async with AsyncExitStack() as stack:
@@ -78,7 +79,7 @@ class HoldfastLoad:
             runner.run(run())
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
-        """pull(), following."""
+        """Read with pull() in follow mode."""
         with Client(self._url) as client:
             for message in client.pull(topic, queue=0, start="latest", follow=True):
                 yield message.body

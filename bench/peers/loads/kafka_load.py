@@ -1,4 +1,4 @@
-"""Kafka, by confluent-kafka."""
+"""A load for Kafka with confluent-kafka."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ _FETCH_COUNT = 1000
 
 
 class KafkaLoad:
-    """A topic of one partition; in fsync, `flush.messages=1` and acks=all."""
+    """Uses a topic with one partition; in fsync, with `flush.messages=1` and acks=all."""
 
     def __init__(self, address: str, durability: str) -> None:
         self._address = {"bootstrap.servers": address}
@@ -27,11 +27,11 @@ class KafkaLoad:
         admin.create_topics([new])[topic].result(30)
 
     def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
-        """produce() in a loop, as its documentation has it."""
+        """Publish with produce() in a loop, as the documentation shows."""
         producer = self._producer(
             {
                 "batch.num.messages": batch,
-                # Its own limit of a million bytes would end a batch of larger messages early.
+                # The default limit of a million bytes would end a batch of larger messages early.
                 "batch.size": max(1_000_000, 2 * batch * len(body)),
                 "linger.ms": 5,
                 "queue.buffering.max.messages": 1_000_000,
@@ -51,10 +51,10 @@ class KafkaLoad:
             raise RuntimeError("not all was acknowledged")
 
     def consume(self, topic: str, messages: int) -> int:
-        """consume(), a thousand at a time.
+        """Read with consume(), a thousand messages at a time.
 
-        With its default of 100,000 messages fetched ahead it stops fetching for a second whenever
-        it has them, which bounds small messages at some 200,000 a second.
+        With the default prefetch of 100,000 messages the client stops fetching for a second
+        whenever the prefetch is full, which limits small messages to about 200,000 per second.
         """
         consumer = self._consumer(topic, {"queued.min.messages": 1_000_000})
         size, left = 0, messages
@@ -68,7 +68,7 @@ class KafkaLoad:
         return size
 
     def sender(self, topic: str) -> Callable[[bytes], object]:
-        """produce() and wait for its delivery report."""
+        """Publish with produce() and wait for its delivery report."""
         producer = self._producer({"linger.ms": 0})
         done = threading.Event()
         failed: list[KafkaError] = []
@@ -89,12 +89,13 @@ class KafkaLoad:
         return send
 
     def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
-        """A thread each, of one producer that a further thread polls, or of a producer each."""
+        """Run one thread per producer. The producers share a client, which a further thread polls,
+        or each has its own client."""
         if not shared:
             singles_in_threads(lambda: self.sender(topic), body, producers=producers, each=each)
             return
-        # Without lingering a request carries one message or two: a quarter of the rate, and a tenth
-        # with 64 producers. 5 ms: 0.6 and 0.8 of it.
+        # Without lingering, a request has only one or two messages. Then the rate is a quarter of
+        # the rate with 1 ms (with 64 producers: a tenth). With 5 ms it is 0.6 (0.8) of it.
         producer = self._producer({"linger.ms": 1})
         ended = threading.Event()
 
@@ -128,7 +129,7 @@ class KafkaLoad:
             poller.join()
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
-        """poll(), with its defaults."""
+        """Read with poll() and its defaults."""
         consumer = self._consumer(topic)
         while True:
             message = consumer.poll(60)
@@ -140,7 +141,7 @@ class KafkaLoad:
         return Producer({**self._address, "acks": acks, **more})
 
     def _consumer(self, topic: str, more: Mapping[str, object] = MappingProxyType({})) -> Consumer:
-        """Return a consumer of the one partition from its beginning, without joining a group."""
+        """Return a consumer of the only partition from its beginning, without a consumer group."""
         settings = {"group.id": "bench", "enable.auto.commit": False, **more}
         consumer = Consumer({**self._address, **settings})
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])

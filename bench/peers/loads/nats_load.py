@@ -1,4 +1,4 @@
-"""NATS JetStream, by nats-py on uvloop."""
+"""A load for NATS JetStream with nats-py on uvloop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class NatsLoad:
-    """A topic is a file stream of one subject."""
+    """Uses a file stream with one subject as a topic."""
 
     def __init__(self, address: str, durability: str) -> None:
         self._address = f"nats://{address}"
@@ -35,7 +35,7 @@ class NatsLoad:
         uvloop.run(create())
 
     def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
-        """publish_async() in a loop, which waits when too many are not acknowledged."""
+        """Publish with publish_async() in a loop; it waits when too many are unacknowledged."""
 
         async def publish() -> None:
             client = await nats.connect(self._address)
@@ -49,7 +49,7 @@ class NatsLoad:
         uvloop.run(publish())
 
     def consume(self, topic: str, messages: int) -> int:
-        """An ordered consumer with a callback, its way to replay a stream."""
+        """Read with an ordered consumer and a callback, the library's way to replay a stream."""
 
         async def consume() -> int:
             client = await nats.connect(self._address)
@@ -71,7 +71,8 @@ class NatsLoad:
         return uvloop.run(consume())
 
     def sender(self, topic: str) -> Callable[[bytes], object]:
-        """publish() and wait for its acknowledgement, on a loop of this thread's own."""
+        """Publish with publish() and wait for its acknowledgement, on an event loop of this
+        thread."""
         loop = uvloop.new_event_loop()
 
         def run(work: Coroutine[Any, Any, _T]) -> _T:
@@ -81,7 +82,8 @@ class NatsLoad:
         return lambda body: run(stream.publish(topic, body))
 
     def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
-        """A task each on one loop, of one connection or of a connection each."""
+        """Run one task per producer on one event loop, with a shared connection or with one
+        connection for each producer."""
 
         async def produce(client: Client) -> None:
             stream = client.jetstream()
@@ -99,7 +101,7 @@ class NatsLoad:
         uvloop.run(run())
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
-        """A push subscription."""
+        """Read with a push subscription."""
         loop = uvloop.new_event_loop()
         client = loop.run_until_complete(nats.connect(self._address))
         subscription = loop.run_until_complete(

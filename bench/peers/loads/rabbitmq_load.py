@@ -1,6 +1,6 @@
-"""RabbitMQ, by pika: its asynchronous publisher with confirms, its blocking consumer.
+"""A load for RabbitMQ with pika: its asynchronous publisher with confirms, its blocking consumer.
 
-aio-pika's publish(), awaited in thousands, reaches a seventh of what this publisher does.
+aio-pika's publish(), awaited in thousands, reaches a seventh of this publisher's rate.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _PENDING_BATCHES = 4
 
 
 class _Publisher:
-    """pika's asynchronous publisher: confirms are counted as they come."""
+    """pika's asynchronous publisher; it counts confirms as they arrive."""
 
     def __init__(
         self,
@@ -31,14 +31,15 @@ class _Publisher:
         self._body = body
         self._properties = properties
         self._window = window
-        #: It goes on once so many may be sent: in bulk by halves of the window.
+        #: The publisher sends again when it may send at least this many messages. For batches this
+        #: is half of the window.
         self._refill = refill
         self._sent = 0
         self._unconfirmed: set[int] = set()
         self._failure: BaseException | None = None
 
     def run(self, parameters: pika.ConnectionParameters) -> None:
-        """Publish all; return once all are confirmed."""
+        """Publish all messages; return once all are confirmed."""
         self._connection = pika.SelectConnection(
             parameters,
             on_open_callback=lambda opened: opened.channel(on_open_callback=self._opened),
@@ -78,7 +79,7 @@ class _Publisher:
 
 
 class RabbitLoad:
-    """A topic is a durable queue; messages are persistent and confirmed."""
+    """Uses a durable queue as a topic; messages are persistent and confirmed."""
 
     def __init__(self, address: str, durability: str) -> None:
         place, self._kind = address.split("/")
@@ -95,7 +96,7 @@ class RabbitLoad:
         connection.close()
 
     def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
-        """Publish asynchronously, with a few batches at a time that are not confirmed yet."""
+        """Publish asynchronously, with a few unconfirmed batches at a time."""
         window = _PENDING_BATCHES * batch
         publisher = _Publisher(
             topic, messages, body, self._persistent, window=window, refill=window - window // 2
@@ -103,7 +104,7 @@ class RabbitLoad:
         publisher.run(pika.ConnectionParameters(self._host, self._port))
 
     def consume(self, topic: str, messages: int) -> int:
-        """Take with a prefetch, acknowledge by the half prefetch."""
+        """Read with a prefetch, and acknowledge each half of it together."""
         connection = self._connect()
         channel = connection.channel()
         channel.basic_qos(prefetch_count=_PREFETCH)
@@ -119,14 +120,17 @@ class RabbitLoad:
         return size
 
     def sender(self, topic: str) -> Callable[[bytes], object]:
-        """basic_publish() with confirms."""
+        """Publish with basic_publish() and confirms."""
         channel = self._connect().channel()
         channel.confirm_delivery()
         return lambda body: channel.basic_publish("", topic, body, self._persistent)
 
     def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
-        """On one connection the asynchronous publisher, with a message for each producer under
-        way, since its blocking one is not for many threads; else a thread and a connection each."""
+        """Publish on one shared connection, or with a thread and a connection per producer.
+
+        On a shared connection, the asynchronous publisher has one message in flight per producer,
+        because the blocking publisher does not support many threads.
+        """
         if shared and producers > 1:
             publisher = _Publisher(
                 topic, producers * each, body, self._persistent, window=producers, refill=1
@@ -136,7 +140,7 @@ class RabbitLoad:
         singles_in_threads(lambda: self.sender(topic), body, producers=producers, each=each)
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
-        """Consume, acknowledging each."""
+        """Consume, and acknowledge each message."""
         channel = self._connect().channel()
         channel.basic_qos(prefetch_count=_PREFETCH)
         for method, _, body in channel.consume(topic):

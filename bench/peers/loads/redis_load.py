@@ -1,4 +1,4 @@
-"""Redis Streams, by redis-py with hiredis."""
+"""A load for Redis Streams with redis-py and hiredis."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -13,17 +13,17 @@ _READ_COUNT = 1000
 
 
 class RedisLoad:
-    """A stream is a topic; a message is one field."""
+    """Uses a stream as a topic; a message is one field."""
 
     def __init__(self, address: str, durability: str) -> None:
         host, port = address.split(":")
         self._host, self._port = host, int(port)
 
     def create(self, topic: str) -> None:
-        """Streams come into being by their first entry."""
+        """Do nothing: the first entry creates a stream."""
 
     def publish(self, topic: str, messages: int, body: bytes, batch: int) -> None:
-        """Pipeline a batch of XADD, wait for its answers, go on."""
+        """Send a batch of XADD in a pipeline, wait for its answers, and repeat."""
         client = self._connect()
         for _ in range(messages // batch):
             pipeline = client.pipeline(transaction=False)
@@ -32,7 +32,7 @@ class RedisLoad:
             pipeline.execute()
 
     def consume(self, topic: str, messages: int) -> int:
-        """XREAD, a thousand at a time."""
+        """Read with XREAD, a thousand messages at a time."""
         client = self._connect()
         size, left, last = 0, messages, b"0"
         while left:
@@ -44,15 +44,16 @@ class RedisLoad:
         return size
 
     def sender(self, topic: str) -> Callable[[bytes], object]:
-        """XADD, one at a time."""
+        """Publish with XADD, one message at a time."""
         client = self._connect()
         return lambda body: client.xadd(topic, {b"b": body})
 
     def singles(self, topic: str, body: bytes, *, producers: int, each: int, shared: bool) -> None:
-        """A task each on one loop, of one client with its pool of connections or of a client
-        each; one alone does without a loop.
+        """Run one task per producer on one event loop. The producers share a client and its
+        connection pool, or each has its own client.
 
-        Threads with a connection each reach half of that with 64 producers.
+        A single producer needs no event loop. With 64 producers, threads with a connection each
+        reach only half of this rate.
         """
         if producers == 1:
             singles_in_threads(lambda: self.sender(topic), body, producers=producers, each=each)
@@ -79,7 +80,7 @@ class RedisLoad:
         uvloop.run(run())
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
-        """XREAD BLOCK."""
+        """Read with XREAD BLOCK."""
         client = self._connect()
         last = b"0"
         while True:

@@ -1,4 +1,4 @@
-"""The systems that are compared, ours first."""
+"""The compared systems, Holdfast first."""
 
 from bench.peers.system import System
 from bench.peers.systems.holdfast import Holdfast

@@ -1,4 +1,4 @@
-"""Ours."""
+"""Holdfast itself."""
 
 import sys
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from holdfast.running_broker import RunningBroker
 
 
 class Holdfast:
-    """One process. Durability is the topic's, so both classes run the same settings."""
+    """One process. Durability is a property of topics, so both classes use the same settings."""
 
     name = "holdfast"
 
     def check(self) -> None:
-        """It is always there."""
+        """Do nothing: Holdfast is always available."""
 
     def version(self) -> str:
         """Return the version of this checkout."""
@@ -26,7 +26,7 @@ class Holdfast:
 
     @contextmanager
     def run(self, durability: str, directory: Path) -> Iterator[Server]:
-        """Run a broker with its defaults but for smaller segments."""
+        """Run a broker with its defaults, except for smaller segments."""
         arguments = ("--commitlog-segment-bytes", "256MiB")
         with RunningBroker(directory / "data", arguments) as broker:
             yield Server(

@@ -24,7 +24,7 @@ _HEAP = "-Xms1g -Xmx1g"
 
 
 class Kafka:
-    """Broker and controller in one process, the heap of its own start script."""
+    """Broker and controller in one process, with the heap size of Kafka's start script."""
 
     name = "kafka"
 
@@ -37,7 +37,7 @@ class Kafka:
         peers_python()
 
     def version(self) -> str:
-        """Return the version of its jar."""
+        """Return the version in the name of its jar."""
         (jar,) = _JARS.glob("kafka_2.13-*.jar")
         found = re.search(r"-([\d.]+)\.jar", jar.name)
         return found[1] if found else "unknown"

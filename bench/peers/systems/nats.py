@@ -18,7 +18,8 @@ from bench.peers.system import (
 
 
 class Nats:
-    """One process; file streams. `written` is its default, a sync every two minutes."""
+    """One process with file streams. The class `written` uses the default: a sync every two
+    minutes."""
 
     name = "nats-jetstream"
 
@@ -36,7 +37,7 @@ class Nats:
 
     @contextmanager
     def run(self, durability: str, directory: Path) -> Iterator[Server]:
-        """Run it. Unavailable where it is too old to sync on every acknowledgement."""
+        """Run the server. Raise Unavailable if its version cannot sync on every acknowledgement."""
         port = free_port()
         own = "; sync_interval: always" if durability == "fsync" else ""
         if own and int(self.version().split(".")[1]) < 10:

@@ -21,7 +21,7 @@ _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 class _Rabbit:
-    """One Erlang node; messages are persistent, publishes confirmed."""
+    """One Erlang node. Messages are persistent, and publishes are confirmed."""
 
     name: ClassVar[str]
     _kind: ClassVar[str]
@@ -45,7 +45,7 @@ class _Rabbit:
 
     @contextmanager
     def run(self, durability: str, directory: Path) -> Iterator[Server]:
-        """Run a node with a port mapper of its own."""
+        """Run a node with its own port mapper."""
         port, distribution, mapper = free_port(), free_port(), free_port()
         environment = {
             "HOME": str(directory),
@@ -76,7 +76,7 @@ class _Rabbit:
 
 
 class RabbitClassic(_Rabbit):
-    """A durable classic queue: confirms come after its message store has synced."""
+    """A durable classic queue: it confirms after its message store has synced."""
 
     name = "rabbitmq-classic"
     _kind = "classic"
@@ -84,7 +84,7 @@ class RabbitClassic(_Rabbit):
 
 
 class RabbitQuorum(_Rabbit):
-    """A quorum queue of one member: confirms come after its write-ahead log has synced."""
+    """A quorum queue with one member: it confirms after its write-ahead log has synced."""
 
     name = "rabbitmq-quorum"
     _kind = "quorum"

@@ -16,12 +16,12 @@ from bench.peers.system import (
     started,
 )
 
-#: Its append-only file is what makes it comparable; it is off in Redis's own defaults.
+#: The append-only file makes Redis's durability comparable. By default, Redis does not use it.
 _APPENDFSYNC = {"written": "everysec", "fsync": "always"}
 
 
 class RedisStreams:
-    """One process with its append-only file; no snapshots while it is measured."""
+    """One process with an append-only file, and without snapshots during the measurement."""
 
     name = "redis-streams"
 
@@ -41,7 +41,7 @@ class RedisStreams:
 
     @contextmanager
     def run(self, durability: str, directory: Path) -> Iterator[Server]:
-        """Run it."""
+        """Run the server."""
         port = free_port()
         options = {
             "appendonly": "yes",

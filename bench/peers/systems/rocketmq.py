@@ -20,7 +20,7 @@ _OPENS = (
 
 
 class RocketMQ:
-    """A name server and one master broker, loaded by its own Java client."""
+    """A name server and one master broker, loaded with RocketMQ's Java client."""
 
     name = "rocketmq"
 
@@ -32,14 +32,14 @@ class RocketMQ:
             raise Unavailable("its jars or its load are not there: run bench/peers/install")
 
     def version(self) -> str:
-        """Return the version of its jar."""
+        """Return the version in the name of its jar."""
         (jar,) = (_PLACE / "jars").glob("rocketmq-broker-*.jar")
         found = re.search(r"-([\d.]+)\.jar", jar.name)
         return found[1] if found else "unknown"
 
     @contextmanager
     def run(self, durability: str, directory: Path) -> Iterator[Server]:
-        """Run both."""
+        """Run the name server and the broker."""
         names, port = free_port(), _broker_port()
         (directory / "names.conf").write_text(f"listenPort={names}\n")
         flush = _FLUSH[durability]
@@ -75,7 +75,7 @@ storePathCommitLog={directory}/store/commitlog
 
 
 def _broker_port() -> int:
-    """Return a free port. The broker takes the one two below it as well."""
+    """Return a free port whose port minus 2 is free too: the broker uses both."""
     while True:
         port = free_port()
         if is_free(port - 2):

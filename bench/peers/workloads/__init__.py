@@ -1,4 +1,4 @@
-"""The workloads, in the order in which they are run."""
+"""The workloads, in the order in which they run."""
 
 from bench.peers.workload import Workload
 from bench.peers.workloads.batches import BATCHES_1K, BATCHES_100

@@ -1,4 +1,4 @@
-"""A backlog: one process publishes it in batches, then one process reads it all."""
+"""A backlog: one process publishes it in batches, then one process reads all of it."""
 
 from collections.abc import Iterator, Mapping
 

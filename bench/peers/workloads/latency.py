@@ -1,4 +1,4 @@
-"""Publish to delivery: a producer process at 1,000 messages a second, a consumer that waits."""
+"""Publish to delivery: a producer process at 1,000 messages per second, and a waiting consumer."""
 
 from collections.abc import Iterator
 

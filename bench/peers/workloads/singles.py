@@ -1,17 +1,18 @@
-"""Durable singles: producers that wait for the disk on every message of 1 KiB.
+"""Durable singles: producers that publish one message of 1 KiB and wait until it is on the disk.
 
-Producers of one program share a client, as the documentation of most clients advises; producers
-that are programs of their own have one each. Both are measured, of every system. How a client
-is shared is its own affair: requests that are put together (ours, Kafka's), one connection on
-which nobody waits for his turn (NATS, RabbitMQ), a pool of connections (Redis). RocketMQ's
-producers are one object in both, since in one process they share their connection all the same.
+Every system is measured in two ways: all producers share a client, as in one program (the
+documentation of most clients recommends this); and each producer has its own client, as in separate
+programs. What a shared client does with the requests depends on the client: it combines them
+(Holdfast, Kafka), sends them on one connection without waiting between them (NATS, RabbitMQ), or
+uses a pool of connections (Redis). RocketMQ uses one producer object in both ways, because
+producers in one process share their connection anyway.
 """
 
 from collections.abc import Iterator
 
 from bench.peers.workload import Bar, Result, Run, Workload, rate
 
-#: How many producers, and whether they share a client.
+#: Case -> the number of producers, and whether they share a client.
 _CASES = {
     "1 producer": (1, True),
     "16 producers, one client": (16, True),
