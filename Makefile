@@ -10,7 +10,10 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-faults test-cluster test-inputs fuzz check format format-check lint types bench bench-peers docs lock clean
+OPERATIONS ?= 1000000
+KILLS ?= 200
+SEED ?=
+.PHONY: help venv demo campaign test test-faults test-cluster interop test-inputs fuzz check format format-check lint types bench bench-peers docs lock clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -35,6 +38,17 @@ test-faults: $(READY)  ## real faults: power loss, full disks, failing syncs, st
 # The same Spark job on four kinds of cluster, made from the pip package, one after the other.
 test-cluster: $(READY)  ## Spark: local-cluster, standalone and Connect beside one machine
 	$(BIN)/pytest -m cluster -s $(PYTEST_ARGS)
+
+# Clients that generators make of the OpenAPI document, and tools as users type them. What is
+# downloaded and built stays in .interop/; a toolchain that is missing skips its tests by name.
+interop: $(READY)  ## others' clients against the broker: Go, TypeScript, EventSource, curl
+	$(BIN)/pytest -m interop tests/interop $(PYTEST_ARGS)
+
+# Each prints its seed; SEED=... runs that one again.
+campaign: $(READY)  ## at length: groups' model through OPERATIONS=1000000, a broker through KILLS=200, failing calls
+	$(BIN)/python -m tests.groups.campaign $(OPERATIONS) $(SEED)
+	$(BIN)/python -m tests.crash.restart_campaign $(KILLS) $(SEED)
+	$(BIN)/python -m tests.support.call_faults
 
 fuzz: $(READY)  ## fuzz every decoder, SECONDS=60 each; TARGETS="batches filters" picks some
 	for target in $(TARGETS); do \
@@ -70,8 +84,9 @@ bench-peers: $(READY)  ## W1 to W5 beside Redis, NATS, RabbitMQ, Kafka, RocketMQ
 	bench/peers/install
 	$(BIN)/python -m bench.peers $(BENCH)
 
-docs: $(READY)  ## write docs/configuration.md from the code
+docs: $(READY)  ## write docs/configuration.md and the picture in ARCHITECTURE.md from the code
 	$(BIN)/holdfast config reference > docs/configuration.md
+	$(BIN)/python -m tests.support.picture
 
 # One lock for Python 3.11 and newer, all extras; no hashes and no addresses, so that it can be
 # installed from any mirror.
@@ -82,5 +97,5 @@ lock: $(READY)  ## pin the newest versions that pyproject.toml allows
 	  --custom-compile-command "make lock" --output-file requirements.lock
 
 clean:  ## remove everything that these verbs made
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
