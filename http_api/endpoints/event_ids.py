@@ -15,9 +15,10 @@ LAST_EVENT_ID = "Last-Event-ID"
 def resumed_at(call: Call[Any], topic: Topic, only: int | None = None) -> dict[int, int] | None:
     """Return the offsets at which a stream resumes; None if it is new or not an event stream.
 
-    For a pull, `only` is its queue; for a poll, `only` is None. Raises Problem, UnknownQueue.
+    The header of another request has no effect, but must be well formed too. For a pull, `only` is
+    its queue; for a poll, `only` is None. Raises Problem, UnknownQueue.
     """
-    given = call.headers.get(LAST_EVENT_ID) if call.media == EVENTS else None
+    given = call.headers.get(LAST_EVENT_ID)
     if given is None:
         return None
     offsets = parse_pairs(LAST_EVENT_ID, given, topic)
@@ -25,4 +26,4 @@ def resumed_at(call: Call[Any], topic: Topic, only: int | None = None) -> dict[i
         raise invalid(LAST_EVENT_ID, given, f"the id of an event of queue {only}")
     if len(offsets) > MAX_QUEUES_IN_HEADERS:
         raise invalid(LAST_EVENT_ID, given, f"{MAX_QUEUES_IN_HEADERS} queues at most")
-    return offsets
+    return offsets if call.media == EVENTS else None

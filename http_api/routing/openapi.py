@@ -48,7 +48,7 @@ _REQUEST_HEADERS: Mapping[str, str] = {
     "If-Match": "Store only if the stored offsets still have this ETag.",
     "If-None-Match": "*: store only if no offsets are stored yet.",
     "Last-Event-ID": "The id of the last received event of a stream (text/event-stream). "
-    "The stream continues after it.",
+    "The stream continues after it. Has no effect on other requests.",
 }
 _HEADER_PATTERNS: Mapping[str, _Json] = {
     "Holdfast-Producer-Id": {"pattern": "^[A-Za-z0-9_.-]{1,127}$"},

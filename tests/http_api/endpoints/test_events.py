@@ -201,6 +201,18 @@ async def test_what_is_wrong_from_the_beginning_is_a_problem(
     assert api.context.streams.count == 0
 
 
+@pytest.mark.parametrize("path", [f"{PULL}?offset=0", f"{POLL}?from=earliest"])
+async def test_the_header_of_a_stream_is_checked_and_has_no_effect_on_other_requests(
+    api: Api, path: str
+) -> None:
+    """The OpenAPI document gives the header a pattern, and cannot limit it to a media type."""
+    await publish(api, "a", "b")
+    answer = await api.get(path, Last_Event_ID="zS*5+*c2Q")
+    assert (answer.status, answer.problem) == (400, "invalid-parameter")
+    answer = await api.get(path, Last_Event_ID="0:1")
+    assert [each["body"] for each in answer.json()["messages"]] == ["a", "b"]
+
+
 async def test_a_topic_that_is_deleted_ends_its_streams_with_a_problem(api: Api) -> None:
     async with streaming(api, f"{PULL}?from=earliest") as stream:
         await api.held(1)
