@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.commitlog.disk.owned_files import DIRECTORY_MODE
 from holdfast.commitlog.errors import LogError
 
 _logger = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ def _make_for(owner: os.stat_result, place: _Place) -> None:
     try:
         for name in place.missing:
             is_last = name is place.missing[-1]
-            os.mkdir(name, 0o750 if is_last else 0o777, dir_fd=descriptor)
+            os.mkdir(name, DIRECTORY_MODE if is_last else 0o777, dir_fd=descriptor)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             made = os.open(name, flags, dir_fd=descriptor)
             os.close(descriptor)

@@ -23,6 +23,8 @@ class PooledFile:
     def __init__(self, pool: "PooledDisk", path: Path, file: File | None) -> None:
         self._pool = pool
         self._path = path
+        self.registered_path = path
+        """The path under which the pool knows the file. Written under the pool's lock."""
         self._file = file
         self._lock = threading.Lock()
         self._writes = 0
@@ -158,6 +160,7 @@ class PooledDisk:
             replaced, file = self._by_path.pop(target, None), self._by_path.pop(source, None)
             if file is not None:
                 self._by_path[target] = file
+                file.registered_path = target
         if replaced is not None:
             replaced.hold()
         if file is not None:
@@ -193,7 +196,8 @@ class PooledDisk:
         with self._lock:
             if file in self._open:
                 self._open.remove(file)
-            self._by_path = {path: each for path, each in self._by_path.items() if each is not file}
+            if self._by_path.get(file.registered_path) is file:
+                del self._by_path[file.registered_path]
 
     def _added(self, path: Path, file: File) -> File:
         pooled = PooledFile(self, path, file)

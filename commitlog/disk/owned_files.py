@@ -66,9 +66,7 @@ def create_file(path: Path, flags: int = os.O_WRONLY) -> int:
     written to. Raise UnsafeFile; OSError propagates."""
     folder = _open_folder(path.parent)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path.name, dir_fd=folder)
-        return _open_in(folder, path, flags | os.O_CREAT | os.O_EXCL)
+        return _create_in(folder, path, flags)
     finally:
         os.close(folder)
 
@@ -141,9 +139,7 @@ class Folder:
     def create(self, name: str, flags: int = os.O_WRONLY) -> int:
         """Do what `create_file` does, for a name below this folder. Create missing folders."""
         with self._parent(name, make=True) as (folder, path):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path.name, dir_fd=folder)
-            return _open_in(folder, path, flags | os.O_CREAT | os.O_EXCL)
+            return _create_in(folder, path, flags)
 
     def check(self, name: str) -> None:
         """Check that a name is a regular file of this folder's owner or of this process's user. It
@@ -309,6 +305,12 @@ def _open_folder(path: Path) -> int:
         if path.is_symlink():
             raise UnsafeFile(path, _LINK) from error
         raise
+
+
+def _create_in(folder: int, path: Path, flags: int) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path.name, dir_fd=folder)
+    return _open_in(folder, path, flags | os.O_CREAT | os.O_EXCL)
 
 
 def _open_in(folder: int, path: Path, flags: int, *, may_have_names: bool = False) -> int:

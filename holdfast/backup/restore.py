@@ -57,9 +57,9 @@ def restore_backup(
     source, data_dir = source.resolve(), data_dir.resolve()
     manifest = read_manifest(source)
     _refuse_taken(data_dir)
-    make_directory(data_dir.absolute().parent)
+    make_directory(data_dir.parent)
     # The name is fixed, so that the next restore finds and removes what an interrupted one left.
-    building = data_dir.absolute().with_name(f".{data_dir.absolute().name}.restoring")
+    building = data_dir.with_name(f".{data_dir.name}.restoring")
     shutil.rmtree(building, ignore_errors=True)
     try:
         building.mkdir(DIRECTORY_MODE)
@@ -84,7 +84,7 @@ def restore_backup(
         write_file(building / "VERSION", [f"{manifest.layout_version}\n".encode()])
         finish(building)
         sync_tree(building)
-        _give_name(building, data_dir.absolute())
+        _give_name(building, data_dir)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
