@@ -310,7 +310,10 @@ class ServedGroups:
             left -= found + GROUP_ITEMS
             if found == 0 or group.move_count == self._move_count:
                 del self._behind[group]
-        if self._behind:
+        self._catch_up_soon()
+
+    def _catch_up_soon(self) -> None:
+        if self._behind and not self._is_catching_up:
             self._is_catching_up = True
             asyncio.get_running_loop().call_soon(self._catch_up_behind)
 
@@ -367,9 +370,7 @@ class ServedGroups:
             has_found = self.look(group) > 0
             if group.move_count != self._move_count:
                 self._behind[group] = None
-                if not self._is_catching_up:
-                    self._is_catching_up = True
-                    asyncio.get_running_loop().call_soon(self._catch_up_behind)
+                self._catch_up_soon()
             yield has_found
         finally:
             group.awake_count -= 1

@@ -36,7 +36,6 @@ from holdfast.groups.service_types import (
     InvalidGroup,
     RedriveAsk,
     Redriven,
-    Status,
     TopicSpec,
     Verb,
 )
@@ -418,13 +417,12 @@ def _count_stuck(served: ServedGroup, dead: Topic, wanted: _AtOffsets | None) ->
 
 async def _settled(
     served: ServedGroup, verb: Verb, letters: Sequence[Delivery], *, delay_ms: int | None = None
-) -> list[Status]:
-    if not letters:
-        return []
+) -> None:
     receipts = [each.receipt for each in letters if each.receipt is not None]
-    return await served.settle(
-        verb, receipts, delay_ms=delay_ms, lease_ms=None, used_ms=None, cumulative=False
-    )
+    if receipts:
+        await served.settle(
+            verb, receipts, delay_ms=delay_ms, lease_ms=None, used_ms=None, cumulative=False
+        )
 
 
 def _place(letter: Delivery) -> tuple[int, int]:
