@@ -1,0 +1,39 @@
+"""Everything promised to users is as it was: compared with a recorded contract."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.contract import SNAPSHOT, contract, differences
+
+#: What may be new. Anything else that is added, changed or removed is a change of a promise:
+#: write the contract again (`python -m tests.support.contract --write`) only if it is meant.
+ADDITIONS = {
+    "+ /metrics/holdfast_reput_behind_messages",
+    "+ /settings/consumequeue.eager_tail",
+    "+ /commands/holdfast serve/--consumequeue-eager-tail",
+}
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Any:
+    return json.loads(SNAPSHOT.read_text())
+
+
+def test_the_contract_is_as_recorded(recorded: Any) -> None:
+    now = json.loads(json.dumps(contract()))
+    assert set(differences(recorded, now)) <= ADDITIONS
+
+
+def test_a_change_is_reported(recorded: Any) -> None:
+    changed = copy.deepcopy(recorded)
+    del changed["http"]["paths"]["/v1/topics"]["get"]
+    changed["exit_codes"]["USAGE"] = 3
+    changed["metrics"]["holdfast_new"] = {}
+    assert list(differences(recorded, changed)) == [
+        "! /exit_codes/USAGE: 2 -> 3",
+        "- /http/paths//v1/topics/get",
+        "+ /metrics/holdfast_new",
+    ]
