@@ -180,9 +180,9 @@ def _span_ms(text: str, unit: str) -> int | None:
 
 
 def _checked_name(kind: str, text: str) -> str:
-    from holdfast.client.transport.requests import checked_name
+    from holdfast.client.transport.requests import check_name
 
     try:
-        return checked_name(kind, text)
+        return check_name(kind, text)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from error

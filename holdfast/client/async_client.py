@@ -61,8 +61,8 @@ from holdfast.client.read.pull import TopicDescription as TopicFacts
 from holdfast.client.read.readers import AsyncReader
 from holdfast.client.read.sources import QueueSource, Range, Source, TopicSource
 from holdfast.client.timestamps import Time, as_timestamp_ms
-from holdfast.client.transport.async_transport import Transport
-from holdfast.client.transport.requests import JSON, MSGPACK, Requests, checked_name
+from holdfast.client.transport.async_transport import AsyncTransport
+from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import ONCE, RetryPolicy
 from holdfast.client.transport.tls import File, TlsFiles
 
@@ -100,7 +100,7 @@ class AsyncClient(GroupCalls):
     ) -> None:
         self.url = url
         retry = RetryPolicy(give_up_after_s=timeout_ms / 1000)
-        self._transport = Transport(
+        self._transport = AsyncTransport(
             url, token=token, retry=retry, tls=TlsFiles(ca_file, cert_file, key_file)
         )
         self._identities = IdentityPool()
@@ -111,7 +111,7 @@ class AsyncClient(GroupCalls):
         self._consumers: set[AsyncConsumer] = set()
 
     @classmethod
-    def over(cls, transport: Requests) -> Self:
+    def over(cls, transport: Transport) -> Self:
         """Return a client that sends its requests over another transport.
 
         Do not use the producers and consumers of this client. Each publish is sent in a request
@@ -295,14 +295,14 @@ class AsyncClient(GroupCalls):
     def _producer_target(self, topic: str) -> ProducerTarget:
         async def describe() -> TopicFacts:
             try:
-                return await describe_topic(self._transport, checked_name("topic", topic))
+                return await describe_topic(self._transport, check_name("topic", topic))
             except UnknownTopic:
                 if not (await self._json("GET", "/v1/info")).get("auto_create_topics", True):
                     raise
                 await self._json("PUT", _topic_path(topic), body={})
                 return await describe_topic(self._transport, topic)
 
-        return ProducerTarget(self._transport, checked_name("topic", topic), describe)
+        return ProducerTarget(self._transport, check_name("topic", topic), describe)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ class AsyncClient(GroupCalls):
         *,
         follow: bool,
     ) -> Source:
-        checked_name("topic", topic)
+        check_name("topic", topic)
         if queue is None:
             return TopicSource(self._transport, topic, start, options, follow=follow)
         return QueueSource(self._transport, topic, queue, start, options, follow=follow)
@@ -414,7 +414,7 @@ class AsyncClient(GroupCalls):
         )
         pulled = await pull_queue(
             self._transport,
-            checked_name("topic", topic),
+            check_name("topic", topic),
             queue,
             Start(offset=offset),
             options,
@@ -480,8 +480,8 @@ class AsyncClient(GroupCalls):
         return AsyncConsumer(
             self._transport,
             ConsumeOptions(
-                group=checked_name("group", group),
-                topics=tuple(checked_name("topic", each) for each in topics),
+                group=check_name("group", group),
+                topics=tuple(check_name("topic", each) for each in topics),
                 member=member or own_member(),
                 max_in_flight=max_in_flight,
                 concurrency=concurrency,
@@ -525,8 +525,8 @@ class AsyncClient(GroupCalls):
         in `pull`.
         """
         options = OffsetConsumeOptions(
-            group=checked_name("group", group),
-            topic=checked_name("topic", topic),
+            group=check_name("group", group),
+            topic=check_name("topic", topic),
             start=start,
             follow=follow,
             commit_interval_ms=commit_interval_ms,
@@ -545,7 +545,7 @@ class AsyncClient(GroupCalls):
 
         Return (max_offset, None) when there is no such message.
         """
-        topic = checked_name("topic", topic)
+        topic = check_name("topic", topic)
         return await find_offset(self._transport, topic, queue, as_timestamp_ms(timestamp_ms))
 
     async def message(self, message_id: str) -> Message:
@@ -707,7 +707,7 @@ def _start(offset: int | None, start: End | None, timestamp_ms: Time | None) -> 
 
 
 def _topic_path(topic: str) -> str:
-    return f"/v1/topics/{checked_name('topic', topic)}"
+    return f"/v1/topics/{check_name('topic', topic)}"
 
 
 def _offsets_param(offsets: Offsets | None) -> str | None:

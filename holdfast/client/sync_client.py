@@ -18,7 +18,7 @@ from holdfast.client.produce.async_producer import AsyncProducer
 from holdfast.client.produce.blocking_producer import Producer
 from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
 from holdfast.client.read.readers import AsyncReader, BlockingReader, Reader
-from holdfast.client.transport.blocking_transport import BlockingTransport, finished
+from holdfast.client.transport.blocking_transport import BlockingTransport, run_blocking
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import Target
@@ -69,7 +69,7 @@ def _blocking(
 
     @functools.wraps(method)
     def blocking(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return finished(method(self._requests, *args, **kwargs))
+        return run_blocking(method(self._requests, *args, **kwargs))
 
     return blocking
 
@@ -83,7 +83,7 @@ def _reading(
 
     @functools.wraps(method)
     def reading(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Reader[R]:
-        transport = self._transport.part()
+        transport = self._transport.child()
         model = method(AsyncClient.over(transport), *args, **kwargs)
         return BlockingReader(model.source, model.items, transport)
 
@@ -166,7 +166,7 @@ class Client:
         )
         self._loop_thread = LoopThread()
         self._transport = BlockingTransport(
-            Target.of(url, token, TlsFiles(ca_file, cert_file, key_file)),
+            Target.parse(url, token, TlsFiles(ca_file, cert_file, key_file)),
             RetryPolicy(give_up_after_s=timeout_ms / 1000),
             retry_log=self._client._transport.retry_log,
         )
@@ -218,7 +218,7 @@ class Client:
         Waiting readers end with ClientClosed. May be called twice.
         """
         with ExitStack() as stack:
-            stack.callback(finished, self._transport.close())
+            stack.callback(run_blocking, self._transport.close())
             stack.callback(self._loop_thread.stop, self._client.close)
             for producer in list(self._producers):
                 stack.callback(producer.close)

@@ -16,7 +16,7 @@ from holdfast.client.consume.delivery import Delivery
 from holdfast.client.consume.membership import Membership
 from holdfast.client.consume.options import ConsumeOptions
 from holdfast.client.transport.loop_thread import LoopThread
-from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.requests import Transport
 
 _log = logging.getLogger("holdfast.client")
 
@@ -36,7 +36,7 @@ class AsyncConsumer:
     """
 
     def __init__(
-        self, transport: Requests, options: ConsumeOptions, open_consumers: set["AsyncConsumer"]
+        self, transport: Transport, options: ConsumeOptions, open_consumers: set["AsyncConsumer"]
     ) -> None:
         self._member = Membership(transport, options)
         #: The client's open consumers, which the client closes at its end. This consumer is among

@@ -20,7 +20,7 @@ from holdfast.client.descriptions import (
 from holdfast.client.read.group_offsets import read_offsets, write_offsets
 from holdfast.client.read.message import StoredOffsets
 from holdfast.client.timestamps import Time, as_timestamp_ms
-from holdfast.client.transport.requests import JSON, Requests, checked_name
+from holdfast.client.transport.requests import JSON, Transport, check_name
 
 ResetTo = End | Time
 SeekTo = ResetTo | Mapping[str, Mapping[int, int]]
@@ -29,7 +29,7 @@ SeekTo = ResetTo | Mapping[str, Mapping[int, int]]
 class GroupCalls:
     """Requests about groups: groups with leases, and groups that only store offsets."""
 
-    _transport: Requests
+    _transport: Transport
 
     # -- groups with leases ------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class GroupCalls:
         In a group with leases, all messages below these offsets are settled.
         """
         return await read_offsets(
-            self._transport, checked_name("group", group), checked_name("topic", topic)
+            self._transport, check_name("group", group), check_name("topic", topic)
         )
 
     async def store_offsets(
@@ -240,8 +240,8 @@ class GroupCalls:
         """
         return await write_offsets(
             self._transport,
-            checked_name("group", group),
-            checked_name("topic", topic),
+            check_name("group", group),
+            check_name("topic", topic),
             offsets,
             if_match=if_match,
         )
@@ -268,7 +268,7 @@ class GroupCalls:
             body["queues"] = queues
         reply = await self._transport.request(
             "POST",
-            f"{group_path(group)}/topics/{checked_name('topic', topic)}/offsets/reset",
+            f"{group_path(group)}/topics/{check_name('topic', topic)}/offsets/reset",
             headers={"Content-Type": JSON},
             body=msgspec.json.encode(body),
         )

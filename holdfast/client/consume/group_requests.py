@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.client.consume.delivery import Delivered, Status, Verb
-from holdfast.client.transport.requests import JSON, MSGPACK, Requests, checked_name
+from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 
 TopicTerms = Mapping[str, int | Mapping[str, Any]]
@@ -35,7 +35,7 @@ class _SettleReply(msgspec.Struct):
 
 def group_path(group: str) -> str:
     """Return a group's path. Raises ValueError for an invalid name."""
-    return f"/v1/groups/{checked_name('group', group)}"
+    return f"/v1/groups/{check_name('group', group)}"
 
 
 def topic_terms(topics: Topics) -> dict[str, Mapping[str, Any]]:
@@ -45,13 +45,13 @@ def topic_terms(topics: Topics) -> dict[str, Mapping[str, Any]]:
     if not isinstance(topics, Mapping):
         topics = dict.fromkeys(topics, 1)
     return {
-        checked_name("topic", topic): {"weight": terms} if isinstance(terms, int) else terms
+        check_name("topic", topic): {"weight": terms} if isinstance(terms, int) else terms
         for topic, terms in topics.items()
     }
 
 
 async def put_group(
-    transport: Requests, group: str, settings: Mapping[str, Any], retry: RetryPolicy | None = None
+    transport: Transport, group: str, settings: Mapping[str, Any], retry: RetryPolicy | None = None
 ) -> dict[str, Any]:
     """Create or change a group; return its description."""
     reply = await transport.request(
@@ -65,7 +65,7 @@ async def put_group(
 
 
 async def describe_group(
-    transport: Requests, group: str, retry: RetryPolicy | None = None
+    transport: Transport, group: str, retry: RetryPolicy | None = None
 ) -> dict[str, Any]:
     """Return a group's description. Raises UnknownGroup."""
     reply = await transport.request("GET", group_path(group), retry=retry)
@@ -73,7 +73,7 @@ async def describe_group(
 
 
 async def receive(
-    transport: Requests,
+    transport: Transport,
     group: str,
     ask: Mapping[str, Any],
     *,
@@ -96,7 +96,7 @@ async def receive(
 
 
 async def settle(
-    transport: Requests,
+    transport: Transport,
     group: str,
     verb: Verb,
     receipts: Sequence[str],
@@ -124,7 +124,7 @@ async def settle(
 
 
 async def leave(
-    transport: Requests, group: str, member: str, retry: RetryPolicy | None = None
+    transport: Transport, group: str, member: str, retry: RetryPolicy | None = None
 ) -> None:
     """Remove a member from a group; its messages are released."""
     await transport.request(

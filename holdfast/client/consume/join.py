@@ -9,7 +9,7 @@ from holdfast.client.consume import group_requests
 from holdfast.client.consume.group_requests import topic_terms
 from holdfast.client.consume.options import ConsumeOptions
 from holdfast.client.errors import UnknownGroup
-from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import RetryPolicy
 
 
@@ -36,7 +36,7 @@ class GroupFacts(msgspec.Struct):
 
 
 async def join(
-    transport: Requests, options: ConsumeOptions, policy: RetryPolicy | None
+    transport: Transport, options: ConsumeOptions, policy: RetryPolicy | None
 ) -> GroupFacts:
     """Return a group's settings. First create the group with the consumer's topics if it does not
     exist or only stores offsets. Raises HoldfastError."""
@@ -50,7 +50,7 @@ async def join(
     return facts or GroupFacts()
 
 
-async def _facts(transport: Requests, group: str, policy: RetryPolicy | None) -> GroupFacts | None:
+async def _facts(transport: Transport, group: str, policy: RetryPolicy | None) -> GroupFacts | None:
     """Return the settings of a group with leases; None for any other group."""
     try:
         described = await group_requests.describe_group(transport, group, policy)

@@ -34,8 +34,8 @@ from holdfast.client.consume.paces import FEW, Paces
 from holdfast.client.consume.returned_keys import CameBack
 from holdfast.client.errors import ClientClosed, HoldfastError
 from holdfast.client.read.sources import EMPTY_PULL_S
-from holdfast.client.transport.requests import Requests
-from holdfast.client.transport.retry import UntilToldRetryPolicy
+from holdfast.client.transport.requests import Transport
+from holdfast.client.transport.retry import UntilDeadlineRetryPolicy
 
 _log = logging.getLogger("holdfast.client")
 
@@ -48,7 +48,7 @@ MAX_LIMITS = 256
 class Membership:
     """One member of a group. Belongs to one event loop, except `settle` and `extend`."""
 
-    def __init__(self, transport: Requests, options: ConsumeOptions) -> None:
+    def __init__(self, transport: Transport, options: ConsumeOptions) -> None:
         self.options = options
         self.ready: Dispatcher[Delivery] = Dispatcher(options.concurrency)
         #: The error that ended the membership.
@@ -85,7 +85,9 @@ class Membership:
         self._facts = GroupFacts()
         self._leave_by_s: float | None = None
         #: With `follow`, requests are retried for ever. None means the client's own policy.
-        self._policy = UntilToldRetryPolicy(None, left_s=self._left_s) if options.follow else None
+        self._policy = (
+            UntilDeadlineRetryPolicy(None, left_s=self._left_s) if options.follow else None
+        )
 
     # -- handing out -------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.client.consume.group_requests import group_path
 from holdfast.client.errors import ApiError, HoldfastError
-from holdfast.client.transport.requests import JSON, Requests, checked_name
+from holdfast.client.transport.requests import JSON, Transport, check_name
 
 #: How long the broker may take for one request, in addition to the normal request timeout.
 _WAIT_S = 20.0
@@ -69,12 +69,12 @@ def dead_letter_topic(group: str, described: Mapping[str, object]) -> str:
 
 
 async def redrive(
-    transport: Requests, group: str, most: int | None, *, dry_run: bool = False
+    transport: Transport, group: str, most: int | None, *, dry_run: bool = False
 ) -> Redriven:
     """Republish a group's dead letters, at most `most`, keeping the order of each key; with
     `dry_run` only count them. The first letter that cannot be republished ends the redrive, and
     its error is raised."""
-    checked_name("group", group_of_redriving(group))
+    check_name("group", group_of_redriving(group))
     if most is not None and most < 1:
         raise ValueError("a redrive puts back at least one message; leave max_messages out for all")
     topics: Counter[str] = Counter()
@@ -87,7 +87,7 @@ async def redrive(
 
 
 async def _redrive_once(
-    transport: Requests, group: str, most: int | None, done: int, *, dry_run: bool
+    transport: Transport, group: str, most: int | None, done: int, *, dry_run: bool
 ) -> _Reply:
     body: dict[str, object] = {"dry_run": dry_run}
     if most is not None:

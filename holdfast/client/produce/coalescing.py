@@ -17,14 +17,14 @@ from holdfast.client.produce.publish_queue import Lane, Waiting
 from holdfast.client.produce.publish_request import PublishRequest, publish_alone
 from holdfast.client.produce.sender import IdentityPool, ProducerIdentity
 from holdfast.client.read.message import PublishResult
-from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import ONCE, RetryPolicy
 
 
 class SharedPublishing:
     """The publishes of one client. Belongs to one event loop; may be created before it runs."""
 
-    def __init__(self, transport: Requests, identities: IdentityPool, retry: RetryPolicy) -> None:
+    def __init__(self, transport: Transport, identities: IdentityPool, retry: RetryPolicy) -> None:
         self._transport = transport
         self._identities = identities
         self._retry = retry
@@ -146,7 +146,7 @@ class SharedPublishing:
                 pause_s = self._retry.pause_s(error, tries, now_s - newest_s, safe=True)
                 if pause_s is None:
                     raise
-                self._transport.retry_log.retry(error)
+                self._transport.retry_log.record_failure(error)
                 next_s = now_s + pause_s
                 late = [each for each in messages if self._retry.is_over(next_s - each.asked_at_s)]
                 _fail(late, error)

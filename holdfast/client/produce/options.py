@@ -15,7 +15,7 @@ from holdfast.client.produce.pending_batch import PendingBatch
 from holdfast.client.produce.sender import Sender
 from holdfast.client.read.message import PublishResult
 from holdfast.client.read.pull import TopicDescription
-from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.message_id import format_message_id
@@ -48,7 +48,7 @@ class ProducerOptions:
 class ProducerTarget:
     """Where a producer sends. `describe` fetches the topic's queues and limits."""
 
-    transport: Requests
+    transport: Transport
     topic: str
     describe: Callable[[], Coroutine[Any, Any, TopicDescription]]
 

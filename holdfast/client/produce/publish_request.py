@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from holdfast.client.errors import BadReply
 from holdfast.client.produce.sender import IdentityPool, ProducerIdentity, PublishReply
 from holdfast.client.read.message import PublishResult
-from holdfast.client.transport.requests import MSGPACK, Requests, checked_name
+from holdfast.client.transport.requests import MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 
 #: The beginning of {"messages": [...]} in msgpack. The length of the array follows, in two bytes.
@@ -22,17 +22,17 @@ class PublishRequest:
     applies. Every attempt sends the same bytes, so the messages are stored at most once."""
 
     def __init__(self, topic: str, durability: str | None, encoded: Sequence[bytes]) -> None:
-        self.topic = checked_name("topic", topic)
+        self.topic = check_name("topic", topic)
         self._count = len(encoded)
         self._params = None if durability is None else {"durability": durability}
         self._body = b"".join((_BODY_HEAD, self._count.to_bytes(2, "big"), *encoded))
 
     async def send(
-        self, transport: Requests, identity: ProducerIdentity, retry: RetryPolicy | None = None
+        self, transport: Transport, identity: ProducerIdentity, retry: RetryPolicy | None = None
     ) -> list[PublishResult]:
         """Send the request and return the messages' results, in order.
 
-        Raises the errors of Requests.request. If the broker refused the request, no message is
+        Raises the errors of Transport.request. If the broker refused the request, no message is
         stored. After any other error, all, some or none of the messages may be stored.
         """
         reply = await transport.request(
@@ -61,7 +61,7 @@ class PublishRequest:
 
 
 async def publish_alone(
-    transport: Requests,
+    transport: Transport,
     identities: IdentityPool,
     topic: str,
     durability: str | None,

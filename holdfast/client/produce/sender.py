@@ -18,7 +18,7 @@ import msgspec
 from holdfast.client.errors import BadReply, ClientClosed
 from holdfast.client.produce.accumulator import Accumulator
 from holdfast.client.produce.pending_batch import PendingBatch, Stored
-from holdfast.client.transport.requests import BATCH, Requests
+from holdfast.client.transport.requests import BATCH, Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.message_id import parse_message_id
 
@@ -86,7 +86,7 @@ class Sender:
     def __init__(
         self,
         accumulator: Accumulator,
-        transport: Requests,
+        transport: Transport,
         *,
         topic: str,
         durability: str | None,

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.client.errors import HoldfastError, OffsetsChanged, UnknownGroup
 from holdfast.client.read.message import StoredOffsets
 from holdfast.client.transport.reply import Reply
-from holdfast.client.transport.requests import JSON, Requests
+from holdfast.client.transport.requests import JSON, Transport
 
 #: The ETag while no offset is stored.
 NOTHING_STORED = '"0"'
@@ -28,7 +28,7 @@ class _Offsets(msgspec.Struct):
 class GroupOffsets:
     """The offsets of `group` on `topic`, as this consumer last read or stored them."""
 
-    def __init__(self, transport: Requests, group: str, topic: str) -> None:
+    def __init__(self, transport: Transport, group: str, topic: str) -> None:
         self._transport = transport
         self._group = group
         self._topic = topic
@@ -85,14 +85,14 @@ class GroupOffsets:
         self._maybe_stored = []
 
 
-async def read_offsets(transport: Requests, group: str, topic: str) -> StoredOffsets:
+async def read_offsets(transport: Transport, group: str, topic: str) -> StoredOffsets:
     """Return a group's stored offsets on a topic. Raises UnknownGroup if the group has stored no
     offset of any topic."""
     return _stored(await transport.request("GET", _path(group, topic)))
 
 
 async def write_offsets(
-    transport: Requests,
+    transport: Transport,
     group: str,
     topic: str,
     offsets: Mapping[int, int],

@@ -17,7 +17,7 @@ from holdfast.client.read.pull import PullOptions, Start
 from holdfast.client.read.readers import AsyncReader, CrossingReader
 from holdfast.client.read.sources import Range, TopicSource
 from holdfast.client.transport.loop_thread import LoopThread
-from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.requests import Transport
 
 _log = logging.getLogger("holdfast.client")
 
@@ -82,7 +82,7 @@ class ConsumerSource:
     """Fetches a consumer's messages, from the group's stored offsets on."""
 
     def __init__(
-        self, transport: Requests, offsets: GroupOffsets, options: OffsetConsumeOptions
+        self, transport: Transport, offsets: GroupOffsets, options: OffsetConsumeOptions
     ) -> None:
         self._transport = transport
         self._offsets = offsets
@@ -110,7 +110,7 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
     does not count as processed and is delivered again, unless commit() was called first.
     """
 
-    def __init__(self, transport: Requests, options: OffsetConsumeOptions) -> None:
+    def __init__(self, transport: Transport, options: OffsetConsumeOptions) -> None:
         self._offsets = GroupOffsets(transport, options.group, options.topic)
         self._progress = Progress()
         super().__init__(ConsumerSource(transport, self._offsets, options), self._progress.through)

@@ -16,7 +16,7 @@ from holdfast.client.errors import BadReply, api_error
 from holdfast.client.read.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
 from holdfast.client.read.message_run import MessageRun, RunColumns
 from holdfast.client.transport.reply import Reply
-from holdfast.client.transport.requests import BATCH, MSGPACK, Requests
+from holdfast.client.transport.requests import BATCH, MSGPACK, Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
@@ -178,7 +178,7 @@ class _OffsetAtTime(msgspec.Struct):
 
 
 async def pull_queue(
-    transport: Requests,
+    transport: Transport,
     topic: str,
     queue: int,
     start: Start,
@@ -224,7 +224,7 @@ async def pull_queue(
 
 
 async def poll_queues(
-    transport: Requests,
+    transport: Transport,
     topic: str,
     offsets: Mapping[int, int],
     options: PullOptions,
@@ -270,7 +270,7 @@ async def poll_queues(
 
 
 async def describe_topic(
-    transport: Requests, topic: str, *, retry: RetryPolicy | None = None
+    transport: Transport, topic: str, *, retry: RetryPolicy | None = None
 ) -> TopicDescription:
     """Return the queues and limits of a topic."""
     reply = await transport.request("GET", f"/v1/topics/{topic}", retry=retry)
@@ -278,7 +278,7 @@ async def describe_topic(
 
 
 async def find_offset(
-    transport: Requests,
+    transport: Transport,
     topic: str,
     queue: int,
     timestamp_ms: int,

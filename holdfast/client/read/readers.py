@@ -13,7 +13,7 @@ from typing import Generic, Self, TypeVar
 
 from holdfast.client.errors import ClientClosed
 from holdfast.client.read.sources import Range, Source
-from holdfast.client.transport.blocking_transport import BlockingTransport, UnderWay
+from holdfast.client.transport.blocking_transport import BlockingTransport, StartedRequest
 from holdfast.client.transport.loop_thread import LoopThread
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ class BlockingReader(Reader[T]):
         super().__init__(items)
         self._source = source
         self._transport = transport
-        self._under_way: UnderWay[Range | None] | None = None
+        self._under_way: StartedRequest[Range | None] | None = None
         #: A range that was fetched but not returned, because an interrupt came in between.
         self._held: Range | None = None
         self._is_closed = False
@@ -205,14 +205,14 @@ class BlockingReader(Reader[T]):
         if self._held is None:
             under_way, self._under_way = self._under_way, None
             try:
-                self._held = (under_way or UnderWay(self._source.fetch())).result()
+                self._held = (under_way or StartedRequest(self._source.fetch())).result()
             except Exception as error:
                 if self._was_closed():
                     return None
                 self._failure = error
                 raise
         if self._held is not None and self._under_way is None and not self._was_closed():
-            self._under_way = UnderWay(self._source.fetch())
+            self._under_way = StartedRequest(self._source.fetch())
         fetched, self._held = self._held, None
         return None if self._was_closed() else fetched
 
@@ -222,7 +222,7 @@ class BlockingReader(Reader[T]):
 
     def _end(self) -> None:
         self._is_closed = True
-        self._transport.end()
+        self._transport.abort()
         if self._under_way is not None:
             self._under_way.cancel()
 

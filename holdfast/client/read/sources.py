@@ -22,7 +22,7 @@ from holdfast.client.read.pull import (
     poll_queues,
     pull_queue,
 )
-from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import FOREVER
 
 #: A pull without messages takes at least this long. It limits the rate of requests if the broker
@@ -65,7 +65,7 @@ class QueueSource:
 
     def __init__(
         self,
-        transport: Requests,
+        transport: Transport,
         topic: str,
         queue: int,
         start: Start,
@@ -127,7 +127,7 @@ class TopicSource:
 
     def __init__(
         self,
-        transport: Requests,
+        transport: Transport,
         topic: str,
         start: Start,
         options: PullOptions,
@@ -287,6 +287,6 @@ def _cut(fetched: Range, end_offsets: Mapping[int, int]) -> Range:
     )
 
 
-async def _pause_after_nothing(transport: Requests, asked_at_s: float) -> None:
+async def _pause_after_nothing(transport: Transport, asked_at_s: float) -> None:
     """Wait until EMPTY_PULL_S have passed since the request was sent."""
     await transport.pause(max(0.0, asked_at_s + EMPTY_PULL_S - transport.now_s()))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from holdfast.client.transport.http1 import NotHttp, ReplyParser
+from holdfast.client.transport.http1 import MalformedReply, ReplyParser
 
 #: A body up to this size is sent together with its head.
 _JOINED_BYTES = 64 * 1024
@@ -19,7 +19,7 @@ class ConnectionLost(Exception):
         self.has_begun = has_begun
 
 
-class Connection(asyncio.BufferedProtocol):
+class AsyncConnection(asyncio.BufferedProtocol):
     """A connection to the broker. Heads and short bodies are received into `scratch`. All
     connections of a loop may share one `scratch`, because its data is copied at once."""
 
@@ -28,7 +28,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reply: ReplyParser | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._moved_at_s = 0.0
+        self._progress_at_s = 0.0
         self._unsent_bytes = 0
         self.idle_since_s = 0.0
 
@@ -43,7 +43,8 @@ class Connection(asyncio.BufferedProtocol):
         """Send a request and return its reply once it is complete.
 
         Raises TimeoutError if for `quiet_timeout_s` no byte is sent or received; also raises
-        ConnectionLost or NotHttp. After an error, and when cancelled, the connection is closed.
+        ConnectionLost or MalformedReply. After an error, and when cancelled, the connection is
+        closed.
         """
         transport = self._transport
         if transport is None:
@@ -51,8 +52,8 @@ class Connection(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self._reply = reply = ReplyParser()
         self._waiter = loop.create_future()
-        self._moved_at_s = loop.time()
-        self._timer = loop.call_later(quiet_timeout_s, self._look, loop, quiet_timeout_s)
+        self._progress_at_s = loop.time()
+        self._timer = loop.call_later(quiet_timeout_s, self._check_progress, loop, quiet_timeout_s)
         try:
             if sum(map(len, body)) <= _JOINED_BYTES:
                 transport.write(b"".join((head, *body)))
@@ -77,16 +78,16 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             self._transport = None
 
-    def _look(self, loop: asyncio.AbstractEventLoop, quiet_timeout_s: float) -> None:
+    def _check_progress(self, loop: asyncio.AbstractEventLoop, quiet_timeout_s: float) -> None:
         """Fail a request that has made no progress for too long."""
         assert self._transport is not None
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
             self._unsent_bytes = unsent_bytes
-            self._moved_at_s = loop.time()
-        left_s = self._moved_at_s + quiet_timeout_s - loop.time()
+            self._progress_at_s = loop.time()
+        left_s = self._progress_at_s + quiet_timeout_s - loop.time()
         if left_s > 0:
-            self._timer = loop.call_later(left_s, self._look, loop, quiet_timeout_s)
+            self._timer = loop.call_later(left_s, self._check_progress, loop, quiet_timeout_s)
         else:
             self._fail(TimeoutError(f"nothing came for {quiet_timeout_s:g} s"))
 
@@ -102,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes."""
-        space = self._reply.space() if self._reply is not None else None
+        space = self._reply.buffer() if self._reply is not None else None
         return self._scratch if space is None else space
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -111,13 +112,13 @@ class Connection(asyncio.BufferedProtocol):
         if reply is None or self._waiter is None or self._waiter.done():
             self.abort()  # the broker sent bytes although no request waits for them
             return
-        self._moved_at_s = asyncio.get_running_loop().time()
+        self._progress_at_s = asyncio.get_running_loop().time()
         try:
-            if reply.space() is not None:
-                is_whole = reply.filled(nbytes)
+            if reply.buffer() is not None:
+                is_whole = reply.advance(nbytes)
             else:
                 is_whole = reply.feed(bytes(self._scratch[:nbytes]))
-        except NotHttp as error:
+        except MalformedReply as error:
             self._fail(error)
             return
         if is_whole:
@@ -130,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         reply, waiter = self._reply, self._waiter
         if reply is None or waiter is None or waiter.done():
             return
-        if exc is None and reply.end():
+        if exc is None and reply.feed_eof():
             waiter.set_result(None)
             return
         reason = str(exc) if exc else "the connection ended before the reply did"

@@ -10,9 +10,9 @@ from holdfast.client.errors import (
     ClientClosed,
     ConnectionFailed,
 )
-from holdfast.client.transport.async_connection import Connection, ConnectionLost
-from holdfast.client.transport.http1 import NotHttp, ReplyParser
-from holdfast.client.transport.requests import CONNECT_TIMEOUT_S, KEEPALIVE_S, SentRequests
+from holdfast.client.transport.async_connection import AsyncConnection, ConnectionLost
+from holdfast.client.transport.http1 import MalformedReply, ReplyParser
+from holdfast.client.transport.requests import CONNECT_TIMEOUT_S, KEEPALIVE_S, BaseTransport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import Target
 from holdfast.client.transport.tls import TlsFiles
@@ -20,7 +20,7 @@ from holdfast.client.transport.tls import TlsFiles
 _SCRATCH_BYTES = 64 * 1024
 
 
-class Transport(SentRequests):
+class AsyncTransport(BaseTransport):
     """Sends requests to the broker at `url`. Belongs to one event loop; may be created before the
     loop.
 
@@ -31,13 +31,13 @@ class Transport(SentRequests):
     def __init__(
         self, url: str, *, token: str | None, retry: RetryPolicy, tls: TlsFiles | None = None
     ) -> None:
-        super().__init__(Target.of(url, token, tls), retry)
+        super().__init__(Target.parse(url, token, tls), retry)
         self._scratch = bytearray(_SCRATCH_BYTES)
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._idle: list[AsyncConnection] = []
+        self._busy: set[AsyncConnection] = set()
         self._is_closed = False
 
-    async def _once(
+    async def _send_once(
         self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool
     ) -> ReplyParser:
         if self._is_closed:
@@ -54,7 +54,7 @@ class Transport(SentRequests):
                     raise
                 connection = await self._connect()
                 reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
-        except NotHttp as error:
+        except MalformedReply as error:
             raise BadReply(self.url, str(error)) from error
         except (ConnectionLost, OSError) as error:
             if self._is_closed:
@@ -67,7 +67,7 @@ class Transport(SentRequests):
 
     async def _exchange(
         self,
-        connection: Connection,
+        connection: AsyncConnection,
         head: bytes,
         blocks: Sequence[bytes],
         quiet_timeout_s: float,
@@ -78,7 +78,7 @@ class Transport(SentRequests):
         finally:
             self._busy.discard(connection)
 
-    def _kept_connection(self) -> Connection | None:
+    def _kept_connection(self) -> AsyncConnection | None:
         """Return the most recently used idle connection; None if there is none that can be used."""
         while self._idle:
             connection = self._idle.pop()
@@ -87,13 +87,13 @@ class Transport(SentRequests):
             connection.abort()
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> AsyncConnection:
         target = self._target
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._scratch), target.host, target.port, ssl=target.tls
+                    lambda: AsyncConnection(self._scratch), target.host, target.port, ssl=target.tls
                 )
         except ssl.SSLCertVerificationError as error:
             raise CertificateNotTrusted(self.url, error.verify_message) from error
@@ -110,11 +110,11 @@ class Transport(SentRequests):
         return asyncio.get_running_loop().time()
 
     async def pause(self, seconds: float) -> None:
-        """Wait for `seconds` without blocking the loop. Implements `Requests.pause`."""
+        """Wait for `seconds` without blocking the loop. Implements `Transport.pause`."""
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """Close all connections. Implements `Requests.close`."""
+        """Close all connections. Implements `Transport.close`."""
         self._is_closed = True
         for connection in (*self._idle, *self._busy):
             connection.abort()

@@ -17,7 +17,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 
 class BlockingConnection:
-    """A connection for one thread at a time; only `shut` may be called from any thread.
+    """A connection for one thread at a time; only `shut_down` may be called from any thread.
 
     The constructor raises CertificateNotTrusted or ConnectionFailed when it cannot connect.
     """
@@ -50,7 +50,7 @@ class BlockingConnection:
         Raises ConnectionLost, TimeoutError.
         """
         try:
-            self._limit(quiet_timeout_s)
+            self._set_timeout(quiet_timeout_s)
             if sum(map(len, body)) <= _RECEIVED_BYTES:
                 self._sock.sendall(b"".join((head, *body)))
             else:
@@ -63,20 +63,23 @@ class BlockingConnection:
             raise ConnectionLost(str(error), has_begun=False) from error
 
     def receive(self, quiet_timeout_s: float) -> ReplyParser:
-        """Return the reply once it is complete. Raises ConnectionLost, TimeoutError or NotHttp."""
+        """Return the reply once it is complete.
+
+        Raises ConnectionLost, TimeoutError or MalformedReply.
+        """
         reply = ReplyParser()
         sock = self._sock
         try:
-            self._limit(quiet_timeout_s)
+            self._set_timeout(quiet_timeout_s)
             while True:
-                space = reply.space()
+                space = reply.buffer()
                 if space is None:
                     data = sock.recv(_RECEIVED_BYTES)
                     count, is_whole = len(data), bool(data) and reply.feed(data)
                 else:
                     count = sock.recv_into(space)
-                    is_whole = count > 0 and reply.filled(count)
-                if is_whole or (not count and reply.end()):
+                    is_whole = count > 0 and reply.advance(count)
+                if is_whole or (not count and reply.feed_eof()):
                     return reply
                 if not count:
                     reason = "the connection ended before the reply did"
@@ -86,7 +89,7 @@ class BlockingConnection:
         except OSError as error:
             raise ConnectionLost(str(error), has_begun=reply.has_begun) from error
 
-    def _limit(self, timeout_s: float) -> None:
+    def _set_timeout(self, timeout_s: float) -> None:
         """Set how long a call may block.
 
         Without TLS, the timeouts of the operating system are used, because Python's own timeout
@@ -102,7 +105,7 @@ class BlockingConnection:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Shut down the connection, even while another thread uses it."""
         with suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)

@@ -2,8 +2,8 @@
 
 The requests of the API are coroutines. Over this transport they need no event loop: they block the
 thread. They yield only in three places: after a request is sent, before a new connection, and
-before a pause. `finished` runs a coroutine to its end in the calling thread. UnderWay runs a
-coroutine to its first yield, and to its end later.
+before a pause. `run_blocking` runs a coroutine to its end in the calling thread. StartedRequest
+runs a coroutine to its first yield, and to its end later.
 """
 
 import threading
@@ -17,8 +17,8 @@ from typing import Any, Generic, Self, TypeVar
 from holdfast.client.errors import BadReply, ClientClosed, ConnectionFailed
 from holdfast.client.transport.async_connection import ConnectionLost
 from holdfast.client.transport.blocking_connection import BlockingConnection
-from holdfast.client.transport.http1 import NotHttp, ReplyParser
-from holdfast.client.transport.requests import KEEPALIVE_S, SentRequests
+from holdfast.client.transport.http1 import MalformedReply, ReplyParser
+from holdfast.client.transport.requests import KEEPALIVE_S, BaseTransport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.retry_log import RetryLog
 from holdfast.client.transport.target import Target
@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 #: If the caller has left a reply unread for longer than this, the broker may have closed the
 #: connection.
-_AWAY_S = 1.0
+_MAX_UNREAD_S = 1.0
 
 
 @types.coroutine
-def _hand_back() -> Generator[None, None, None]:
-    """Yield to `finished` or UnderWay, which run the coroutine."""
+def _checkpoint() -> Generator[None, None, None]:
+    """Yield to `run_blocking` or StartedRequest, which run the coroutine."""
     yield
 
 
-def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine over a blocking transport to its end and return its result."""
     while True:
         try:
@@ -46,7 +46,7 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
             return result
 
 
-class UnderWay(Generic[T]):
+class StartedRequest(Generic[T]):
     """A coroutine over a blocking transport that was run to its first yield: usually its first
     request has been sent."""
 
@@ -63,7 +63,7 @@ class UnderWay(Generic[T]):
     def result(self) -> T:
         """Run the coroutine to its end; return its result or raise its error."""
         if self._outcome is None:
-            return finished(self._coroutine)
+            return run_blocking(self._coroutine)
         if isinstance(self._outcome, Exception):
             raise self._outcome
         return self._outcome[0]
@@ -74,7 +74,7 @@ class UnderWay(Generic[T]):
             self._coroutine.close()
 
 
-class _Connections:
+class _ConnectionPool:
     """The idle connections. Thread-safe."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _Connections:
         self.idle: list[BlockingConnection] = []
         self.is_closed = False
 
-    def take(self) -> BlockingConnection | None:
+    def acquire(self) -> BlockingConnection | None:
         """Return the most recently used connection; None if there is none."""
         while True:
             with self.lock:
@@ -93,7 +93,7 @@ class _Connections:
                 return connection
             connection.close()
 
-    def keep(self, connection: BlockingConnection) -> None:
+    def release(self, connection: BlockingConnection) -> None:
         """Keep a connection for later requests; close it if no connections are kept any more."""
         connection.idle_since_s = time.monotonic()
         with self.lock:
@@ -111,46 +111,46 @@ class _Connections:
             connection.close()
 
 
-class BlockingTransport(SentRequests):
+class BlockingTransport(BaseTransport):
     """Sends requests to a broker, from any thread. An exception in a thread that waits for a reply,
     such as an interrupt, ends the request of that thread.
 
-    `part()` returns a transport that uses the same connections and can be ended separately.
+    `child()` returns a transport that uses the same connections and can be ended separately.
     """
 
     def __init__(
         self,
         target: Target,
         retry: RetryPolicy,
-        connections: _Connections | None = None,
+        pool: _ConnectionPool | None = None,
         retry_log: RetryLog | None = None,
     ) -> None:
         super().__init__(target, retry, retry_log)
-        self._connections = connections or _Connections()
-        if connections is None:
+        self._pool = pool or _ConnectionPool()
+        if pool is None:
             # If the client is garbage-collected without close(), close the connections.
-            weakref.finalize(self, self._connections.close)
+            weakref.finalize(self, self._pool.close)
         self._busy: set[BlockingConnection] = set()
-        self._parts: weakref.WeakSet[BlockingTransport] = weakref.WeakSet()
+        self._children: weakref.WeakSet[BlockingTransport] = weakref.WeakSet()
         self._closed = threading.Event()
-        self._away_s = 0.0
+        self._unread_s = 0.0
 
-    def part(self) -> Self:
+    def child(self) -> Self:
         """Return a transport on the same connections. It ends when this transport ends, or earlier
-        if its own end() is called."""
-        part = type(self)(self._target, self.retry, self._connections, self.retry_log)
-        with self._connections.lock:
-            self._parts.add(part)
+        if its own abort() is called."""
+        child = type(self)(self._target, self.retry, self._pool, self.retry_log)
+        with self._pool.lock:
+            self._children.add(child)
             if self._closed.is_set():
-                part._closed.set()
-        return part
+                child._closed.set()
+        return child
 
-    async def _once(
+    async def _send_once(
         self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool
     ) -> ReplyParser:
-        away_s = self._away_s
+        unread_s = self._unread_s
         try:
-            kept = self._connections.take()
+            kept = self._pool.acquire()
             if kept is not None:
                 try:
                     return await self._exchange(kept, head, blocks, quiet_timeout_s)
@@ -158,14 +158,14 @@ class BlockingTransport(SentRequests):
                     # The broker may close an idle connection at any time. It may also close a
                     # connection whose reply the caller has left unread. In both cases send the
                     # request again on a new connection.
-                    was_left = self._away_s - away_s > _AWAY_S
-                    if self._closed.is_set() or not safe or (lost.has_begun and not was_left):
+                    was_unread = self._unread_s - unread_s > _MAX_UNREAD_S
+                    if self._closed.is_set() or not safe or (lost.has_begun and not was_unread):
                         raise
-            await _hand_back()
+            await _checkpoint()
             self._check_open()
             connection = BlockingConnection(self._target)
             return await self._exchange(connection, head, blocks, quiet_timeout_s)
-        except NotHttp as error:
+        except MalformedReply as error:
             raise BadReply(self.url, str(error)) from error
         except (ConnectionLost, OSError) as error:
             self._check_open()
@@ -179,13 +179,13 @@ class BlockingTransport(SentRequests):
         quiet_timeout_s: float,
     ) -> ReplyParser:
         try:
-            with self._connections.lock:
+            with self._pool.lock:
                 self._check_open()
                 self._busy.add(connection)
             connection.send(head, blocks, quiet_timeout_s)
             left_s = time.monotonic()
-            await _hand_back()
-            self._away_s += time.monotonic() - left_s
+            await _checkpoint()
+            self._unread_s += time.monotonic() - left_s
             reply = connection.receive(quiet_timeout_s)
         except BaseException:
             connection.close()
@@ -193,7 +193,7 @@ class BlockingTransport(SentRequests):
         finally:
             self._busy.discard(connection)
         if reply.keeps_alive:
-            self._connections.keep(connection)
+            self._pool.release(connection)
         else:
             connection.close()
         return reply
@@ -205,31 +205,31 @@ class BlockingTransport(SentRequests):
     def now_s(self) -> float:
         """Return the seconds of a clock that stops while the caller leaves replies unread.
 
-        Implements `Requests.now_s`.
+        Implements `Transport.now_s`.
         """
-        return time.monotonic() - self._away_s
+        return time.monotonic() - self._unread_s
 
     async def pause(self, seconds: float) -> None:
         """Wait for `seconds`, or raise ClientClosed as soon as the transport is closed."""
         if seconds > 0:
-            await _hand_back()
+            await _checkpoint()
             self._closed.wait(seconds)
         self._check_open()
 
-    def end(self) -> None:
-        """End this transport and its parts: requests in flight, in any thread, raise ClientClosed.
+    def abort(self) -> None:
+        """End this transport and its children.
 
-        May be repeated.
+        Requests in flight, in any thread, raise ClientClosed. May be repeated.
         """
-        with self._connections.lock:
+        with self._pool.lock:
             self._closed.set()
-            busy, parts = list(self._busy), list(self._parts)
+            busy, children = list(self._busy), list(self._children)
         for connection in busy:
-            connection.shut()
-        for part in parts:
-            part.end()
+            connection.shut_down()
+        for child in children:
+            child.abort()
 
     async def close(self) -> None:
         """End this transport, and close the idle connections."""
-        self.end()
-        self._connections.close()
+        self.abort()
+        self._pool.close()

@@ -17,7 +17,7 @@ MAX_BODY_BYTES = 2**32
 _HEAD_END = b"\r\n\r\n"
 
 
-class NotHttp(ValueError):
+class MalformedReply(ValueError):
     """The bytes are not an HTTP/1.1 reply, or it is unclear where the reply ends."""
 
 
@@ -58,9 +58,9 @@ def query_string(params: Mapping[str, str | int]) -> str:
 class ReplyParser:
     """Parses one reply from a connection's bytes as they arrive. Header names are lower case.
 
-    While `space()` returns None, pass the received bytes to `feed`. When it returns a buffer,
-    receive bytes directly into that buffer and report their number to `filled`. `feed` and
-    `filled` return whether the reply is complete; they raise NotHttp.
+    While `buffer()` returns None, pass the received bytes to `feed`. When it returns a buffer,
+    receive bytes directly into that buffer and report their number to `advance`. `feed` and
+    `advance` return whether the reply is complete; they raise MalformedReply.
 
     `has_begun` is True once a part of the reply has arrived. When the reply is complete,
     `keeps_alive` is True if the connection can be used again. `body` is bytes if the body was
@@ -68,11 +68,11 @@ class ReplyParser:
     """
 
     __slots__ = (
-        "_at",
+        "_body_ends_at_close",
+        "_buffer",
         "_chunks",
-        "_held",
-        "_rest_is_body",
-        "_space",
+        "_filled_bytes",
+        "_unparsed",
         "body",
         "has_begun",
         "headers",
@@ -86,26 +86,26 @@ class ReplyParser:
         self.body: bytes | memoryview = b""
         self.has_begun = False
         self.keeps_alive = False
-        self._held = b""
-        self._space: memoryview | None = None
-        self._at = 0
-        self._chunks: _Chunks | None = None
-        self._rest_is_body = False
+        self._unparsed = b""
+        self._buffer: memoryview | None = None
+        self._filled_bytes = 0
+        self._chunks: _ChunkedParser | None = None
+        self._body_ends_at_close = False
 
-    def space(self) -> memoryview | None:
+    def buffer(self) -> memoryview | None:
         """Return the buffer for the next bytes of a long body. Return None if the next bytes must
         be passed to `feed`."""
-        return None if self._space is None else self._space[self._at :]
+        return None if self._buffer is None else self._buffer[self._filled_bytes :]
 
-    def filled(self, count: int) -> bool:
-        """Record that `count` bytes were received into the buffer of `space()`. Return whether the
+    def advance(self, count: int) -> bool:
+        """Record that `count` bytes were received into the buffer of `buffer()`. Return whether the
         reply is complete."""
-        assert self._space is not None
-        self._at += count
-        if self._at < len(self._space):
+        assert self._buffer is not None
+        self._filled_bytes += count
+        if self._filled_bytes < len(self._buffer):
             return False
-        self.body = self._space
-        self._space = None
+        self.body = self._buffer
+        self._buffer = None
         return True
 
     def feed(self, data: bytes) -> bool:
@@ -113,37 +113,37 @@ class ReplyParser:
         self.has_begun = True
         if self._chunks is not None:
             return self._feed_chunks(data)
-        if self._rest_is_body:
+        if self._body_ends_at_close:
             self.body = bytes(self.body) + data
             return False
-        data = self._held + data if self._held else data
+        data = self._unparsed + data if self._unparsed else data
         while (end := data.find(_HEAD_END)) >= 0:
             self._read_head(data[:end])
             data = data[end + 4 :]
             if self.status >= 200:
                 return self._begin_body(data)
         if len(data) > MAX_HEAD_BYTES:
-            raise NotHttp(f"a head of more than {MAX_HEAD_BYTES} bytes")
-        self._held = data
+            raise MalformedReply(f"a head of more than {MAX_HEAD_BYTES} bytes")
+        self._unparsed = data
         return False
 
-    def end(self) -> bool:
+    def feed_eof(self) -> bool:
         """Return whether the reply is complete now that the connection has ended: this is so if
         its body has no given length."""
-        return self._rest_is_body
+        return self._body_ends_at_close
 
     def _read_head(self, head: bytes) -> None:
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, rest = first.partition(" ")
         if version not in ("HTTP/1.1", "HTTP/1.0") or not _is_number(rest[:3]):
-            raise NotHttp(f"a reply that begins {first[:40]!r}")
+            raise MalformedReply(f"a reply that begins {first[:40]!r}")
         self.status = int(rest[:3])
         headers = self.headers = {}
         for line in lines:
             name, colon, value = line.partition(":")
             name = name.lower()
             if not colon or not name or name[-1].isspace() or name[0].isspace():
-                raise NotHttp(f"a header line {line[:40]!r}")
+                raise MalformedReply(f"a header line {line[:40]!r}")
             value = value.strip(" \t")
             if name in headers:
                 value = f"{headers[name]}, {value}"
@@ -158,25 +158,25 @@ class ReplyParser:
             coding, length = None, "0"
         if coding is not None:
             if coding.lower() != "chunked" or length is not None:
-                raise NotHttp(f"a body in {coding!r} of length {length}")
-            self._chunks = _Chunks()
+                raise MalformedReply(f"a body in {coding!r} of length {length}")
+            self._chunks = _ChunkedParser()
             return self._feed_chunks(data)
         if length is None:
-            self._rest_is_body = True
+            self._body_ends_at_close = True
             self.keeps_alive = False
             self.body = data
             return False
         if not _is_number(length) or int(length) > MAX_BODY_BYTES:
-            raise NotHttp(f"a body of length {length[:40]!r}")
+            raise MalformedReply(f"a body of length {length[:40]!r}")
         size = int(length)
         if len(data) >= size:
-            self._check_end(data[size:])
+            self._check_excess(data[size:])
             self.body = data[:size]
             return True
         # The buffer need not be zeroed, because every byte will be overwritten.
-        self._space = np.empty(size, np.uint8).data
-        self._space[: len(data)] = data
-        self._at = len(data)
+        self._buffer = np.empty(size, np.uint8).data
+        self._buffer[: len(data)] = data
+        self._filled_bytes = len(data)
         return False
 
     def _feed_chunks(self, data: bytes) -> bool:
@@ -184,29 +184,29 @@ class ReplyParser:
         rest = self._chunks.feed(data)
         if rest is None:
             return False
-        self._check_end(rest)
+        self._check_excess(rest)
         self.body = b"".join(self._chunks.parts)
         return True
 
-    def _check_end(self, rest: bytes) -> None:
+    def _check_excess(self, rest: bytes) -> None:
         """Do not use the connection again if bytes follow the reply, because they belong to no
         request."""
         if rest:
             self.keeps_alive = False
 
 
-class _Chunks:
+class _ChunkedParser:
     """Parses the chunked transfer coding. Ignores chunk extensions and trailers."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
-        self._held = b""
+        self._unparsed = b""
         self._size = 0
         self._is_in_trailer = False
 
     def feed(self, data: bytes) -> bytes | None:
         """Parse the next bytes. Return None until the body is complete, then the bytes after it."""
-        data = self._held + data
+        data = self._unparsed + data
         at = 0
         while (end := data.find(b"\r\n", at)) >= 0:
             line = data[at:end]
@@ -218,7 +218,7 @@ class _Chunks:
             size = _chunk_size(line)
             self._size += size
             if self._size > MAX_BODY_BYTES:
-                raise NotHttp("a body without end")
+                raise MalformedReply("a body without end")
             if size == 0:
                 self._is_in_trailer = True
                 at = end + 2
@@ -228,19 +228,19 @@ class _Chunks:
                 self._size -= size
                 break
             if data[after : after + 2] != b"\r\n":
-                raise NotHttp("a chunk longer than it says")
+                raise MalformedReply("a chunk longer than it says")
             self.parts.append(data[end + 2 : after])
             at = after + 2
-        self._held = data[at:]
-        if end < 0 and len(self._held) > MAX_HEAD_BYTES:
-            raise NotHttp("a chunk's size without end")
+        self._unparsed = data[at:]
+        if end < 0 and len(self._unparsed) > MAX_HEAD_BYTES:
+            raise MalformedReply("a chunk's size without end")
         return None
 
 
 def _chunk_size(line: bytes) -> int:
     digits = line.partition(b";")[0].strip(b" \t")
     if not digits or digits.strip(b"0123456789abcdefABCDEF"):
-        raise NotHttp(f"a chunk of size {line[:40]!r}")
+        raise MalformedReply(f"a chunk of size {line[:40]!r}")
     return int(digits, 16)
 
 

@@ -24,13 +24,13 @@ class Reply:
 
     def json(self, type_: type[T]) -> T:
         """Return the JSON body as `type_`. Raises BadReply if the body does not match."""
-        return self._decoded(msgspec.json.decode, type_)
+        return self._decode(msgspec.json.decode, type_)
 
     def msgpack(self, type_: type[T]) -> T:
         """Return the msgpack body as `type_`. Raises BadReply if the body does not match."""
-        return self._decoded(msgspec.msgpack.decode, type_)
+        return self._decode(msgspec.msgpack.decode, type_)
 
-    def _decoded(self, decode: Any, type_: type[T]) -> T:
+    def _decode(self, decode: Any, type_: type[T]) -> T:
         try:
             decoded: T = decode(self.body, type=type_)
         except msgspec.DecodeError as error:
@@ -49,7 +49,7 @@ class Reply:
             raise BadReply(self.url, f"no number in the header {name}") from error
 
 
-def checked(reply: Reply) -> Reply:
+def raise_for_status(reply: Reply) -> Reply:
     """Return the reply if its status is below 300.
 
     Otherwise raise the ApiError that its JSON body describes. If the body is not a JSON object, it

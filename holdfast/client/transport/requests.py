@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from holdfast.client.transport.http1 import ReplyParser, query_string, request_head
-from holdfast.client.transport.reply import Reply, checked
-from holdfast.client.transport.retry import RetryPolicy, retried
+from holdfast.client.transport.reply import Reply, raise_for_status
+from holdfast.client.transport.retry import RetryPolicy, run_with_retries
 from holdfast.client.transport.retry_log import RetryLog
 from holdfast.client.transport.target import Target
 
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
 Body = bytes | Sequence[bytes]
 
 
-class Requests(Protocol):
+class Transport(Protocol):
     """Sends API requests to the broker at `url`. Retries are recorded in `retry_log`."""
 
     url: str
@@ -74,9 +74,9 @@ class Requests(Protocol):
         ...
 
 
-class SentRequests(Requests):
-    """Checks replies and retries requests. A subclass provides `_once`, which sends a request one
-    time. `retry` is the policy for requests without a policy of their own."""
+class BaseTransport(Transport):
+    """Checks replies and retries requests. A subclass provides `_send_once`, which sends a request
+    one time. `retry` is the policy for requests without a policy of their own."""
 
     def __init__(
         self, target: Target, retry: RetryPolicy, retry_log: RetryLog | None = None
@@ -98,24 +98,26 @@ class SentRequests(Requests):
         wait_s: float = 0.0,
         retry: RetryPolicy | None = None,
     ) -> Reply:
-        """Send a request. Implements `Requests.request`."""
-        head, blocks = _encoded(self._target, method, path, params, headers, body)
+        """Send a request. Implements `Transport.request`."""
+        head, blocks = _encode_request(self._target, method, path, params, headers, body)
 
         async def once() -> Reply:
-            parsed = await self._once(head, blocks, wait_s + ANSWER_TIMEOUT_S, safe=safe)
-            return checked(Reply(parsed.status, parsed.headers, parsed.body, self.url))
+            parsed = await self._send_once(head, blocks, wait_s + ANSWER_TIMEOUT_S, safe=safe)
+            return raise_for_status(Reply(parsed.status, parsed.headers, parsed.body, self.url))
 
-        return await retried(once, retry or self.retry, safe=safe, waits=self, log=self.retry_log)
+        return await run_with_retries(
+            once, retry or self.retry, safe=safe, clock=self, log=self.retry_log
+        )
 
     @abstractmethod
-    async def _once(
+    async def _send_once(
         self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool
     ) -> ReplyParser:
         """Send a request once and return its complete reply. Raises if the connection makes no
         progress for `quiet_timeout_s`."""
 
 
-def _encoded(
+def _encode_request(
     target: Target,
     method: str,
     path: str,
@@ -137,7 +139,7 @@ def _encoded(
     return request_head(method, where, target.headers, headers, size), blocks
 
 
-def checked_name(kind: str, name: str) -> str:
+def check_name(kind: str, name: str) -> str:
     """Return a topic's or group's name for use in a path.
 
     Raises ValueError for an invalid name, which could otherwise change the path.

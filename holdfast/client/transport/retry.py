@@ -44,7 +44,7 @@ class RetryPolicy:
         twice without harm. Up to half of a pause is jitter. If the broker has sent Retry-After, the
         pause is 1 to 1.25 times its value.
         """
-        if not _may_pass(error, safe=safe):
+        if not _is_transient(error, safe=safe):
             return None
         pause_s: float
         if isinstance(error, ApiError) and error.retry_after_s is not None:
@@ -60,7 +60,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class UntilToldRetryPolicy(RetryPolicy):
+class UntilDeadlineRetryPolicy(RetryPolicy):
     """Retries for ever while `left_s` returns None. When `left_s` returns a number, retries for at
     most that many more seconds."""
 
@@ -84,7 +84,7 @@ FOREVER = RetryPolicy(give_up_after_s=None)
 ONCE = RetryPolicy(give_up_after_s=-1.0)
 
 
-def _may_pass(error: HoldfastError, *, safe: bool) -> bool:
+def _is_transient(error: HoldfastError, *, safe: bool) -> bool:
     if isinstance(error, CertificateNotTrusted):
         return False
     if isinstance(error, ConnectionFailed):
@@ -97,7 +97,7 @@ def _may_pass(error: HoldfastError, *, safe: bool) -> bool:
     return False
 
 
-class Waits(Protocol):
+class Clock(Protocol):
     """The clock and the sleep of a retrying caller."""
 
     def now_s(self) -> float:
@@ -109,12 +109,12 @@ class Waits(Protocol):
         ...
 
 
-async def retried(
+async def run_with_retries(
     operation: Callable[[], Awaitable[T]],
     policy: RetryPolicy,
     *,
     safe: bool,
-    waits: Waits,
+    clock: Clock,
     log: RetryLog,
 ) -> T:
     """Run `operation`, with retries according to `policy`; return its result. `log` records the
@@ -122,18 +122,18 @@ async def retried(
 
     Raises the error of the last attempt. Cancelling is as safe as cancelling `operation`.
     """
-    started_s = waits.now_s()
+    started_s = clock.now_s()
     tries = 0
     while True:
         try:
             result = await operation()
         except HoldfastError as error:
             tries += 1
-            pause_s = policy.pause_s(error, tries, waits.now_s() - started_s, safe=safe)
+            pause_s = policy.pause_s(error, tries, clock.now_s() - started_s, safe=safe)
             if pause_s is None:
                 raise
-            log.retry(error)
+            log.record_failure(error)
         else:
-            log.answered()
+            log.record_success()
             return result
-        await waits.pause(pause_s)
+        await clock.pause(pause_s)

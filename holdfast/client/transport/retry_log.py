@@ -27,7 +27,7 @@ class RetryLog:
         #: Whether the current outage was reported.
         self._is_reported = False
 
-    def retry(self, error: HoldfastError) -> None:
+    def record_failure(self, error: HoldfastError) -> None:
         """Record that a request has failed with `error` and will be retried."""
         with self._lock:
             now_s = self._clock_s()
@@ -44,7 +44,7 @@ class RetryLog:
         else:
             _log.warning("trying again: %s", error)
 
-    def answered(self) -> None:
+    def record_success(self) -> None:
         """Record that a request has succeeded."""
         if self._since_s is None:
             return

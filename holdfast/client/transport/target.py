@@ -26,7 +26,7 @@ class Target:
     tls: ssl.SSLContext | None
 
     @classmethod
-    def of(cls, url: str, token: str | None, tls: TlsFiles | None) -> Self:
+    def parse(cls, url: str, token: str | None, tls: TlsFiles | None) -> Self:
         """Return the target for an address. Reads the TLS files.
 
         Raises ValueError for an invalid address or token, TlsFilesUnusable for the files.
@@ -54,7 +54,7 @@ class Target:
         shown = shown_host if port == default_port else f"{shown_host}:{port}"
         headers = f"Host: {shown}\r\nAccept-Encoding: identity\r\n"
         if token is not None:
-            headers += f"Authorization: Bearer {checked_token(token)}\r\n"
+            headers += f"Authorization: Bearer {check_token(token)}\r\n"
         return cls(url, host, port, quote(parts.path, safe="/%:@!$&'()*+,;=~"), headers, context)
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ def _encoded_host(host: str, wrong: str) -> str:
     return encoded
 
 
-def checked_token(token: str) -> str:
+def check_token(token: str) -> str:
     """Check a token that is to be used in a header; return it without surrounding whitespace.
 
     Raises ValueError for an invalid token; the error text does not contain the token.

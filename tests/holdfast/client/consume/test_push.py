@@ -10,7 +10,7 @@ from aiohttp import web
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.read.pull import PullOptions
 from holdfast.client.sync_client import Client
-from holdfast.client.transport.async_transport import Transport
+from holdfast.client.transport.async_transport import AsyncTransport
 from tests.support.fake_broker import running_fake_broker
 from tests.support.fake_group import GROUP, fake_group
 
@@ -69,13 +69,15 @@ async def test_the_client_waits_ten_seconds_longer_than_it_asks_the_broker_to_ho
 ) -> None:
     # L6
     waits: list[float] = []
-    once = Transport._once
+    once = AsyncTransport._send_once
 
-    async def note(self: Transport, head: Any, blocks: Any, wait_s: float, *, safe: bool) -> Any:
+    async def note(
+        self: AsyncTransport, head: Any, blocks: Any, wait_s: float, *, safe: bool
+    ) -> Any:
         waits.append(wait_s)
         return await once(self, head, blocks, wait_s, safe=safe)
 
-    monkeypatch.setattr(Transport, "_once", note)
+    monkeypatch.setattr(AsyncTransport, "_send_once", note)
     async with fake_group() as (group, client):
         group.publish(1)
         async with client.consume("t", GROUP) as consumer:

@@ -26,7 +26,7 @@ from holdfast.client.produce.new_message import NewMessage
 from holdfast.client.produce.sender import IdentityPool
 from holdfast.client.read.message import PublishResult
 from holdfast.client.transport.reply import Reply
-from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.retry_log import RetryLog
 from holdfast.commitlog.format.message_id import format_message_id
@@ -343,7 +343,7 @@ async def test_a_broker_gives_each_of_many_callers_his_own_place_or_error(
     assert {result.queue for n, result in placed.items() if n % 31 == 0} == {0}
 
 
-class ClockedRequests(Requests):
+class ClockedRequests(Transport):
     """A broker that is always overloaded, and a clock that only pauses advance."""
 
     url = "http://nowhere"

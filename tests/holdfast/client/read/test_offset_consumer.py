@@ -16,7 +16,7 @@ from holdfast.client.read.group_offsets import GroupOffsets
 from holdfast.client.read.message import LoneMessage, Message, MessageList
 from holdfast.client.read.offset_consumer import Progress
 from holdfast.client.read.sources import Range
-from holdfast.client.transport.async_transport import Transport
+from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.testing import RunningBroker
 from tests.support.scripted_server import drop, problem, scripted_server
@@ -292,7 +292,7 @@ class OffsetsServer:
 
 def group_offsets(url: str, give_up_after_s: float) -> GroupOffsets:
     retry = RetryPolicy(give_up_after_s=give_up_after_s, first_pause_s=0.001)
-    return GroupOffsets(Transport(url, token=None, retry=retry), GROUP, "orders")
+    return GroupOffsets(AsyncTransport(url, token=None, retry=retry), GROUP, "orders")
 
 
 async def test_only_what_changed_is_stored() -> None:

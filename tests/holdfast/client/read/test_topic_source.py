@@ -20,7 +20,7 @@ from holdfast.client.read.sources import (
     SHORT_WAIT_MS,
     TopicSource,
 )
-from holdfast.client.transport.requests import Requests
+from holdfast.client.transport.requests import Transport
 
 
 class Broker:
@@ -55,7 +55,7 @@ class Broker:
     def source(self, start: str = "earliest", *, follow: bool = True) -> TopicSource:
         options = PullOptions(max_messages=100, wait_ms=20_000)
         return TopicSource(
-            cast(Requests, self), "orders", Start(start=start), options, follow=follow
+            cast(Transport, self), "orders", Start(start=start), options, follow=follow
         )
 
 

@@ -13,18 +13,18 @@ from holdfast.client.errors import (
     Unauthenticated,
     UnknownTopic,
 )
-from holdfast.client.transport.async_transport import Transport
-from holdfast.client.transport.requests import checked_name
+from holdfast.client.transport.async_transport import AsyncTransport
+from holdfast.client.transport.requests import check_name
 from holdfast.client.transport.retry import RetryPolicy
-from holdfast.client.transport.target import checked_token
+from holdfast.client.transport.target import check_token
 from tests.support.scripted_server import drop, problem, scripted_server
 
 QUICK = RetryPolicy(give_up_after_s=10.0, first_pause_s=0.001, longest_pause_s=0.01)
 NO_RETRY = RetryPolicy(give_up_after_s=0.0)
 
 
-def transport_to(url: str, token: str | None = None) -> Transport:
-    return Transport(url, token=token, retry=QUICK)
+def transport_to(url: str, token: str | None = None) -> AsyncTransport:
+    return AsyncTransport(url, token=token, retry=QUICK)
 
 
 async def ok(request: web.Request) -> web.Response:
@@ -187,12 +187,12 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\n", "x" * 128, "%2f"])
 def test_a_name_that_could_be_another_path_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a topic is named"):
-        checked_name("topic", name)
+        check_name("topic", name)
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b_c-D9", "x" * 127, "...", "__state"])
 def test_a_brokers_name_passes(name: str) -> None:
-    assert checked_name("topic", name) == name
+    assert check_name("topic", name) == name
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -221,7 +221,7 @@ def test_a_token_that_is_none_is_refused_without_being_repeated(token: str) -> N
 
 
 def test_blanks_around_a_token_are_not_part_of_it() -> None:
-    assert checked_token(" token\n") == "token"
+    assert check_token(" token\n") == "token"
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@broker:8711", "ftp://secret@broker"])

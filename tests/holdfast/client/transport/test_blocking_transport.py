@@ -9,7 +9,11 @@ from aiohttp import web
 
 from holdfast.client.errors import BadReply, ClientClosed, ConnectionFailed, UnknownTopic
 from holdfast.client.transport import blocking_transport
-from holdfast.client.transport.blocking_transport import BlockingTransport, UnderWay, finished
+from holdfast.client.transport.blocking_transport import (
+    BlockingTransport,
+    StartedRequest,
+    run_blocking,
+)
 from holdfast.client.transport.reply import Reply
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import Target
@@ -20,7 +24,7 @@ NO_RETRY = RetryPolicy(give_up_after_s=0.0)
 
 
 def transport_to(url: str) -> BlockingTransport:
-    return BlockingTransport(Target.of(url, "secret", None), QUICK)
+    return BlockingTransport(Target.parse(url, "secret", None), QUICK)
 
 
 async def ok(request: web.Request) -> web.StreamResponse:
@@ -32,7 +36,7 @@ async def ask(transport: BlockingTransport, method: str, **options: object) -> R
     request: Callable[..., Awaitable[Reply]] = transport.request
 
     def blocked() -> Reply:
-        return finished(request(method, "/", **options))  # type: ignore[arg-type]
+        return run_blocking(request(method, "/", **options))  # type: ignore[arg-type]
 
     return await asyncio.to_thread(blocked)
 
@@ -49,7 +53,7 @@ async def test_requests_share_a_kept_connection() -> None:
         transport = transport_to(server.url)
         for _ in range(3):
             assert (await ask(transport, "GET")).json(dict) == {"said": "Bearer secret"}
-        finished(transport.close())
+        run_blocking(transport.close())
         with pytest.raises(ClientClosed):
             await ask(transport, "GET")
     assert len(ports) == 1
@@ -72,7 +76,7 @@ async def test_a_kept_connection_that_ends_unanswered_is_no_failure_of_a_safe_re
                 await ask(transport, "POST", body=b"x", safe=False)
             assert caught.value.maybe_executed
         assert len(server.requests) == (3 if safe else 2)
-        finished(transport.close())
+        run_blocking(transport.close())
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
@@ -85,7 +89,7 @@ async def test_bodies_of_every_size_go_there_and_back(size: int) -> None:
         sent = bytes(range(256)) * (size // 256 + 1)
         for body in (sent[:size], [sent[: size // 2], sent[size // 2 : size]]):
             assert bytes((await ask(transport, "POST", body=body)).body) == sent[:size]
-        finished(transport.close())
+        run_blocking(transport.close())
 
 
 async def test_refusals_and_what_is_no_reply_are_told_as_they_are() -> None:
@@ -101,7 +105,7 @@ async def test_refusals_and_what_is_no_reply_are_told_as_they_are() -> None:
         with pytest.raises(BadReply):
             await ask(transport, "GET")
         assert len(server.requests) == 3
-        finished(transport.close())
+        run_blocking(transport.close())
 
 
 async def test_a_broker_that_stays_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +119,7 @@ async def test_a_broker_that_stays_silent_is_given_up(monkeypatch: pytest.Monkey
         transport = transport_to(server.url)
         with pytest.raises(ConnectionFailed, match="nothing came"):
             await ask(transport, "GET", retry=NO_RETRY)
-        finished(transport.close())
+        run_blocking(transport.close())
 
 
 async def test_a_broker_that_is_away_is_not_reached() -> None:
@@ -138,15 +142,15 @@ async def test_ending_a_part_ends_its_request_in_another_thread_alone(whole: boo
 
     async with scripted_server(answer) as server:
         transport = transport_to(server.url)
-        part = transport.part()
-        waiting = asyncio.create_task(ask(part, "GET", wait_s=60))
+        child = transport.child()
+        waiting = asyncio.create_task(ask(child, "GET", wait_s=60))
         await asked.wait()
-        (transport if whole else part).end()
+        (transport if whole else child).abort()
         with pytest.raises(ClientClosed):
             await waiting
         if not whole:
             await ask(transport, "GET")
-        finished(transport.close())
+        run_blocking(transport.close())
 
 
 async def test_a_reply_that_was_left_until_its_connection_ended_is_asked_for_again(
@@ -171,10 +175,10 @@ async def test_a_reply_that_was_left_until_its_connection_ended_is_asked_for_aga
         transport = transport_to(server.url)
         await ask(transport, "GET")
         before_s = transport.now_s()
-        under_way = UnderWay(transport.request("GET", "/", retry=NO_RETRY))
+        under_way = StartedRequest(transport.request("GET", "/", retry=NO_RETRY))
         await dropped.wait()
         clock_s += 300.0
         reply = await asyncio.to_thread(under_way.result)
         assert reply.json(dict) == {"said": "Bearer secret"}
         assert transport.now_s() == before_s
-        finished(transport.close())
+        run_blocking(transport.close())

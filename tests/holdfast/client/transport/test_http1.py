@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.client.transport.http1 import NotHttp, ReplyParser, query_string, request_head
+from holdfast.client.transport.http1 import MalformedReply, ReplyParser, query_string, request_head
 
 
 def fed(data: bytes, piece_bytes: int | None = None) -> ReplyParser | None:
@@ -11,18 +11,18 @@ def fed(data: bytes, piece_bytes: int | None = None) -> ReplyParser | None:
     step = piece_bytes or max(1, len(data))
     at = 0
     while at < len(data):
-        space = reply.space()
+        space = reply.buffer()
         if space is None:
             piece = data[at : at + step]
             is_whole = reply.feed(piece)
         else:
             piece = data[at : at + min(step, len(space))]
             space[: len(piece)] = piece
-            is_whole = reply.filled(len(piece))
+            is_whole = reply.advance(len(piece))
         at += len(piece)
         if is_whole:
             return reply
-    return reply if reply.end() else None
+    return reply if reply.feed_eof() else None
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nHoldfast-Next-Offset: 5\r\n"
@@ -109,7 +109,7 @@ def test_a_connection_that_may_be_out_of_step_or_ends_is_not_kept(data: bytes) -
     ],
 )
 def test_what_could_be_read_in_two_ways_is_no_reply(data: bytes) -> None:
-    with pytest.raises(NotHttp):
+    with pytest.raises(MalformedReply):
         fed(data)
 
 

@@ -14,7 +14,12 @@ from holdfast.client.errors import (
     SyncTimeout,
     Unavailable,
 )
-from holdfast.client.transport.retry import FOREVER, RetryPolicy, UntilToldRetryPolicy, retried
+from holdfast.client.transport.retry import (
+    FOREVER,
+    RetryPolicy,
+    UntilDeadlineRetryPolicy,
+    run_with_retries,
+)
 from holdfast.client.transport.retry_log import RetryLog
 
 
@@ -97,13 +102,15 @@ async def test_retried_returns_the_first_success_and_raises_the_last_error() -> 
             raise failures.pop(0)
         return "done"
 
-    assert await retried(operation, policy, safe=True, waits=WAITS, log=RetryLog()) == "done"
+    assert (
+        await run_with_retries(operation, policy, safe=True, clock=WAITS, log=RetryLog()) == "done"
+    )
 
     async def hopeless() -> str:
         raise ApiError(400, "invalid-parameter")
 
     with pytest.raises(ApiError):
-        await retried(hopeless, policy, safe=True, waits=WAITS, log=RetryLog())
+        await run_with_retries(hopeless, policy, safe=True, clock=WAITS, log=RetryLog())
 
 
 async def test_a_cancelled_operation_is_not_tried_again() -> None:
@@ -116,7 +123,9 @@ async def test_a_cancelled_operation_is_not_tried_again() -> None:
         under_way.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(retried(operation, FOREVER, safe=True, waits=WAITS, log=RetryLog()))
+    task = asyncio.create_task(
+        run_with_retries(operation, FOREVER, safe=True, clock=WAITS, log=RetryLog())
+    )
     await under_way.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -126,7 +135,7 @@ async def test_a_cancelled_operation_is_not_tried_again() -> None:
 
 def test_a_policy_goes_on_until_it_is_told_how_long_there_is() -> None:
     left: list[float | None] = [None]
-    policy = UntilToldRetryPolicy(None, 1.0, 1.0, left_s=lambda: left[0])
+    policy = UntilDeadlineRetryPolicy(None, 1.0, 1.0, left_s=lambda: left[0])
     failed = ConnectionFailed("http://x", "refused", maybe_executed=True)
     assert policy.pause_s(failed, 9, 10**9, safe=True) is not None
     left[0] = 2.0

@@ -30,9 +30,9 @@ def test_an_outage_is_reported_once_and_every_30_s(caplog: pytest.LogCaptureFixt
     # C2: the client logged nothing while the broker was unreachable
     clock = Clock()
     log = RetryLog(clock)
-    log.answered()
+    log.record_success()
     for _ in range(int(2 * REPEAT_S)):
-        log.retry(GONE)
+        log.record_failure(GONE)
         clock.now_s += 1.0
     first, second = warnings(caplog)
     assert first.startswith("trying again: ") and "http://nowhere" in first
@@ -45,11 +45,11 @@ def test_the_end_of_an_outage_and_the_next_one_are_reported(
     clock = Clock()
     log = RetryLog(clock)
     with caplog.at_level(logging.INFO, "holdfast.client"):
-        log.retry(GONE)
+        log.record_failure(GONE)
         clock.now_s += AGAIN_S
-        log.answered()
-        log.answered()
-        log.retry(GONE)
+        log.record_success()
+        log.record_success()
+        log.record_failure(GONE)
         assert [each.getMessage().split(":")[0] for each in caplog.records] == [
             "trying again",
             "the broker answers again, after 5 s",
@@ -63,8 +63,8 @@ def test_a_broker_that_comes_and_goes_is_reported_every_5_s(
     clock = Clock()
     log = RetryLog(clock)
     for _ in range(100):
-        log.retry(GONE)
-        log.answered()
+        log.record_failure(GONE)
+        log.record_success()
         clock.now_s += AGAIN_S / 50
     assert len(warnings(caplog)) == 2
 
