@@ -35,15 +35,8 @@ class RateLimiter:
             return
         name, seconds = refusal
         limit = getattr(self._config, name)
-        after_s = retry_after_s(seconds)
-        problem = Problem(
-            "rate-limited",
-            f"this client is over {name} ({limit}); wait {after_s} s, or send more in a request",
-            limit=limit,
-            limit_name=name,
-        )
-        problem.headers.append(("Retry-After", str(after_s)))
-        raise problem
+        reason = f"this client is over {name} ({limit})"
+        raise _rate_limited(reason, seconds, limit, name, ", or send more in a request")
 
     def answered(self, request: Request, principal: Principal, reply: Reply) -> None:
         """Charge the client for the received bytes of the request's body, and for the reply."""
@@ -97,15 +90,8 @@ class PublishLimiter:
         name, seconds = refusal
         limit = rates.messages if name == "publish_messages_per_s" else rates.bytes
         unit = "messages" if name == "publish_messages_per_s" else "bytes"
-        after_s = retry_after_s(seconds)
-        problem = Problem(
-            "rate-limited",
-            f"this client publishes more than its {limit} {unit} a second; wait {after_s} s",
-            limit=limit,
-            limit_name=name,
-        )
-        problem.headers.append(("Retry-After", str(after_s)))
-        raise problem
+        reason = f"this client publishes more than its {limit} {unit} a second"
+        raise _rate_limited(reason, seconds, limit, name)
 
     def published(self, client: str, principal: Principal, messages: int, size: int) -> None:
         """Charge the client for the messages and bytes that it publishes."""
@@ -119,3 +105,11 @@ def client_name(request: Request, principal: Principal) -> str:
     if principal is ANYONE or principal is UNKNOWN:
         return f"address {request.connection.client}"
     return f"token {principal.name}"
+
+
+def _rate_limited(reason: str, seconds: float, limit: int, name: str, hint: str = "") -> Problem:
+    after_s = retry_after_s(seconds)
+    detail = f"{reason}; wait {after_s} s{hint}"
+    problem = Problem("rate-limited", detail, limit=limit, limit_name=name)
+    problem.headers.append(("Retry-After", str(after_s)))
+    return problem

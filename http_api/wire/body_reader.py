@@ -160,7 +160,7 @@ def _gunzip(body: bytes | memoryview, size: int, limit: BodyLimit) -> bytes:
 class _Arrival:
     """Watches an arriving body: its deadline and its minimum rate."""
 
-    __slots__ = ("_config", "_deadline", "_loop", "_pace", "_timer", "request")
+    __slots__ = ("_config", "_content", "_deadline", "_loop", "_pace", "_timer")
 
     def __init__(self, request: Request, config: HttpConfig) -> None:
         self._config = config
@@ -168,12 +168,8 @@ class _Arrival:
         now = self._loop.time()
         self._deadline = now + config.body_timeout_ms / 1000
         self._pace = Pace(config.min_transfer_bytes_per_s, now)
-        self.request = request
+        self._content = request.content
         self._await_progress(now)
-
-    def give_way(self, problem: Problem) -> None:
-        """Stop waiting for the body: the code that reads it gets `problem` as an exception."""
-        self.request.content.set_exception(problem)
 
     def end(self) -> None:
         """Stop watching."""
@@ -186,9 +182,9 @@ class _Arrival:
     def _check_progress(self) -> None:
         now = self._loop.time()
         if now >= self._deadline:
-            self.give_way(_incomplete(self._config))
-        elif self._pace.is_too_slow(now, self.request.content.total_bytes):
-            self.give_way(_too_slow(self._config))
+            self._content.set_exception(_incomplete(self._config))
+        elif self._pace.is_too_slow(now, self._content.total_bytes):
+            self._content.set_exception(_too_slow(self._config))
         else:
             self._await_progress(now)
 

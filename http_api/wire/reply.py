@@ -143,14 +143,14 @@ def nothing() -> None:
     """Do nothing: the default `unsent` of a reply."""
 
 
-def problem_reply(problem: Problem, *, closes: bool = False) -> Reply:
-    """Return the reply for a problem. If `closes` is set, the connection ends after the reply."""
+def problem_reply(problem: Problem) -> Reply:
+    """Return the reply for a problem."""
     return Reply(
         problem.kind.status,
         PROBLEM_JSON,
         (problem.encode(),),
         problem.all_headers(),
-        closes=closes or problem.slug in _ENDS_CONNECTION,
+        closes=problem.slug in _ENDS_CONNECTION,
     )
 
 

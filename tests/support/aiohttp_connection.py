@@ -44,7 +44,9 @@ class AiohttpConnection(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         slug = "header-too-large" if isinstance(exc, LineTooLong) else "malformed-request"
-        return _Response(problem_reply(Problem(slug, "mend the client"), closes=True))
+        reply = problem_reply(Problem(slug, "mend the client"))
+        reply.closes = True
+        return _Response(reply)
 
 
 class _Response(web.StreamResponse):
