@@ -64,6 +64,7 @@ from holdfast.client.timestamps import Time, as_timestamp_ms
 from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import ONCE, RetryPolicy
+from holdfast.client.transport.target import Target
 from holdfast.client.transport.tls import File, TlsFiles
 
 DEFAULT_URL = "http://127.0.0.1:8711"
@@ -98,15 +99,19 @@ class AsyncClient(GroupCalls):
         cert_file: File | None = None,
         key_file: File | None = None,
     ) -> None:
-        self.url = url
+        target = Target.parse(url, token, TlsFiles(ca_file, cert_file, key_file))
         retry = RetryPolicy(give_up_after_s=timeout_ms / 1000)
-        self._transport = AsyncTransport(
-            url, token=token, retry=retry, tls=TlsFiles(ca_file, cert_file, key_file)
-        )
+        self._set_transport(AsyncTransport(target, retry), retry)
+        self.url = url
+
+    def _set_transport(self, transport: Transport, sharing: RetryPolicy | None = None) -> None:
+        """Initialize the client; with `sharing`, concurrent publishes share their requests."""
+        self.url = transport.url
+        self._transport = transport
         self._identities = IdentityPool()
-        self._sharing: SharedPublishing | None = SharedPublishing(
-            self._transport, self._identities, retry
-        )
+        self._sharing: SharedPublishing | None = None
+        if sharing is not None:
+            self._sharing = SharedPublishing(transport, self._identities, sharing)
         self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
         self._consumers: set[AsyncConsumer] = set()
 
@@ -114,16 +119,11 @@ class AsyncClient(GroupCalls):
     def over(cls, transport: Transport) -> Self:
         """Return a client that sends its requests over another transport.
 
-        Do not use the producers and consumers of this client. Each publish is sent in a request
-        of its own.
+        Each publish is sent in a request of its own. Producers and consumers need an event loop
+        and an AsyncTransport.
         """
         client = cls.__new__(cls)
-        client.url = transport.url
-        client._transport = transport
-        client._identities = IdentityPool()
-        client._sharing = None
-        client._producers = weakref.WeakSet()
-        client._consumers = set()
+        client._set_transport(transport)
         return client
 
     async def close(self) -> None:

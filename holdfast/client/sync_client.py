@@ -1,8 +1,8 @@
 """The client for callers without an event loop: AsyncClient's methods, as blocking calls.
 
-`publish`, `pull_once` and the readers of `pull` and `pull_batches` block in the calling thread, on
-their own sockets. All other requests, the producers and the consumers run on an event loop in a
-background thread, which starts when it is first needed.
+All requests and readers block in the calling thread, on their own sockets. Only producers and the
+consumers of `consume` run on an event loop in a background thread, which starts when the first of
+them does. An offset consumer has a thread of its own that stores its offsets.
 """
 
 import functools
@@ -17,7 +17,8 @@ from holdfast.client.consume.consumer import AsyncConsumer, Consumer
 from holdfast.client.produce.async_producer import AsyncProducer
 from holdfast.client.produce.blocking_producer import Producer
 from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
-from holdfast.client.read.readers import AsyncReader, BlockingReader, Reader
+from holdfast.client.read.readers import AsyncReader, Reader
+from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.blocking_transport import BlockingTransport, run_blocking
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.retry import RetryPolicy
@@ -25,12 +26,17 @@ from holdfast.client.transport.target import Target
 from holdfast.client.transport.tls import File, TlsFiles
 
 P = ParamSpec("P")
+A = TypeVar("A")
 R = TypeVar("R")
 
 
-def _named_ours(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a copy of an AsyncClient method whose qualified name is Client.NAME, because error
-    messages for wrong arguments show that name."""
+def _derive(
+    method: Callable[Concatenate[AsyncClient, P], A],
+    adapt: Callable[["Client", Callable[[AsyncClient], A]], R],
+) -> Callable[Concatenate["Client", P], R]:
+    """Return the Client method for an AsyncClient method. It passes `adapt` the call of the
+    AsyncClient method with its arguments, and returns the result of `adapt`."""
+    # Error messages for wrong arguments show the qualified name, which is to be Client.NAME.
     assert isinstance(method, FunctionType)
     ours = FunctionType(
         method.__code__,
@@ -43,96 +49,44 @@ def _named_ours(method: Callable[P, R]) -> Callable[P, R]:
     del ours.__wrapped__  # type: ignore[attr-defined]
     ours.__kwdefaults__ = method.__kwdefaults__
     ours.__qualname__ = f"Client.{method.__name__}"
-    return ours
+
+    @functools.wraps(ours)
+    def derived(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return adapt(self, lambda client: ours(client, *args, **kwargs))
+
+    return derived
 
 
-def _waiting(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate["Client", P], R]:
-    """Return the Client method that runs an AsyncClient method on the background loop."""
-
-    method = _named_ours(method)
-
-    @functools.wraps(method)
-    def waiting(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._loop_thread.run(method(self._client, *args, **kwargs))
-
-    return waiting
+def _run(client: "Client", call: Callable[[AsyncClient], Coroutine[Any, Any, R]]) -> R:
+    """Run a request in the calling thread."""
+    return run_blocking(call(client._requests))
 
 
-def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate["Client", P], R]:
-    """Return the Client method that runs an AsyncClient method in the calling thread."""
-
-    method = _named_ours(method)
-
-    @functools.wraps(method)
-    def blocking(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return run_blocking(method(self._requests, *args, **kwargs))
-
-    return blocking
+def _read(client: "Client", call: Callable[[AsyncClient], AsyncReader[R]]) -> Reader[R]:
+    """Return the blocking reader of the same messages."""
+    transport = client._transport.child()
+    model = call(AsyncClient.over(transport))
+    return Reader(model.source, model.items, transport)
 
 
-def _reading(
-    method: Callable[Concatenate[AsyncClient, P], AsyncReader[R]],
-) -> Callable[Concatenate["Client", P], Reader[R]]:
-    """Return the Client method that returns a blocking reader of the same messages."""
-
-    method = _named_ours(method)
-
-    @functools.wraps(method)
-    def reading(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Reader[R]:
-        transport = self._transport.child()
-        model = method(AsyncClient.over(transport), *args, **kwargs)
-        return BlockingReader(model.source, model.items, transport)
-
-    return reading
+def _consume_by_offsets(
+    client: "Client", call: Callable[[AsyncClient], AsyncOffsetConsumer]
+) -> OffsetConsumer:
+    """Return the blocking offset consumer with the same options."""
+    return OffsetConsumer(client._transport, call(client._requests).options)
 
 
-def _consuming(
-    method: Callable[Concatenate[AsyncClient, P], AsyncConsumer],
-) -> Callable[Concatenate["Client", P], Consumer]:
-    """Return the Client method that returns a blocking consumer with the same options."""
-
-    method = _named_ours(method)
-
-    @functools.wraps(method)
-    def consuming(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Consumer:
-        return Consumer(method(self._client, *args, **kwargs), self._loop_thread)
-
-    return consuming
+def _consume(client: "Client", call: Callable[[AsyncClient], AsyncConsumer]) -> Consumer:
+    """Return the blocking consumer with the same options."""
+    return Consumer(call(client._loop_client), client._loop_thread)
 
 
-def _consuming_by_offsets(
-    method: Callable[Concatenate[AsyncClient, P], AsyncOffsetConsumer],
-) -> Callable[Concatenate["Client", P], OffsetConsumer]:
-    """Return the Client method that returns a blocking offset consumer with the same options."""
-
-    method = _named_ours(method)
-
-    @functools.wraps(method)
-    def consuming(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> OffsetConsumer:
-        return OffsetConsumer(method(self._client, *args, **kwargs), self._loop_thread)
-
-    return consuming
-
-
-def _producing(
-    method: Callable[Concatenate[AsyncClient, P], AsyncProducer],
-) -> Callable[Concatenate["Client", P], Producer]:
-    """Return the Client method that returns a blocking producer with the same options."""
-
-    method = _named_ours(method)
-
-    @functools.wraps(method)
-    def producing(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Producer:
-        model = method(self._client, *args, **kwargs)
-        producer = Producer(model.target, model.options, self._loop_thread)
-        self._producers.add(producer)
-        return producer
-
-    return producing
+def _produce(client: "Client", call: Callable[[AsyncClient], AsyncProducer]) -> Producer:
+    """Return the blocking producer with the same options."""
+    model = call(client._loop_client)
+    producer = Producer(model.target, model.options, client._loop_thread)
+    client._producers.add(producer)
+    return producer
 
 
 class Client:
@@ -156,60 +110,54 @@ class Client:
         key_file: File | None = None,
     ) -> None:
         self.url = url
-        self._client = AsyncClient(
-            url,
-            token=token,
-            timeout_ms=timeout_ms,
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-        )
-        self._loop_thread = LoopThread()
-        self._transport = BlockingTransport(
-            Target.parse(url, token, TlsFiles(ca_file, cert_file, key_file)),
-            RetryPolicy(give_up_after_s=timeout_ms / 1000),
-            retry_log=self._client._transport.retry_log,
-        )
+        target = Target.parse(url, token, TlsFiles(ca_file, cert_file, key_file))
+        retry = RetryPolicy(give_up_after_s=timeout_ms / 1000)
+        self._transport = BlockingTransport(target, retry)
         self._requests = AsyncClient.over(self._transport)
+        self._loop_thread = LoopThread()
+        #: For producers and consumers, whose requests run on the loop thread.
+        self._loop_client = AsyncClient.over(
+            AsyncTransport(target, retry, self._transport.retry_log)
+        )
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
-    create_topic = _waiting(AsyncClient.create_topic)
-    change_topic = _waiting(AsyncClient.change_topic)
-    topics = _waiting(AsyncClient.topics)
-    describe_topic = _waiting(AsyncClient.describe_topic)
-    delete_topic = _waiting(AsyncClient.delete_topic)
-    publish = _blocking(AsyncClient.publish)
-    pull_once = _blocking(AsyncClient.pull_once)
-    offset_at = _waiting(AsyncClient.offset_at)
-    message = _waiting(AsyncClient.message)
-    search = _waiting(AsyncClient.search)
-    splits = _waiting(AsyncClient.splits)
-    groups = _waiting(AsyncClient.groups)
-    describe_group = _waiting(AsyncClient.describe_group)
-    create_group = _waiting(AsyncClient.create_group)
-    delete_group = _waiting(AsyncClient.delete_group)
-    seek_group = _waiting(AsyncClient.seek_group)
-    redrive = _waiting(AsyncClient.redrive)
-    leave_group = _waiting(AsyncClient.leave_group)
-    receive = _waiting(AsyncClient.receive)
-    ack = _waiting(AsyncClient.ack)
-    nack = _waiting(AsyncClient.nack)
-    release = _waiting(AsyncClient.release)
-    extend = _waiting(AsyncClient.extend)
-    reject = _waiting(AsyncClient.reject)
-    stored_offsets = _waiting(AsyncClient.stored_offsets)
-    store_offsets = _waiting(AsyncClient.store_offsets)
-    reset_offsets = _waiting(AsyncClient.reset_offsets)
-    info = _waiting(AsyncClient.info)
-    ready = _waiting(AsyncClient.ready)
-    status = _waiting(AsyncClient.status)
-    metrics = _waiting(AsyncClient.metrics)
+    create_topic = _derive(AsyncClient.create_topic, _run)
+    change_topic = _derive(AsyncClient.change_topic, _run)
+    topics = _derive(AsyncClient.topics, _run)
+    describe_topic = _derive(AsyncClient.describe_topic, _run)
+    delete_topic = _derive(AsyncClient.delete_topic, _run)
+    publish = _derive(AsyncClient.publish, _run)
+    pull_once = _derive(AsyncClient.pull_once, _run)
+    offset_at = _derive(AsyncClient.offset_at, _run)
+    message = _derive(AsyncClient.message, _run)
+    search = _derive(AsyncClient.search, _run)
+    splits = _derive(AsyncClient.splits, _run)
+    groups = _derive(AsyncClient.groups, _run)
+    describe_group = _derive(AsyncClient.describe_group, _run)
+    create_group = _derive(AsyncClient.create_group, _run)
+    delete_group = _derive(AsyncClient.delete_group, _run)
+    seek_group = _derive(AsyncClient.seek_group, _run)
+    redrive = _derive(AsyncClient.redrive, _run)
+    leave_group = _derive(AsyncClient.leave_group, _run)
+    receive = _derive(AsyncClient.receive, _run)
+    ack = _derive(AsyncClient.ack, _run)
+    nack = _derive(AsyncClient.nack, _run)
+    release = _derive(AsyncClient.release, _run)
+    extend = _derive(AsyncClient.extend, _run)
+    reject = _derive(AsyncClient.reject, _run)
+    stored_offsets = _derive(AsyncClient.stored_offsets, _run)
+    store_offsets = _derive(AsyncClient.store_offsets, _run)
+    reset_offsets = _derive(AsyncClient.reset_offsets, _run)
+    info = _derive(AsyncClient.info, _run)
+    ready = _derive(AsyncClient.ready, _run)
+    status = _derive(AsyncClient.status, _run)
+    metrics = _derive(AsyncClient.metrics, _run)
 
-    pull = _reading(AsyncClient.pull)
-    pull_batches = _reading(AsyncClient.pull_batches)
-    consume = _consuming(AsyncClient.consume)
-    consume_by_offsets = _consuming_by_offsets(AsyncClient.consume_by_offsets)
-    producer = _producing(AsyncClient.producer)
+    pull = _derive(AsyncClient.pull, _read)
+    pull_batches = _derive(AsyncClient.pull_batches, _read)
+    consume = _derive(AsyncClient.consume, _consume)
+    consume_by_offsets = _derive(AsyncClient.consume_by_offsets, _consume_by_offsets)
+    producer = _derive(AsyncClient.producer, _produce)
 
     def close(self) -> None:
         """Close the open producers (which send their buffers), then the consumers (which leave
@@ -219,7 +167,7 @@ class Client:
         """
         with ExitStack() as stack:
             stack.callback(run_blocking, self._transport.close())
-            stack.callback(self._loop_thread.stop, self._client.close)
+            stack.callback(self._loop_thread.stop, self._loop_client.close)
             for producer in list(self._producers):
                 stack.callback(producer.close)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.client.errors import HoldfastError, OffsetsChanged, UnknownGroup
+from holdfast.client.errors import OffsetsChanged, UnknownGroup
 from holdfast.client.read.message import StoredOffsets
 from holdfast.client.transport.reply import Reply
 from holdfast.client.transport.requests import JSON, Transport
@@ -26,10 +26,10 @@ class _Offsets(msgspec.Struct):
 
 
 class GroupOffsets:
-    """The offsets of `group` on `topic`, as this consumer last read or stored them."""
+    """The offsets of `group` on `topic`, as this consumer last read or stored them. Call one method
+    at a time."""
 
-    def __init__(self, transport: Transport, group: str, topic: str) -> None:
-        self._transport = transport
+    def __init__(self, group: str, topic: str) -> None:
         self._group = group
         self._topic = topic
         self._known = StoredOffsets({}, NOTHING_STORED)
@@ -37,19 +37,20 @@ class GroupOffsets:
         """The offsets in store requests that have got no reply since `_known` was set. Any one of
         these requests may have been executed."""
 
-    async def load(self) -> dict[int, int]:
+    async def load(self, transport: Transport) -> dict[int, int]:
         """Return the stored offsets; empty for a group or topic without offsets."""
         try:
-            self._known = await read_offsets(self._transport, self._group, self._topic)
+            self._known = await read_offsets(transport, self._group, self._topic)
         except UnknownGroup:
             self._known = StoredOffsets({}, NOTHING_STORED)
         return self._known.offsets
 
-    async def store(self, offsets: Mapping[int, int]) -> None:
+    async def store(self, transport: Transport, offsets: Mapping[int, int]) -> None:
         """Store the offsets that differ from the stored ones.
 
         Raises OffsetsChanged when another consumer has stored offsets since. After any other
-        error it is unknown whether these offsets are stored; the next store resolves that.
+        error, and when cancelled, it is unknown whether these offsets are stored; the next store
+        resolves that.
         """
         changed = {
             queue: offset
@@ -59,9 +60,9 @@ class GroupOffsets:
         if not changed:
             return
         try:
-            await self._swap(changed)
+            await self._compare_and_store(transport, changed)
         except OffsetsChanged:
-            now = await read_offsets(self._transport, self._group, self._topic)
+            now = await read_offsets(transport, self._group, self._topic)
             # The change may be our own: of an earlier store whose reply was lost, or of an earlier
             # attempt of this store.
             before = self._known.offsets
@@ -69,16 +70,16 @@ class GroupOffsets:
             if not any(now.offsets == {**before, **tried} for tried in tries):
                 raise
             self._known, self._maybe_stored = now, []
-            await self._swap(changed)
+            await self._compare_and_store(transport, changed)
 
-    async def _swap(self, changed: Mapping[int, int]) -> None:
+    async def _compare_and_store(self, transport: Transport, changed: Mapping[int, int]) -> None:
         try:
             self._known = await write_offsets(
-                self._transport, self._group, self._topic, changed, if_match=self._known.etag
+                transport, self._group, self._topic, changed, if_match=self._known.etag
             )
         except OffsetsChanged:
             raise
-        except HoldfastError:  # no reply from the broker: the offsets may be stored
+        except BaseException:  # no reply, or cancelled or interrupted: the offsets may be stored
             if changed not in self._maybe_stored:
                 self._maybe_stored.append(changed)
             raise
@@ -88,7 +89,7 @@ class GroupOffsets:
 async def read_offsets(transport: Transport, group: str, topic: str) -> StoredOffsets:
     """Return a group's stored offsets on a topic. Raises UnknownGroup if the group has stored no
     offset of any topic."""
-    return _stored(await transport.request("GET", _path(group, topic)))
+    return _decode(await transport.request("GET", _path(group, topic)))
 
 
 async def write_offsets(
@@ -105,10 +106,10 @@ async def write_offsets(
     if if_match is not None:
         headers["If-Match"] = if_match
     body = msgspec.json.encode(_Offsets(dict(offsets)))
-    return _stored(await transport.request("PUT", _path(group, topic), headers=headers, body=body))
+    return _decode(await transport.request("PUT", _path(group, topic), headers=headers, body=body))
 
 
-def _stored(reply: Reply) -> StoredOffsets:
+def _decode(reply: Reply) -> StoredOffsets:
     return StoredOffsets(reply.json(_Offsets).offsets, reply.header("ETag"))
 
 

@@ -6,17 +6,20 @@ later. So after a crash some messages are delivered again, and none is skipped (
 
 import asyncio
 import logging
+import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.client.errors import ApiError, ClientClosed, HoldfastError
 from holdfast.client.read.group_offsets import GroupOffsets
 from holdfast.client.read.message import Message, MessageList
 from holdfast.client.read.pull import PullOptions, Start
-from holdfast.client.read.readers import AsyncReader, CrossingReader
+from holdfast.client.read.readers import AsyncReader, Reader
 from holdfast.client.read.sources import Range, TopicSource
-from holdfast.client.transport.loop_thread import LoopThread
+from holdfast.client.transport.blocking_transport import BlockingTransport, run_blocking
 from holdfast.client.transport.requests import Transport
 
 _log = logging.getLogger("holdfast.client")
@@ -34,7 +37,7 @@ class OffsetConsumeOptions:
     pull: PullOptions
 
 
-class Progress:
+class OffsetProgress:
     """A consumer's progress. Pure. The iterating code writes it; the committing code reads it."""
 
     def __init__(self) -> None:
@@ -45,7 +48,7 @@ class Progress:
         #: offset stored any more.
         self.failure: Exception | None = None
 
-    def through(self, fetched: Range) -> Iterator[Message]:
+    def track(self, fetched: Range) -> Iterator[Message]:
         """Yield a range's messages. A message counts as processed when the caller asks for the next
         one."""
         for part in fetched.parts:
@@ -61,7 +64,7 @@ class Progress:
         # The next offset may be higher, because a filter can leave out the last messages.
         self._next_offsets.update(fetched.next_offsets)
 
-    def current_done(self) -> None:
+    def finish_current(self) -> None:
         """Record that the message in hand is processed."""
         current = self._current
         if current is not None:
@@ -78,7 +81,67 @@ class Progress:
         return offsets
 
 
-class ConsumerSource:
+class OffsetCommitter:
+    """Stores a consumer's progress in its group. The methods run over the given transport.
+
+    A subclass overrides `commit` so that only one call runs at a time.
+    """
+
+    def __init__(self, options: OffsetConsumeOptions) -> None:
+        self.progress = OffsetProgress()
+        self.interval_s = options.commit_interval_ms / 1000
+        self.offsets = GroupOffsets(options.group, options.topic)
+
+    async def commit(self, transport: Transport) -> None:
+        """Store the progress durably. Raises OffsetsChanged."""
+        try:
+            await self.offsets.store(transport, self.progress.offsets())
+        except ApiError as error:
+            if not error.is_passing:
+                self.progress.failure = error
+            raise
+
+    async def commit_regularly(self, transport: Transport) -> None:
+        """Store the progress at each interval, until the transport is closed or another consumer
+        uses the group."""
+        with suppress(ClientClosed):
+            while self.progress.failure is None:
+                await transport.pause(self.interval_s)
+                try:
+                    await self.commit(transport)
+                except ClientClosed:
+                    raise
+                except HoldfastError as error:
+                    _log.warning("storing offsets failed: %s", error)
+
+
+class AsyncOffsetCommitter(OffsetCommitter):
+    """Commits from the tasks of one event loop."""
+
+    def __init__(self, options: OffsetConsumeOptions) -> None:
+        super().__init__(options)
+        self._lock = asyncio.Lock()
+
+    async def commit(self, transport: Transport) -> None:
+        """Store the progress when no other task does."""
+        async with self._lock:
+            await super().commit(transport)
+
+
+class BlockingOffsetCommitter(OffsetCommitter):
+    """Commits from any thread, over a blocking transport."""
+
+    def __init__(self, options: OffsetConsumeOptions) -> None:
+        super().__init__(options)
+        self._lock = threading.Lock()
+
+    async def commit(self, transport: Transport) -> None:
+        """Store the progress when no other thread does."""
+        with self._lock:  # not held by a waiting task: this coroutine blocks its thread
+            await super().commit(transport)
+
+
+class StoredOffsetsSource:
     """Fetches a consumer's messages, from the group's stored offsets on."""
 
     def __init__(
@@ -98,7 +161,7 @@ class ConsumerSource:
                 Start(start=self._options.start),
                 self._options.pull,
                 follow=self._options.follow,
-                offsets=await self._offsets.load(),
+                offsets=await self._offsets.load(self._transport),
             )
         return await self._source.fetch()
 
@@ -111,12 +174,12 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
     """
 
     def __init__(self, transport: Transport, options: OffsetConsumeOptions) -> None:
-        self._offsets = GroupOffsets(transport, options.group, options.topic)
-        self._progress = Progress()
-        super().__init__(ConsumerSource(transport, self._offsets, options), self._progress.through)
-        self._commit_interval_s = options.commit_interval_ms / 1000
-        self._commit_lock = asyncio.Lock()
-        self._committer: asyncio.Task[None] | None = None
+        self.options = options
+        self._transport = transport
+        self._committer = AsyncOffsetCommitter(options)
+        source = StoredOffsetsSource(transport, self._committer.offsets, options)
+        super().__init__(source, self._committer.progress.track)
+        self._committing: asyncio.Task[None] | None = None
         self._singles: deque[Range] = deque()
 
     async def next_range(self) -> Range | None:
@@ -125,18 +188,20 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
 
         Raises OffsetsChanged when another consumer has changed the group's offsets.
         """
-        if self._progress.failure is not None:
-            raise self._progress.failure
-        if self._commit_interval_s:
-            if self._committer is None:
-                self._committer = asyncio.create_task(self._commit_regularly())
+        if self._committer.progress.failure is not None:
+            raise self._committer.progress.failure
+        if self._committer.interval_s:
+            if self._committing is None and not self._is_closed:
+                self._committing = asyncio.create_task(
+                    self._committer.commit_regularly(self._transport)
+                )
             return await super().next_range()
-        await self._commit()
+        await self._committer.commit(self._transport)
         if not self._singles:
             fetched = await super().next_range()
             if fetched is None:
                 return None
-            self._singles.extend(_singles(fetched))
+            self._singles.extend(_split_by_message(fetched))
         return self._singles.popleft()
 
     async def commit(self) -> None:
@@ -144,8 +209,8 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
 
         Raises OffsetsChanged when another consumer has changed the group's offsets.
         """
-        self._progress.current_done()
-        await self._commit()
+        self._committer.progress.finish_current()
+        await self._committer.commit(self._transport)
 
     async def close(self) -> None:
         """Stop reading and store the progress. The last returned message counts as not processed.
@@ -153,49 +218,67 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
         if self._is_closed:
             return
         await super().close()
-        if self._committer is not None:
-            self._committer.cancel()
-            await asyncio.wait([self._committer])
-        if self._progress.failure is None:
-            await self._commit()
-
-    async def _commit_regularly(self) -> None:
-        while self._progress.failure is None:
-            await asyncio.sleep(self._commit_interval_s)
-            try:
-                await self._commit()
-            except ClientClosed:
-                return
-            except HoldfastError as error:
-                _log.warning("storing offsets failed: %s", error)
-
-    async def _commit(self) -> None:
-        async with self._commit_lock:
-            try:
-                await self._offsets.store(self._progress.offsets())
-            except ApiError as error:
-                if not error.is_passing:
-                    self._progress.failure = error
-                raise
+        if self._committing is not None:
+            self._committing.cancel()
+            await asyncio.wait([self._committing])
+        if self._committer.progress.failure is None:
+            await self._committer.commit(self._transport)
 
 
-class OffsetConsumer(CrossingReader[Message]):
+class OffsetConsumer(Reader[Message]):
     """The consumer that `Client.consume_by_offsets` returns: iterate over it inside `with`.
 
     Closing stores the progress. If the caller leaves the loop with `break`, the last message
     does not count as processed and is delivered again, unless commit() was called first.
     """
 
-    def __init__(self, consumer: AsyncOffsetConsumer, loop_thread: LoopThread) -> None:
-        super().__init__(consumer, loop_thread)
-        self._consumer = consumer
+    # The caller's thread reads. A thread of the consumer stores the offsets at each interval, so
+    # that a slow caller does not delay this. It has no reference to the consumer, and ends with it.
+
+    def __init__(self, transport: BlockingTransport, options: OffsetConsumeOptions) -> None:
+        self._commit_transport = transport
+        self._committer = BlockingOffsetCommitter(options)
+        reading = transport.child()
+        source = StoredOffsetsSource(reading, self._committer.offsets, options)
+        super().__init__(source, self._committer.progress.track, reading)
+        self._thread_transport = transport.child()
+        self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._thread_transport.abort)
+        self._singles: deque[Range] = deque()
+
+    def _next_range(self) -> Range | None:
+        """Return the next range of messages. If `commit_interval_ms` is 0, the progress is stored
+        first, and the range has at most one message.
+
+        Raises OffsetsChanged when another consumer has changed the group's offsets.
+        """
+        if self._committer.progress.failure is not None:
+            raise self._committer.progress.failure
+        if self._committer.interval_s:
+            if self._thread is None and not self._was_closed():
+                self._thread = threading.Thread(
+                    target=_commit_regularly,
+                    args=(self._committer, self._thread_transport),
+                    name="holdfast-offsets",
+                    daemon=True,
+                )
+                self._thread.start()
+            return super()._next_range()
+        self._commit()
+        if not self._singles:
+            fetched = super()._next_range()
+            if fetched is None:
+                return None
+            self._singles.extend(_split_by_message(fetched))
+        return self._singles.popleft()
 
     def commit(self) -> None:
         """Store durably that all messages returned so far are processed.
 
         Raises OffsetsChanged when another consumer has changed the group's offsets.
         """
-        self._loop_thread.run(self._consumer.commit())
+        self._committer.progress.finish_current()
+        self._commit()
 
     def close(self) -> None:
         """Stop reading and store the progress. The last returned message counts as not processed.
@@ -203,12 +286,25 @@ class OffsetConsumer(CrossingReader[Message]):
 
         If the client was closed before, raises ClientClosed and stores nothing.
         """
-        self._current = iter(())
-        self._loop_thread.run(self._consumer.close())
-        self._held = None
+        if self._was_closed():
+            return
+        super().close()
+        self._thread_transport.abort()
+        self._commit_transport.check_open()
+        if self._thread is not None:
+            self._thread.join()
+        if self._committer.progress.failure is None:
+            self._commit()
+
+    def _commit(self) -> None:
+        run_blocking(self._committer.commit(self._commit_transport))
 
 
-def _singles(fetched: Range) -> Iterator[Range]:
+def _commit_regularly(committer: OffsetCommitter, transport: BlockingTransport) -> None:
+    run_blocking(committer.commit_regularly(transport))
+
+
+def _split_by_message(fetched: Range) -> Iterator[Range]:
     """Yield a range for each message of `fetched`, then an empty range with the next offsets of
     `fetched`."""
     for part in fetched.parts:

@@ -14,24 +14,23 @@ from holdfast.client.transport.async_connection import AsyncConnection, Connecti
 from holdfast.client.transport.http1 import MalformedReply, ReplyParser
 from holdfast.client.transport.requests import CONNECT_TIMEOUT_S, KEEPALIVE_S, BaseTransport
 from holdfast.client.transport.retry import RetryPolicy
+from holdfast.client.transport.retry_log import RetryLog
 from holdfast.client.transport.target import Target
-from holdfast.client.transport.tls import TlsFiles
 
 _SCRATCH_BYTES = 64 * 1024
 
 
 class AsyncTransport(BaseTransport):
-    """Sends requests to the broker at `url`. Belongs to one event loop; may be created before the
-    loop.
+    """Sends requests to a broker. Belongs to one event loop; may be created before the loop.
 
     Each request in flight has its own connection. The number of connections is not limited.
     Cancelling a request closes its connection.
     """
 
     def __init__(
-        self, url: str, *, token: str | None, retry: RetryPolicy, tls: TlsFiles | None = None
+        self, target: Target, retry: RetryPolicy, retry_log: RetryLog | None = None
     ) -> None:
-        super().__init__(Target.parse(url, token, tls), retry)
+        super().__init__(target, retry, retry_log)
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._idle: list[AsyncConnection] = []
         self._busy: set[AsyncConnection] = set()

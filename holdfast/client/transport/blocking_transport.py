@@ -162,13 +162,13 @@ class BlockingTransport(BaseTransport):
                     if self._closed.is_set() or not safe or (lost.has_begun and not was_unread):
                         raise
             await _checkpoint()
-            self._check_open()
+            self.check_open()
             connection = BlockingConnection(self._target)
             return await self._exchange(connection, head, blocks, quiet_timeout_s)
         except MalformedReply as error:
             raise BadReply(self.url, str(error)) from error
         except (ConnectionLost, OSError) as error:
-            self._check_open()
+            self.check_open()
             raise ConnectionFailed(self.url, str(error), maybe_executed=True) from error
 
     async def _exchange(
@@ -180,7 +180,7 @@ class BlockingTransport(BaseTransport):
     ) -> ReplyParser:
         try:
             with self._pool.lock:
-                self._check_open()
+                self.check_open()
                 self._busy.add(connection)
             connection.send(head, blocks, quiet_timeout_s)
             left_s = time.monotonic()
@@ -198,7 +198,8 @@ class BlockingTransport(BaseTransport):
             connection.close()
         return reply
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClientClosed if the transport was ended."""
         if self._closed.is_set():
             raise ClientClosed
 
@@ -214,7 +215,7 @@ class BlockingTransport(BaseTransport):
         if seconds > 0:
             await _checkpoint()
             self._closed.wait(seconds)
-        self._check_open()
+        self.check_open()
 
     def abort(self) -> None:
         """End this transport and its children.

@@ -1,5 +1,6 @@
 """Client: the methods of AsyncClient for callers without an event loop, against a real broker."""
 
+import gc
 import inspect
 import os
 import signal
@@ -8,16 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import pytest
 
 import holdfast
 from holdfast.client.async_client import AsyncClient
+from holdfast.client.consume.consumer import Consumer
 from holdfast.client.errors import ClientClosed, ConnectionFailed, UnknownTopic
+from holdfast.client.produce.blocking_producer import Producer
 from holdfast.client.read.readers import Reader
 from holdfast.client.sync_client import Client
-from holdfast.testing import RunningBroker
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.broker_calls import Calls
 
 
@@ -209,14 +213,16 @@ def pulls_held(broker: RunningBroker) -> float:
 
 
 @contextmanager
-def running(work: Callable[[], None]) -> Iterator[None]:
-    """Run `work` in a thread during the block."""
-    thread = threading.Thread(target=work)
-    thread.start()
+def running(*works: Callable[[], None]) -> Iterator[None]:
+    """Run each of `works` in a thread during the block."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
-        thread.join()
+        for thread in threads:
+            thread.join()
 
 
 def test_closing_the_client_ends_a_reader_that_waits(
@@ -266,11 +272,216 @@ def test_a_client_that_was_never_used_starts_no_thread() -> None:
         assert set(threading.enumerate()) <= before
 
 
-def test_a_client_that_was_forgotten_stops_its_thread(shared_broker: RunningBroker) -> None:
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker whose only clients are those of the running test."""
+    with RunningBroker(tmp_path_factory.mktemp("own") / "holdfast", TEST_ARGUMENTS) as broker:
+        yield broker
+
+
+def one_shot_calls(client: Client, topic: str) -> dict[str, Callable[[], object]]:
+    """Return a call of each method that sends requests and returns the result."""
+    client.create_topic(topic, queues=1)
+    client.create_topic(f"{topic}-dead", queues=1)
+    client.create_group(topic, topic, dead_letter_topic=f"{topic}-dead")
+    message_id = client.publish(topic, b"x", key="k").message_id
+    return {
+        "create_topic": lambda: client.create_topic(topic),
+        "change_topic": lambda: client.change_topic(topic, retention_ms=None),
+        "topics": client.topics,
+        "describe_topic": lambda: client.describe_topic(topic),
+        "publish": lambda: client.publish(topic, b"y"),
+        "pull_once": lambda: client.pull_once(topic, 0, 0),
+        "offset_at": lambda: client.offset_at(topic, 0, 0),
+        "message": lambda: client.message(message_id),
+        "search": lambda: client.search(topic, "k"),
+        "splits": lambda: client.splits(topic),
+        "groups": client.groups,
+        "describe_group": lambda: client.describe_group(topic),
+        "create_group": lambda: client.create_group(topic, lease_ms=60_000),
+        "receive": lambda: client.receive(topic, "member", max_messages=1),
+        "extend": lambda: client.extend(topic, ["none"]),
+        "ack": lambda: client.ack(topic, ["none"]),
+        "nack": lambda: client.nack(topic, ["none"]),
+        "release": lambda: client.release(topic, ["none"]),
+        "reject": lambda: client.reject(topic, ["none"]),
+        "redrive": lambda: client.redrive(topic),
+        "leave_group": lambda: client.leave_group(topic, "member"),
+        "seek_group": lambda: client.seek_group(topic, "earliest"),
+        "stored_offsets": lambda: client.stored_offsets(topic, topic),
+        "store_offsets": lambda: client.store_offsets(f"{topic}-offsets", topic, {0: 0}),
+        "reset_offsets": lambda: client.reset_offsets(f"{topic}-offsets", topic),
+        "info": client.info,
+        "ready": lambda: client.ready(wait_ms=1),
+        "status": client.status,
+        "metrics": client.metrics,
+        "delete_group": lambda: client.delete_group(topic),
+        "delete_topic": lambda: client.delete_topic(topic),
+    }
+
+
+def test_each_request_runs_in_the_callers_thread_on_one_connection(
+    own_broker: RunningBroker, topic: str
+) -> None:
+    before = set(threading.enumerate())
+    with own_broker.client() as client:
+        calls = one_shot_calls(client, topic)
+        others = {"pull", "pull_batches", "consume", "consume_by_offsets", "producer", "close"}
+        assert calls.keys() | others == public_methods(Client).keys()
+        for name, call in calls.items():
+            call()
+            assert set(threading.enumerate()) <= before, name
+            assert connections(client) == 1, name
+
+
+def test_a_reader_needs_no_thread_and_keeps_its_connection_for_requests(
+    own_broker: RunningBroker, topic: str
+) -> None:
+    before = set(threading.enumerate())
+    with own_broker.client() as client:
+        client.publish(topic, b"x", queue=0)
+        assert [message.body for message in client.pull(topic, follow=False)] == [b"x"]
+        assert [len(batch) for batch in client.pull_batches(topic, 0, follow=False)] == [1]
+        assert set(threading.enumerate()) <= before
+        assert connections(client) == 1
+
+
+def connections(client: Client) -> int:
+    """Return how many connections the broker has, including that of this request."""
+    (line,) = [x for x in client.metrics().splitlines() if x.startswith("holdfast_http_conn")]
+    return int(float(line.split()[-1]))
+
+
+def test_threads_that_share_a_client_have_a_connection_each(
+    own_broker: RunningBroker, topic: str
+) -> None:
+    count = 4
+    barrier = threading.Barrier(count)
+    placed: list[list[int]] = [[] for _ in range(count)]
+    with own_broker.client() as client:
+        client.create_topic(topic, queues=count)
+
+        def publish(number: int) -> None:
+            barrier.wait(30)
+            for _ in range(25):
+                result = client.publish(topic, b"%d" % number, queue=number)
+                placed[number].append(result.offset)
+
+        with running(*(partial(publish, number) for number in range(count))):
+            pass
+        assert placed == [list(range(25))] * count
+        assert connections(client) <= count
+
+
+def test_an_interrupt_ends_a_request_and_the_client_goes_on(
+    own_broker: RunningBroker, topic: str
+) -> None:
+    def interrupt() -> None:
+        while not pulls_held(own_broker):
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with own_broker.client() as client:
+        client.publish(topic, b"x", queue=0)
+        with pytest.raises(KeyboardInterrupt), running(interrupt):
+            client.pull_once(topic, 0, 1, wait_ms=60_000)
+        assert [message.body for message in client.pull_once(topic, 0, 0).messages] == [b"x"]
+
+
+def test_closing_the_client_ends_a_request_of_another_thread(
+    own_broker: RunningBroker, topic: str
+) -> None:
+    client = own_broker.client()
+    client.publish(topic, b"x", queue=0)
+    raised: list[Exception] = []
+
+    def pull() -> None:
+        try:
+            client.pull_once(topic, 0, 1, wait_ms=60_000)
+        except ClientClosed as error:
+            raised.append(error)
+
+    with running(pull):
+        while not pulls_held(own_broker):
+            time.sleep(0.005)
+        client.close()
+    assert len(raised) == 1
+
+
+def test_only_producers_and_consumers_of_leases_start_the_loop_thread(
+    own_broker: RunningBroker, topic: str
+) -> None:
+    def names() -> set[str]:
+        return {each.name for each in set(threading.enumerate()) - before}
+
+    before = set(threading.enumerate())
+    with own_broker.client() as client:
+        with client.producer(topic) as producer:
+            producer.send(b"x")
+            assert names() == {"holdfast-client"}
+        with client.consume(topic, topic, follow=False) as consumer:
+            assert [delivery.body for delivery in consumer] == [b"x"]
+            assert names() == {"holdfast-client"}
+    assert names() == set()
+
+
+@pytest.mark.parametrize("end", ["close the consumer", "close the client", "forget the consumer"])
+def test_the_thread_that_stores_offsets_ends_with_its_consumer(
+    own_broker: RunningBroker, topic: str, end: str
+) -> None:
+    before = set(threading.enumerate())
+    with own_broker.client() as client:
+        client.publish(topic, b"x")
+        consumer = client.consume_by_offsets(topic, topic, commit_interval_ms=3_600_000)
+        next(consumer)
+        (thread,) = set(threading.enumerate()) - before
+        assert thread.name == "holdfast-offsets"
+        if end == "close the consumer":
+            consumer.close()
+            assert not thread.is_alive()
+        elif end == "close the client":
+            client.close()
+            with pytest.raises(ClientClosed):
+                consumer.close()
+        del consumer
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_offsets_are_stored_while_the_caller_works(own_broker: RunningBroker, topic: str) -> None:
+    with own_broker.client() as client:
+        for _ in range(2):
+            client.publish(topic, b"x", queue=0)
+        client.store_offsets(topic, topic, {0: 0})
+        with client.consume_by_offsets(topic, topic, commit_interval_ms=1) as consumer:
+            next(consumer)
+            next(consumer)
+            deadline_s = time.monotonic() + 30
+            while client.stored_offsets(topic, topic).offsets[0] != 1:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.001)
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+def test_a_client_that_was_forgotten_stops_its_thread(
+    shared_broker: RunningBroker, topic: str, kind: str
+) -> None:
     before = set(threading.enumerate())
     client = shared_broker.client()
-    client.topics()
-    begun = set(threading.enumerate()) - before
-    (thread,) = [each for each in begun if each.name == "holdfast-client"]
-    del client
-    assert not thread.is_alive()
+    client.publish(topic, b"x")
+    user: Producer | Consumer
+    if kind == "producer":
+        user = client.producer(topic)
+        user.start()
+        user.send(b"y").result()
+    else:
+        user = client.consume(topic, topic)
+        next(user)
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.name == "holdfast-client"
+    del client, user
+    deadline_s = time.monotonic() + 30
+    while thread.is_alive():  # the linger timer of a batch may still have the producer
+        assert time.monotonic() < deadline_s
+        gc.collect()  # a producer and its batches refer to each other
+        time.sleep(0.001)

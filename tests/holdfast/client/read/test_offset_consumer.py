@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -14,10 +15,12 @@ from holdfast.client.errors import (
 )
 from holdfast.client.read.group_offsets import GroupOffsets
 from holdfast.client.read.message import LoneMessage, Message, MessageList
-from holdfast.client.read.offset_consumer import Progress
+from holdfast.client.read.offset_consumer import OffsetProgress
 from holdfast.client.read.sources import Range
 from holdfast.client.transport.async_transport import AsyncTransport
+from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import RetryPolicy
+from holdfast.client.transport.target import Target
 from holdfast.testing import RunningBroker
 from tests.support.scripted_server import drop, problem, scripted_server
 
@@ -84,10 +87,12 @@ async def test_offsets_are_stored_again_after_an_answer_that_was_none(
     await publish(client, topic, 3)
     store, failures = GroupOffsets.store, [BadReply(client.url, "a gateway's page")]
 
-    async def fail_once(offsets: GroupOffsets, wanted: Mapping[int, int]) -> None:
+    async def fail_once(
+        offsets: GroupOffsets, transport: Transport, wanted: Mapping[int, int]
+    ) -> None:
         if failures:
             raise failures.pop()
-        await store(offsets, wanted)
+        await store(offsets, transport, wanted)
 
     monkeypatch.setattr(GroupOffsets, "store", fail_once)
     await read_until_one_is_stored(client, topic)
@@ -219,7 +224,7 @@ def message(queue: int, offset: int) -> Message:
 
 
 def test_progress_follows_what_was_asked_for() -> None:
-    progress = Progress()
+    progress = OffsetProgress()
     fetched = Range(
         [
             MessageList(0, [message(0, 4), message(0, 6)]),
@@ -227,7 +232,7 @@ def test_progress_follows_what_was_asked_for() -> None:
         ],
         {0: 9, 1: 3},
     )
-    seen = [((m.queue, m.offset), progress.offsets()) for m in progress.through(fetched)]
+    seen = [((m.queue, m.offset), progress.offsets()) for m in progress.track(fetched)]
     assert seen == [
         ((0, 4), {0: 4}),
         ((0, 6), {0: 6}),
@@ -237,11 +242,11 @@ def test_progress_follows_what_was_asked_for() -> None:
 
 
 def test_the_message_in_hand_can_be_counted_as_processed() -> None:
-    progress = Progress()
-    messages = progress.through(Range([MessageList(0, [message(0, 4), message(0, 6)])], {0: 9}))
+    progress = OffsetProgress()
+    messages = progress.track(Range([MessageList(0, [message(0, 4), message(0, 6)])], {0: 9}))
     next(messages)
-    progress.current_done()
-    progress.current_done()
+    progress.finish_current()
+    progress.finish_current()
     assert progress.offsets() == {0: 5}
     next(messages)
     assert progress.offsets() == {0: 6}
@@ -259,12 +264,16 @@ class OffsetsServer:
     def __init__(self) -> None:
         self.offsets: dict[str, int] = {}
         self.version = 0
+        self.methods: list[str] = []
         self.lose_replies = 0
         self.lose_requests = 0
+        self.holds_replies = False
+        self.is_held = asyncio.Event()
         self.gateway_says: list[web.Response] = []
         """Responses that replace the replies to PUTs; the PUTs are executed all the same."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.methods.append(request.method)
         if request.method == "PUT":
             if self.lose_requests:
                 self.lose_requests -= 1
@@ -276,6 +285,9 @@ class OffsetsServer:
                 return problem(412, "offsets-changed")
             self.offsets.update((await request.json())["offsets"])
             self.version += 1
+            if self.holds_replies:
+                self.is_held.set()
+                await asyncio.Event().wait()
             if self.gateway_says:
                 return self.gateway_says.pop()
             if self.lose_replies:
@@ -290,40 +302,55 @@ class OffsetsServer:
         self.version += 1
 
 
-def group_offsets(url: str, give_up_after_s: float) -> GroupOffsets:
-    retry = RetryPolicy(give_up_after_s=give_up_after_s, first_pause_s=0.001)
-    return GroupOffsets(AsyncTransport(url, token=None, retry=retry), GROUP, "orders")
+class StoringConsumer:
+    """The offsets of one consumer, with the transport to store them."""
+
+    def __init__(self, url: str, give_up_after_s: float) -> None:
+        retry = RetryPolicy(give_up_after_s=give_up_after_s, first_pause_s=0.001)
+        self.transport = AsyncTransport(Target.parse(url, None, None), retry)
+        self._offsets = GroupOffsets(GROUP, "orders")
+
+    async def load(self) -> dict[int, int]:
+        return await self._offsets.load(self.transport)
+
+    async def store(self, offsets: Mapping[int, int]) -> None:
+        await self._offsets.store(self.transport, offsets)
+
+
+@asynccontextmanager
+async def storing(
+    stored: OffsetsServer, *, give_up_after_s: float = 0
+) -> AsyncIterator[StoringConsumer]:
+    async with scripted_server(stored.answer) as server:
+        consumer = StoringConsumer(server.url, give_up_after_s)
+        yield consumer
+        await consumer.transport.close()
 
 
 async def test_only_what_changed_is_stored() -> None:
     stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 10)
+    async with storing(stored, give_up_after_s=10) as offsets:
         assert await offsets.load() == {}
         await offsets.store({0: 5, 1: 7})
         await offsets.store({0: 5, 1: 7})
         await offsets.store({0: 5, 1: 8})
         assert stored.offsets == {"0": 5, "1": 8}
-        assert [r.split()[0] for r in server.requests] == ["GET", "PUT", "PUT"]
-        await offsets._transport.close()
+        assert stored.methods == ["GET", "PUT", "PUT"]
 
 
 async def test_a_store_whose_reply_was_lost_is_not_taken_for_a_rival() -> None:
     stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 10)
+    async with storing(stored, give_up_after_s=10) as offsets:
         await offsets.load()
         stored.lose_replies = 1
         await offsets.store({0: 5})
         await offsets.store({0: 6})
         assert stored.offsets == {"0": 6}
-        await offsets._transport.close()
 
 
 async def test_a_store_that_was_given_up_may_have_happened_or_not() -> None:
     stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 0)
+    async with storing(stored) as offsets:
         await offsets.load()
         stored.lose_replies = 2
         with pytest.raises(ConnectionFailed):
@@ -334,27 +361,23 @@ async def test_a_store_that_was_given_up_may_have_happened_or_not() -> None:
             await offsets.store({0: 7})
         await offsets.store({0: 8})
         assert stored.offsets == {"0": 8}
-        await offsets._transport.close()
 
 
 @pytest.mark.parametrize("status", [200, 404, 502])
 async def test_a_store_that_a_gateway_answered_is_not_taken_for_a_rival(status: int) -> None:
     stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 0)
+    async with storing(stored) as offsets:
         await offsets.load()
         stored.gateway_says = [web.Response(status=status, text="<p>I am a gateway</p>")]
         with pytest.raises(HoldfastError):
             await offsets.store({0: 5})
         await offsets.store({0: 6})
         assert stored.offsets == {"0": 6}
-        await offsets._transport.close()
 
 
 async def test_a_store_that_happened_is_known_after_others_that_did_not() -> None:
     stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 0)
+    async with storing(stored) as offsets:
         await offsets.load()
         stored.lose_replies = 2
         with pytest.raises(ConnectionFailed):
@@ -366,13 +389,26 @@ async def test_a_store_that_happened_is_known_after_others_that_did_not() -> Non
         stored.lose_requests = 0
         await offsets.store({0: 7})
         assert stored.offsets == {"0": 7}
-        await offsets._transport.close()
+
+
+async def test_a_store_that_was_cancelled_may_have_happened() -> None:
+    stored = OffsetsServer()
+    async with storing(stored) as offsets:
+        await offsets.load()
+        stored.holds_replies = True
+        storing_five = asyncio.create_task(offsets.store({0: 5}))
+        await stored.is_held.wait()
+        storing_five.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await storing_five
+        stored.holds_replies = False
+        await offsets.store({0: 6})
+        assert stored.offsets == {"0": 6}
 
 
 async def test_a_rival_is_not_taken_for_a_lost_reply() -> None:
     stored = OffsetsServer()
-    async with scripted_server(stored.answer) as server:
-        offsets = group_offsets(server.url, 0)
+    async with storing(stored) as offsets:
         await offsets.load()
         await offsets.store({0: 5})
         stored.lose_requests = 2
@@ -385,4 +421,3 @@ async def test_a_rival_is_not_taken_for_a_lost_reply() -> None:
         with pytest.raises(OffsetsChanged):
             await offsets.store({0: 7})
         assert stored.offsets == {"0": 4}
-        await offsets._transport.close()

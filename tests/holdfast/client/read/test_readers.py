@@ -2,17 +2,17 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from holdfast.client.errors import ConnectionFailed
-from holdfast.client.read.readers import AsyncReader, CrossingReader
+from holdfast.client.read.readers import AsyncReader, Reader
 from holdfast.client.read.sources import Range
-from holdfast.client.transport.loop_thread import LoopThread
-
-T = TypeVar("T")
+from holdfast.client.transport.blocking_transport import BlockingTransport
+from holdfast.client.transport.retry import ONCE
+from holdfast.client.transport.target import Target
 
 
 class OneRange:
@@ -66,8 +66,8 @@ class Numbered:
         self._fetches = 0
 
     async def fetch(self) -> Range | None:
+        self._meanwhile(self._fetches + 1)
         self._fetches += 1
-        self._meanwhile(self._fetches)
         return Range([], {0: self._fetches}) if self._fetches <= 3 else None
 
 
@@ -92,32 +92,18 @@ async def test_an_anext_cancelled_when_its_range_has_come_loses_nothing(is_close
     assert [number async for number in reader] == ([] if is_closed else [1, 2, 3])
 
 
-class InterruptedLoopThread(LoopThread):
-    """A loop thread that interrupts its first caller once the result exists."""
-
-    is_interrupted = False
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        result = super().run(coroutine)
-        if not self.is_interrupted:
-            self.is_interrupted = True
-            raise KeyboardInterrupt
-        return result
-
-
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_an_interrupt_between_loop_and_thread_loses_nothing(is_closed: bool) -> None:
-    thread = InterruptedLoopThread()
-    reader = CrossingReader(AsyncReader(Numbered(), number_of), thread)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            next(reader)
-        if is_closed:
-            reader.close()
-        assert list(reader) == ([] if is_closed else [1, 2, 3])
-    finally:
-        thread.stop(_nothing)
+def test_an_interrupt_when_a_range_has_come_loses_nothing(is_closed: bool) -> None:
+    interrupts = [KeyboardInterrupt()]
 
+    def interrupt(number: int) -> None:
+        if number == 2 and interrupts:  # read ahead, before the first range is returned
+            raise interrupts.pop()
 
-async def _nothing() -> None:
-    pass
+    transport = BlockingTransport(Target.parse("http://127.0.0.1:1", None, None), ONCE)
+    reader = Reader(Numbered(interrupt), number_of, transport)
+    with pytest.raises(KeyboardInterrupt):
+        next(reader)
+    if is_closed:
+        reader.close()
+    assert list(reader) == ([] if is_closed else [1, 2, 3])

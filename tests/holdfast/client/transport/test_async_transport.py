@@ -16,7 +16,7 @@ from holdfast.client.errors import (
 from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.requests import check_name
 from holdfast.client.transport.retry import RetryPolicy
-from holdfast.client.transport.target import check_token
+from holdfast.client.transport.target import Target, check_token
 from tests.support.scripted_server import drop, problem, scripted_server
 
 QUICK = RetryPolicy(give_up_after_s=10.0, first_pause_s=0.001, longest_pause_s=0.01)
@@ -24,7 +24,7 @@ NO_RETRY = RetryPolicy(give_up_after_s=0.0)
 
 
 def transport_to(url: str, token: str | None = None) -> AsyncTransport:
-    return AsyncTransport(url, token=token, retry=QUICK)
+    return AsyncTransport(Target.parse(url, token, None), QUICK)
 
 
 async def ok(request: web.Request) -> web.Response:
