@@ -42,7 +42,7 @@ from bench.harness import plain_loop_s, process_cpu_s
 from holdfast.running_broker import RunningBroker
 from holdfast.spark import Bound, bind, local_session
 from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES
-from holdfast.spark.options.columns import ddl_of
+from holdfast.spark.options.columns import format_ddl
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.plan import plan_partitions
 from holdfast.spark.read.reading import open_catalog, read_rows
@@ -155,7 +155,7 @@ def measure(broker: RunningBroker, folder: Path, workload: Workload, rounds: int
     bound = bind(broker.url, TOPIC, columns=COLUMNS)
     of_files = bind(path=path, topic=TOPIC, columns=COLUMNS)
     arrow, parquet = write_files(of_files, folder)
-    columns = ddl_of(parse_options(bound.options).columns)
+    columns = format_ddl(parse_options(bound.options).columns)
     url_frame, path_frame = bound.load(spark), of_files.load(spark)
     arrow_frame = load_arrow_file(spark, arrow, columns)
     parquet_frame = spark.read.parquet(str(parquet))

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast.spark.broker.catalog import NEVER_STORED, StoredOffsets
+from holdfast.spark.broker.catalog import NO_STORED_OFFSETS, StoredOffsets
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.options.offsets import Given, OffsetRange, offsets_json
+from holdfast.spark.options.offsets import ExplicitOffsets, OffsetRange, format_offsets
 from holdfast.spark.options.ranges import RANGE_OPTIONS
 from holdfast.spark.options.read import ReadOptions, parse_options
-from holdfast.spark.read.plan import BoundTopic, bind_topics, topic_names
+from holdfast.spark.read.plan import BoundTopic, bind_topics, require_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,8 +66,8 @@ class Bound:
         """
         if self.group is None:
             raise ValueError("bind(..., group=...) names the group to save; this read has none")
-        place = parse_options(self.options).place
-        address = place.broker("files alone are never written, so nothing can be saved")
+        location = parse_options(self.options).location
+        address = location.require_broker("files alone are never written, so nothing can be saved")
         with BrokerClient.open(address) as client:
             for topic in self.topics:
                 client.check_topic(topic.name, topic.topic_id)
@@ -94,22 +94,24 @@ def bind(
     from holdfast.spark.read.reading import open_catalog  # imported here because it needs pyarrow
 
     all_options = {"url": url, "topic": topic, **options}
-    given = {name: _text(value) for name, value in all_options.items() if value is not None}
+    given = {name: _option_text(value) for name, value in all_options.items() if value is not None}
     parsed = parse_options(given)
     with open_catalog(parsed) as catalog:
         stored: dict[str, StoredOffsets] = {}
         if group is not None:
             stored = {
-                name: catalog.stored_offsets(group, name) or NEVER_STORED
-                for name in topic_names(catalog, parsed)
+                name: catalog.stored_offsets(group, name) or NO_STORED_OFFSETS
+                for name in require_topics(catalog, parsed)
             }
             if not any(name.lower().startswith("starting") for name in given):
-                parsed = replace(parsed, start=Given(_starts(stored, parsed.assigned)))
+                parsed = replace(
+                    parsed, start=ExplicitOffsets(_start_offsets(stored, parsed.assigned))
+                )
         topics = bind_topics(catalog, parsed)
-    return Bound(_replayable(given, parsed, topics), group, topics, stored)
+    return Bound(_fixed_options(given, parsed, topics), group, topics, stored)
 
 
-def _starts(
+def _start_offsets(
     stored: Mapping[str, StoredOffsets], assigned: Mapping[str, frozenset[int]] | None
 ) -> dict[str | None, Mapping[int, int]]:
     """Return the group's stored offsets, without the queues that are not read."""
@@ -123,7 +125,7 @@ def _starts(
     }
 
 
-def _replayable(
+def _fixed_options(
     given: Mapping[str, str], parsed: ReadOptions, topics: tuple[BoundTopic, ...]
 ) -> dict[str, str]:
     """Return the options that read the same rows at every load.
@@ -136,12 +138,12 @@ def _replayable(
     return kept | {
         "assign": json.dumps({topic.name: sorted(topic.ranges) for topic in topics}),
         "topicIds": json.dumps({topic.name: topic.topic_id for topic in topics}),
-        "startingOffsets": offsets_json(starts),
-        "endingOffsets": offsets_json(ends),
+        "startingOffsets": format_offsets(starts),
+        "endingOffsets": format_offsets(ends),
         "columns": ",".join(parsed.columns),
     }
 
 
-def _text(value: object) -> str:
+def _option_text(value: object) -> str:
     """Return an option's value as text, in the form in which Spark passes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

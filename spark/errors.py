@@ -283,7 +283,8 @@ class WriteRefused(SparkError):
     def __str__(self) -> str:
         return (
             f"rows {self.first_row} to {self.last_row} of partition {self.partition}, for "
-            f"{_named('queue', self.queues)} of {self.topic!r}, were not stored: {self.reason}"
+            f"{_format_numbers('queue', self.queues)} of {self.topic!r}, "
+            f"were not stored: {self.reason}"
         )
 
 
@@ -326,7 +327,7 @@ class IdentityMissing(SparkError):
         )
 
 
-def _named(what: str, numbers: tuple[int, ...]) -> str:
+def _format_numbers(what: str, numbers: tuple[int, ...]) -> str:
     return (
         f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {', '.join(map(str, numbers))}"
     )

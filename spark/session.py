@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import holdfast
-from holdfast.spark.deploy.archive import archive, came_as
-from holdfast.spark.deploy.pickling import bring
+from holdfast.spark.deploy.archive import build_archive, find_own_archive
+from holdfast.spark.deploy.pickling import ship_archive
 from holdfast.spark.errors import JavaMissing
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def register(spark: "SparkSession", *, anew: bool = False) -> None:
     """
     from holdfast.spark.source import HoldfastDataSource  # imported here because it needs pyspark
 
-    if came_as() is not None:
-        bring(archive())  # --py-files does not reach the process that drives a stream
+    if find_own_archive() is not None:
+        ship_archive(build_archive())  # --py-files does not reach the process that drives a stream
     if anew or spark not in _registered:  # Spark logs a warning when a source is replaced
         spark.dataSource.register(HoldfastDataSource)
         _registered.add(spark)
@@ -60,13 +60,13 @@ def ship(spark: "SparkSession") -> Path:
     Return the archive that was sent, a temporary file. Sending the same source again does nothing.
     Raises OSError if there is no room for the archive.
     """
-    content = archive()
+    content = build_archive()
     # Spark stores an archive under its file name, and refuses different content with the same name.
     name = f"holdfast-{holdfast.__version__}-{hashlib.sha256(content).hexdigest()[:12]}.zip"
     path = Path(tempfile.mkdtemp(prefix="holdfast-ship-"), name)
     path.write_bytes(content)
     spark.addArtifacts(str(path), pyfile=True)
-    bring(content)
+    ship_archive(content)
     register(spark, anew=True)
     return path
 

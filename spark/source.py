@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from holdfast.spark.deploy.pickling import Travelling
+from holdfast.spark.deploy.pickling import SelfUnpackingMeta
 from holdfast.spark.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -25,7 +25,7 @@ from holdfast.spark.errors import (
     SparkError,
     means_no_topic,
 )
-from holdfast.spark.options.columns import ddl_of
+from holdfast.spark.options.columns import format_ddl
 from holdfast.spark.options.read import STREAM_ONLY, ReadOptions, parse_options
 from holdfast.spark.options.stream import StreamOptions, parse_stream_options
 from holdfast.spark.read.batch_source import HoldfastReader, PushdownReader
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-class HoldfastDataSource(DataSource, metaclass=Travelling):
+class HoldfastDataSource(DataSource, metaclass=SelfUnpackingMeta):
     """`spark.read.format("holdfast")`; docs/spark.md lists its options."""
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -61,18 +61,18 @@ class HoldfastDataSource(DataSource, metaclass=Travelling):
         are valid for only one of them, the load is for that one. If they are valid for both, an
         error that concerns only a batch is kept, and `reader` raises it.
         """
-        batch = _outcome(lambda: parse_options(self.options))
-        self._stream = stream = _outcome(lambda: parse_stream_options(self.options))
+        batch = _catch_error(lambda: parse_options(self.options))
+        self._stream = stream = _catch_error(lambda: parse_stream_options(self.options))
         if isinstance(batch, ReadOptions):
-            self._batch = _outcome(lambda: self._bind(batch))
+            self._batch = _catch_error(lambda: self._bind(batch))
             if isinstance(self._batch, SparkError) and (
                 isinstance(stream, SparkError) or _is_wrong_for_both(self._batch, batch)
             ):
                 raise self._batch
-            return ddl_of(batch.columns)
+            return format_ddl(batch.columns)
         self._batch = batch
         if isinstance(stream, StreamOptions):
-            return ddl_of(stream.read.columns)
+            return format_ddl(stream.read.columns)
         is_stream = {name.lower() for name in STREAM_ONLY} & {name.lower() for name in self.options}
         raise stream if is_stream else batch
 
@@ -101,18 +101,18 @@ class HoldfastDataSource(DataSource, metaclass=Travelling):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch with these columns."""
-        from holdfast.spark.write.sink import batch_sink
+        from holdfast.spark.write.sink import make_batch_writer
 
-        return batch_sink(self.options, schema, overwrite)
+        return make_batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a stream with these columns."""
-        from holdfast.spark.write.sink import stream_sink
+        from holdfast.spark.write.sink import make_stream_writer
 
-        return stream_sink(self.options, schema, overwrite)
+        return make_stream_writer(self.options, schema, overwrite)
 
 
-def _outcome(make: Callable[[], Value]) -> Value | SparkError:
+def _catch_error(make: Callable[[], Value]) -> Value | SparkError:
     """Return the result of `make`, or the SparkError that it raises."""
     try:
         return make()

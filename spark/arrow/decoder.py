@@ -45,7 +45,7 @@ ARROW_TYPES: Mapping[str, pa.DataType] = {
 LOG_APPEND_TIME = 1  # Kafka's timestampType for a time set by the broker
 
 
-class Rows(NamedTuple):
+class RowSelection(NamedTuple):
     """Selected rows of a BatchRun: for each i, the rows [start[i], end[i]) of block number
     block[i]."""
 
@@ -59,21 +59,21 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
     return pa.schema([(name, ARROW_TYPES[ddl]) for name, ddl in columns.items()])
 
 
-def cut(blocks: BatchRun, start_offset: int, end_offset: int) -> Rows:
+def select_rows(blocks: BatchRun, start_offset: int, end_offset: int) -> RowSelection:
     """Return the rows whose queue offsets lie in [start_offset, end_offset)."""
     start = np.maximum(start_offset - blocks.base_offsets, 0)
     end = np.minimum(end_offset - blocks.base_offsets, blocks.message_counts)
     block = np.flatnonzero(start < end)
-    return Rows(block, start[block], end[block])
+    return RowSelection(block, start[block], end[block])
 
 
-def portion(
+def cut_portions(
     blocks: BatchRun,
-    rows: Rows,
+    rows: RowSelection,
     *,
     target_bytes: int = TARGET_BYTES,
     max_rows: int = MAX_ROWS,
-) -> Iterator[Rows]:
+) -> Iterator[RowSelection]:
     """Cut rows into portions of at most `max_rows` rows. A portion also ends after the block in
     which it reaches `target_bytes`."""
     counts = rows.end - rows.start
@@ -91,13 +91,13 @@ def portion(
         block, start, end = (column[first : last + 1].copy() for column in rows)
         start[0] = rows.end[first] - (ends[first] - at)
         end[-1] = rows.end[last] - (ends[last] - until)
-        yield Rows(block, start, end)
+        yield RowSelection(block, start, end)
         at = until
 
 
 def decode(
     blocks: BatchRun,
-    rows: Rows,
+    rows: RowSelection,
     source: QueueRange,
     columns: Mapping[str, str],
     *,
@@ -120,7 +120,7 @@ def decode(
 class _Portion:
     """Rows of several blocks, as columns. Each public method builds one Arrow array."""
 
-    def __init__(self, blocks: BatchRun, rows: Rows, source: QueueRange) -> None:
+    def __init__(self, blocks: BatchRun, rows: RowSelection, source: QueueRange) -> None:
         self._source = source
         self._blocks = blocks
         self._index, self._start = rows.block, rows.start
@@ -156,7 +156,7 @@ class _Portion:
         text[:, 16::2] = _HEX[octets >> 4]
         text[:, 17::2] = _HEX[octets & 15]
         ends = np.arange(0, 32 * self._count + 1, 32, dtype=np.int32)
-        return _array(kind, self._count, [None, ends, text])
+        return _make_array(kind, self._count, [None, ends, text])
 
     def key(self, kind: pa.DataType) -> pa.Array:
         return self._optional_text(kind, "key_offsets", "keys", BatchFlag.KEYS)
@@ -168,7 +168,7 @@ class _Portion:
         offsets, data = self._texts(
             "body_offsets", "bodies", self._index, self._start, self._counts
         )
-        return _array(kind, self._count, [None, offsets, data])
+        return _make_array(kind, self._count, [None, offsets, data])
 
     def _optional_text(
         self, kind: pa.DataType, offsets: str, data: str, flag: BatchFlag
@@ -181,8 +181,8 @@ class _Portion:
             offsets, data, self._index, self._start, np.where(present, self._counts, 0)
         )
         if not present.all():
-            ends = _running(self._spread(np.diff(ends), present))
-        return _array(kind, self._count, [_bitmap(np.diff(ends) > 0), ends, texts])
+            ends = _text_offsets(self._spread(np.diff(ends), present))
+        return _make_array(kind, self._count, [_validity_bits(np.diff(ends) > 0), ends, texts])
 
     def properties(self, kind: pa.DataType) -> pa.Array:
         """Build maps. A message without properties has an empty map."""
@@ -198,7 +198,7 @@ class _Portion:
         """Build lists. A message without properties has null, as in the Kafka connector."""
         ends, names, values = self._entries(pa.binary())
         entries = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
-        validity = _buffer(_bitmap(np.diff(ends) > 0))
+        validity = _make_buffer(_validity_bits(np.diff(ends) > 0))
         return pa.Array.from_buffers(
             kind, self._count, [validity, pa.py_buffer(ends)], children=[entries]
         )
@@ -211,20 +211,20 @@ class _Portion:
         at = self._blocks.starts["property_list"][self._index] // 4 + self._start
         sizes, first, last = self._steps(at, counts)
         _check_within(first, last, self._field("property_count"))
-        ends = _running(self._spread(sizes, present))
+        ends = _text_offsets(self._spread(sizes, present))
         columns = [
             self._texts(offsets, data, self._index, first, last - first)
             for offsets, data in (("name_offsets", "names"), ("value_offsets", "values"))
         ]
         names, values = (
-            _array(kind, len(offsets) - 1, [None, offsets, data])
+            _make_array(kind, len(offsets) - 1, [None, offsets, data])
             for kind, (offsets, data) in zip((pa.string(), value_kind), columns, strict=True)
         )
         return ends, names, values
 
     def store_timestamp(self, kind: pa.DataType) -> pa.Array:
-        stamps = _whole_milliseconds(self._field("store_timestamp_us"))
-        return _array(kind, self._count, [None, np.repeat(stamps, self._counts)])
+        stamps = _round_to_milliseconds(self._field("store_timestamp_us"))
+        return _make_array(kind, self._count, [None, np.repeat(stamps, self._counts)])
 
     def born_timestamp(self, kind: pa.DataType) -> pa.Array:
         """Build timestamps. A time below 1 ms means that the producer gave no time, and becomes
@@ -235,8 +235,8 @@ class _Portion:
             at = self._blocks.starts["born"][self._index] // 8 + self._start
             words = np.frombuffer(self._blocks.buffer, "<i8")
             stamps[np.repeat(own, self._counts)] = words[_ranges(at[own], self._counts[own])]
-        present = _bitmap(stamps >= 1000)
-        return _array(kind, self._count, [present, _whole_milliseconds(stamps)])
+        present = _validity_bits(stamps >= 1000)
+        return _make_array(kind, self._count, [present, _round_to_milliseconds(stamps)])
 
     def timestamp_type(self, kind: pa.DataType) -> pa.Array:
         return pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), self._count)
@@ -287,7 +287,7 @@ class _Portion:
         base = self._blocks.starts[data][index]
         _check_within(first, last, self._blocks.sizes[data][index])
         whole = self._blocks.bodies if data == "bodies" else self._blocks.buffer
-        return _running(sizes), _joined(whole, base + first, base + last)
+        return _text_offsets(sizes), _join_pieces(whole, base + first, base + last)
 
 
 #: Column -> its builder. It has the columns of Holdfast's own schema and of the schema of Spark's
@@ -321,7 +321,7 @@ def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
     return ranges
 
 
-def _joined(buffer: Buffer, starts: Int64s, ends: Int64s) -> pa.Buffer:
+def _join_pieces(buffer: Buffer, starts: Int64s, ends: Int64s) -> pa.Buffer:
     """Join the pieces [starts[i], ends[i]) of `buffer`. If all pieces are adjacent, nothing is
     copied.
 
@@ -332,7 +332,7 @@ def _joined(buffer: Buffer, starts: Int64s, ends: Int64s) -> pa.Buffer:
     if np.array_equal(starts[1:], ends[:-1]):
         return whole.slice(int(starts[0]), int(ends[-1] - starts[0]))
     borders = np.stack((starts, ends), axis=1).astype(np.int32)
-    pieces = _array(pa.binary(), borders.size - 1, [None, borders, whole])
+    pieces = _make_array(pa.binary(), borders.size - 1, [None, borders, whole])
     return pieces.take(pa.array(np.arange(0, borders.size, 2))).buffers()[2]
 
 
@@ -343,27 +343,27 @@ def _check_within(first: Int64s, last: Int64s, sizes: Int64s) -> None:
         raise CorruptBatch("column-offsets", "they lie outside their column")
 
 
-def _running(sizes: Int32s) -> Int32s:
+def _text_offsets(sizes: Int32s) -> Int32s:
     """Return the Arrow offsets of texts with these sizes."""
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
     return ends
 
 
-def _whole_milliseconds(stamps_us: Int64s) -> Int64s:
+def _round_to_milliseconds(stamps_us: Int64s) -> Int64s:
     return stamps_us - stamps_us % 1000
 
 
-def _bitmap(present: Bools) -> npt.NDArray[np.uint8] | None:
+def _validity_bits(present: Bools) -> npt.NDArray[np.uint8] | None:
     """Return Arrow's validity bits, or None if every value is present."""
     return None if bool(present.all()) else np.packbits(present, bitorder="little")
 
 
-def _array(kind: pa.DataType, count: int, buffers: Sequence[Any]) -> pa.Array:
+def _make_array(kind: pa.DataType, count: int, buffers: Sequence[Any]) -> pa.Array:
     """Return an Arrow array that uses `buffers` without copying them. The first buffer has the
     validity bits."""
-    return pa.Array.from_buffers(kind, count, [_buffer(buffer) for buffer in buffers])
+    return pa.Array.from_buffers(kind, count, [_make_buffer(buffer) for buffer in buffers])
 
 
-def _buffer(data: Any) -> pa.Buffer | None:
+def _make_buffer(data: Any) -> pa.Buffer | None:
     return None if data is None else pa.py_buffer(data)

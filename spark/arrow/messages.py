@@ -17,7 +17,7 @@ from holdfast.spark.options.offsets import QueueRange
 Message = Mapping[str, Any]
 
 
-def unpack(body: bytes) -> list[Message]:
+def unpack_messages(body: bytes) -> list[Message]:
     """Return the messages in a pull's reply. Raises ReplyMismatch if the reply has no list of
     messages."""
     try:

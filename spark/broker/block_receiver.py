@@ -22,7 +22,7 @@ Fill = Callable[[memoryview], None]
 LARGE_BLOCK_BYTES = 64 * 1024
 
 
-class Gathering:
+class BlockGatherer:
     """Collects several replies of large blocks in one buffer. Use it from one thread at a time."""
 
     def __init__(self, max_bytes: int, max_messages: int) -> None:
@@ -64,28 +64,28 @@ class Gathering:
         if not self._headers:
             self._room = unwritten(max(size, self._max_bytes))
         elif self._bytes + size > len(self._room):
-            return _as_they_came((), fill, size)
+            return _receive_whole((), fill, size)
         pieces: list[memoryview] = []
         headers: list[BatchHeader] = []
         bodies_end = self._bodies_end
         taken = 0
         while size - taken >= HEADER_SIZE:
-            start = _received(fill, HEADER_SIZE)
+            start = _receive_piece(fill, HEADER_SIZE)
             pieces.append(start)
             taken += HEADER_SIZE
-            header = _header(start, size - taken)
+            header = _decode_header(start, size - taken)
             if header is None or (not headers and header.total_size < LARGE_BLOCK_BYTES):
                 break
             places = layout_of(header)
             bodies = self._room[bodies_end : bodies_end + header.body_bytes]
-            pieces.append(_received(fill, places.bodies.start - HEADER_SIZE))
+            pieces.append(_receive_piece(fill, places.bodies.start - HEADER_SIZE))
             fill(bodies)
-            pieces += bodies, _received(fill, header.total_size - places.bodies.end)
+            pieces += bodies, _receive_piece(fill, header.total_size - places.bodies.end)
             headers.append(header)
             bodies_end += header.body_bytes
             taken += header.total_size - HEADER_SIZE
         if taken < size or not 0 < len(pieces) == 4 * len(headers):
-            return _as_they_came(pieces, fill, size)
+            return _receive_whole(pieces, fill, size)
         messages = sum([header.message_count for header in headers])
         self._pieces += pieces
         self._headers += headers
@@ -111,13 +111,13 @@ class Gathering:
         return apart
 
 
-def _received(fill: Fill, size: int) -> memoryview:
+def _receive_piece(fill: Fill, size: int) -> memoryview:
     piece = memoryview(bytearray(size))
     fill(piece)
     return piece
 
 
-def _header(start: memoryview, left: int) -> BatchHeader | None:
+def _decode_header(start: memoryview, left: int) -> BatchHeader | None:
     """Return the decoded header. Return None if it is invalid, or if its block is longer than the
     `left` bytes that follow."""
     try:
@@ -128,7 +128,7 @@ def _header(start: memoryview, left: int) -> BatchHeader | None:
     return header if fits else None
 
 
-def _as_they_came(pieces: Sequence[memoryview], fill: Fill, size: int) -> Buffer:
+def _receive_whole(pieces: Sequence[memoryview], fill: Fill, size: int) -> Buffer:
     """Return the whole body: the pieces received so far and the rest."""
     whole = unwritten(size)
     at = 0

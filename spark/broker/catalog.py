@@ -30,7 +30,7 @@ class StoredOffsets:
 
 
 #: The offsets of a group that does not exist or has stored nothing.
-NEVER_STORED = StoredOffsets({}, etag='"0"')
+NO_STORED_OFFSETS = StoredOffsets({}, etag='"0"')
 
 
 @dataclass(frozen=True, slots=True)

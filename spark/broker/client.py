@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE
-from holdfast.spark.broker.block_receiver import Gathering
+from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.broker.catalog import Split, StoredOffsets, TopicState
 from holdfast.spark.broker.transport import (
     BATCH_TYPE,
@@ -46,7 +46,7 @@ _QUEUES_PER_PLAN = 100  # so that a request line stays below the usual limit of 
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled(Generic[_Body]):
+class PullOutcome(Generic[_Body]):
     """The result of a pull. Continue at `next_offset`.
 
     `skipped` are offset ranges (start inclusive, end exclusive) that the broker left out because
@@ -147,7 +147,7 @@ class BrokerClient:
             if refused.type == "/problems/unknown-group":
                 return None
             raise
-        return _stored(reply)
+        return _parse_stored_offsets(reply)
 
     def store_offsets(
         self, group: str, topic: str, offsets: Mapping[int, int], *, etag: str | None
@@ -160,7 +160,9 @@ class BrokerClient:
         """
         content = {"offsets": {str(queue): offset for queue, offset in offsets.items()}}
         try:
-            return _stored(self._transport.put(_group_path(group, topic), content, if_match=etag))
+            return _parse_stored_offsets(
+                self._transport.put(_group_path(group, topic), content, if_match=etag)
+            )
         except BrokerRefused as refused:
             if refused.status != 412:
                 raise
@@ -243,7 +245,7 @@ class BrokerClient:
                         split["start_offset"],
                         split["end_offset"],
                         split["bytes"],
-                        _segments_of(split, segments),
+                        _find_segments(split, segments),
                         lease_id,
                     )
                     for split in reply["splits"]
@@ -302,7 +304,7 @@ class BrokerClient:
         accept: str = BATCH_TYPE,
         tags: frozenset[str] = frozenset(),
         expression: str | None = None,
-    ) -> Pulled[bytes]:
+    ) -> PullOutcome[bytes]:
         """Return messages from `offset` on, in the format `accept`: whole blocks or msgpack.
 
         Raises TopicRecreated if the topic's id is no longer `topic_id`.
@@ -311,7 +313,7 @@ class BrokerClient:
         if expression is not None:
             query["filter"] = expression
         reply = self._transport.get(f"{_queue_path(topic, queue)}/messages", query, accept=accept)
-        return _pulled(topic, topic_id, reply, reply.body)
+        return _make_outcome(topic, topic_id, reply, reply.body)
 
     def pull_blocks(
         self,
@@ -319,25 +321,25 @@ class BrokerClient:
         topic_id: int,
         queue: int,
         offset: int,
-        gathering: Gathering,
+        gatherer: BlockGatherer,
         *,
         max_messages: int,
         max_bytes: int,
         tags: frozenset[str] = frozenset(),
-    ) -> Pulled[Buffer | None]:
+    ) -> PullOutcome[Buffer | None]:
         """Return whole blocks from `offset` on, in the form that BatchRun reads. The broker may
         return fewer than requested.
 
-        The body is None if the blocks were added to `gathering`. Raises TopicRecreated if the
+        The body is None if the blocks were added to `gatherer`. Raises TopicRecreated if the
         topic's id is no longer `topic_id`.
         """
         query = _pull_query(offset, min(max_messages, MAX_MESSAGES), max_bytes, tags)
         path = f"{_queue_path(topic, queue)}/messages"
-        reply = self._transport.get_blocks(path, query, gathering)
-        pulled = _pulled(topic, topic_id, reply, reply.blocks)
+        reply = self._transport.get_blocks(path, query, gatherer)
+        pulled = _make_outcome(topic, topic_id, reply, reply.blocks)
         if pulled.body is None:
             # The blocks are whole, so they may end after the offset that the broker reports.
-            pulled = replace(pulled, next_offset=max(pulled.next_offset, gathering.end_offset))
+            pulled = replace(pulled, next_offset=max(pulled.next_offset, gatherer.end_offset))
         return pulled
 
     def create_topic(self, topic: str) -> None:
@@ -371,7 +373,7 @@ def _means_no_lease(refused: BrokerRefused) -> bool:
     )
 
 
-def _segments_of(
+def _find_segments(
     split: Mapping[str, int], segments: Iterable[Mapping[str, int]]
 ) -> tuple[SegmentRange, ...]:
     """Return the ranges of segment files in which a split is stored.
@@ -397,9 +399,11 @@ def _pull_query(
     return {"offset": offset, "max_messages": max_messages, "max_bytes": max_bytes, **tag}
 
 
-def _pulled(topic: str, topic_id: int, reply: Reply, body: _Body) -> Pulled[_Body]:
-    _check_topic_id(topic, topic_id, _header_number(reply, "Holdfast-Topic-Id"))
-    return Pulled(body, _header_number(reply, "Holdfast-Next-Offset"), _skipped(reply))
+def _make_outcome(topic: str, topic_id: int, reply: Reply, body: _Body) -> PullOutcome[_Body]:
+    _check_topic_id(topic, topic_id, _parse_header_number(reply, "Holdfast-Topic-Id"))
+    return PullOutcome(
+        body, _parse_header_number(reply, "Holdfast-Next-Offset"), _parse_skipped(reply)
+    )
 
 
 def _check_topic_id(topic: str, bound_id: int, found_id: int) -> None:
@@ -407,7 +411,7 @@ def _check_topic_id(topic: str, bound_id: int, found_id: int) -> None:
         raise TopicRecreated(topic, bound_id, found_id)
 
 
-def _stored(reply: Reply) -> StoredOffsets:
+def _parse_stored_offsets(reply: Reply) -> StoredOffsets:
     offsets: Mapping[str, Any] = reply.json()["offsets"]
     return StoredOffsets(
         {int(queue): int(offset) for queue, offset in offsets.items()},
@@ -415,14 +419,14 @@ def _stored(reply: Reply) -> StoredOffsets:
     )
 
 
-def _header_number(reply: Reply, name: str) -> int:
+def _parse_header_number(reply: Reply, name: str) -> int:
     text = reply.headers.get(name) or ""
     if not text.isdecimal():
         raise ReplyMismatch(f"the broker's reply has {name} {text!r}; is it a Holdfast broker?")
     return int(text)
 
 
-def _skipped(reply: Reply) -> tuple[tuple[int, int], ...]:
+def _parse_skipped(reply: Reply) -> tuple[tuple[int, int], ...]:
     text = reply.headers.get("Holdfast-Skipped")
     if text is None:
         return ()

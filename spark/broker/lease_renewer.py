@@ -23,7 +23,7 @@ _TIMEOUT_S = 5.0
 _log = logging.getLogger("holdfast.spark")
 
 
-def due_in_s(lease: PlanLease, now_s: float) -> float:
+def renewal_delay_s(lease: PlanLease, now_s: float) -> float:
     """Return the seconds until a plan's leases must be extended: half of `lease_ms` after they were
     granted.
 
@@ -34,7 +34,7 @@ def due_in_s(lease: PlanLease, now_s: float) -> float:
     return half_s - passed_s if 0 <= passed_s < half_s else 0.0
 
 
-class LeaseKeeper:
+class PlanLeaseRenewer:
     """A context manager. From entry to exit, a separate thread extends the leases of a plan."""
 
     def __init__(self, parts: Iterable[QueueRange], address: Address | None) -> None:
@@ -65,7 +65,7 @@ class LeaseKeeper:
     def _run(self, lease: PlanLease, address: Address) -> None:
         half_s = lease.lease_ms / 2000
         alive = lease.ids
-        wait_s = due_in_s(lease, time.time())
+        wait_s = renewal_delay_s(lease, time.time())
         while alive and not self._stopped.wait(wait_s):
             wait_s = half_s
             with BrokerClient.open(address, retry_for_s=0, timeout_s=_TIMEOUT_S) as client:

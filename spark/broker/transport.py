@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from holdfast.commitlog.format.batch_header import Buffer
-from holdfast.spark.broker.block_receiver import Gathering
+from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -65,13 +65,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request, and the Gathering for the blocks of its reply, if any."""
+    """A request, and the BlockGatherer for the blocks of its reply, if any."""
 
     method: str
     target: str
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=lambda: {"Accept": _JSON})
-    gathering: Gathering | None = None
+    gatherer: BlockGatherer | None = None
 
 
 class Transport:
@@ -116,14 +116,14 @@ class Transport:
         request = _Request("GET", _target(path, query), headers={"Accept": accept})
         return self._answer(request, retry_for_s)
 
-    def get_blocks(self, path: str, query: Mapping[str, object], gathering: Gathering) -> Reply:
-        """GET whole blocks, not yet verified. They are added to `gathering` or, if they do not fit
+    def get_blocks(self, path: str, query: Mapping[str, object], gatherer: BlockGatherer) -> Reply:
+        """GET whole blocks, not yet verified. They are added to `gatherer` or, if they do not fit
         there, returned in `Reply.blocks`.
 
         Raises BrokerRefused, BrokerUnavailable.
         """
         headers = {"Accept": BATCH_TYPE}
-        return self._answer(_Request("GET", _target(path, query), None, headers, gathering))
+        return self._answer(_Request("GET", _target(path, query), None, headers, gatherer))
 
     def put(self, path: str, content: object, *, if_match: str | None = None) -> Reply:
         """PUT a JSON body. Raises BrokerRefused, BrokerUnavailable."""
@@ -197,11 +197,11 @@ class Transport:
         self._connection.request(request.method, target, request.body, dict(request.headers))
         response = self._connection.getresponse()
         blocks: Buffer | None = None
-        if request.gathering is not None and response.status < 300:
+        if request.gatherer is not None and response.status < 300:
             if response.length is None:
                 blocks = response.read()
             else:
-                blocks = request.gathering.receive(partial(_fill, response), response.length)
+                blocks = request.gatherer.receive(partial(_fill, response), response.length)
         content = response.read()
         if response.will_close:
             self.close()

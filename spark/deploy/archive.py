@@ -24,25 +24,25 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _SHIPPED = (".py", ".lark")
 
 
-def archive() -> bytes:
+def build_archive() -> bytes:
     """Return the running package as a zip file. The same source gives the same bytes."""
-    if (came := came_as()) is not None:
+    if (came := find_own_archive()) is not None:
         return came.read_bytes()
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as zipped:
-        for name, source in sorted(_files()):
+        for name, source in sorted(_read_package_files()):
             zipped.writestr(zipfile.ZipInfo(name, _DATE), source, zipfile.ZIP_DEFLATED)
     return content.getvalue()
 
 
-def came_as() -> Path | None:
+def find_own_archive() -> Path | None:
     """Return the archive from which this process imports the package. Return None if the package is
     imported from a folder."""
     loader: object = getattr(holdfast.__spec__, "loader", None)
     return Path(loader.archive) if isinstance(loader, zipimport.zipimporter) else None
 
 
-def _files() -> Iterator[tuple[str, bytes]]:
+def _read_package_files() -> Iterator[tuple[str, bytes]]:
     """Yield (name in the archive, content) of each file of the package."""
     folder = Path(holdfast.__file__).parent
     # In a checkout, the sub-packages are links to folders outside the package. An installed package

@@ -2,9 +2,9 @@
 
 Spark forwards the archives of a session to executors and planning processes, but not to the process
 that drives a stream and, over Spark Connect, not to the tasks of a stream. The first object that
-such a process unpickles has a class with the metaclass `Travelling`. After `bring`, the pickle of
-such a class contains the archive. A process that lacks the package saves the archive to a file and
-imports the package from it.
+such a process unpickles has a class with the metaclass `SelfUnpackingMeta`. After `ship_archive`,
+the pickle of such a class contains the archive. A process that lacks the package saves the archive
+to a file and imports the package from it.
 """
 
 import copyreg
@@ -12,31 +12,31 @@ from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any
 
-_brought: bytes | None = None
+_shipped_archive: bytes | None = None
 
 
-def bring(archive: bytes) -> None:
+def ship_archive(archive: bytes) -> None:
     """Include this archive in all later pickles of this process."""
-    global _brought  # noqa: PLW0603  one package, one process
-    _brought = archive
+    global _shipped_archive  # noqa: PLW0603  one package, one process
+    _shipped_archive = archive
 
 
-class Travelling(ABCMeta):
-    """A metaclass. Its classes are pickled by name; after `bring`, the pickle also contains the
-    package's archive."""
+class SelfUnpackingMeta(ABCMeta):
+    """The metaclass of classes that are pickled by name; after `ship_archive`, their pickles also
+    contain the package's archive."""
 
 
-def _reduce(cls: type) -> str | tuple[Callable[..., type], tuple[Any, ...]]:
-    if _brought is None:
+def _reduce_class(cls: type) -> str | tuple[Callable[..., type], tuple[Any, ...]]:
+    if _shipped_archive is None:
         return cls.__qualname__
-    return _arrival(), (cls.__module__, cls.__qualname__, _brought)
+    return _make_class_finder(), (cls.__module__, cls.__qualname__, _shipped_archive)
 
 
-def _arrival() -> Callable[[str, str, bytes], type]:
+def _make_class_finder() -> Callable[[str, str, bytes], type]:
     """Return the function that finds a class in the receiving process. The function is nested, so
     that Spark pickles its code, not its name."""
 
-    def arrive(module: str, name: str, archive: bytes) -> type:
+    def find_class(module: str, name: str, archive: bytes) -> type:
         import importlib
         import os
         import sys
@@ -53,11 +53,11 @@ def _arrival() -> Callable[[str, str, bytes], type]:
             sys.path.append(path)
             importlib.invalidate_caches()
         # This process may pickle the class for yet another process.
-        importlib.import_module("holdfast.spark.deploy.pickling").bring(archive)
+        importlib.import_module("holdfast.spark.deploy.pickling").ship_archive(archive)
         found: type = getattr(importlib.import_module(module), name)
         return found
 
-    return arrive
+    return find_class
 
 
-copyreg.pickle(Travelling, _reduce)  # type: ignore[arg-type]
+copyreg.pickle(SelfUnpackingMeta, _reduce_class)  # type: ignore[arg-type]

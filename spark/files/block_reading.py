@@ -21,10 +21,10 @@ NEAR_BYTES = 8 * 1024
 #: faster.
 APART_BYTES = 16 * 1024
 #: The fields of a block header that its row in the block table also has.
-_TOLD = ("topic_id", "queue_id", "base_offset", "physical_offset", "message_count")
+_TABLE_FIELDS = ("topic_id", "queue_id", "base_offset", "physical_offset", "message_count")
 
 
-def groups(rows: Blocks) -> Iterator[Blocks]:
+def group_rows(rows: Blocks) -> Iterator[Blocks]:
     """Divide the rows of a block table into groups of about the size of one record batch. Each
     group has at least one block."""
     sizes = np.cumsum(rows["size"], dtype=np.int64)
@@ -50,15 +50,15 @@ def read_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
     # error.
     are_large = int(rows["body_bytes"].sum(dtype=np.int64)) >= APART_BYTES * len(rows)
     apart = are_large and len(rows) > 1
-    run = (_with_bodies_apart if apart else _as_they_lie)(file, rows)
+    run = (_read_bodies_apart if apart else _read_whole_blocks)(file, rows)
     if len(run) != len(rows) or any(
-        not np.array_equal(run.field(name), rows[name].astype(np.int64)) for name in _TOLD
+        not np.array_equal(run.field(name), rows[name].astype(np.int64)) for name in _TABLE_FIELDS
     ):
         raise CorruptBatch("misplaced", "blocks of other places than they are read at")
     return run
 
 
-def _as_they_lie(file: SegmentFile, rows: Blocks) -> BatchRun:
+def _read_whole_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
     """Read blocks one after another into one buffer. One system call reads several blocks that are
     near each other; the bytes between the blocks go to a scratch buffer."""
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
@@ -79,7 +79,7 @@ def _as_they_lie(file: SegmentFile, rows: Blocks) -> BatchRun:
     return BatchRun(buffer.toreadonly())
 
 
-def _with_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
+def _read_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
     """Read the bodies of all blocks directly into the buffer that becomes the body column, so that
     they are not copied again."""
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)

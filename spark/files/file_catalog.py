@@ -22,9 +22,9 @@ from holdfast.spark.options.offsets import OffsetRange, QueueState, SegmentRange
 
 #: After retention has deleted a file, it takes a moment until the log records the new first offsets
 #: of the queues. The catalog reads the log at most this many times to find them.
-_NOTE_ATTEMPTS = 4
+_TRIM_ATTEMPTS = 4
 #: The pause between two of these reads.
-_NOTE_PAUSE_S = 0.05
+_TRIM_PAUSE_S = 0.05
 #: A plan sends at most this many rows of the block table with a part (about 450 KiB).
 MAX_ROWS_SENT = 8192
 
@@ -60,13 +60,13 @@ class FileCatalog:
 
     def describe(self, topic: str) -> TopicState:
         """Return the topic's id and the current range of each queue."""
-        for attempt in range(1, _NOTE_ATTEMPTS + 1):
+        for attempt in range(1, _TRIM_ATTEMPTS + 1):
             self._refresh()
             found = self._topic(topic)
             bounds = self._bounds(found, self._durable(found))
-            if attempt == _NOTE_ATTEMPTS or not self._is_note_missing(found, bounds):
+            if attempt == _TRIM_ATTEMPTS or not self._lacks_new_start(found, bounds):
                 break
-            self._sleep(_NOTE_PAUSE_S)
+            self._sleep(_TRIM_PAUSE_S)
         queues = {queue: bounds.get(queue, QueueState(0, 0)) for queue in range(found.queue_count)}
         levels = found.priority_levels if found.priority_levels > 1 else None
         return TopicState(topic, found.topic_id, queues, levels)
@@ -112,7 +112,7 @@ class FileCatalog:
             if part.start < low or part.end > high:
                 raise OutOfRange(topic, queue, part.start, part.end)
         cuts = [
-            _Cut(self._log, topic_id, queue, part)
+            _RangeCutter(self._log, topic_id, queue, part)
             for queue, part in sorted(ranges.items())
             if part.start < part.end
         ]
@@ -148,13 +148,13 @@ class FileCatalog:
     def _bounds(self, topic: Topic, durable: int | None) -> dict[int, QueueState]:
         """Return the range of each queue that has messages below the physical offset `durable`;
         None means that there is no limit."""
-        kept = self._state.kept(topic.topic_id)
-        ends = dict(kept)
+        first_offsets = self._state.first_offsets(topic.topic_id)
+        ends = dict(first_offsets)
         for queue, end in self._state.lost_ends(topic.topic_id).items():
             ends[queue] = max(ends.get(queue, 0), end)
         for queue, end in self._visible_ends(topic.topic_id, durable).items():
             ends[queue] = max(ends.get(queue, 0), end)
-        return {queue: QueueState(kept.get(queue, 0), end) for queue, end in ends.items()}
+        return {queue: QueueState(first_offsets.get(queue, 0), end) for queue, end in ends.items()}
 
     def _visible_ends(self, topic_id: int, durable: int | None) -> dict[int, int]:
         """Return the end of each queue that has blocks. Only blocks below the physical offset
@@ -167,7 +167,7 @@ class FileCatalog:
                 ends[queue] = max(ends.get(queue, 0), end)
         return ends
 
-    def _is_note_missing(self, topic: Topic, bounds: Mapping[int, QueueState]) -> bool:
+    def _lacks_new_start(self, topic: Topic, bounds: Mapping[int, QueueState]) -> bool:
         """Return True if a queue's first messages were deleted with the oldest files, but the log
         does not yet record the queue's new first offset."""
         segments = self._log.segments
@@ -205,7 +205,7 @@ def _durable_end(
     return end
 
 
-class _Cut:
+class _RangeCutter:
     """A range of one queue, to be cut by bytes at block borders. To save memory, the rows of the
     block table are read twice and not kept."""
 
@@ -235,31 +235,31 @@ class _Cut:
                 border = int(rows["base_offset"][row])
                 if border <= start:
                     continue
-                _extend(segments, segment, rows[done:row])
+                _append_range(segments, segment, rows[done:row])
                 size = int(begins[row]) - start_bytes
                 yield Split(self._queue, start, border, size, tuple(segments))
                 start, start_bytes, done = border, int(begins[row]), row
                 segments = []
-            _extend(segments, segment, rows[done:])
+            _append_range(segments, segment, rows[done:])
         size = self.size_bytes - start_bytes
         yield Split(self._queue, start, self._part.end, size, tuple(segments))
 
 
-def _extend(segments: list[SegmentRange], segment: LogSegment, rows: Blocks) -> None:
+def _append_range(segments: list[SegmentRange], segment: LogSegment, rows: Blocks) -> None:
     """Add to `segments` the physical range of these blocks. If the last range in `segments` is in
     the same segment, join the two ranges."""
     if not len(rows):
         return
     first = int(rows["physical_offset"][0])
     end = int(rows["physical_offset"][-1]) + int(rows["size"][-1])
-    found = SegmentRange(*segment.file.identity, first, end, _to_send(segment, rows))
+    found = SegmentRange(*segment.file.identity, first, end, _rows_for_plan(segment, rows))
     if segments and segments[-1].start_offset == found.start_offset:
-        segments[-1] = segments[-1].joined(found)
+        segments[-1] = segments[-1].join(found)
     else:
         segments.append(found)
 
 
-def _to_send(segment: LogSegment, rows: Blocks) -> bytes:
+def _rows_for_plan(segment: LogSegment, rows: Blocks) -> bytes:
     """Return the rows of the block table that the plan sends with a part. Return no rows if the
     file has a footer, or if there are too many rows."""
     is_found_by_walking = isinstance(segment.blocks, WalkedBlocks)

@@ -110,18 +110,18 @@ class LogFiles:
                 continue
             following = row[index + 1 :]
             if any(len(each.blocks) for each in following):
-                self._prove_by(following)
+                self._raise_proven_offset(following)
                 walked.advance(self._proven)
             if not walked.is_ended:
                 return tuple(row[: index + 1])
         return tuple(row)
 
-    def _prove_by(self, segments: list[LogSegment]) -> None:
+    def _raise_proven_offset(self, segments: list[LogSegment]) -> None:
         """Increase the proven durable offset, from one block header of each sealed segment. A block
         header records up to which offset the log was durable."""
         for segment in segments:
             if isinstance(segment.blocks, SealedBlocks):
-                place = segment.blocks.any_place()
+                place = segment.blocks.any_block_offset()
                 if place is None:
                     continue
                 try:

@@ -24,7 +24,7 @@ from holdfast.spark.errors import FilesUnreadable
 from holdfast.spark.files.log_files import LogFiles
 
 _QUEUE = 0
-_FOR_EVER = 2**62
+_MAX_OFFSET = 2**62
 
 
 class LogState:
@@ -86,7 +86,7 @@ class LogState:
         """Apply the records from offset `start` on, and return the offset after the last record.
         Raises CorruptBatch."""
         following = start
-        for segment, rows in self._log.rows(STATE_TOPIC_ID, _QUEUE, start, _FOR_EVER):
+        for segment, rows in self._log.rows(STATE_TOPIC_ID, _QUEUE, start, _MAX_OFFSET):
             for row in rows:
                 place, base = int(row["physical_offset"]), int(row["base_offset"])
                 batch = Batch.decode(segment.file.read(place, int(row["size"])))
@@ -114,7 +114,7 @@ class LogState:
         except MalformedRecord as error:
             raise FilesUnreadable(self._path, str(error)) from error
 
-    def kept(self, topic_id: int) -> dict[int, int]:
+    def first_offsets(self, topic_id: int) -> dict[int, int]:
         """Return the first offset that retention keeps in each queue of a topic. A queue that is
         not listed begins at 0."""
         value = self.records.get(kept_key(topic_id))

@@ -29,13 +29,13 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 #: Files whose tables this process found intact, so that it does not check them again for each plan.
 #: Reading all tables of a large log takes longer than the rest of a plan.
 _intact: set[FileChange] = set()
-_MOST_REMEMBERED = 65_536
+_MAX_REMEMBERED = 65_536
 #: If a file was changed less than this many nanoseconds ago, it may change again without a new
 #: change time. So the file is not remembered as intact yet.
-_SETTLED_NS = 1_000_000_000
+_UNCHANGED_NS = 1_000_000_000
 
 #: Base offsets that sort before and after all rows of a queue.
-_FIRST, _BEHIND = -1, 2**63
+_BEFORE_ALL, _AFTER_ALL = -1, 2**63
 
 
 class SealedBlocks:
@@ -48,7 +48,7 @@ class SealedBlocks:
         self._trailer = trailer
         self._at = file.end_offset - trailer.footer_size
         self._queues: dict[int, dict[int, tuple[int, int]]] = {}
-        self._stretches: dict[tuple[int, int], tuple[int, int]] = {}
+        self._row_ranges: dict[tuple[int, int], tuple[int, int]] = {}
 
     @classmethod
     def of(cls, file: SegmentFile) -> "SealedBlocks | None":
@@ -76,15 +76,15 @@ class SealedBlocks:
         change = self._file.last_change()
         if change in _intact:
             return True
-        if not self._is_as_sealed():
+        if not self._matches_checksum():
             return False
-        if time.time_ns() - change.at_ns > _SETTLED_NS:
-            if len(_intact) >= _MOST_REMEMBERED:
+        if time.time_ns() - change.at_ns > _UNCHANGED_NS:
+            if len(_intact) >= _MAX_REMEMBERED:
                 _intact.clear()
             _intact.add(change)
         return True
 
-    def _is_as_sealed(self) -> bool:
+    def _matches_checksum(self) -> bool:
         crc, at, left = 0, self._at, self._trailer.footer_size - TRAILER_SIZE
         while left > 0:
             chunk = self._file.read(at, min(left, _CHUNK_BYTES))
@@ -100,17 +100,17 @@ class SealedBlocks:
         found = self._queues.get(topic_id)
         if found is None:
             found = self._queues[topic_id] = {}
-            row = self._find(topic_id, 0, _FIRST)
+            row = self._find(topic_id, 0, _BEFORE_ALL)
             while row < self._count and (first := self._row(row))[0] == topic_id:
                 queue, base = int(first[1]), int(first[2])
-                row = self._stretch(topic_id, queue, row)[1]
+                row = self._row_range(topic_id, queue, row)[1]
                 found[queue] = base, end_offset(self._read(row - 1, row)[0])
         return found
 
     def rows(self, topic_id: int, queue: int, start: int, end: int) -> Iterator[Blocks]:
         """Yield the rows of a queue's blocks with offsets in [start, end), in order. If the table
         is damaged, rows may be missing, but rows of another queue never appear."""
-        first, behind = self._stretch(topic_id, queue)
+        first, behind = self._row_range(topic_id, queue)
         if first == behind:
             return
         # Usually the whole queue is requested. Then neither of these searches is needed.
@@ -124,19 +124,19 @@ class SealedBlocks:
             if len(rows):
                 yield rows
 
-    def any_place(self) -> int | None:
+    def any_block_offset(self) -> int | None:
         """Return the physical offset of one block, or None if there are no blocks."""
         return int(self._read(0, 1)["physical_offset"][0]) if self._count else None
 
-    def _stretch(self, topic_id: int, queue: int, begin: int | None = None) -> tuple[int, int]:
+    def _row_range(self, topic_id: int, queue: int, begin: int | None = None) -> tuple[int, int]:
         """Return the numbers of a queue's first row and of the row after its last. `begin` is the
         number of the first row, if it is known."""
-        found = self._stretches.get((topic_id, queue))
+        found = self._row_ranges.get((topic_id, queue))
         if found is None:
             if begin is None:
-                begin = self._find(topic_id, queue, _FIRST)
-            found = begin, self._find(topic_id, queue, _BEHIND, begin)
-            self._stretches[topic_id, queue] = found
+                begin = self._find(topic_id, queue, _BEFORE_ALL)
+            found = begin, self._find(topic_id, queue, _AFTER_ALL, begin)
+            self._row_ranges[topic_id, queue] = found
         return found
 
     def _find(

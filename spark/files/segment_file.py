@@ -61,7 +61,9 @@ class SegmentFile:
             size = os.fstat(descriptor).st_size
             if size < SEGMENT_HEADER_SIZE:
                 raise CorruptBatch("truncated-segment", f"{size} bytes are no segment")
-            header = _header(os.pread(descriptor, SEGMENT_HEADER_SIZE, 0), start_offset, size)
+            header = _decode_header(
+                os.pread(descriptor, SEGMENT_HEADER_SIZE, 0), start_offset, size
+            )
         except BaseException:
             os.close(descriptor)
             raise
@@ -132,7 +134,7 @@ class SegmentFile:
     __del__ = close
 
 
-def _header(page: bytes, start_offset: int, size: int) -> SegmentHeader:
+def _decode_header(page: bytes, start_offset: int, size: int) -> SegmentHeader:
     try:
         header = SegmentHeader.decode(page)
     except CorruptBatch:

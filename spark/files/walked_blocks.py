@@ -63,7 +63,7 @@ class WalkedBlocks:
         self._rows: dict[tuple[int, int], list[Blocks]] = {}
         self._are_large = True
         self._window = _LEAST_BYTES
-        self._searched_at = -1
+        self._damage_searched_at = -1
 
     def __len__(self) -> int:
         return sum(len(piece) for pieces in self._rows.values() for piece in pieces)
@@ -78,9 +78,9 @@ class WalkedBlocks:
         while not self.is_ended and self.end < border:
             headers = self._headers_at(self.end, border)
             if len(headers):
-                if not self._take(headers[headers["physical_offset"] < border]):
+                if not self._add_blocks(headers[headers["physical_offset"] < border]):
                     return
-            elif not self._pass_damage():
+            elif not self._skip_damage():
                 return
         self.is_ended = self.is_ended or self.end >= self._file.end_offset
 
@@ -101,7 +101,7 @@ class WalkedBlocks:
             self._are_large = size >= _LARGE_BYTES * len(headers)
         return headers
 
-    def _take(self, headers: Headers) -> bool:
+    def _add_blocks(self, headers: Headers) -> bool:
         """Add blocks up to the first incomplete one. Return True if the walk may continue."""
         self.durable_offset = max(self.durable_offset, int(headers["durable_offset"].max()))
         ends = block_ends(headers)
@@ -111,17 +111,17 @@ class WalkedBlocks:
                 whole = index
                 break
         if whole:
-            self._put(headers[:whole])
+            self._add_rows(headers[:whole])
             self.end = int(ends[whole - 1])
-        return whole == len(headers) or self._pass_damage()
+        return whole == len(headers) or self._skip_damage()
 
     def _is_whole(self, header: np.void) -> bool:
         size = int(header["total_size"]) - HEADER_SIZE
         payload = self._file.read(int(header["physical_offset"]) + HEADER_SIZE, size)
         return len(payload) == size and crc32c(payload) == int(header["payload_crc"])
 
-    def _put(self, headers: Headers) -> None:
-        rows = _rows_of(headers)
+    def _add_rows(self, headers: Headers) -> None:
+        rows = _to_rows(headers)
         order = np.lexsort((rows["queue_id"], rows["topic_id"]))  # stable: in order of the log
         rows = rows[order]
         change = (np.diff(rows["topic_id"]) != 0) | (np.diff(rows["queue_id"]) != 0)
@@ -129,7 +129,7 @@ class WalkedBlocks:
             key = int(piece[0]["topic_id"]), int(piece[0]["queue_id"])
             self._rows.setdefault(key, []).append(piece)
 
-    def _pass_damage(self) -> bool:
+    def _skip_damage(self) -> bool:
         """Examine bytes that are not a block. Return True if the walk continues after them."""
         at, end = self.end, self._file.end_offset
         if at + END_MARK_SIZE + TRAILER_SIZE > end:
@@ -139,31 +139,31 @@ class WalkedBlocks:
         if is_end_mark(found, at):
             self.is_ended = True
             return False
-        if at == self._searched_at and not any(found):
+        if at == self._damage_searched_at and not any(found):
             return False  # these bytes were searched before, and are still unwritten
-        damage = self._search(at)
+        damage = self._find_damage(at)
         if damage is None:
             return True  # meanwhile the broker has completed a block here
-        self._searched_at = at
+        self._damage_searched_at = at
         if damage.reason == "unwritten":
             return False
-        if damage.start >= self.durable_offset and not self._is_proven_behind(damage):
+        if damage.start >= self.durable_offset and not self._is_proven_durable(damage):
             return False
         if damage.header is not None:
             # The offsets of a damaged block are never assigned again. Keep its row, so that a read
             # of these offsets reports the damage.
-            self._put(np.frombuffer(self._file.read(damage.start, HEADER_SIZE), HEADER_DTYPE))
+            self._add_rows(np.frombuffer(self._file.read(damage.start, HEADER_SIZE), HEADER_DTYPE))
         self.end = damage.end
         return True
 
-    def _search(self, at: int) -> Damage | None:
+    def _find_damage(self, at: int) -> Damage | None:
         """Return the damage that begins at `at`, or None if a block begins there."""
         segment = self._file.as_segment()
         with closing(segment.file):
             found = next(scan_segment(segment, at), None)
         return found if isinstance(found, Damage) else None
 
-    def _is_proven_behind(self, damage: Damage) -> bool:
+    def _is_proven_durable(self, damage: Damage) -> bool:
         """Return True if blocks after the damage prove that the damaged bytes were durable."""
         at = damage.end
         while at < self._file.end_offset:
@@ -196,7 +196,7 @@ class WalkedBlocks:
                 yield rows
 
 
-def _rows_of(headers: Headers) -> Blocks:
+def _to_rows(headers: Headers) -> Blocks:
     """Return headers in the format of a footer's block table."""
     rows: Blocks = np.empty(len(headers), BLOCK_DTYPE)
     for name in BLOCK_DTYPE.names or ():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.parser import GivenOptions
+from holdfast.spark.options.parser import OptionParser
 from holdfast.spark.options.tls import NO_TLS_FILES, TlsFiles
 
 ADDRESS_OPTIONS: Mapping[str, str] = {
@@ -31,13 +31,13 @@ class Address:
     tls: TlsFiles = NO_TLS_FILES
 
 
-def parse_address(options: GivenOptions) -> Address:
+def parse_address(options: OptionParser) -> Address:
     """Return the broker's address and credentials. Raises InvalidOption."""
     url = _parse_url(options)
     return Address(url, _parse_token(options), _parse_tls(options, url))
 
 
-def _parse_token(options: GivenOptions) -> str | None:
+def _parse_token(options: OptionParser) -> str | None:
     """Return the token, or None if there is none. The error message does not quote the token."""
     token = options.text("token")
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
@@ -45,7 +45,7 @@ def _parse_token(options: GivenOptions) -> str | None:
     return token
 
 
-def _parse_url(options: GivenOptions) -> str:
+def _parse_url(options: OptionParser) -> str:
     name = options.exactly_one("url", "kafka.bootstrap.servers")
     text = options.text(name) or ""
     if _USER.search(text):  # checked first, so that no message quotes a password
@@ -65,7 +65,7 @@ def _parse_url(options: GivenOptions) -> str:
     return url.rstrip("/")
 
 
-def _parse_tls(options: GivenOptions, url: str) -> TlsFiles:
+def _parse_tls(options: OptionParser, url: str) -> TlsFiles:
     files = TlsFiles(options.text("caFile"), options.text("certFile"), options.text("keyFile"))
     for name, value in (("caFile", files.ca_file), ("certFile", files.cert_file)):
         if value is not None and urlsplit(url).scheme != "https":

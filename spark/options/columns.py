@@ -80,13 +80,13 @@ def _parse_names(asked: str, known: Mapping[str, str]) -> list[str]:
     names = [name.strip() for name in asked.split(",")]
     for name in names:
         if name not in known:
-            raise InvalidOption("columns", f"no column {name!r}{nearest(name, known)}")
+            raise InvalidOption("columns", f"no column {name!r}{suggest_name(name, known)}")
     if len(set(names)) < len(names):
         raise InvalidOption("columns", f"a column is named twice in {asked!r}")
     return names
 
 
-def nearest(word: str, known: Mapping[str, object] | Sequence[str]) -> str:
+def suggest_name(word: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """Return "; did you mean ...?" with the known word that is most similar to `word`. If none is
     similar, return a list of all known words instead."""
     by_fold = {name.lower(): name for name in known}
@@ -96,6 +96,6 @@ def nearest(word: str, known: Mapping[str, object] | Sequence[str]) -> str:
     return f"; there are {', '.join(known)}"
 
 
-def ddl_of(columns: Mapping[str, str]) -> str:
+def format_ddl(columns: Mapping[str, str]) -> str:
     """Return the columns as a Spark DDL schema."""
     return ", ".join(f"`{name}` {ddl}" for name, ddl in columns.items())

@@ -46,7 +46,7 @@ _REFUSALS = (
 )
 
 
-def refusal(name: str) -> str | None:
+def explain_refusal(name: str) -> str | None:
     """Return the refusal of an unsupported Kafka option, or None for any other name."""
     folded = name.lower()
     return next((why for pattern, why in _REFUSALS if fnmatchcase(folded, pattern)), None)

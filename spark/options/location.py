@@ -14,10 +14,10 @@ from typing import Literal, cast
 
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.address import ADDRESS_OPTIONS, Address, parse_address
-from holdfast.spark.options.parser import GivenOptions
+from holdfast.spark.options.parser import OptionParser
 
 #: The options of every kind of read, with or without a broker.
-PLACE_OPTIONS: Mapping[str, str] = {
+LOCATION_OPTIONS: Mapping[str, str] = {
     **ADDRESS_OPTIONS,
     "path": "data directory, as driver and executors see it: read its files, with or without url",
     "transport": "auto (default): files where they fit, else HTTP; files or http: only these",
@@ -27,14 +27,14 @@ Transport = Literal["auto", "files", "http"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DataLocation:
     """A broker's address, a data directory, or both. At least one of them is set."""
 
     address: Address | None
     path: str | None
     transport: Transport = "auto"
 
-    def broker(self, why: str) -> Address:
+    def require_broker(self, why: str) -> Address:
         """Return the broker's address. If there is none, raises InvalidOption with `why` as the
         reason."""
         if self.address is None:
@@ -42,7 +42,7 @@ class Place:
         return self.address
 
 
-def parse_place(options: GivenOptions) -> Place:
+def parse_location(options: OptionParser) -> DataLocation:
     """Return the source of rows. Raises InvalidOption."""
     path = options.text("path")
     has_url = any(options.text(name) is not None for name in ("url", "kafka.bootstrap.servers"))
@@ -62,4 +62,4 @@ def parse_place(options: GivenOptions) -> Place:
         raise InvalidOption("transport", "is files: give path, the data directory to read")
     if transport == "http" and address is None:
         raise InvalidOption("transport", "is http: give url, the broker to ask")
-    return Place(address, path, transport)
+    return DataLocation(address, path, transport)

@@ -17,14 +17,14 @@ LATEST = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Everywhere:
+class EarliestOrLatest:
     """The same start or end in every queue: EARLIEST or LATEST."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ExplicitOffsets:
     """Explicit offsets: topic -> queue -> offset. The key None means the only topic of the read."""
 
     by_topic: Mapping[str | None, Mapping[int, int]]
@@ -35,7 +35,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class OfGroup:
+class StoredByGroup:
     """The offsets that a consumer group has stored."""
 
     group: str
@@ -65,7 +65,7 @@ class AtTimes:
         return self.by_topic.get(None) or self.by_topic.get(topic, {})
 
 
-OffsetSpec = Everywhere | Given | OfGroup | AtTime | AtTimes
+OffsetSpec = EarliestOrLatest | ExplicitOffsets | StoredByGroup | AtTime | AtTimes
 
 
 class QueueState(NamedTuple):
@@ -98,7 +98,7 @@ class SegmentRange(NamedTuple):
     end: int
     blocks: bytes = b""
 
-    def joined(self, later: "SegmentRange") -> "SegmentRange":
+    def join(self, later: "SegmentRange") -> "SegmentRange":
         """Return this range and a later one in the same segment, joined into one."""
         blocks = self.blocks + later.blocks if self.blocks and later.blocks else b""
         return self._replace(end=later.end, blocks=blocks)
@@ -143,19 +143,19 @@ def parse_offsets(option: str, text: str, *, useless: int | None) -> OffsetSpec:
     word = text.strip()
     folded = word.lower()
     if folded == "earliest":
-        return _checked(option, Everywhere(EARLIEST), useless)
+        return _refuse_useless(option, EarliestOrLatest(EARLIEST), useless)
     if folded == "latest":
-        return _checked(option, Everywhere(LATEST), useless)
+        return _refuse_useless(option, EarliestOrLatest(LATEST), useless)
     if folded.startswith("group:"):
         group = word[len("group:") :].strip()
         if not group:
             raise InvalidOption(option, "'group:' is followed by the name of a consumer group")
-        return OfGroup(group)
+        return StoredByGroup(group)
     if not word.startswith("{"):
         raise InvalidOption(
             option, f'{word!r} is none of earliest, latest, group:NAME and JSON such as {{"0": 12}}'
         )
-    return _checked(option, Given(_parse_json(option, word)), useless)
+    return _refuse_useless(option, ExplicitOffsets(_parse_json(option, word)), useless)
 
 
 def parse_times(option: str, text: str) -> dict[str | None, dict[int, int]]:
@@ -199,11 +199,13 @@ def _parse_queues(option: str, queues: Mapping[str, object]) -> dict[int, int]:
     return offsets
 
 
-def _checked(option: str, spec: Everywhere | Given, useless: int | None) -> OffsetSpec:
+def _refuse_useless(
+    option: str, spec: EarliestOrLatest | ExplicitOffsets, useless: int | None
+) -> OffsetSpec:
     """Return `spec`. Raises InvalidOption if it contains the offset `useless`."""
     queues = (
         [spec.offset]
-        if isinstance(spec, Everywhere)
+        if isinstance(spec, EarliestOrLatest)
         else [offset for queues in spec.by_topic.values() for offset in queues.values()]
     )
     if useless in queues:
@@ -212,7 +214,7 @@ def _checked(option: str, spec: Everywhere | Given, useless: int | None) -> Offs
     return spec
 
 
-def resolve(
+def resolve_ranges(
     topic: str,
     queues: Mapping[int, QueueState],
     start: OffsetSpec,
@@ -231,7 +233,7 @@ def resolve(
     `fail_on_data_loss` is set, and the range has lost messages to retention, raises DataLost.
     """
     for option, spec in (("startingOffsets", start), ("endingOffsets", end)):
-        for queue in spec.of(topic) if isinstance(spec, Given | AtTimes) else ():
+        for queue in spec.of(topic) if isinstance(spec, ExplicitOffsets | AtTimes) else ():
             if queue not in queues:
                 there = ", ".join(map(str, sorted(queues)))
                 raise InvalidOption(
@@ -243,7 +245,7 @@ def resolve(
         last = _resolve_one(end, topic, queue, state, end_lookup, otherwise=state.max_offset)
         _check_end("endingOffsets", end, topic, queue, last, state)
         last = min(last, state.max_offset)
-        if isinstance(start, Given | OfGroup):
+        if isinstance(start, ExplicitOffsets | StoredByGroup):
             _check_end("startingOffsets", start, topic, queue, first, state)
             if first > last:
                 raise InvalidOption(
@@ -262,7 +264,7 @@ def _check_end(
     option: str, spec: OffsetSpec, topic: str, queue: int, offset: int, state: QueueState
 ) -> None:
     """Raise InvalidOption if an explicit or stored offset is after the queue's end."""
-    if isinstance(spec, Given | OfGroup) and offset > state.max_offset:
+    if isinstance(spec, ExplicitOffsets | StoredByGroup) and offset > state.max_offset:
         raise InvalidOption(
             option,
             f"offset {offset} is beyond the end of queue {queue} of {topic!r}, which is "
@@ -280,11 +282,11 @@ def _resolve_one(
     otherwise: int,
 ) -> int:
     match spec:
-        case Everywhere(offset):
+        case EarliestOrLatest(offset):
             named = offset
-        case Given():
+        case ExplicitOffsets():
             named = spec.of(topic).get(queue, otherwise)
-        case OfGroup():
+        case StoredByGroup():
             named = lookup.get(queue, state.min_offset)
         case AtTime() | AtTimes():
             named = lookup.get(queue, otherwise)
@@ -293,7 +295,7 @@ def _resolve_one(
     return state.max_offset if named == LATEST else named
 
 
-def offsets_json(by_topic: Mapping[str, Mapping[int, int]]) -> str:
+def format_offsets(by_topic: Mapping[str, Mapping[int, int]]) -> str:
     """Return offsets in the JSON form of startingOffsets and endingOffsets."""
     return json.dumps(
         {

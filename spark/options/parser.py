@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.columns import nearest
-from holdfast.spark.options.kafka import refusal
+from holdfast.spark.options.columns import suggest_name
+from holdfast.spark.options.kafka import explain_refusal
 
 _SIZE = re.compile(r"(\d+) *([kmg]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -19,7 +19,7 @@ _DURATION = re.compile(r"(\d+) *(ms|s|m|h)", re.IGNORECASE | re.ASCII)
 _DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
-class GivenOptions:
+class OptionParser:
     """The options that the user gave, and one method for each kind of value to parse.
 
     `known` are the options of this kind of job: name -> what it does. `elsewhere` are the options
@@ -41,7 +41,7 @@ class GivenOptions:
             if name.lower() in refused:
                 raise InvalidOption(*refused[name.lower()])
             if name.lower() not in by_fold:
-                raise _unknown(name, [*known, *elsewhere])
+                raise _unknown_option(name, [*known, *elsewhere])
             self._given[by_fold[name.lower()]] = value
 
     def text(self, name: str) -> str | None:
@@ -141,7 +141,7 @@ def parse_list(name: str, text: str) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-def _unknown(name: str, known: Sequence[str]) -> InvalidOption:
-    if (why := refusal(name)) is not None:
+def _unknown_option(name: str, known: Sequence[str]) -> InvalidOption:
+    if (why := explain_refusal(name)) is not None:
         return InvalidOption(name, why)
-    return InvalidOption(name, f"is unknown{nearest(name, known)}")
+    return InvalidOption(name, f"is unknown{suggest_name(name, known)}")

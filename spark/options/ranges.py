@@ -12,13 +12,13 @@ from holdfast.spark.options.offsets import (
     LATEST,
     AtTime,
     AtTimes,
-    Everywhere,
-    Given,
+    EarliestOrLatest,
+    ExplicitOffsets,
     OffsetSpec,
     parse_offsets,
     parse_times,
 )
-from holdfast.spark.options.parser import GivenOptions
+from holdfast.spark.options.parser import OptionParser
 
 RANGE_OPTIONS: Mapping[str, str] = {
     "startingOffsets": "earliest (default), JSON, or group:NAME",
@@ -33,7 +33,7 @@ RANGE_OPTIONS: Mapping[str, str] = {
 
 
 def parse_range(
-    options: GivenOptions, *, several: bool, streaming: bool, schema: str
+    options: OptionParser, *, several: bool, streaming: bool, schema: str
 ) -> tuple[OffsetSpec, OffsetSpec]:
     """Return the start and the end of a read. `several` is True if the read may have more than one
     topic. Raises InvalidOption."""
@@ -41,14 +41,14 @@ def parse_range(
     start = _parse_end(
         options,
         ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
-        otherwise=Everywhere(LATEST if streaming else EARLIEST),
+        otherwise=EarliestOrLatest(LATEST if streaming else EARLIEST),
         useless=None if streaming else LATEST,
         must_match=must_match,
     )
     end = _parse_end(
         options,
         ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-        otherwise=Everywhere(LATEST),
+        otherwise=EarliestOrLatest(LATEST),
         useless=EARLIEST,
     )
     match start, end:
@@ -57,7 +57,7 @@ def parse_range(
                 "startingTimestamp", f"{first_ms} is after endingTimestamp {last_ms}"
             )
     for side, spec in (("starting", start), ("ending", end)):
-        if several and isinstance(spec, Given | AtTimes) and None in spec.by_topic:
+        if several and isinstance(spec, ExplicitOffsets | AtTimes) and None in spec.by_topic:
             name = f"{side}Offsets" + ("ByTimestamp" if isinstance(spec, AtTimes) else "")
             raise InvalidOption(
                 name, 'several topics are read: name them, as in {"orders": {"0": 12}}'
@@ -66,7 +66,7 @@ def parse_range(
 
 
 def _parse_end(
-    options: GivenOptions,
+    options: OptionParser,
     names: tuple[str, str, str],
     *,
     otherwise: OffsetSpec,
@@ -84,7 +84,7 @@ def _parse_end(
     return otherwise if timestamp_ms is None else AtTime(timestamp_ms, must_match)
 
 
-def _parse_strategy(options: GivenOptions, schema: str) -> str:
+def _parse_strategy(options: OptionParser, schema: str) -> str:
     name = "startingOffsetsByTimestampStrategy"
     if options.text(name) is not None and not any(
         options.text(each) for each in ("startingTimestamp", "startingOffsetsByTimestamp")

@@ -12,14 +12,14 @@ from typing import Any
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.address import Address
 from holdfast.spark.options.columns import SCHEMAS, choose_columns
-from holdfast.spark.options.location import PLACE_OPTIONS, Place, parse_place
+from holdfast.spark.options.location import LOCATION_OPTIONS, DataLocation, parse_location
 from holdfast.spark.options.offsets import OffsetSpec
-from holdfast.spark.options.parser import GivenOptions, parse_list
+from holdfast.spark.options.parser import OptionParser, parse_list
 from holdfast.spark.options.ranges import RANGE_OPTIONS, parse_range
 
 #: Every option and what it does; docs/spark.md lists the same.
 OPTIONS: Mapping[str, str] = {
-    **PLACE_OPTIONS,
+    **LOCATION_OPTIONS,
     "topic": "topic to read, or several with commas between",
     "subscribe": "the same under its Kafka name",
     "subscribePattern": "regular expression that topics match as a whole",
@@ -50,7 +50,9 @@ STREAM_ONLY: Mapping[str, str] = {
     "idleWaitMs": "how long to wait for messages in one go when there are none (default 1000)",
     "groupId": "store the stream's progress as this group's offsets, too",
 }
-_OF_STREAMS = dict.fromkeys(STREAM_ONLY, "belongs to a stream (spark.readStream); leave it out")
+_STREAM_REFUSALS = dict.fromkeys(
+    STREAM_ONLY, "belongs to a stream (spark.readStream); leave it out"
+)
 
 DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # Spark's default for files
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
@@ -65,7 +67,7 @@ class ReadOptions:
     A stream uses `start` only if it has no checkpoint yet, and never uses `end`.
     """
 
-    place: Place
+    location: DataLocation
     topics: tuple[str, ...] | None
     pattern: str | None
     assigned: Mapping[str, frozenset[int]] | None
@@ -85,15 +87,15 @@ class ReadOptions:
     @property
     def address(self) -> Address:
         """The broker's address. Raises InvalidOption if the options name only a directory."""
-        return self.place.broker("this needs a broker")
+        return self.location.require_broker("this needs a broker")
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
     """Return the options of a batch read. Names are not case-sensitive. Raises InvalidOption."""
-    return parse_read(GivenOptions(given, OPTIONS, elsewhere=_OF_STREAMS))
+    return parse_read(OptionParser(given, OPTIONS, elsewhere=_STREAM_REFUSALS))
 
 
-def parse_read(options: GivenOptions, *, streaming: bool = False) -> ReadOptions:
+def parse_read(options: OptionParser, *, streaming: bool = False) -> ReadOptions:
     """Return the options that a batch and a stream share. Raises InvalidOption."""
     topics, pattern, assigned = _parse_topics(options)
     several = pattern is not None or len(topics or assigned or ()) > 1
@@ -102,12 +104,12 @@ def parse_read(options: GivenOptions, *, streaming: bool = False) -> ReadOptions
     include_headers = options.flag("includeHeaders", False)
     if include_headers and schema != "kafka":
         raise InvalidOption("includeHeaders", "belongs to schema=kafka; the column is 'properties'")
-    place = parse_place(options)
+    location = parse_location(options)
     expression = options.text("filter")
-    if expression is not None and (place.address is None or place.transport == "files"):
+    if expression is not None and (location.address is None or location.transport == "files"):
         raise InvalidOption("filter", "only a broker evaluates it: give url, or filter in Spark")
     return ReadOptions(
-        place=place,
+        location=location,
         topics=topics,
         pattern=pattern,
         assigned=assigned,
@@ -132,13 +134,13 @@ def parse_read(options: GivenOptions, *, streaming: bool = False) -> ReadOptions
     )
 
 
-def _parse_lease_ms(options: GivenOptions) -> int:
+def _parse_lease_ms(options: OptionParser) -> int:
     lease_ms = options.number("leaseMs", minimum=0)
     return DEFAULT_LEASE_MS if lease_ms is None else lease_ms
 
 
 def _parse_topics(
-    options: GivenOptions,
+    options: OptionParser,
 ) -> tuple[tuple[str, ...] | None, str | None, Mapping[str, frozenset[int]] | None]:
     """Return (topics, pattern, assigned queues); exactly one of them is not None."""
     name = options.exactly_one("topic", "subscribe", "subscribePattern", "assign")
@@ -165,7 +167,7 @@ def _parse_assigned(given: Mapping[str, Any]) -> dict[str, frozenset[int]]:
     return {topic: frozenset(queues) for topic, queues in given.items()}
 
 
-def _parse_topic_ids(options: GivenOptions) -> dict[str, int]:
+def _parse_topic_ids(options: OptionParser) -> dict[str, int]:
     given = options.json("topicIds")
     if any(type(topic_id) is not int for topic_id in given.values()):
         raise InvalidOption("topicIds", 'gives a topic\'s id as a number: {"orders": 7}')

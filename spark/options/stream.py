@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.parser import GivenOptions
+from holdfast.spark.options.parser import OptionParser
 from holdfast.spark.options.read import OPTIONS, STREAM_ONLY, ReadOptions, parse_read
 
 #: Options of a batch that a stream refuses -> the refusal.
-_OF_BATCHES: Mapping[str, str] = {
+_BATCH_REFUSALS: Mapping[str, str] = {
     "endingOffsets": "a stream has no end; trigger(availableNow=True) stops at what is there now",
     "endingTimestamp": "a stream has no end; trigger(availableNow=True) stops at what is there now",
     "endingOffsetsByTimestamp": "a stream has no end; trigger(availableNow=True) stops at what is "
@@ -22,7 +22,7 @@ _OF_BATCHES: Mapping[str, str] = {
 }
 #: Every option of a stream and what it does; docs/spark.md lists the same.
 STREAM_OPTIONS: Mapping[str, str] = {
-    **{name: what for name, what in OPTIONS.items() if name not in _OF_BATCHES},
+    **{name: what for name, what in OPTIONS.items() if name not in _BATCH_REFUSALS},
     "startingOffsets": "latest (default), earliest, JSON, or group:NAME; of a new stream only",
     **STREAM_ONLY,
 }
@@ -33,7 +33,7 @@ MAX_IDLE_WAIT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TriggerLimits:
     """The limits of a micro-batch; None means that there is no limit. A micro-batch starts when
     `min_offsets` messages wait, or `max_delay_ms` after the last micro-batch."""
 
@@ -44,7 +44,7 @@ class Limits:
 
 
 #: A trigger that reads everything at once has no limits.
-NO_LIMITS = Limits()
+NO_LIMITS = TriggerLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,17 @@ class StreamOptions:
     stored, or None."""
 
     read: ReadOptions
-    limits: Limits
+    limits: TriggerLimits
     idle_wait_ms: int
     group: str | None
 
 
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     """Return the options of a stream. Names are not case-sensitive. Raises InvalidOption."""
-    options = GivenOptions(given, STREAM_OPTIONS, elsewhere=_OF_BATCHES)
+    options = OptionParser(given, STREAM_OPTIONS, elsewhere=_BATCH_REFUSALS)
     read, group = parse_read(options, streaming=True), options.text("groupId")
     if group is not None:
-        read.place.broker("groupId stores offsets with a broker")
+        read.location.require_broker("groupId stores offsets with a broker")
     return StreamOptions(
         read=read,
         limits=_parse_limits(options),
@@ -72,7 +72,7 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     )
 
 
-def _parse_limits(options: GivenOptions) -> Limits:
+def _parse_limits(options: OptionParser) -> TriggerLimits:
     max_offsets = options.count("maxOffsetsPerTrigger")
     min_offsets = options.count("minOffsetsPerTrigger")
     if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
@@ -82,7 +82,7 @@ def _parse_limits(options: GivenOptions) -> Limits:
     if options.text("maxTriggerDelay") is not None and min_offsets is None:
         raise InvalidOption("maxTriggerDelay", "goes with minOffsetsPerTrigger; leave it out")
     max_bytes = options.size("maxBytesPerTrigger", 0)
-    return Limits(
+    return TriggerLimits(
         max_offsets,
         max_bytes or None,
         min_offsets,
@@ -90,7 +90,7 @@ def _parse_limits(options: GivenOptions) -> Limits:
     )
 
 
-def _parse_idle_wait(options: GivenOptions) -> int:
+def _parse_idle_wait(options: OptionParser) -> int:
     wait_ms = options.number("idleWaitMs", minimum=0)
     if wait_ms is None:
         return DEFAULT_IDLE_WAIT_MS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.address import ADDRESS_OPTIONS, Address, parse_address
-from holdfast.spark.options.parser import GivenOptions, parse_list
+from holdfast.spark.options.parser import OptionParser, parse_list
 
 #: Every option and what it does; docs/spark.md lists the same.
 WRITE_OPTIONS: Mapping[str, str] = {
@@ -56,7 +56,7 @@ class WriteOptions:
 
 def parse_write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     """Return the options of one write. Names are not case-sensitive. Raises InvalidOption."""
-    options = GivenOptions(given, WRITE_OPTIONS)
+    options = OptionParser(given, WRITE_OPTIONS)
     is_idempotent = options.flag("idempotent", True)
     transaction = _parse_transaction(options)
     if transaction is not None and streaming:
@@ -76,14 +76,14 @@ def parse_write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOp
     )
 
 
-def _parse_rows(options: GivenOptions) -> int:
+def _parse_rows(options: OptionParser) -> int:
     rows = options.count("maxBatchRows") or DEFAULT_BATCH_ROWS
     if rows > MAX_BATCH_ROWS:
         raise InvalidOption("maxBatchRows", f"{rows} is more than {MAX_BATCH_ROWS}")
     return rows
 
 
-def _parse_transaction(options: GivenOptions) -> Transaction | None:
+def _parse_transaction(options: OptionParser) -> Transaction | None:
     app_id, version = options.text("txnAppId"), options.number("txnVersion", minimum=0)
     if app_id is None and version is None:
         return None

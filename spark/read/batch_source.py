@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from holdfast.spark.broker.catalog import Catalog
 from holdfast.spark.options.read import ReadOptions
 from holdfast.spark.read.plan import BoundTopic, plan_partitions
-from holdfast.spark.read.pushdown import Narrowing, narrow, narrowing, pushed_tags
+from holdfast.spark.read.pushdown import FilterBounds, choose_tags, find_bounds, narrow_topics
 from holdfast.spark.read.reading import open_catalog
 from holdfast.spark.read.task import RangesPartition, read_partition
 
@@ -32,10 +32,10 @@ class HoldfastReader(DataSourceReader):
         """Return one partition per task. If there is nothing to read, return one empty partition,
         because Spark would turn an empty list into a partition of None."""
         with open_catalog(self._options) as catalog:
-            plan = plan_partitions(catalog, self._options, self._narrowed(catalog))
+            plan = plan_partitions(catalog, self._options, self._topics_to_plan(catalog))
         return [RangesPartition(ranges) for ranges in plan or [()]]
 
-    def _narrowed(self, catalog: Catalog) -> tuple[BoundTopic, ...]:
+    def _topics_to_plan(self, catalog: Catalog) -> tuple[BoundTopic, ...]:
         """Return the topics and ranges to plan. A subclass may leave some out."""
         return self._topics
 
@@ -53,18 +53,18 @@ class PushdownReader(HoldfastReader):
 
     def __init__(self, options: ReadOptions, topics: tuple[BoundTopic, ...]) -> None:
         super().__init__(options, topics)
-        self._wanted = Narrowing()
+        self._wanted = FilterBounds()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         """Record which rows the filters keep, so that other rows need not be read. Return all
         filters, so that Spark applies them as well."""
-        self._wanted = narrowing(filters)
-        tags = pushed_tags(self._options.tags, self._wanted.tags)
+        self._wanted = find_bounds(filters)
+        tags = choose_tags(self._options.tags, self._wanted.tags)
         if tags is None:
             self._topics = ()
         else:
             self._options = replace(self._options, tags=tags)
         return filters
 
-    def _narrowed(self, catalog: Catalog) -> tuple[BoundTopic, ...]:
-        return narrow(catalog, self._topics, self._wanted)
+    def _topics_to_plan(self, catalog: Catalog) -> tuple[BoundTopic, ...]:
+        return narrow_topics(catalog, self._topics, self._wanted)

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
-from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES, cut, decode, portion
-from holdfast.spark.arrow.messages import decode_messages, unpack
-from holdfast.spark.broker.block_receiver import Gathering
-from holdfast.spark.broker.client import MSGPACK_TYPE, BrokerClient, Pulled
+from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES, cut_portions, decode, select_rows
+from holdfast.spark.arrow.messages import decode_messages, unpack_messages
+from holdfast.spark.broker.block_receiver import BlockGatherer
+from holdfast.spark.broker.client import MSGPACK_TYPE, BrokerClient, PullOutcome
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions
@@ -42,14 +42,16 @@ def read_range(
                 fetched = pending.result()
             except BrokerRefused as refused:
                 batches: Iterator[pa.RecordBatch] = iter(())
-                following = _after_loss(refused, part, offset, options)
+                following = _offset_after_loss(refused, part, offset, options)
             else:
                 for start, end in fetched.skipped:
                     if start < part.end:
-                        skip(part, start, min(end, part.end), "given up by its operator", options)
+                        skip_lost(
+                            part, start, min(end, part.end), "given up by its operator", options
+                        )
                 following, batches = fetched.next_offset, fetched.batches
                 if following <= offset:
-                    following = skip(part, offset, part.end, "the queue ends before", options)
+                    following = skip_lost(part, offset, part.end, "the queue ends before", options)
             if following < part.end:
                 pending = ahead.submit(fetch, client, part, following, options)
             yield from batches
@@ -58,7 +60,7 @@ def read_range(
             offset = following
 
 
-class _Fetched(NamedTuple):
+class _FetchResult(NamedTuple):
     """The result of one pull: the offset to continue at, the offsets that the broker skipped, and
     the rows."""
 
@@ -69,39 +71,43 @@ class _Fetched(NamedTuple):
 
 def _fetch_blocks(
     client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions
-) -> _Fetched:
+) -> _FetchResult:
     """Pull whole blocks, and verify their checksums and offsets."""
-    gathering = Gathering(min(options.fetch_max_bytes, TARGET_BYTES), MAX_ROWS)
-    last = _gather(client, part, offset, options, gathering)
-    runs = [] if gathering.is_empty else [BatchRun(gathering.blocks())]
+    gatherer = BlockGatherer(min(options.fetch_max_bytes, TARGET_BYTES), MAX_ROWS)
+    last = _gather_blocks(client, part, offset, options, gatherer)
+    runs = [] if gatherer.is_empty else [BatchRun(gatherer.blocks())]
     if last.body is not None:
         runs.append(BatchRun(last.body))
     reached = offset
     for run in runs:
-        _check_place(run, part, reached, gaps=bool(options.tags or last.skipped))
+        _check_sequence(run, part, reached, gaps=bool(options.tags or last.skipped))
         if len(run):  # blocks are whole, so the last one may end after the requested range
             reached = int(run.end_offsets[-1])
     batches = (
         decode(run, rows, part, options.columns, tags=options.tags)
         for run in runs
-        for rows in portion(run, cut(run, offset, part.end))
+        for rows in cut_portions(run, select_rows(run, offset, part.end))
     )
-    return _Fetched(max(last.next_offset, reached), last.skipped, batches)
+    return _FetchResult(max(last.next_offset, reached), last.skipped, batches)
 
 
-def _gather(
-    client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions, gathering: Gathering
-) -> Pulled[Buffer | None]:
+def _gather_blocks(
+    client: BrokerClient,
+    part: QueueRange,
+    offset: int,
+    options: ReadOptions,
+    gatherer: BlockGatherer,
+) -> PullOutcome[Buffer | None]:
     """Pull until the gathered blocks fill a record batch, or until a reply cannot be gathered.
     Return the last pull."""
 
-    def pull(start: int) -> Pulled[Buffer | None]:
+    def pull(start: int) -> PullOutcome[Buffer | None]:
         return client.pull_blocks(
             part.topic,
             part.topic_id,
             part.queue,
             start,
-            gathering,
+            gatherer,
             max_messages=part.end - start,
             max_bytes=options.fetch_max_bytes,
             tags=options.tags,
@@ -111,7 +117,7 @@ def _gather(
     while (
         pulled.body is None
         and not pulled.skipped
-        and not gathering.is_full
+        and not gatherer.is_full
         and pulled.next_offset < part.end
     ):
         try:
@@ -123,7 +129,7 @@ def _gather(
 
 def _fetch_messages(
     client: BrokerClient, part: QueueRange, offset: int, options: ReadOptions
-) -> _Fetched:
+) -> _FetchResult:
     """Pull the messages that match the option `filter`. The broker evaluates the filter."""
     pulled = client.pull(
         part.topic,
@@ -135,12 +141,12 @@ def _fetch_messages(
         tags=options.tags,
         expression=options.filter,
     )
-    messages = [message for message in unpack(pulled.body) if message["offset"] < part.end]
+    messages = [message for message in unpack_messages(pulled.body) if message["offset"] < part.end]
     batches = (decode_messages(found, part, options.columns) for found in (messages,) if found)
-    return _Fetched(pulled.next_offset, pulled.skipped, batches)
+    return _FetchResult(pulled.next_offset, pulled.skipped, batches)
 
 
-def _check_place(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool) -> None:
+def _check_sequence(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool) -> None:
     """Raise ReplyMismatch unless the blocks belong to this queue and their offsets follow one
     another from `offset` on. With `gaps`, offsets between the blocks may be missing."""
     ends = blocks.end_offsets
@@ -156,7 +162,9 @@ def _check_place(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool)
         )
 
 
-def _after_loss(refused: BrokerRefused, part: QueueRange, offset: int, options: ReadOptions) -> int:
+def _offset_after_loss(
+    refused: BrokerRefused, part: QueueRange, offset: int, options: ReadOptions
+) -> int:
     """Return the offset at which to continue if the refusal means that messages are lost. Raise any
     other refusal again."""
     problem = refused.problem
@@ -171,10 +179,12 @@ def _after_loss(refused: BrokerRefused, part: QueueRange, offset: int, options: 
             raise refused
     if not isinstance(following, int) or following <= offset:
         raise refused
-    return skip(part, offset, min(following, part.end), reason, options)
+    return skip_lost(part, offset, min(following, part.end), reason, options)
 
 
-def skip(part: QueueRange, offset: int, following: int, reason: str, options: ReadOptions) -> int:
+def skip_lost(
+    part: QueueRange, offset: int, following: int, reason: str, options: ReadOptions
+) -> int:
     """Log that the messages from `offset` to before `following` are lost, and return `following`.
     If failOnDataLoss is set, raise DataLost instead."""
     lost = DataLost(part.topic, part.queue, offset, following, reason)

@@ -17,14 +17,14 @@ from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicR
 from holdfast.spark.options.offsets import (
     AtTime,
     AtTimes,
-    Given,
+    ExplicitOffsets,
     OffsetRange,
     OffsetSpec,
-    OfGroup,
     PlanLease,
     QueueRange,
     SegmentRange,
-    resolve,
+    StoredByGroup,
+    resolve_ranges,
 )
 from holdfast.spark.options.read import ReadOptions
 
@@ -53,24 +53,24 @@ def bind_topics(catalog: Catalog, options: ReadOptions) -> tuple[BoundTopic, ...
     Raises InvalidOption for options that do not fit the topics, DataLost for a trimmed start, and
     TopicRecreated for a topic with another id than topicIds gives.
     """
-    names = topic_names(catalog, options)
+    names = require_topics(catalog, options)
     for option, spec in (("startingOffsets", options.start), ("endingOffsets", options.end)):
-        for name in spec.by_topic if isinstance(spec, Given | AtTimes) else ():
+        for name in spec.by_topic if isinstance(spec, ExplicitOffsets | AtTimes) else ():
             if name is not None and name not in names:
                 raise InvalidOption(option, f"names topic {name!r}, which is not read")
     return tuple(_bind_topic(catalog, options, name) for name in names)
 
 
-def topic_names(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
+def require_topics(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
     """Return the names of the topics to read now. Raises InvalidOption if no topic matches a
     pattern."""
-    names = matching_topics(catalog, options)
+    names = match_topics(catalog, options)
     if not names:
         raise InvalidOption("subscribePattern", f"no topic matches {options.pattern!r} as a whole")
     return names
 
 
-def matching_topics(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
+def match_topics(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
     """Return the names of the topics to read now; empty if no topic matches a pattern."""
     if options.topics is not None:
         return options.topics
@@ -87,27 +87,27 @@ def _bind_topic(catalog: Catalog, options: ReadOptions, name: str) -> BoundTopic
     if topic.topic_id != bound_id:
         raise TopicRecreated(name, bound_id, topic.topic_id)
     if options.assigned is not None:
-        topic = _only(topic, options.assigned[name])
-    ranges = resolve(
+        topic = _restrict_to_queues(topic, options.assigned[name])
+    ranges = resolve_ranges(
         name,
         topic.queues,
         options.start,
         options.end,
-        start_lookup=_look_up(catalog, "startingOffsets", options.start, topic),
-        end_lookup=_look_up(catalog, "endingOffsets", options.end, topic),
+        start_lookup=_look_up_offsets(catalog, "startingOffsets", options.start, topic),
+        end_lookup=_look_up_offsets(catalog, "endingOffsets", options.end, topic),
         fail_on_data_loss=options.fail_on_data_loss,
     )
     return BoundTopic(name, topic.topic_id, ranges, topic.priority_levels)
 
 
-def _only(topic: TopicState, queues: Iterable[int]) -> TopicState:
+def _restrict_to_queues(topic: TopicState, queues: Iterable[int]) -> TopicState:
     for queue in queues:
         if queue not in topic.queues:
             raise InvalidOption("assign", f"topic {topic.name!r} has no queue {queue}")
     return replace(topic, queues={queue: topic.queues[queue] for queue in sorted(queues)})
 
 
-def _look_up(
+def _look_up_offsets(
     catalog: Catalog, option: str, spec: OffsetSpec, topic: TopicState
 ) -> Mapping[int, int]:
     """Return queue -> the offset that a group has stored, or the offset at a time.
@@ -116,7 +116,7 @@ def _look_up(
     group does not exist, or if a queue must have a message at the time but has none.
     """
     match spec:
-        case OfGroup(group):
+        case StoredByGroup(group):
             stored = catalog.stored_offsets(group, topic.name)
             if stored is None:
                 raise InvalidOption(
@@ -159,7 +159,7 @@ def plan_partitions(
     with ExitStack() as undoing:
         undoing.callback(release_leases, catalog, lease_ids)
         for topic in topics:
-            for split in _splits(catalog, options, topic):
+            for split in _split_topic(catalog, options, topic):
                 if split.lease_id is not None:
                     lease_ids[topic.name, split.lease_id] = None
                 part = QueueRange(
@@ -176,7 +176,7 @@ def plan_partitions(
     if lease_ids:
         lease = PlanLease(tuple(lease_ids), options.lease_ms, taken_at_s)
         parts = [(replace(part, lease=lease), size_bytes) for part, size_bytes in parts]
-    return pack(
+    return pack_parts(
         parts,
         at_least=options.min_partitions or 1,
         small_bytes=min(_SMALL_TASK_BYTES, options.max_bytes_per_partition),
@@ -189,7 +189,7 @@ def release_leases(catalog: Catalog, leases: Iterable[tuple[str, str]]) -> None:
         catalog.release_leases(leases)
 
 
-def _splits(catalog: Catalog, options: ReadOptions, topic: BoundTopic) -> list[Split]:
+def _split_topic(catalog: Catalog, options: ReadOptions, topic: BoundTopic) -> list[Split]:
     ranges = topic.ranges
     for attempt in range(1, _PLAN_ATTEMPTS + 1):
         wanted = {queue: part for queue, part in ranges.items() if part.start < part.end}
@@ -206,11 +206,13 @@ def _splits(catalog: Catalog, options: ReadOptions, topic: BoundTopic) -> list[S
             is_moved = isinstance(refused, OutOfRange) or refused.status in {410, 416}
             if not is_moved or attempt == _PLAN_ATTEMPTS:
                 raise
-            ranges = _kept(catalog.describe(topic.name), topic, ranges, options.fail_on_data_loss)
+            ranges = _trim_to_stored(
+                catalog.describe(topic.name), topic, ranges, options.fail_on_data_loss
+            )
     raise AssertionError("unreachable")
 
 
-def _kept(
+def _trim_to_stored(
     now: TopicState, topic: BoundTopic, ranges: Mapping[int, OffsetRange], fail_on_data_loss: bool
 ) -> dict[int, OffsetRange]:
     """Return the parts of the ranges that are still stored, and log the lost parts.
@@ -236,7 +238,7 @@ def _kept(
     return kept
 
 
-def pack(
+def pack_parts(
     parts: Iterable[tuple[QueueRange, int]], *, at_least: int, small_bytes: int
 ) -> list[tuple[QueueRange, ...]]:
     """Combine neighbouring parts into packs of at most `small_bytes`, and return the packs.
@@ -253,27 +255,27 @@ def pack(
         if packs and to_spare > 0 and packed_bytes + size_bytes <= small_bytes:
             to_spare -= 1
             packed_bytes += size_bytes
-            _extend(packs[-1], part)
+            _append_part(packs[-1], part)
         else:
             packs.append([part])
             packed_bytes = size_bytes
     return [tuple(pack) for pack in packs]
 
 
-def _extend(ranges: list[QueueRange], part: QueueRange) -> None:
+def _append_part(ranges: list[QueueRange], part: QueueRange) -> None:
     last = ranges[-1]
     if (last.topic_id, last.queue, last.end) == (part.topic_id, part.queue, part.start):
-        segments = _joined(last.segments, part.segments)
+        segments = _join_segments(last.segments, part.segments)
         ranges[-1] = replace(last, end=part.end, segments=segments)
     else:
         ranges.append(part)
 
 
-def _joined(
+def _join_segments(
     segments: tuple[SegmentRange, ...], more: tuple[SegmentRange, ...]
 ) -> tuple[SegmentRange, ...]:
     """Return both lists as one. If the ranges that meet are in the same segment, they are joined
     into one range."""
     if segments and more and segments[-1].start_offset == more[0].start_offset:
-        return (*segments[:-1], segments[-1].joined(more[0]), *more[1:])
+        return (*segments[:-1], segments[-1].join(more[0]), *more[1:])
     return (*segments, *more)

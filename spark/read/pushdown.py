@@ -52,7 +52,7 @@ class Span:
         lows = [each for each in (self.low, other.low) if each is not None]
         ends = [each for each in (self.end, other.end) if each is not None]
         return Span(
-            max(lows, default=None), min(ends, default=None), _both(self.among, other.among)
+            max(lows, default=None), min(ends, default=None), _intersect(self.among, other.among)
         )
 
     def __contains__(self, value: int) -> bool:
@@ -64,7 +64,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
+class FilterBounds:
     """The topics, queues, offsets, times and tags that filters keep. Times are in milliseconds;
     None means that all are kept."""
 
@@ -75,25 +75,25 @@ class Narrowing:
     tags: frozenset[str] | None = None
 
 
-def narrowing(filters: Iterable[Filter]) -> Narrowing:
+def find_bounds(filters: Iterable[Filter]) -> FilterBounds:
     """Return limits for the rows that all filters together keep. Unknown filters set no limits."""
-    found = Narrowing()
+    found = FilterBounds()
     for each in filters:
-        column, words = _named(each)
+        column, words = _parse_text_filter(each)
         if column in _QUEUES:
-            found = replace(found, queues=found.queues & _span(each))
+            found = replace(found, queues=found.queues & _parse_span(each))
         elif column == "offset":
-            found = replace(found, offsets=found.offsets & _span(each))
+            found = replace(found, offsets=found.offsets & _parse_span(each))
         elif column in _TIMES:
-            found = replace(found, times=found.times & _span(each))
+            found = replace(found, times=found.times & _parse_span(each))
         elif column == "topic":
-            found = replace(found, topics=_both(found.topics, words))
+            found = replace(found, topics=_intersect(found.topics, words))
         elif column == "tag":
-            found = replace(found, tags=_both(found.tags, words))
+            found = replace(found, tags=_intersect(found.tags, words))
     return found
 
 
-def pushed_tags(asked: frozenset[str], found: frozenset[str] | None) -> frozenset[str] | None:
+def choose_tags(asked: frozenset[str], found: frozenset[str] | None) -> frozenset[str] | None:
     """Return the tags to request from the broker; an empty set means all messages. Return None if
     no message can match.
 
@@ -111,8 +111,8 @@ def pushed_tags(asked: frozenset[str], found: frozenset[str] | None) -> frozense
     return wanted if can_be_named and len(wanted) <= MAX_TAGS else asked
 
 
-def narrow(
-    catalog: Catalog, topics: Iterable[BoundTopic], wanted: Narrowing
+def narrow_topics(
+    catalog: Catalog, topics: Iterable[BoundTopic], wanted: FilterBounds
 ) -> tuple[BoundTopic, ...]:
     """Return the topics with the offset ranges that must still be read.
 
@@ -122,7 +122,7 @@ def narrow(
         replace(
             topic,
             ranges={
-                queue: _narrowed(catalog, topic.name, queue, part, wanted)
+                queue: _narrow_range(catalog, topic.name, queue, part, wanted)
                 for queue, part in topic.ranges.items()
             },
         )
@@ -131,28 +131,28 @@ def narrow(
     )
 
 
-def _narrowed(
-    catalog: Catalog, topic: str, queue: int, part: OffsetRange, wanted: Narrowing
+def _narrow_range(
+    catalog: Catalog, topic: str, queue: int, part: OffsetRange, wanted: FilterBounds
 ) -> OffsetRange:
     if queue not in wanted.queues:
         return OffsetRange(part.start, part.start)
-    part = _within(part, wanted.offsets.low, wanted.offsets.end)
+    part = _clip_range(part, wanted.offsets.low, wanted.offsets.end)
     low, end = (
         None
         if bound is None or part.start >= part.end
         else catalog.offset_at(topic, queue, max(bound, 0))
         for bound in (wanted.times.low, wanted.times.end)
     )
-    return _within(part, low, end)
+    return _clip_range(part, low, end)
 
 
-def _within(part: OffsetRange, low: int | None, end: int | None) -> OffsetRange:
+def _clip_range(part: OffsetRange, low: int | None, end: int | None) -> OffsetRange:
     start = part.start if low is None else min(max(part.start, low), part.end)
     last = part.end if end is None else max(min(part.end, end), start)
     return OffsetRange(start, last)
 
 
-def _named(each: Filter) -> tuple[str, frozenset[str] | None]:
+def _parse_text_filter(each: Filter) -> tuple[str, frozenset[str] | None]:
     """Return the column of a filter and the texts that it accepts.
 
     The column is empty if it is not a top-level column. The texts are None if the filter does not
@@ -170,36 +170,36 @@ def _named(each: Filter) -> tuple[str, frozenset[str] | None]:
             return column, None
 
 
-def _span(each: Filter) -> Span:
+def _parse_span(each: Filter) -> Span:
     """Return the integers, or the times in milliseconds, that a filter keeps."""
     match each:
         case EqualTo(value=value) | EqualNullSafe(value=value):
-            return _among([value])
+            return _span_of_values([value])
         case In(value=values):
-            return _among(values)
-        case GreaterThanOrEqual(value=value) if (number := _number(value)) is not None:
+            return _span_of_values(values)
+        case GreaterThanOrEqual(value=value) if (number := _to_number(value)) is not None:
             return Span(low=math.ceil(number))
-        case GreaterThan(value=value) if (number := _number(value)) is not None:
+        case GreaterThan(value=value) if (number := _to_number(value)) is not None:
             return Span(low=math.floor(number) + 1)
-        case LessThan(value=value) if (number := _number(value)) is not None:
+        case LessThan(value=value) if (number := _to_number(value)) is not None:
             return Span(end=math.ceil(number))
-        case LessThanOrEqual(value=value) if (number := _number(value)) is not None:
+        case LessThanOrEqual(value=value) if (number := _to_number(value)) is not None:
             return Span(end=math.floor(number) + 1)
         case _:
             return Span()
 
 
-def _among(values: Iterable[Any]) -> Span:
+def _span_of_values(values: Iterable[Any]) -> Span:
     """Return the span of these values. A fraction is left out, because it equals no integer."""
     present = [value for value in values if value is not None]
-    numbers = [_number(value) for value in present]
+    numbers = [_to_number(value) for value in present]
     if not present or None in numbers:
         return Span()
     whole = frozenset(int(each) for each in numbers if each is not None and each == int(each))
     return Span(min(whole), max(whole) + 1, whole) if whole else Span(0, 0, frozenset())
 
 
-def _number(value: Any) -> Fraction | None:
+def _to_number(value: Any) -> Fraction | None:
     """Return a number, or a time in milliseconds since 1970, or None for any other value."""
     if type(value) is int:
         return Fraction(value)
@@ -208,7 +208,7 @@ def _number(value: Any) -> Fraction | None:
     return None
 
 
-def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset[Any] | None:
+def _intersect(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset[Any] | None:
     if one is None or other is None:
         return other if one is None else one
     return one & other

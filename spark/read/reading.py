@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from holdfast.spark.broker.catalog import Catalog
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.broker.lease_renewer import LeaseKeeper
+from holdfast.spark.broker.lease_renewer import PlanLeaseRenewer
 from holdfast.spark.errors import FilesUnreadable
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions
@@ -26,13 +26,13 @@ _log = logging.getLogger("holdfast.spark")
 def open_catalog(options: ReadOptions) -> AbstractContextManager[Catalog]:
     """Return the catalog of the broker if there is an address, otherwise of the data directory. It
     is a context manager, which closes the catalog on exit."""
-    place = options.place
-    if place.address is not None:
-        return BrokerClient.open(place.address)
-    assert place.path is not None
+    location = options.location
+    if location.address is not None:
+        return BrokerClient.open(location.address)
+    assert location.path is not None
     from holdfast.spark.files.file_catalog import FileCatalog
 
-    return FileCatalog(place.path)
+    return FileCatalog(location.path)
 
 
 def read_rows(parts: Sequence[QueueRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -46,17 +46,17 @@ def read_rows(parts: Sequence[QueueRange], options: ReadOptions) -> Iterator[pa.
     """
     from holdfast.spark.read.fetch import read_range
 
-    address = options.place.address
+    address = options.location.address
     with ExitStack() as closing:
         client = None
         if address is not None:
             client = closing.enter_context(BrokerClient.open(address))
-        closing.enter_context(LeaseKeeper(parts, address))
+        closing.enter_context(PlanLeaseRenewer(parts, address))
         for part in parts:
             if client is not None and not _may_use_files(part, options):
                 yield from read_range(client, part, options)
             else:
-                yield from _read_part(client, part, options)
+                yield from _read_part_from_files(client, part, options)
 
 
 def _may_use_files(part: QueueRange, options: ReadOptions) -> bool:
@@ -65,32 +65,32 @@ def _may_use_files(part: QueueRange, options: ReadOptions) -> bool:
     Raises FilesUnreadable if only files may be used, but the plan does not say where the part is in
     the files.
     """
-    place = options.place
-    if place.path is None or place.transport == "http" or options.filter is not None:
+    location = options.location
+    if location.path is None or location.transport == "http" or options.filter is not None:
         return False
-    if place.transport == "files" and not part.segments:
-        raise FilesUnreadable(place.path, "the broker does not tell where in its files rows are")
+    if location.transport == "files" and not part.segments:
+        raise FilesUnreadable(location.path, "the broker does not tell where in its files rows are")
     return bool(part.segments)
 
 
-def _read_part(
+def _read_part_from_files(
     client: BrokerClient | None, part: QueueRange, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
-    from holdfast.spark.files.file_reading import Lost, read_files
-    from holdfast.spark.read.fetch import read_range, skip
+    from holdfast.spark.files.file_reading import MissingRange, read_files
+    from holdfast.spark.read.fetch import read_range, skip_lost
 
-    place = options.place
-    assert place.path is not None
-    if client is None or place.transport == "files":
-        _check_directory(place.path)
-    for found in read_files(place.path, part, options):
-        if not isinstance(found, Lost):
+    location = options.location
+    assert location.path is not None
+    if client is None or location.transport == "files":
+        _check_directory(location.path)
+    for found in read_files(location.path, part, options):
+        if not isinstance(found, MissingRange):
             yield found
         elif client is None:
-            skip(part, found.start, found.end, found.reason, options)
-        elif place.transport == "files":
+            skip_lost(part, found.start, found.end, found.reason, options)
+        elif location.transport == "files":
             where = f"offsets {found.start} to {found.end} of queue {part.queue} of {part.topic!r}"
-            raise FilesUnreadable(place.path, f"{where}: {found.reason}")
+            raise FilesUnreadable(location.path, f"{where}: {found.reason}")
         else:
             _log.info(
                 "queue %d of %r goes on over HTTP at offset %d: %s",

@@ -26,11 +26,11 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
     ranges: Any = partition.value
     yield from read_rows(ranges or (), options)
     if TaskContext.get() is not None:
-        _settle_worker()
+        _freeze_modules()
 
 
 @cache
-def _settle_worker() -> None:
+def _freeze_modules() -> None:
     """Exclude all objects that exist now, mostly modules, from later garbage collections. Runs once
     per process: after its first task, because then all modules for reading are loaded.
 

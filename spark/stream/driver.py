@@ -19,23 +19,23 @@ from holdfast.spark.errors import (
     means_no_topic,
 )
 from holdfast.spark.options.offsets import OffsetRange, QueueRange
-from holdfast.spark.options.stream import Limits, StreamOptions
+from holdfast.spark.options.stream import StreamOptions, TriggerLimits
 from holdfast.spark.read.plan import (
     BoundTopic,
     bind_topics,
-    matching_topics,
+    match_topics,
     plan_partitions,
     release_leases,
 )
-from holdfast.spark.stream.admitting import Admission
-from holdfast.spark.stream.group_progress import GroupMirror
+from holdfast.spark.stream.batch_limits import BatchLimits
+from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import (
     BEGINNING,
     QueueKey,
     StreamOffsets,
     TopicOffsets,
-    advanced,
-    losses,
+    advance,
+    find_losses,
     ranges_ahead,
     ranges_between,
 )
@@ -44,7 +44,7 @@ _log = logging.getLogger("holdfast.spark")
 
 #: While idle, Spark calls every ten milliseconds. If two calls are further apart than this, Spark
 #: was busy between them.
-SPINNING_S = 0.1
+IDLE_CALL_GAP_S = 0.1
 #: The shortest pause between two polls of all topics.
 _PAUSE_S = 0.2
 #: The pause is at least this long for each topic.
@@ -55,13 +55,13 @@ _ATTEMPTS = 3
 
 class StreamDriver:
     """The driver's side of one stream. Use it from one thread. The caller closes `catalog` and the
-    client of `mirror`."""
+    client of `reporter`."""
 
     def __init__(
         self,
         catalog: Catalog,
         options: StreamOptions,
-        mirror: GroupMirror | None = None,
+        reporter: ProgressReporter | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -70,21 +70,21 @@ class StreamDriver:
         self._clock = clock
         self._sleep = sleep
         self._catalog = catalog
-        self._mirror = mirror
+        self._reporter = reporter
         self._initial: StreamOffsets | None = None
         self._target: StreamOffsets | None = None
         self._seen: Mapping[str, TopicState] = {}
         self._idle: tuple[StreamOffsets, float] | None = None
         self._last_batch_at: float | None = None
-        self._admission = Admission(catalog)
-        self._said: frozenset[str] = frozenset()
+        self._batch_limits = BatchLimits(catalog)
+        self._logged_losses: frozenset[str] = frozenset()
         self._leases: dict[tuple[str, str], None] = {}
 
     def initial(self) -> StreamOffsets:
         """Return the start of a new stream. Every call returns the same offsets."""
         if self._initial is None:
             read = self._options.read
-            names = matching_topics(self._catalog, read)
+            names = match_topics(self._catalog, read)
             bound = bind_topics(self._catalog, read) if names else ()
             self._initial = {
                 topic.name: TopicOffsets(
@@ -97,8 +97,8 @@ class StreamDriver:
     def pin(self) -> None:
         """Make the current ends of the queues the end of the stream. After that, `latest` returns
         no later offsets, and does not wait."""
-        self._seen = self._survey()
-        self._target = _ends_of(self._seen)
+        self._seen = self._describe_topics()
+        self._target = _queue_ends(self._seen)
 
     def close(self) -> None:
         """Release the stream's leases. May be called twice."""
@@ -113,9 +113,9 @@ class StreamDriver:
     def newest(self) -> StreamOffsets | None:
         """Return the ends of all queues when the topics were last described. Return None before the
         first call of `latest` or `pin`."""
-        return _ends_of(self._seen) if self._seen else None
+        return _queue_ends(self._seen) if self._seen else None
 
-    def latest(self, start: StreamOffsets, limits: Limits) -> StreamOffsets:
+    def latest(self, start: StreamOffsets, limits: TriggerLimits) -> StreamOffsets:
         """Return the end of the next micro-batch, or `start` itself if there is none.
 
         If messages after `start` are lost, raises an error; without failOnDataLoss, logs the loss.
@@ -123,8 +123,12 @@ class StreamDriver:
         """
         self._release_leases()
         for attempt in range(1, _ATTEMPTS + 1):
-            self._seen = self._await_news(start) if self._is_idling(start) else self._survey(start)
-            self._lose(list(losses(start, self._seen)))
+            self._seen = (
+                self._wait_for_change(start)
+                if self._is_idling(start)
+                else self._describe_topics(start)
+            )
+            self._handle_losses(list(find_losses(start, self._seen)))
             try:
                 end = self._advance(start, limits)
                 break
@@ -150,9 +154,9 @@ class StreamDriver:
             topic_id = end[name].topic_id
             state = self._describe(name)
             if state is None:
-                self._lose([GoneFromStream(name, None)])
+                self._handle_losses([GoneFromStream(name, None)])
             elif state.topic_id != topic_id:
-                self._lose([TopicRecreated(name, topic_id, state.topic_id)])
+                self._handle_losses([TopicRecreated(name, topic_id, state.topic_id)])
             else:
                 topics.append(BoundTopic(name, topic_id, ranges, state.priority_levels))
         plan = plan_partitions(self._catalog, self._options.read, topics)
@@ -162,14 +166,14 @@ class StreamDriver:
 
     def commit(self, end: StreamOffsets) -> None:
         """Store `end` as the offsets of the stream's group, if it has one. Raises nothing."""
-        if self._mirror is None:
+        if self._reporter is None:
             return
-        made_again = {
+        recreated = {
             name
             for name, topic in end.items()
             if name in self._seen and self._seen[name].topic_id != topic.topic_id
         }
-        self._mirror.store({n: topic for n, topic in end.items() if n not in made_again})
+        self._reporter.store({n: topic for n, topic in end.items() if n not in recreated})
 
     def _release_leases(self) -> None:
         """Release the leases of finished tasks. If they were left to expire, two micro-batches per
@@ -179,7 +183,7 @@ class StreamDriver:
 
     # -- the current topics ------------------------------------------------------------------
 
-    def _survey(self, start: StreamOffsets | None = None) -> dict[str, TopicState]:
+    def _describe_topics(self, start: StreamOffsets | None = None) -> dict[str, TopicState]:
         """Return the current state of the stream's topics, without those that no longer exist.
 
         Raises the catalog's error for a missing topic if failOnDataLoss is set, the options name
@@ -187,7 +191,7 @@ class StreamDriver:
         """
         read = self._options.read
         found = {}
-        for name in matching_topics(self._catalog, read):
+        for name in match_topics(self._catalog, read):
             is_new = start is not None and name not in start
             must_be = read.pattern is None and is_new and read.fail_on_data_loss
             state = self._describe(name, must_be=must_be)
@@ -212,7 +216,7 @@ class StreamDriver:
         queues = {q: each for q, each in state.queues.items() if q in wanted}
         return TopicState(state.name, state.topic_id, queues, state.priority_levels)
 
-    def _lose(self, lost: list[SparkError]) -> None:
+    def _handle_losses(self, lost: list[SparkError]) -> None:
         """Raise the first loss. Without failOnDataLoss, log each loss that the last call of this
         method did not log."""
         if self._options.read.fail_on_data_loss:
@@ -220,22 +224,22 @@ class StreamDriver:
                 raise loss
         sentences = [str(loss) for loss in lost]
         for sentence in sentences:
-            if sentence not in self._said:
+            if sentence not in self._logged_losses:
                 _log.warning("the stream goes on without what is lost: %s", sentence)
-        self._said = frozenset(sentences)
+        self._logged_losses = frozenset(sentences)
 
     # -- the end of a micro-batch ------------------------------------------------------------
 
-    def _advance(self, start: StreamOffsets, limits: Limits) -> StreamOffsets:
-        ahead = self._up_to_target(ranges_ahead(start, self._seen))
+    def _advance(self, start: StreamOffsets, limits: TriggerLimits) -> StreamOffsets:
+        ahead = self._clip_to_target(ranges_ahead(start, self._seen))
         waiting = sum(part.end - part.start for part in ahead.values())
-        if not self._is_enough(waiting, limits):
+        if not self._may_start(waiting, limits):
             return start
         ends = {key: part.start for key, part in ahead.items()}
-        ends.update(self._admission.admit(ahead, limits, self._seen))
-        return advanced(start, self._seen, ends)
+        ends.update(self._batch_limits.admit(ahead, limits, self._seen))
+        return advance(start, self._seen, ends)
 
-    def _up_to_target(self, ahead: Mapping[QueueKey, OffsetRange]) -> dict[QueueKey, OffsetRange]:
+    def _clip_to_target(self, ahead: Mapping[QueueKey, OffsetRange]) -> dict[QueueKey, OffsetRange]:
         """Return the ranges. If `pin` was called, cut them at the end that it set."""
         if self._target is None:
             return dict(ahead)
@@ -249,7 +253,7 @@ class StreamDriver:
             cut[key] = OffsetRange(first, last)
         return cut
 
-    def _is_enough(self, waiting: int, limits: Limits) -> bool:
+    def _may_start(self, waiting: int, limits: TriggerLimits) -> bool:
         """Return True if a micro-batch may start: enough messages wait, or the maximum delay is
         over."""
         if limits.min_offsets is None or self._target is not None or self._last_batch_at is None:
@@ -264,9 +268,9 @@ class StreamDriver:
         if self._idle is None or self._target is not None:
             return False
         asked, at = self._idle
-        return asked == start and self._clock() - at < SPINNING_S
+        return asked == start and self._clock() - at < IDLE_CALL_GAP_S
 
-    def _await_news(self, start: StreamOffsets) -> Mapping[str, TopicState]:
+    def _wait_for_change(self, start: StreamOffsets) -> Mapping[str, TopicState]:
         """Wait until the topics change, for at most `idle_wait_ms`, and return their new state.
 
         For a single topic that is read to its end, the broker holds a request until a message
@@ -282,7 +286,7 @@ class StreamDriver:
             if all(read.get(queue, BEGINNING) == end for queue, end in ends.items()):
                 self._catalog.hold(name, ends, wait_ms)
         pause_s = max(_PAUSE_S, _PAUSE_PER_TOPIC_S * len(self._seen))
-        while (now := self._survey(start)) == self._seen:
+        while (now := self._describe_topics(start)) == self._seen:
             left_s = deadline - self._clock()
             if left_s <= 0:
                 break
@@ -290,7 +294,7 @@ class StreamDriver:
         return now
 
 
-def _ends_of(topics: Mapping[str, TopicState]) -> StreamOffsets:
+def _queue_ends(topics: Mapping[str, TopicState]) -> StreamOffsets:
     return {
         name: TopicOffsets(
             topic.topic_id, {queue: state.max_offset for queue, state in topic.queues.items()}

@@ -7,7 +7,7 @@ logged.
 
 import logging
 
-from holdfast.spark.broker.catalog import NEVER_STORED, StoredOffsets
+from holdfast.spark.broker.catalog import NO_STORED_OFFSETS, StoredOffsets
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerUnavailable, InvalidOption, OffsetsMoved, SparkError
 from holdfast.spark.stream.offsets import StreamOffsets, TopicOffsets
@@ -17,7 +17,7 @@ _log = logging.getLogger("holdfast.spark")
 _ATTEMPTS = 3
 
 
-class GroupMirror:
+class ProgressReporter:
     """Stores progress in `group`. Use it from one thread. The caller closes `client`."""
 
     def __init__(self, client: BrokerClient, group: str) -> None:
@@ -58,7 +58,7 @@ class GroupMirror:
             stored = self._stored.get(key)
             if stored is None:
                 self._client.check_topic(*key)
-                stored = self._client.stored_offsets(self._group, name) or NEVER_STORED
+                stored = self._client.stored_offsets(self._group, name) or NO_STORED_OFFSETS
             ahead = {
                 queue: offset
                 for queue, offset in topic.queues.items()

@@ -70,8 +70,8 @@ def decode_offsets(value: Any) -> StreamOffsets:
     try:
         return {
             name: TopicOffsets(
-                _whole(topic["id"]),
-                {int(queue): _whole(offset) for queue, offset in topic["queues"].items()},
+                _check_offset(topic["id"]),
+                {int(queue): _check_offset(offset) for queue, offset in topic["queues"].items()},
             )
             for name, topic in value["topics"].items()
         }
@@ -79,7 +79,7 @@ def decode_offsets(value: Any) -> StreamOffsets:
         raise CheckpointUnreadable(value, f"it is damaged ({error!r})") from error
 
 
-def _whole(value: Any) -> int:
+def _check_offset(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(value)
     return value
@@ -92,7 +92,7 @@ def ranges_between(start: StreamOffsets, end: StreamOffsets) -> dict[str, dict[i
     """
     ranges = {}
     for name, topic in end.items():
-        before = _known(start, name, topic.topic_id)
+        before = _known_offsets(start, name, topic.topic_id)
         found = {
             queue: OffsetRange(before.get(queue, BEGINNING), last)
             for queue, last in sorted(topic.queues.items())
@@ -103,7 +103,7 @@ def ranges_between(start: StreamOffsets, end: StreamOffsets) -> dict[str, dict[i
     return ranges
 
 
-def _known(offsets: StreamOffsets, name: str, topic_id: int) -> Mapping[int, int]:
+def _known_offsets(offsets: StreamOffsets, name: str, topic_id: int) -> Mapping[int, int]:
     """Return the offsets in the topic with this name and id. Return an empty mapping if `offsets`
     does not contain the topic, or has another id for it."""
     topic = offsets.get(name)
@@ -117,14 +117,14 @@ def ranges_ahead(
     messages. A range may be empty."""
     ahead = {}
     for name, topic in sorted(now.items()):
-        before = _known(start, name, topic.topic_id)
+        before = _known_offsets(start, name, topic.topic_id)
         for queue, (low, high) in sorted(topic.queues.items()):
             first = max(before.get(queue, BEGINNING), low)
             ahead[QueueKey(name, queue)] = OffsetRange(min(first, high), high)
     return ahead
 
 
-def losses(start: StreamOffsets, now: Mapping[str, TopicState]) -> Iterator[SparkError]:
+def find_losses(start: StreamOffsets, now: Mapping[str, TopicState]) -> Iterator[SparkError]:
     """Yield an error for each topic, queue or range of messages that a stream at `start` needs, but
     that no longer exists."""
     for name, before in sorted(start.items()):
@@ -137,7 +137,7 @@ def losses(start: StreamOffsets, now: Mapping[str, TopicState]) -> Iterator[Spar
             for queue in sorted(before.queues.keys() - topic.queues.keys()):
                 yield GoneFromStream(name, queue)
     for name, topic in sorted(now.items()):
-        known = _known(start, name, topic.topic_id)
+        known = _known_offsets(start, name, topic.topic_id)
         for queue, (low, high) in sorted(topic.queues.items()):
             first = known.get(queue, BEGINNING)
             if first < low:
@@ -146,7 +146,7 @@ def losses(start: StreamOffsets, now: Mapping[str, TopicState]) -> Iterator[Spar
                 yield DataLost(name, queue, high, first, "the queue ends before")
 
 
-def advanced(
+def advance(
     start: StreamOffsets, now: Mapping[str, TopicState], ends: Mapping[QueueKey, int]
 ) -> StreamOffsets:
     """Return the offsets of all queues that exist `now`, moved to `ends`.
@@ -155,7 +155,7 @@ def advanced(
     """
     moved = {}
     for name, topic in now.items():
-        known = _known(start, name, topic.topic_id)
+        known = _known_offsets(start, name, topic.topic_id)
         queues = {
             queue: ends[QueueKey(name, queue)]
             for queue in topic.queues

@@ -27,24 +27,24 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.deploy.pickling import Travelling
+from holdfast.spark.deploy.pickling import SelfUnpackingMeta
 from holdfast.spark.options.stream import NO_LIMITS, StreamOptions
 from holdfast.spark.read.reading import open_catalog
 from holdfast.spark.read.task import RangesPartition, read_partition
 from holdfast.spark.stream.driver import StreamDriver
-from holdfast.spark.stream.group_progress import GroupMirror
+from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import decode_offsets, encode_offsets
-from holdfast.spark.stream.termination import before_termination
+from holdfast.spark.stream.termination import run_before_termination
 
 #: The timeout and the maximum retry time of the requests that store the progress in a group. It is
 #: short, because the stream waits for these requests, and the group only has a copy.
-_MIRROR_RETRY_FOR_S = 5.0
+_REPORT_RETRY_FOR_S = 5.0
 #: Timeout of the requests that release leases after Spark has told the process to end.
-_LAST_WORDS_TIMEOUT_S = 5.0
+_RELEASE_TIMEOUT_S = 5.0
 
 
 class HoldfastStreamReader(
-    DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=Travelling
+    DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=SelfUnpackingMeta
 ):
     """Reads a stream. Spark pickles a copy of it into every task."""
 
@@ -59,26 +59,26 @@ class HoldfastStreamReader(
         if self._opened is None:
             with ExitStack() as opening:
                 catalog = opening.enter_context(open_catalog(self._options.read))
-                mirror = self._open_mirror(opening)
-                driver = StreamDriver(catalog, self._options, mirror)
+                reporter = self._open_reporter(opening)
+                driver = StreamDriver(catalog, self._options, reporter)
                 self._opened = opening.enter_context(closing(driver))
                 self._open = opening.pop_all()
-            before_termination(self._let_go)
+            run_before_termination(self._release_at_termination)
         return self._opened
 
-    def _open_mirror(self, opening: ExitStack) -> GroupMirror | None:
+    def _open_reporter(self, opening: ExitStack) -> ProgressReporter | None:
         if self._options.group is None:
             return None
         client = BrokerClient.open(
             self._options.read.address,
-            retry_for_s=_MIRROR_RETRY_FOR_S,
-            timeout_s=_MIRROR_RETRY_FOR_S,
+            retry_for_s=_REPORT_RETRY_FOR_S,
+            timeout_s=_REPORT_RETRY_FOR_S,
         )
-        mirror = GroupMirror(opening.enter_context(client), self._options.group)
-        mirror.check()
-        return mirror
+        reporter = ProgressReporter(opening.enter_context(client), self._options.group)
+        reporter.check()
+        return reporter
 
-    def _let_go(self) -> None:
+    def _release_at_termination(self) -> None:
         """Release the leases of a micro-batch that Spark interrupts.
 
         A signal handler calls this, maybe in the middle of a request of the driver. So it uses a
@@ -87,7 +87,7 @@ class HoldfastStreamReader(
         leases = [] if self._opened is None else self._opened.leases
         if leases:
             with BrokerClient.open(
-                self._options.read.address, retry_for_s=0, timeout_s=_LAST_WORDS_TIMEOUT_S
+                self._options.read.address, retry_for_s=0, timeout_s=_RELEASE_TIMEOUT_S
             ) as client:
                 client.release_leases(leases)
 
@@ -146,5 +146,6 @@ class HoldfastStreamReader(
     def stop(self) -> None:
         """Release the leases and close all connections."""
         self._open.close()
-        # After the release, because Spark may end the process during it; `_let_go` needs `_opened`.
+        # Only now, because Spark may end the process during the release, and
+        # `_release_at_termination` needs `_opened`.
         self._opened = None

@@ -16,7 +16,7 @@ DRIVER_OF_A_STREAM = "pyspark.sql.streaming.python_streaming_source_runner"
 MAX_SECONDS = 10.0
 
 
-def before_termination(act: Callable[[], None], max_s: float = MAX_SECONDS) -> None:
+def run_before_termination(act: Callable[[], None], max_s: float = MAX_SECONDS) -> None:
     """If this process drives a stream, make SIGTERM call `act` and then end the process.
 
     In any other process, do nothing. `act` runs once in the main thread, between any two

@@ -16,7 +16,7 @@ from holdfast.commitlog.format.batch_encoding import Sections
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchFlag, BatchHeader, Buffer
 from holdfast.commitlog.format.checksum import crc32c, crc32c_each
 from holdfast.spark.write.partitioner import UInt32s
-from holdfast.spark.write.rows import entries
+from holdfast.spark.write.rows import property_entries
 
 Int32s = npt.NDArray[np.int32]
 
@@ -49,7 +49,7 @@ def encode_rows(
         columns.numbers(codes, "<u4")
         tag_bytes = columns.texts(pc.fill_null(tags, ""))
     if "properties" in rows.schema.names:
-        listed, names, values = entries(rows.column("properties"))
+        listed, names, values = property_entries(rows.column("properties"))
         property_count = len(names)
         if property_count:
             flags |= BatchFlag.PROPERTIES

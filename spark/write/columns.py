@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from holdfast.spark.errors import UnwritableColumn
-from holdfast.spark.options.columns import nearest
+from holdfast.spark.options.columns import suggest_name
 
 _TEXT = ("string", "binary")
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -36,8 +36,8 @@ WRITABLE_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 #: Kafka's name -> Holdfast's name.
-_MEANS = {"value": "body", "partition": "queue", "headers": "properties"}
-_BROKERS_OWN = ("offset", "store_timestamp", "message_id", "timestamp", "timestamptype")
+_KAFKA_NAMES = {"value": "body", "partition": "queue", "headers": "properties"}
+_BROKER_COLUMNS = ("offset", "store_timestamp", "message_id", "timestamp", "timestamptype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ def choose_columns(schema: Sequence[tuple[str, str]], *, topic_given: bool) -> M
     found: dict[str, Column] = {}
     for index, (name, kind) in enumerate(schema):
         known = name.lower()
-        if known in _BROKERS_OWN:
+        if known in _BROKER_COLUMNS:
             raise UnwritableColumn(name, f"is the broker's to give; leave it out: .drop({name!r})")
         if known not in WRITABLE_COLUMNS:
             raise UnwritableColumn(
-                name, f"is no part of a message{nearest(name, WRITABLE_COLUMNS)}"
+                name, f"is no part of a message{suggest_name(name, WRITABLE_COLUMNS)}"
             )
-        if not _fits(kind, WRITABLE_COLUMNS[known]):
+        if not _type_fits(kind, WRITABLE_COLUMNS[known]):
             kinds = " or ".join(WRITABLE_COLUMNS[known])
             raise UnwritableColumn(name, f"is of type {kind}; cast it to {kinds}")
-        means = _MEANS.get(known, known)
+        means = _KAFKA_NAMES.get(known, known)
         if means in found:
             raise UnwritableColumn(name, f"is there beside {found[means].name!r}; leave one out")
         found[means] = Column(index, name)
@@ -81,20 +81,24 @@ def choose_columns(schema: Sequence[tuple[str, str]], *, topic_given: bool) -> M
     return found
 
 
-def sorting_columns(schema: Sequence[tuple[str, str]], names: Sequence[str]) -> tuple[Column, ...]:
+def choose_sort_columns(
+    schema: Sequence[tuple[str, str]], names: Sequence[str]
+) -> tuple[Column, ...]:
     """Return the columns to sort by. Raises UnwritableColumn for a column that is missing, or whose
     type cannot be sorted."""
     found = {name.lower(): Column(index, name) for index, (name, _) in enumerate(schema)}
     for name in names:
         column = found.get(name.lower())
         if column is None:
-            raise UnwritableColumn(name, f"is not there to sort by{nearest(name, list(found))}")
+            raise UnwritableColumn(
+                name, f"is not there to sort by{suggest_name(name, list(found))}"
+            )
         if schema[column.index][1].startswith(("map<", "array<")):
             raise UnwritableColumn(name, "is of a type that has no order; sort by others")
     return tuple(found[name.lower()] for name in names)
 
 
-def _fits(kind: str, kinds: Sequence[str]) -> bool:
+def _type_fits(kind: str, kinds: Sequence[str]) -> bool:
     """Return True if a type is one of `kinds`. Strings of any collation or length count as
     string."""
     if kind.startswith(("string collate", "varchar(", "char(")):

@@ -17,20 +17,27 @@ from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.spark.errors import UnwritableRow
 from holdfast.spark.write.arrow_encoder import encode_rows
-from holdfast.spark.write.partitioner import Int64s, Router, Target, UInt32s, Unroutable, key_hashes
+from holdfast.spark.write.partitioner import (
+    Int64s,
+    Partitioner,
+    TargetTopic,
+    UInt32s,
+    UnroutableRow,
+    key_hashes,
+)
 from holdfast.spark.write.producer_identity import Producer
 from holdfast.spark.write.windows import Window
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingBatch:
     """A batch to send: its rows, and their encoded bytes.
 
     `numbers` are the positions of the rows in the partition. `hashes` are the hashes of their keys.
     The header has no producer and no sequence number yet.
     """
 
-    target: Target
+    target: TargetTopic
     rows: pa.RecordBatch
     hashes: UInt32s | None
     numbers: Int64s
@@ -40,7 +47,7 @@ class Outgoing:
     @classmethod
     def of(
         cls,
-        target: Target,
+        target: TargetTopic,
         queue: int,
         rows: pa.RecordBatch,
         hashes: UInt32s | None,
@@ -74,7 +81,7 @@ class Outgoing:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def part(self, start: int, end: int) -> "Outgoing":
+    def part(self, start: int, end: int) -> "OutgoingBatch":
         """Return a batch of some rows of this batch: the rows [start, end)."""
         return self.of(
             self.target,
@@ -85,12 +92,12 @@ class Outgoing:
         )
 
 
-class Encoder:
+class BatchEncoder:
     """Encodes windows as batches. Each attempt at a partition has its own encoder."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        self._routers: dict[str, Router] = {}
+        self._partitioners: dict[str, Partitioner] = {}
         self._digest = 0
 
     def digest(self) -> int:
@@ -98,8 +105,8 @@ class Encoder:
         return self._digest
 
     def encode(
-        self, window: Window, target: Target, indexes: Int64s | None = None
-    ) -> Iterator[Outgoing]:
+        self, window: Window, target: TargetTopic, indexes: Int64s | None = None
+    ) -> Iterator[OutgoingBatch]:
         """Yield the batches of a window for one topic, one batch per queue.
 
         `indexes` are the positions of the topic's rows in the window; None means all rows. Raises
@@ -111,8 +118,8 @@ class Encoder:
         numbers = numbers + window.first_row
         hashes = key_hashes(rows.column("key")) if "key" in rows.schema.names else None
         try:
-            queues = self._router(target).queues(rows, hashes)
-        except Unroutable as error:
+            queues = self._partitioner(target).queues(rows, hashes)
+        except UnroutableRow as error:
             raise UnwritableRow(
                 self._producer.partition, int(numbers[error.row]), error.column, error.detail
             ) from error
@@ -123,7 +130,7 @@ class Encoder:
         ends = [0, *(np.flatnonzero(np.diff(queues)) + 1).tolist(), len(queues)]
         for start, end in pairwise(ends):
             queue = int(queues[start])
-            batch = Outgoing.of(
+            batch = OutgoingBatch.of(
                 target,
                 queue,
                 rows.slice(start, end - start),
@@ -133,11 +140,11 @@ class Encoder:
             self._digest = crc32c(b"%d %d %d" % (self._digest, queue, batch.header.payload_crc))
             yield batch
 
-    def _router(self, target: Target) -> Router:
-        router = self._routers.get(target.name)
-        if router is None:
+    def _partitioner(self, target: TargetTopic) -> Partitioner:
+        partitioner = self._partitioners.get(target.name)
+        if partitioner is None:
             # Rows without a key and a queue go to the queues in turn. The first queue depends on
             # partition and epoch, so that not all tasks and micro-batches begin at queue 0.
             turn = self._producer.partition + self._producer.epoch
-            router = self._routers[target.name] = Router(target, turn)
-        return router
+            partitioner = self._partitioners[target.name] = Partitioner(target, turn)
+        return partitioner

@@ -20,7 +20,7 @@ UInt32s = npt.NDArray[np.uint32]
 Int64s = npt.NDArray[np.int64]
 
 
-class Unroutable(Exception):
+class UnroutableRow(Exception):
     """A row names a queue that does not exist or has another priority level. `row` counts from 0 in
     its window."""
 
@@ -32,7 +32,7 @@ class Unroutable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetTopic:
     """A topic to write to, as it was when this attempt first requested it from the broker."""
 
     name: str
@@ -47,11 +47,11 @@ def key_hashes(keys: pa.Array) -> UInt32s:
     return np.array(crc32c_each(texts.to_pylist()), np.uint32)
 
 
-class Router:
+class Partitioner:
     """Chooses queues in one topic. `turn` selects the first queue for rows without queue and
     key."""
 
-    def __init__(self, target: Target, turn: int) -> None:
+    def __init__(self, target: TargetTopic, turn: int) -> None:
         self._target = target
         self._indexes = target.queue_count // target.levels
         self._turn = turn % self._indexes
@@ -92,9 +92,9 @@ class Router:
         """Raise Unroutable if a row names a queue that does not exist, or a queue of another level
         than the row's priority."""
         target = self._target
-        beyond = _first(pc.greater_equal(queues, target.queue_count))
+        beyond = _find_first(pc.greater_equal(queues, target.queue_count))
         if beyond is not None:
-            raise Unroutable(
+            raise UnroutableRow(
                 beyond,
                 "queue",
                 f"is {queues[beyond]}, but {target.name!r} has queues 0 to "
@@ -104,9 +104,9 @@ class Router:
             return
         own = pc.fill_null(queues, 0).to_numpy() % target.levels
         is_other = pa.array(own != self._level(len(queues), priorities))
-        other = _first(pc.and_(is_other, pc.and_(queues.is_valid(), priorities.is_valid())))
+        other = _find_first(pc.and_(is_other, pc.and_(queues.is_valid(), priorities.is_valid())))
         if other is not None:
-            raise Unroutable(
+            raise UnroutableRow(
                 other,
                 "priority",
                 f"is {priorities[other]}, but queue {queues[other]} of {target.name!r} is of "
@@ -114,6 +114,6 @@ class Router:
             )
 
 
-def _first(is_so: pa.Array) -> int | None:
+def _find_first(is_so: pa.Array) -> int | None:
     index = pc.index(is_so, True).as_py()
     return index if index >= 0 else None

@@ -24,7 +24,7 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class WriterRun:
     """Identifies one run of a write, for all its tasks: `epoch` is the number of the run."""
 
     name: str
@@ -35,7 +35,7 @@ class Writer:
 class Producer:
     """The producer that a task publishes as. `writer` is None with idempotent=false."""
 
-    writer: Writer | None
+    writer: WriterRun | None
     partition: int
 
     @property
@@ -53,7 +53,7 @@ class Producer:
         return int.from_bytes(digest[:8], "big") >> 1 or 1
 
 
-def stream_writer(local_property: Callable[[str], str | None]) -> Writer:
+def identify_stream_run(local_property: Callable[[str], str | None]) -> WriterRun:
     """Return the writer of a stream's task, from the task's local properties.
 
     Raises IdentityMissing if the query id or the batch number is missing or unusable.
@@ -63,4 +63,4 @@ def stream_writer(local_property: Callable[[str], str | None]) -> Writer:
         raise IdentityMissing(f"query id ({QUERY_PROPERTY})")
     if batch is None or not batch.isdecimal() or int(batch) > MAX_EPOCH:
         raise IdentityMissing(f"number of the batch ({BATCH_PROPERTY})")
-    return Writer(f"stream\n{query}", int(batch))
+    return WriterRun(f"stream\n{query}", int(batch))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.commitlog.format.batch import Batch
-from holdfast.spark.broker.client import PublishedBatch, Pulled
+from holdfast.spark.broker.client import PublishedBatch, PullOutcome
 from holdfast.spark.errors import (
     BrokerRefused,
     ReplayDiffers,
@@ -29,9 +29,9 @@ from holdfast.spark.errors import (
     TopicRecreated,
     WriteRefused,
 )
-from holdfast.spark.write.outgoing import Outgoing
+from holdfast.spark.write.outgoing import OutgoingBatch
 from holdfast.spark.write.producer_identity import Producer
-from holdfast.spark.write.replay_check import is_beginning
+from holdfast.spark.write.replay_check import agrees_with_stored
 
 _log = logging.getLogger("holdfast.spark")
 
@@ -41,7 +41,7 @@ MAX_REQUEST_BATCHES = 1_000
 _TOO_OLD = "/problems/sequence-too-old"
 
 
-class Store(Protocol):
+class BatchStore(Protocol):
     """The operations of the broker that a publisher needs."""
 
     def publish(self, topic: str, batches: bytes, *, durability: str) -> list[PublishedBatch]:
@@ -49,12 +49,12 @@ class Store(Protocol):
 
     def pull(
         self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int
-    ) -> Pulled[bytes]:
+    ) -> PullOutcome[bytes]:
         """Return whole blocks, from the block that contains `offset` on."""
 
 
 @dataclass(slots=True)
-class Tally:
+class WriteCounts:
     """The amounts that an attempt has sent. Of the batches, `duplicates` had already been stored by
     another attempt."""
 
@@ -65,12 +65,12 @@ class Tally:
 
 
 @dataclass(slots=True)
-class _Lane:
+class QueueProgress:
     """The progress of an attempt in one queue."""
 
     generation: int = 0
     sequence: int = 0
-    unproven: Outgoing | None = None
+    unverified: OutgoingBatch | None = None
     """The last batch, if the broker reported it as too old, so that it was not compared. If a later
     batch is the same as the stored one, this batch was the same, too."""
     has_ended: bool = False
@@ -85,84 +85,84 @@ class Publisher:
     error, send nothing more.
     """
 
-    def __init__(self, store: Store, producer: Producer, durability: str) -> None:
+    def __init__(self, store: BatchStore, producer: Producer, durability: str) -> None:
         self._store = store
         self._producer = producer
         self._durability = durability
-        self._lanes: dict[tuple[str, int], _Lane] = {}
-        self.tally = Tally()
+        self._queues: dict[tuple[str, int], QueueProgress] = {}
+        self.counts = WriteCounts()
 
-    def send(self, batches: Iterable[Outgoing]) -> None:
+    def send(self, batches: Iterable[OutgoingBatch]) -> None:
         """Store the batches that no attempt has stored yet. No two of them may be for the same
         queue."""
-        for request in _requests(batches):
+        for request in _group_requests(batches):
             for batch in request:
-                if self._lane(batch).has_ended:
-                    raise self._differs(batch, "fewer rows were stored before these")
+                if self._progress(batch).has_ended:
+                    raise self._replay_error(batch, "fewer rows were stored before these")
             self._send(request)
 
-    def finish(self) -> Tally:
+    def finish(self) -> WriteCounts:
         """Return the tally after the last `send`. Raises ReplayDiffers if the last batch of a queue
         was too old: an earlier attempt stored more rows than this attempt has."""
-        for lane in self._lanes.values():
-            if lane.unproven is not None:
-                raise self._differs(lane.unproven, "more rows are there")
-        return self.tally
+        for progress in self._queues.values():
+            if progress.unverified is not None:
+                raise self._replay_error(progress.unverified, "more rows are there")
+        return self.counts
 
-    def _lane(self, batch: Outgoing) -> _Lane:
-        return self._lanes.setdefault(batch.queue, _Lane())
+    def _progress(self, batch: OutgoingBatch) -> QueueProgress:
+        return self._queues.setdefault(batch.queue, QueueProgress())
 
-    def _send(self, request: list[Outgoing]) -> None:
+    def _send(self, request: list[OutgoingBatch]) -> None:
         try:
             published = self._store.publish(
                 request[0].target.name,
-                b"".join([part for batch in request for part in self._parts(batch)]),
+                b"".join([part for batch in request for part in self._encode(batch)]),
                 durability=self._durability,
             )
         except BrokerRefused as refused:
             if refused.type != _TOO_OLD:
-                raise self._refused(request, refused) from refused
+                raise self._write_error(request, refused) from refused
             if len(request) > 1:  # send the batches one by one, to find those that are too old
                 for batch in request:
                     self._send([batch])
                 return
-            self._passed(request[0], is_duplicate=True)
-            self._lane(request[0]).unproven = request[0]
+            self._record_stored(request[0], is_duplicate=True)
+            self._progress(request[0]).unverified = request[0]
             return
         if len(published) != len(request):
             raise ReplyMismatch(f"{len(request)} batches sent, {len(published)} answered")
         for batch, found in zip(request, published, strict=True):
-            rest = self._prove(batch, found) if found.is_duplicate else None
-            self._passed(batch, is_duplicate=found.is_duplicate)
+            rest = self._verify_stored(batch, found) if found.is_duplicate else None
+            self._record_stored(batch, is_duplicate=found.is_duplicate)
             if rest is not None:
-                lane = self._lane(batch)
-                lane.generation, lane.sequence = lane.generation + 1, 0
-                self.tally.rows -= len(rest)  # these rows are counted again when they are sent
+                progress = self._progress(batch)
+                progress.generation, progress.sequence = progress.generation + 1, 0
+                self.counts.rows -= len(rest)  # these rows are counted again when they are sent
                 self._send([rest])
 
-    def _parts(self, batch: Outgoing) -> tuple[bytes, bytes]:
+    def _encode(self, batch: OutgoingBatch) -> tuple[bytes, bytes]:
         """Return the header of a batch, with its producer and sequence number, and its payload."""
-        lane = self._lane(batch)
+        progress = self._progress(batch)
         header = replace(
             batch.header,
-            producer_id=self._producer.producer_id(lane.generation),
+            producer_id=self._producer.producer_id(progress.generation),
             producer_epoch=self._producer.epoch,
-            sequence=lane.sequence if self._producer.writer else 0,
+            sequence=progress.sequence if self._producer.writer else 0,
         )
         return bytes(header.encode()), batch.payload
 
-    def _passed(self, batch: Outgoing, *, is_duplicate: bool) -> None:
-        lane = self._lane(batch)
-        lane.sequence += 1
-        lane.unproven = None
-        self.tally.rows += len(batch)
-        self.tally.batches += 1
-        self.tally.duplicates += is_duplicate
-        self.tally.size_bytes += batch.header.total_size
+    def _record_stored(self, batch: OutgoingBatch, *, is_duplicate: bool) -> None:
+        progress = self._progress(batch)
+        progress.sequence += 1
+        progress.unverified = None
+        self.counts.rows += len(batch)
+        self.counts.batches += 1
+        self.counts.duplicates += is_duplicate
+        self.counts.size_bytes += batch.header.total_size
 
     # -- batches of earlier attempts -------------------------------------------------------
 
-    def _prove(self, batch: Outgoing, found: PublishedBatch) -> Outgoing | None:
+    def _verify_stored(self, batch: OutgoingBatch, found: PublishedBatch) -> OutgoingBatch | None:
         """Compare a batch with the stored batch of the same sequence number.
 
         Return the rest of the batch if only its beginning is stored, or None if all of it is
@@ -177,7 +177,7 @@ class Publisher:
             # The token may not read the topic, or the batch is no longer stored. So only the
             # number of rows can be compared.
             if found.count != len(batch):
-                raise self._differs(
+                raise self._replay_error(
                     batch,
                     f"{found.count} rows there, {len(batch)} now, and they cannot be compared: "
                     f"{error}",
@@ -187,16 +187,16 @@ class Publisher:
         stored = Batch.decode(block)
         if stored.header.base_offset != found.offset or len(stored) != found.count:
             raise ReplyMismatch(f"the block at offset {found.offset} is not the one published")
-        if not is_beginning(batch, stored):
-            raise self._differs(batch, "other contents")
-        self._lane(batch).has_ended = len(stored) > len(batch)
+        if not agrees_with_stored(batch, stored):
+            raise self._replay_error(batch, "other contents")
+        self._progress(batch).has_ended = len(stored) > len(batch)
         return batch.part(len(stored), len(batch)) if len(stored) < len(batch) else None
 
-    def _differs(self, batch: Outgoing, reason: str) -> ReplayDiffers:
+    def _replay_error(self, batch: OutgoingBatch, reason: str) -> ReplayDiffers:
         topic, queue = batch.queue
         return ReplayDiffers(topic, queue, self._producer.partition, batch.first_row, reason)
 
-    def _refused(self, request: list[Outgoing], refused: BrokerRefused) -> WriteRefused:
+    def _write_error(self, request: list[OutgoingBatch], refused: BrokerRefused) -> WriteRefused:
         return WriteRefused(
             request[0].target.name,
             tuple(batch.header.queue_id for batch in request),
@@ -207,9 +207,9 @@ class Publisher:
         )
 
 
-def _requests(batches: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
+def _group_requests(batches: Iterable[OutgoingBatch]) -> Iterator[list[OutgoingBatch]]:
     """Divide batches into requests, each for one topic and within the broker's limits."""
-    request: list[Outgoing] = []
+    request: list[OutgoingBatch] = []
     size = 0
     for batch in batches:
         is_other = bool(request) and request[0].target.name != batch.target.name

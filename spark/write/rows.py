@@ -39,7 +39,9 @@ def check_rows(
     the position of the row in the partition.
     """
     arrays = {
-        name: _KINDS[name](_Given(batch.column(column.index), column.name, partition, first_row))
+        name: _CONVERTERS[name](
+            _InputColumn(batch.column(column.index), column.name, partition, first_row)
+        )
         for name, column in columns.items()
     }
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
@@ -50,16 +52,16 @@ def row_weights(rows: pa.RecordBatch) -> Int64s:
     weights = np.full(len(rows), ROW_BYTES, np.int64)
     for name in ("body", "key", "tag"):
         if name in rows.schema.names:
-            weights += _sizes(rows.column(name))
+            weights += _text_sizes(rows.column(name))
     if "properties" in rows.schema.names:
-        listed, names, values = entries(rows.column("properties"))
-        each = _sizes(names) + _sizes(values) + PROPERTY_BYTES
+        listed, names, values = property_entries(rows.column("properties"))
+        each = _text_sizes(names) + _text_sizes(values) + PROPERTY_BYTES
         running = np.concatenate(([0], np.cumsum(each)))
         weights += running[listed[1:]] - running[listed[:-1]]
     return weights
 
 
-def entries(properties: pa.MapArray) -> tuple[npt.NDArray[np.int32], pa.Array, pa.Array]:
+def property_entries(properties: pa.MapArray) -> tuple[npt.NDArray[np.int32], pa.Array, pa.Array]:
     """Return (offsets, names, values): row i has the properties offsets[i] to offsets[i + 1].
 
     The offsets begin at 0. `properties` must be checked; it may be a slice.
@@ -73,7 +75,7 @@ def entries(properties: pa.MapArray) -> tuple[npt.NDArray[np.int32], pa.Array, p
     )
 
 
-class _Given:
+class _InputColumn:
     """A column as Spark gave it, with its name and position in the partition for error messages."""
 
     def __init__(self, array: pa.Array, name: str, partition: int, first_row: int) -> None:
@@ -107,48 +109,48 @@ class _Given:
             raise self.at(row, "is not UTF-8, as a text has to be") from None
 
 
-def _body(given: _Given) -> pa.Array:
+def _convert_body(given: _InputColumn) -> pa.Array:
     given.refuse(given.array.is_null(), "is null; give an empty one, or filter the row out")
     return given.array.cast(pa.binary())
 
 
-def _text(given: _Given) -> pa.Array:
+def _convert_text(given: _InputColumn) -> pa.Array:
     texts = given.texts(given.array)
     given.refuse(pc.equal(pc.binary_length(texts), 0), "is empty; make it null for none")
     return texts
 
 
-def _topic(given: _Given) -> pa.Array:
+def _convert_topic(given: _InputColumn) -> pa.Array:
     given.refuse(given.array.is_null(), "is null; give the row a topic, or the option topic")
-    return _text(given)
+    return _convert_text(given)
 
 
-def _queue(given: _Given) -> pa.Array:
-    return _whole(given, _MAX_QUEUE)
+def _convert_queue(given: _InputColumn) -> pa.Array:
+    return _convert_integer(given, _MAX_QUEUE)
 
 
-def _priority(given: _Given) -> pa.Array:
-    return _whole(given, HIGHEST_PRIORITY)
+def _convert_priority(given: _InputColumn) -> pa.Array:
+    return _convert_integer(given, HIGHEST_PRIORITY)
 
 
-def _whole(given: _Given, maximum: int) -> pa.Array:
+def _convert_integer(given: _InputColumn, maximum: int) -> pa.Array:
     numbers = given.array
     is_outside = pc.or_(pc.less(numbers, 0), pc.greater(numbers, maximum))
     given.refuse(is_outside, f"is not from 0 to {maximum}")
     return numbers.cast(pa.int32())
 
 
-def _time(given: _Given) -> pa.Array:
+def _convert_time(given: _InputColumn) -> pa.Array:
     """Return microseconds since 1970. A null stays null; the batch format stores it as 0."""
     stamps = given.array.cast(pa.int64())
     given.refuse(pc.less(stamps, 0), "is before 1970")
     return stamps
 
 
-def _properties(given: _Given) -> pa.Array:
+def _convert_properties(given: _InputColumn) -> pa.Array:
     array = given.array
     is_map = pa.types.is_map(array.type)
-    if array.null_count and bool(np.any(_lengths(array)[array.is_null().to_numpy(False)])):
+    if array.null_count and bool(np.any(_list_lengths(array)[array.is_null().to_numpy(False)])):
         array = array.take(pa.array(np.arange(len(array))))  # drops entries of null rows
     offsets = array.offsets.to_numpy()
     start, end = int(offsets[0]), int(offsets[-1])
@@ -173,7 +175,7 @@ def _properties(given: _Given) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array(listed, pa.int32()), names, values)
 
 
-def _check_names_differ(given: _Given, names: pa.Array, rows: Int64s) -> None:
+def _check_names_differ(given: _InputColumn, names: pa.Array, rows: Int64s) -> None:
     coded = names.dictionary_encode()
     pairs = rows * (len(coded.dictionary) + 1) + coded.indices.to_numpy()
     _, first = np.unique(pairs, return_index=True)
@@ -182,12 +184,12 @@ def _check_names_differ(given: _Given, names: pa.Array, rows: Int64s) -> None:
         raise given.at(int(rows[again]), f"has the name {names[int(again)].as_py()!r} twice")
 
 
-def _lengths(array: pa.Array) -> npt.NDArray[np.int32]:
+def _list_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
     lengths: npt.NDArray[np.int32] = np.diff(array.offsets.to_numpy())
     return lengths
 
 
-def _sizes(texts: pa.Array) -> Int64s:
+def _text_sizes(texts: pa.Array) -> Int64s:
     sizes: Int64s = pc.fill_null(pc.binary_length(texts), 0).to_numpy().astype(np.int64)
     return sizes
 
@@ -200,14 +202,14 @@ def _is_utf8(value: bytes | None) -> bool:
     return True
 
 
-_KINDS: Mapping[str, Callable[[_Given], Any]] = {
-    "body": _body,
-    "key": _text,
-    "tag": _text,
-    "properties": _properties,
-    "topic": _topic,
-    "queue": _queue,
-    "priority": _priority,
-    "born_timestamp": _time,
-    "expires_timestamp": _time,
+_CONVERTERS: Mapping[str, Callable[[_InputColumn], Any]] = {
+    "body": _convert_body,
+    "key": _convert_text,
+    "tag": _convert_text,
+    "properties": _convert_properties,
+    "topic": _convert_topic,
+    "queue": _convert_queue,
+    "priority": _convert_priority,
+    "born_timestamp": _convert_time,
+    "expires_timestamp": _convert_time,
 }

@@ -24,54 +24,60 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.deploy.pickling import Travelling
+from holdfast.spark.deploy.pickling import SelfUnpackingMeta
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.write import WriteOptions, parse_write_options
-from holdfast.spark.write.columns import Column, choose_columns, sorting_columns
-from holdfast.spark.write.producer_identity import Producer, Writer, stream_writer
-from holdfast.spark.write.publisher import Tally
-from holdfast.spark.write.task import Targets, write_partition
+from holdfast.spark.write.columns import Column, choose_columns, choose_sort_columns
+from holdfast.spark.write.producer_identity import Producer, WriterRun, identify_stream_run
+from holdfast.spark.write.publisher import WriteCounts
+from holdfast.spark.write.task import TargetTopics, write_partition
 
 _log = logging.getLogger("holdfast.spark")
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """The result of one task."""
 
     partition: int
-    tally: Tally
+    counts: WriteCounts
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowWriter:
     """The options, columns and sort order of a write."""
 
     options: WriteOptions
     columns: Mapping[str, Column]
     sort_by: tuple[Column, ...]
 
-    def write(self, batches: Iterator[pa.RecordBatch], producer: Producer) -> Written:
+    def write(self, batches: Iterator[pa.RecordBatch], producer: Producer) -> TaskResult:
         """Store one partition and return the result."""
-        tally = write_partition(batches, self.options, self.columns, producer, sort_by=self.sort_by)
-        return Written(producer.partition, tally)
+        counts = write_partition(
+            batches, self.options, self.columns, producer, sort_by=self.sort_by
+        )
+        return TaskResult(producer.partition, counts)
 
 
-def batch_sink(given: Mapping[str, str], schema: StructType, overwrite: bool) -> "HoldfastWriter":
+def make_batch_writer(
+    given: Mapping[str, str], schema: StructType, overwrite: bool
+) -> "HoldfastWriter":
     """Return the writer of a batch. Raises InvalidOption, UnwritableColumn, and the broker's errors
     for the topic that the options name."""
     if overwrite:
         raise InvalidOption("mode", "overwrite: a log is only appended to; use append")
-    rows = _checked(given, schema, streaming=False)
+    rows = _prepare_write(given, schema, streaming=False)
     options, writer = rows.options, None
     if options.transaction is not None:
-        writer = Writer(f"transaction\n{options.transaction.app_id}", options.transaction.version)
+        writer = WriterRun(
+            f"transaction\n{options.transaction.app_id}", options.transaction.version
+        )
     elif options.is_idempotent:
-        writer = Writer(f"job\n{uuid.uuid4().hex}", 0)
+        writer = WriterRun(f"job\n{uuid.uuid4().hex}", 0)
     return HoldfastWriter(rows, writer)
 
 
-def stream_sink(
+def make_stream_writer(
     given: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> "HoldfastStreamWriter":
     """Return the writer of a stream. Raises the same errors as batch_sink."""
@@ -79,80 +85,80 @@ def stream_sink(
         raise InvalidOption(
             "outputMode", "complete: a log is only appended to; use append, or foreachBatch"
         )
-    return HoldfastStreamWriter(_checked(given, schema, streaming=True))
+    return HoldfastStreamWriter(_prepare_write(given, schema, streaming=True))
 
 
-def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> Rows:
+def _prepare_write(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> RowWriter:
     options = parse_write_options(given, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     columns = choose_columns(fields, topic_given=options.topic is not None)
-    sort_by = sorting_columns(fields, options.sort_by)
+    sort_by = choose_sort_columns(fields, options.sort_by)
     if options.topic is not None:  # if the topic is unusable, fail now and not in every task
         with BrokerClient.open(options.address) as client:
-            Targets(client, options).get(options.topic)
-    return Rows(options, columns, sort_by)
+            TargetTopics(client, options).get(options.topic)
+    return RowWriter(options, columns, sort_by)
 
 
 class HoldfastWriter(DataSourceArrowWriter):
     """Writes a batch. Spark pickles it into every task."""
 
-    def __init__(self, rows: Rows, writer: Writer | None) -> None:
+    def __init__(self, rows: RowWriter, writer: WriterRun | None) -> None:
         self._rows = rows
         self._writer = writer
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         """Store one partition."""
-        return self._rows.write(iterator, Producer(self._writer, _task().partitionId()))
+        return self._rows.write(iterator, Producer(self._writer, _current_task().partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log what was written."""
-        _log.info("%s", _summary(messages))
+        _log.info("%s", _summarize(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log that the write failed, and that stored rows remain stored."""
-        _log.warning("the write failed; what it stored stays: at least %s", _summary(messages))
+        _log.warning("the write failed; what it stored stays: at least %s", _summarize(messages))
 
 
-class HoldfastStreamWriter(DataSourceStreamArrowWriter, metaclass=Travelling):
+class HoldfastStreamWriter(DataSourceStreamArrowWriter, metaclass=SelfUnpackingMeta):
     """Writes micro-batches. Spark pickles it into every task.
 
     Its metaclass adds the package's archive to the pickle, because over Spark Connect these tasks
     do not get the archives that were sent to the session.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowWriter) -> None:
         self._rows = rows
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         """Store one partition of a micro-batch. Raises the errors of `write_partition`, and
         IdentityMissing."""
-        task = _task()
+        task = _current_task()
         idempotent = self._rows.options.is_idempotent
-        writer = stream_writer(task.getLocalProperty) if idempotent else None
+        writer = identify_stream_run(task.getLocalProperty) if idempotent else None
         return self._rows.write(iterator, Producer(writer, task.partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Log what was written."""
-        _log.info("batch %d: %s", batchId, _summary(messages))
+        _log.info("batch %d: %s", batchId, _summarize(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Log that the batch failed, and that stored rows remain stored. Spark repeats the
         batch."""
         _log.warning(
-            "batch %d failed; what it stored stays: at least %s", batchId, _summary(messages)
+            "batch %d failed; what it stored stays: at least %s", batchId, _summarize(messages)
         )
 
 
-def _task() -> TaskContext:
+def _current_task() -> TaskContext:
     task = TaskContext.get()
     assert task is not None  # Spark calls write only in tasks
     return task
 
 
-def _summary(messages: Sequence[WriterCommitMessage | None]) -> str:
-    tallies = [message.tally for message in messages if isinstance(message, Written)]
-    rows, batches, size_bytes = (
-        sum(getattr(tally, name) for tally in tallies) for name in ("rows", "batches", "size_bytes")
+def _summarize(messages: Sequence[WriterCommitMessage | None]) -> str:
+    results = [message.counts for message in messages if isinstance(message, TaskResult)]
+    rows, batches, size_bytes, again = (
+        sum(getattr(counts, name) for counts in results)
+        for name in ("rows", "batches", "size_bytes", "duplicates")
     )
-    again = sum(tally.duplicates for tally in tallies)
     return f"{rows} rows in {batches} batches ({again} of them stored before), {size_bytes} bytes"

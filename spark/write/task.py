@@ -15,10 +15,10 @@ from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerRefused
 from holdfast.spark.options.write import WriteOptions
 from holdfast.spark.write.columns import Column
-from holdfast.spark.write.outgoing import Encoder, Outgoing
-from holdfast.spark.write.partitioner import Int64s, Target
+from holdfast.spark.write.outgoing import BatchEncoder, OutgoingBatch
+from holdfast.spark.write.partitioner import Int64s, TargetTopic
 from holdfast.spark.write.producer_identity import Producer
-from holdfast.spark.write.publisher import Publisher, Tally
+from holdfast.spark.write.publisher import Publisher, WriteCounts
 from holdfast.spark.write.rows import check_rows
 from holdfast.spark.write.windows import Window, cut_windows
 
@@ -30,7 +30,7 @@ def write_partition(
     producer: Producer,
     *,
     sort_by: Sequence[Column] = (),
-) -> Tally:
+) -> WriteCounts:
     """Store all rows of a partition. Return once they are as durable as requested.
 
     With `sort_by`, all rows are read and sorted before the first row is sent. After an error, rows
@@ -38,39 +38,39 @@ def write_partition(
     them again. Raises UnwritableRow, WriteRefused, ReplayDiffers, BrokerUnavailable, BrokerRefused.
     """
     with (
-        BrokerClient.open(options.address) as looking_up,
-        BrokerClient.open(options.address) as storing,
-        ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-publish") as behind,
+        BrokerClient.open(options.address) as lookup_client,
+        BrokerClient.open(options.address) as publish_client,
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-publish") as executor,
     ):
-        publisher = Publisher(storing, producer, options.durability)
-        targets = Targets(looking_up, options)
-        encoder = Encoder(producer)
-        under_way: Future[None] | None = None
+        publisher = Publisher(publish_client, producer, options.durability)
+        targets = TargetTopics(lookup_client, options)
+        encoder = BatchEncoder(producer)
+        pending: Future[None] | None = None
         for window in cut_windows(
-            _checked(_sorted(batches, sort_by), columns, producer.partition),
+            _check_batches(_sort_rows(batches, sort_by), columns, producer.partition),
             max_rows=options.max_batch_rows,
             max_bytes=options.max_batch_bytes,
             digest=encoder.digest,
         ):
-            outgoing = list(_encoded(window, targets, encoder))
-            if under_way is not None:
-                under_way.result()
-            under_way = behind.submit(publisher.send, outgoing)
-        if under_way is not None:
-            under_way.result()
+            outgoing = list(_encode_window(window, targets, encoder))
+            if pending is not None:
+                pending.result()
+            pending = executor.submit(publisher.send, outgoing)
+        if pending is not None:
+            pending.result()
     return publisher.finish()
 
 
-class Targets:
+class TargetTopics:
     """The topics of a write. The first use of a topic requests its state from the broker."""
 
     def __init__(self, client: BrokerClient, options: WriteOptions) -> None:
         self._client = client
         self._create = options.create_topic
         self._topic = options.topic
-        self._found: dict[str, Target] = {}
+        self._found: dict[str, TargetTopic] = {}
 
-    def of(self, window: Window) -> Iterator[tuple[Target, Int64s | None]]:
+    def of(self, window: Window) -> Iterator[tuple[TargetTopic, Int64s | None]]:
         """Yield each topic of a window, with the positions of its rows in the window; None means
         all rows.
 
@@ -86,7 +86,7 @@ class Targets:
             chosen = None if len(coded.dictionary) == 1 else np.flatnonzero(indexes == at)
             yield self.get(name), chosen
 
-    def get(self, name: str) -> Target:
+    def get(self, name: str) -> TargetTopic:
         """Return a topic. Create it if it is missing and createTopic is set."""
         if name not in self._found:
             try:
@@ -97,11 +97,11 @@ class Targets:
                 self._client.create_topic(name)
                 found = self._client.describe(name)
             levels = found.priority_levels or 1
-            self._found[name] = Target(name, found.topic_id, len(found.queues), levels)
+            self._found[name] = TargetTopic(name, found.topic_id, len(found.queues), levels)
         return self._found[name]
 
 
-def _sorted(
+def _sort_rows(
     batches: Iterable[pa.RecordBatch], columns: Sequence[Column]
 ) -> Iterable[pa.RecordBatch]:
     """Return the rows sorted by these columns, with nulls last. If there are no columns, return the
@@ -117,7 +117,7 @@ def _sorted(
     return in_order
 
 
-def _checked(
+def _check_batches(
     batches: Iterable[pa.RecordBatch], columns: Mapping[str, Column], partition: int
 ) -> Iterator[pa.RecordBatch]:
     first_row = 0
@@ -127,6 +127,8 @@ def _checked(
         first_row += len(batch)
 
 
-def _encoded(window: Window, targets: Targets, encoder: Encoder) -> Iterator[Outgoing]:
+def _encode_window(
+    window: Window, targets: TargetTopics, encoder: BatchEncoder
+) -> Iterator[OutgoingBatch]:
     for target, indexes in targets.of(window):
         yield from encoder.encode(window, target, indexes)

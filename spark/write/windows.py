@@ -43,45 +43,45 @@ def cut_windows(
     must return a number that depends on all rows of the earlier windows.
     """
     first_row = count = size = 0
-    at_most_rows, at_most_bytes = _narrowed(digest(), max_rows, max_bytes)
+    at_most_rows, at_most_bytes = _vary_limits(digest(), max_rows, max_bytes)
     parts: list[pa.RecordBatch] = []
     for batch in batches:
         ends = np.cumsum(row_weights(batch))
         at = 0
         while at < len(batch):
-            taken = _fitting(ends, at, at_most_rows - count, at_most_bytes - size)
+            taken = _count_fitting(ends, at, at_most_rows - count, at_most_bytes - size)
             if not taken and not count:
                 taken = 1
             if taken:
                 parts.append(batch.slice(at, taken))
-                size += _between(ends, at, at + taken)
+                size += _size_between(ends, at, at + taken)
                 count += taken
                 at += taken
             if at < len(batch):
-                yield Window(first_row, _joined(parts))
+                yield Window(first_row, _concat_batches(parts))
                 first_row, count, size = first_row + count, 0, 0
                 parts = []
-                at_most_rows, at_most_bytes = _narrowed(digest(), max_rows, max_bytes)
+                at_most_rows, at_most_bytes = _vary_limits(digest(), max_rows, max_bytes)
     if parts:
-        yield Window(first_row, _joined(parts))
+        yield Window(first_row, _concat_batches(parts))
 
 
-def _narrowed(digest: int, *limits: int) -> Iterator[int]:
+def _vary_limits(digest: int, *limits: int) -> Iterator[int]:
     """Yield the limits of a window, each reduced by an amount that depends on `digest`."""
     step = digest % _STEPS
     return (limit - limit * step // (_NARROWEST * _STEPS) for limit in limits)
 
 
-def _fitting(ends: Int64s, at: int, rows: int, size: int) -> int:
+def _count_fitting(ends: Int64s, at: int, rows: int, size: int) -> int:
     """Return how many rows from row `at` on may be taken: at most `rows`, and at most `size` bytes.
     `ends` are the running totals of the rows' sizes."""
     before = int(ends[at - 1]) if at else 0
     return max(0, min(int(np.searchsorted(ends, before + size, "right")) - at, rows))
 
 
-def _between(ends: Int64s, start: int, end: int) -> int:
+def _size_between(ends: Int64s, start: int, end: int) -> int:
     return int(ends[end - 1]) - (int(ends[start - 1]) if start else 0)
 
 
-def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat_batches(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from holdfast.spark.deploy.archive import EXECUTORS_NEED, archive
+from holdfast.spark.deploy.archive import EXECUTORS_NEED, build_archive
 from tests.cluster.spark_processes import JAVA_OPTIONS, clean_environment, running
 
 _LOOPBACK = {
@@ -56,7 +56,7 @@ def local_cluster(folder: Path) -> Iterator[Cluster]:
     """Yield two executor processes that the driver starts by itself."""
     environment = clean_environment(python_with(EXECUTORS_NEED, folder / "python"))
     package = folder / "holdfast.zip"
-    package.write_bytes(archive())
+    package.write_bytes(build_archive())
     settings = {
         **_LOOPBACK,
         "spark.executor.memory": "800m",

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.spark.session import local_session
 from holdfast.spark.source import HoldfastDataSource
-from holdfast.spark.write.sink import HoldfastStreamWriter, HoldfastWriter, Written
+from holdfast.spark.write.sink import HoldfastStreamWriter, HoldfastWriter, TaskResult
 
 ROWS = 20_000
 PARTITIONS = 2
@@ -84,7 +84,7 @@ def stream(url: str, topic: str, folder: Path, dies: bool) -> None:
 class FailingWriter(HoldfastWriter):
     """Fails the first attempt at each task after all rows are stored."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         """Store the rows, and fail in the first attempt."""
         written = super().write(iterator)
         if attempt() == 0:

@@ -69,6 +69,6 @@ def store(
     return stored
 
 
-def joined(batches: Sequence[Batch]) -> bytes:
+def join_batches(batches: Sequence[Batch]) -> bytes:
     """Return the blocks as in the reply to a pull."""
     return b"".join(batch.block for batch in batches)

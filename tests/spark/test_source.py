@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.read.batch_source import HoldfastReader
-from holdfast.spark.read.task import _settle_worker
+from holdfast.spark.read.task import _freeze_modules
 from holdfast.spark.source import HoldfastDataSource
 from tests.support.fake_broker import FakeBroker, FakeTopic
 
@@ -134,7 +134,7 @@ def test_a_worker_sets_what_it_has_loaded_apart_from_garbage_once(
     assert not frozen  # the user's own process, outside of a Spark task
 
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: "a task")
-    _settle_worker.cache_clear()
+    _freeze_modules.cache_clear()
     rows = reader.read(reader.partitions()[0])
     next(rows)
     assert not frozen  # a module that reading needs may be loaded as late as here

@@ -14,7 +14,7 @@ from holdfast.commitlog.format.batch import Batch, iter_batches
 from holdfast.commitlog.format.batch_header import MAGIC, BatchFlag, BatchHeader
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import HEADER_DTYPE
-from tests.spark.stored import Sent, joined, sent, store
+from tests.spark.stored import Sent, join_batches, sent, store
 
 FULL = Sent(
     bodies=[b"a", b"bc"],
@@ -30,7 +30,7 @@ FULL = Sent(
 @given(st.lists(sent(), max_size=5), st.integers(0, 2**40))
 def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base: int) -> None:
     stored = store(batches, base)
-    blocks = BatchRun(joined(stored))
+    blocks = BatchRun(join_batches(stored))
     assert len(blocks) == len(stored)
     for index, batch in enumerate(stored):
         for field in dataclasses.fields(BatchHeader):
@@ -43,7 +43,9 @@ def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base:
 
 
 def test_every_section_is_laid_out() -> None:
-    names = {field.name for field in dataclasses.fields(Batch.decode(joined(store([FULL]))).layout)}
+    names = {
+        field.name for field in dataclasses.fields(Batch.decode(join_batches(store([FULL]))).layout)
+    }
     assert set(BatchRun(b"").starts) == names - {"total_size"}
 
 
@@ -52,7 +54,7 @@ def test_no_blocks_at_all() -> None:
 
 
 def test_a_flag_tells_which_blocks_have_a_column() -> None:
-    blocks = BatchRun(joined(store([FULL, Sent([b"x"])])))
+    blocks = BatchRun(join_batches(store([FULL, Sent([b"x"])])))
     assert blocks.has(BatchFlag.KEYS).tolist() == [True, False]
 
 
@@ -64,18 +66,18 @@ def refusal(read: Callable[[], object]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("kept", range(0, len(joined(store([FULL, FULL]))), 4))
+@pytest.mark.parametrize("kept", range(0, len(join_batches(store([FULL, FULL]))), 4))
 def test_every_truncation_is_refused_as_the_format_refuses_it(kept: int) -> None:
-    data = joined(store([FULL, FULL]))[:kept]
+    data = join_batches(store([FULL, FULL]))[:kept]
     expected = refusal(lambda: list(iter_batches(data)))
     assert refusal(lambda: BatchRun(data)) == expected
-    assert (expected is None) == (kept in {0, len(joined(store([FULL])))})
+    assert (expected is None) == (kept in {0, len(join_batches(store([FULL])))})
 
 
-@pytest.mark.parametrize("position", range(len(joined(store([FULL])))))
+@pytest.mark.parametrize("position", range(len(join_batches(store([FULL])))))
 def test_every_flipped_bit_is_refused_as_the_format_refuses_it(position: int) -> None:
-    first = joined(store([FULL]))
-    data = bytearray(first + joined(store([FULL], 2)))
+    first = join_batches(store([FULL]))
+    data = bytearray(first + join_batches(store([FULL], 2)))
     data[len(first) + position] ^= 1 << (position % 8)
     expected = refusal(lambda: list(iter_batches(bytes(data))))
     assert expected is not None
@@ -92,7 +94,7 @@ def test_a_header_that_lies_about_its_columns_is_refused() -> None:
 
 
 def test_a_newer_format_is_named_as_such() -> None:
-    data = bytearray(joined(store([FULL])))
+    data = bytearray(join_batches(store([FULL])))
     offset = HEADER_DTYPE.fields["version"][1]  # type: ignore[index]
     struct.pack_into("<H", data, offset, 2)
     expected = refusal(lambda: Batch.decode(bytes(data)))
@@ -105,6 +107,6 @@ def test_a_magic_inside_a_message_is_no_block() -> None:
     for before in range(8):
         body = bytes(before) + (MAGIC + bytes(4) + (136).to_bytes(4, "little") + bytes(4)) * 40
         stored = store([Sent([b"a"]), Sent([body]), Sent([b"b", b""])])
-        run = BatchRun(joined(stored))
+        run = BatchRun(join_batches(stored))
         assert run.base_offsets.tolist() == [0, 1, 2]
         assert run.total_sizes.tolist() == [len(batch.block) for batch in stored]

@@ -13,20 +13,26 @@ from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch, payload_crc
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.message_id import format_message_id
-from holdfast.spark.arrow.decoder import Rows, arrow_schema, cut, decode, portion
+from holdfast.spark.arrow.decoder import (
+    RowSelection,
+    arrow_schema,
+    cut_portions,
+    decode,
+    select_rows,
+)
 from holdfast.spark.options.columns import HOLDFAST_COLUMNS, KAFKA_COLUMNS
 from holdfast.spark.options.offsets import QueueRange
-from tests.spark.stored import QUEUE, STORED_US, TOPIC_ID, Sent, joined, sent, store
+from tests.spark.stored import QUEUE, STORED_US, TOPIC_ID, Sent, join_batches, sent, store
 
 SOURCE = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0, priority_levels=2)
 
 
-def rows_of(*runs: tuple[int, int, int]) -> Rows:
+def rows_of(*runs: tuple[int, int, int]) -> RowSelection:
     """Return decoded rows as (block, start, end)."""
-    return Rows(*np.array(runs, np.int64).T)
+    return RowSelection(*np.array(runs, np.int64).T)
 
 
-def runs_of(rows: Rows) -> list[tuple[int, ...]]:
+def runs_of(rows: RowSelection) -> list[tuple[int, ...]]:
     """Return rows as (block, start, end)."""
     return [tuple(run) for run in np.array(rows).T.tolist()]
 
@@ -77,8 +83,8 @@ def test_rows_are_the_messages(batches: list[Sent], data: st.DataObject) -> None
     total = sum(map(len, stored))
     start = data.draw(st.integers(1000, 999 + total))
     end = data.draw(st.integers(start + 1, 1000 + total))
-    blocks = BatchRun(joined(stored))
-    rows = cut(blocks, start, end)
+    blocks = BatchRun(join_batches(stored))
+    rows = select_rows(blocks, start, end)
     messages = [
         (batch, row)
         for batch in stored
@@ -110,14 +116,14 @@ def test_a_long_run_of_small_batches_is_cut_into_portions_that_lose_nothing(
     total = sum(map(len, stored))
     start = data.draw(st.integers(50, 49 + total))
     end = data.draw(st.integers(start + 1, 50 + total))
-    blocks = BatchRun(joined(stored))
+    blocks = BatchRun(join_batches(stored))
     bounds = {
         "max_rows": data.draw(st.integers(1, 40)),
         "target_bytes": data.draw(st.integers(1, 5000)),
     }
     decoded = [
         decode(blocks, rows, SOURCE, HOLDFAST_COLUMNS)
-        for rows in portion(blocks, cut(blocks, start, end), **bounds)
+        for rows in cut_portions(blocks, select_rows(blocks, start, end), **bounds)
     ]
     assert max(map(len, decoded)) <= bounds["max_rows"]
     assert pa.Table.from_batches(decoded).to_pylist() == [
@@ -129,7 +135,7 @@ def test_a_long_run_of_small_batches_is_cut_into_portions_that_lose_nothing(
 
 
 def test_a_whole_block_is_not_copied() -> None:
-    data = joined(store([Sent([b"abc" * 1000])]))
+    data = join_batches(store([Sent([b"abc" * 1000])]))
     blocks = BatchRun(data)
     decoded = decode(blocks, rows_of((0, 0, 1)), SOURCE, {"body": "binary"})
     address = decoded["body"].buffers()[2].address
@@ -138,7 +144,7 @@ def test_a_whole_block_is_not_copied() -> None:
 
 def test_an_absent_priority_and_absent_columns_are_null() -> None:
     source = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0)
-    blocks = BatchRun(joined(store([Sent([b"a", b"b"])])))
+    blocks = BatchRun(join_batches(store([Sent([b"a", b"b"])])))
     (row, _) = decode(blocks, rows_of((0, 0, 2)), source, HOLDFAST_COLUMNS).to_pylist()
     assert (row["priority"], row["key"], row["tag"], row["properties"]) == (None, None, None, [])
     assert row["born_timestamp"] is None
@@ -169,17 +175,17 @@ def test_arrow_types_are_those_that_spark_demands() -> None:
 
 
 def test_rows_outside_the_range_are_cut() -> None:
-    blocks = BatchRun(joined(store([Sent([b"x"] * 10)] * 3, 100)))
-    assert runs_of(cut(blocks, 105, 112)) == [(0, 5, 10), (1, 0, 2)]
-    assert runs_of(cut(blocks, 130, 140)) == []
+    blocks = BatchRun(join_batches(store([Sent([b"x"] * 10)] * 3, 100)))
+    assert runs_of(select_rows(blocks, 105, 112)) == [(0, 5, 10), (1, 0, 2)]
+    assert runs_of(select_rows(blocks, 130, 140)) == []
 
 
 def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
-    blocks = BatchRun(joined(store([Sent([b"x" * 100] * 10)] * 3)))
-    whole = cut(blocks, 0, 30)
+    blocks = BatchRun(join_batches(store([Sent([b"x" * 100] * 10)] * 3)))
+    whole = select_rows(blocks, 0, 30)
 
-    def portions(rows: Rows = whole, **bounds: int) -> list[list[tuple[int, ...]]]:
-        return [runs_of(each) for each in portion(blocks, rows, **bounds)]
+    def portions(rows: RowSelection = whole, **bounds: int) -> list[list[tuple[int, ...]]]:
+        return [runs_of(each) for each in cut_portions(blocks, rows, **bounds)]
 
     assert portions(max_rows=12) == [
         [(0, 0, 10), (1, 0, 2)],
@@ -190,19 +196,19 @@ def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
         [(0, 0, 10), (1, 0, 10)],
         [(2, 0, 10)],
     ]
-    assert portions(cut(blocks, 4, 27), max_rows=8) == [
+    assert portions(select_rows(blocks, 4, 27), max_rows=8) == [
         [(0, 4, 10), (1, 0, 2)],
         [(1, 2, 10)],
         [(2, 0, 7)],
     ]
-    assert portions(cut(blocks, 4, 27), max_rows=8, target_bytes=1) == [
+    assert portions(select_rows(blocks, 4, 27), max_rows=8, target_bytes=1) == [
         [(0, 4, 10)],
         [(1, 0, 8)],
         [(1, 8, 10)],
         [(2, 0, 7)],
     ]
     assert portions() == [runs_of(whole)]
-    assert portions(cut(blocks, 30, 40)) == []
+    assert portions(select_rows(blocks, 30, 40)) == []
 
 
 @pytest.mark.parametrize(

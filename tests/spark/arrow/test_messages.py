@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.message_id import format_message_id
-from holdfast.spark.arrow.decoder import cut, decode
-from holdfast.spark.arrow.messages import decode_messages, unpack
+from holdfast.spark.arrow.decoder import decode, select_rows
+from holdfast.spark.arrow.messages import decode_messages, unpack_messages
 from holdfast.spark.errors import ReplyMismatch
 from holdfast.spark.options.columns import HOLDFAST_COLUMNS, KAFKA_COLUMNS
 from holdfast.spark.options.offsets import QueueRange
-from tests.spark.stored import QUEUE, TOPIC_ID, Sent, joined, sent, store
+from tests.spark.stored import QUEUE, TOPIC_ID, Sent, join_batches, sent, store
 
 
 @settings(deadline=None)  # others may share the machine
@@ -42,11 +42,11 @@ def test_rows_are_those_of_the_blocks(batches: list[Sent], levels: int | None) -
             ]
         }
     )
-    blocks = BatchRun(joined(stored))
-    rows = cut(blocks, 0, 2**62)
+    blocks = BatchRun(join_batches(stored))
+    rows = select_rows(blocks, 0, 2**62)
     for columns in (HOLDFAST_COLUMNS, KAFKA_COLUMNS):
         expected = decode(blocks, rows, source, columns)
-        found = decode_messages(unpack(body), source, columns)
+        found = decode_messages(unpack_messages(body), source, columns)
         assert found.schema.equals(expected.schema)
         assert found.to_pylist() == expected.to_pylist()
 
@@ -54,4 +54,4 @@ def test_rows_are_those_of_the_blocks(batches: list[Sent], levels: int | None) -
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgpack.packb([1]), msgpack.packb({})])
 def test_what_is_no_reply_is_refused(body: bytes) -> None:
     with pytest.raises(ReplyMismatch):
-        unpack(body)
+        unpack_messages(body)

@@ -14,9 +14,9 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.split_bodies import BodiesApart
-from holdfast.spark.arrow.decoder import cut, decode
+from holdfast.spark.arrow.decoder import decode, select_rows
 from holdfast.spark.broker import block_receiver
-from holdfast.spark.broker.block_receiver import Gathering
+from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.options.offsets import QueueRange
 from tests.spark.stored import Sent, sent
 from tests.support.batches import stamped
@@ -57,29 +57,29 @@ def stretch(batches: list[Sent]) -> bytes:
 Received = Buffer | BodiesApart
 
 
-def gathered(gathering: Gathering, data: bytes) -> Buffer | None:
+def gathered(gatherer: BlockGatherer, data: bytes) -> Buffer | None:
     """Receive a reply; return it unless it was gathered."""
     stream = io.BytesIO(data)
 
     def fill(buffer: memoryview) -> None:
         assert stream.readinto(buffer) == len(buffer)
 
-    found = gathering.receive(fill, len(data))
+    found = gatherer.receive(fill, len(data))
     assert stream.read() == b""
     return found
 
 
 def received(data: bytes) -> Received:
     """Receive a single reply and return its blocks."""
-    gathering = Gathering(1, 1)
-    found = gathered(gathering, data)
-    assert gathering.is_empty == (found is not None)
-    return gathering.blocks() if found is None else found
+    gatherer = BlockGatherer(1, 1)
+    found = gathered(gatherer, data)
+    assert gatherer.is_empty == (found is not None)
+    return gatherer.blocks() if found is None else found
 
 
 def rows(blocks: Received) -> list[dict[str, object]]:
     run = BatchRun(blocks)
-    return list(decode(run, cut(run, 0, 1 << 40), PART, COLUMNS).to_pylist())
+    return list(decode(run, select_rows(run, 0, 1 << 40), PART, COLUMNS).to_pylist())
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -97,14 +97,16 @@ def test_bodies_apart_are_the_same_rows(batches: list[Sent]) -> None:
 @given(st.lists(sent(), min_size=1, max_size=9), st.sets(st.integers(1, 8)))
 def test_replies_gathered_are_the_same_rows_as_one(batches: list[Sent], cuts: set[int]) -> None:
     blocks = blocks_of(batches)
-    borders = sorted({0, len(blocks), *(cut for cut in cuts if cut < len(blocks))})
-    gathering = Gathering(1 << 20, 1 << 20)
+    borders = sorted(
+        {0, len(blocks), *(select_rows for select_rows in cuts if select_rows < len(blocks))}
+    )
+    gatherer = BlockGatherer(1 << 20, 1 << 20)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
         for start, end in pairwise(borders):
-            assert gathered(gathering, b"".join(blocks[start:end])) is None
-            assert gathering.end_offset == Batch.decode(blocks[end - 1]).header.end_offset
-    assert rows(gathering.blocks()) == rows(b"".join(blocks))
+            assert gathered(gatherer, b"".join(blocks[start:end])) is None
+            assert gatherer.end_offset == Batch.decode(blocks[end - 1]).header.end_offset
+    assert rows(gatherer.blocks()) == rows(b"".join(blocks))
 
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
@@ -117,11 +119,11 @@ def test_it_is_full_when_another_reply_like_the_largest_would_be_too_much(
         (len(first) + 2 * len(second) + by, 1000),
         (1 << 20, 3 + 2 + 3 + by),
     ):
-        gathering = Gathering(max_bytes, max_messages)
-        assert not gathering.is_full
-        assert gathered(gathering, first) is None
-        assert gathered(gathering, second) is None
-        assert gathering.is_full == (by < 0)
+        gatherer = BlockGatherer(max_bytes, max_messages)
+        assert not gatherer.is_full
+        assert gathered(gatherer, first) is None
+        assert gathered(gatherer, second) is None
+        assert gatherer.is_full == (by < 0)
 
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
@@ -130,11 +132,11 @@ def test_a_reply_that_there_is_no_room_for_comes_as_it_is(
 ) -> None:
     monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
     first, second = blocks_of([Sent([b"x"]), Sent([b"y"] * 99)])
-    gathering = Gathering(len(first) + len(second) - by, 1000)
-    assert gathered(gathering, first) is None
-    found = gathered(gathering, second)
+    gatherer = BlockGatherer(len(first) + len(second) - by, 1000)
+    assert gathered(gatherer, first) is None
+    found = gathered(gatherer, second)
     assert (found is None) == (by <= 0)
-    apart = rows(gathering.blocks()) + (rows(found) if found is not None else [])
+    apart = rows(gatherer.blocks()) + (rows(found) if found is not None else [])
     assert apart == rows(first + second)
 
 
@@ -143,8 +145,8 @@ def test_a_reply_that_was_cut_off_is_not_gathered_and_may_come_again(
 ) -> None:
     monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
     first, second = blocks_of([Sent([b"one"]), Sent([b"two", b"three"], ["k", None])])
-    gathering = Gathering(1 << 20, 1000)
-    assert gathered(gathering, first) is None
+    gatherer = BlockGatherer(1 << 20, 1000)
+    assert gathered(gatherer, first) is None
     for size in range(len(second)):
         stream = io.BytesIO(second[:size])
 
@@ -153,9 +155,9 @@ def test_a_reply_that_was_cut_off_is_not_gathered_and_may_come_again(
                 raise ConnectionResetError
 
         with pytest.raises(ConnectionResetError):
-            gathering.receive(fill, len(second))
-    assert gathered(gathering, second) is None
-    assert rows(gathering.blocks()) == rows(first + second)
+            gatherer.receive(fill, len(second))
+    assert gathered(gatherer, second) is None
+    assert rows(gatherer.blocks()) == rows(first + second)
 
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
@@ -190,4 +192,4 @@ def test_an_error_on_the_way_is_passed_on() -> None:
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
-        Gathering(1, 1).receive(fill, 1 << 20)
+        BlockGatherer(1, 1).receive(fill, 1 << 20)

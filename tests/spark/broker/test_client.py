@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.spark.broker.block_receiver import Gathering
+from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.broker.catalog import Split
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
@@ -107,7 +107,7 @@ def test_a_pull_names_its_bounds_tags_and_filter(broker: FakeBroker, client: Bro
     ids, tags = (topic.topic_id, 0, 0), frozenset("ba")
     for count in (1, 9_999, 10_000, 10_001):
         client.pull_blocks(
-            "orders", *ids, Gathering(9, 9), max_messages=count, max_bytes=9, tags=tags
+            "orders", *ids, BlockGatherer(9, 9), max_messages=count, max_bytes=9, tags=tags
         )
     client.pull(
         "orders", topic.topic_id, 0, 0, max_bytes=9, tags=frozenset("ba"), expression="a > 'x y'"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.broker.lease_renewer import LeaseKeeper, due_in_s
+from holdfast.spark.broker.lease_renewer import PlanLeaseRenewer, renewal_delay_s
 from holdfast.spark.errors import BrokerRefused, InvalidOption, TopicRecreated
 from holdfast.spark.options.address import Address
 from holdfast.spark.options.offsets import PlanLease, QueueRange
@@ -139,7 +139,7 @@ def test_leases_are_let_go_of_as_long_as_the_broker_answers(filled: FakeBroker) 
     ("now_s", "due"), [(100, 5), (104.5, 0.5), (105, 0), (200, 0), (99.9, 0), (-5, 0)]
 )
 def test_leases_are_extended_when_half_of_them_is_over(now_s: float, due: float) -> None:
-    assert due_in_s(PlanLease((("t", "l"),), 10_000, 100), now_s) == pytest.approx(due)
+    assert renewal_delay_s(PlanLease((("t", "l"),), 10_000, 100), now_s) == pytest.approx(due)
 
 
 def extended(filled: FakeBroker, count: int, match: str = "") -> threading.Event:
@@ -160,7 +160,7 @@ def extended(filled: FakeBroker, count: int, match: str = "") -> threading.Event
 def test_a_task_extends_the_leases_again_and_again(filled: FakeBroker) -> None:
     parts = plan(filled, "orders,refunds", leaseMs="40")
     first, second = extended(filled, 3, "lease-0"), extended(filled, 3, "refunds")
-    with LeaseKeeper(parts, Address(filled.url)):
+    with PlanLeaseRenewer(parts, Address(filled.url)):
         assert first.wait(10)
         assert second.wait(10)
     assert not [each for each in threading.enumerate() if each.name == "holdfast-lease"]
@@ -186,7 +186,7 @@ def test_a_lease_that_is_gone_is_let_go_and_the_others_are_kept(
     enough = extended(filled, 3, "refunds")
     with (
         caplog.at_level(logging.WARNING, "holdfast.spark"),
-        LeaseKeeper(parts, Address(filled.url)),
+        PlanLeaseRenewer(parts, Address(filled.url)),
     ):
         assert enough.wait(10)
     gone = [request for request in filled.requests if "read-leases/lease-0" in request]
@@ -199,6 +199,6 @@ def test_a_broker_that_does_not_answer_is_asked_again(filled: FakeBroker) -> Non
     for _ in range(2):
         filled.fail_once(503, match="read-leases")
     enough = extended(filled, 4)
-    with LeaseKeeper(parts, Address(filled.url)):
+    with PlanLeaseRenewer(parts, Address(filled.url)):
         assert enough.wait(10)
     assert "lease-0" in filled.leases

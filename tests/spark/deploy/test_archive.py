@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast.spark.__main__ import main
 from holdfast.spark.deploy import pickling
-from holdfast.spark.deploy.archive import EXECUTORS_NEED, archive
+from holdfast.spark.deploy.archive import EXECUTORS_NEED, build_archive
 from holdfast.spark.session import ship
 from tests.cluster.clusters import python_with
 
@@ -49,7 +49,7 @@ def test_the_archive_is_the_package_and_nothing_beside_it(archived: Path) -> Non
 
 
 def test_the_same_source_is_the_same_archive() -> None:
-    assert archive() == archive()
+    assert build_archive() == build_archive()
 
 
 def test_an_executor_needs_only_what_is_named(archived: Path, tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_a_program_that_runs_from_the_archive_sends_the_archive(
 ) -> None:
     program = (
         "import sys, holdfast.spark.deploy.archive as s\n"
-        "assert str(s.came_as()) == sys.path[1], s.came_as()\n"
-        f"open({str(tmp_path / 'again.zip')!r}, 'wb').write(s.archive())"
+        "assert str(s.find_own_archive()) == sys.path[1], s.find_own_archive()\n"
+        f"open({str(tmp_path / 'again.zip')!r}, 'wb').write(s.build_archive())"
     )
     run(sys.executable, program, archived, tmp_path)
     assert (tmp_path / "again.zip").read_bytes() == archived.read_bytes()
@@ -93,7 +93,7 @@ def test_a_session_is_sent_the_archive_and_then_told_of_the_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyspark")
-    monkeypatch.setattr(pickling, "_brought", None)  # restored after the test
+    monkeypatch.setattr(pickling, "_shipped_archive", None)  # restored after the test
     seen: list[object] = []
 
     class Session:
@@ -109,13 +109,13 @@ def test_a_session_is_sent_the_archive_and_then_told_of_the_source(
     first, second = ship(session), ship(session)  # type: ignore[arg-type]
     assert seen == [True, "holdfast"] * 2
     assert first.name == second.name, "Spark takes the second for what it has"
-    assert pickling._brought == first.read_bytes()
+    assert pickling._shipped_archive == first.read_bytes()
 
 
 def test_the_program_writes_the_archive_and_says_nothing(tmp_path: Path) -> None:
     arguments = [sys.executable, "-W", "error", "-m", "holdfast.spark", str(tmp_path / "out.zip")]
     assert subprocess.run(arguments, capture_output=True, check=True).stderr == b""
-    assert (tmp_path / "out.zip").read_bytes() == archive()
+    assert (tmp_path / "out.zip").read_bytes() == build_archive()
 
 
 @pytest.mark.parametrize("arguments", [[], ["out.tar"], ["a.zip", "b.zip"]])

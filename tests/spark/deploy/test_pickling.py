@@ -9,11 +9,11 @@ pytest.importorskip("pyspark")
 from pyspark import cloudpickle
 
 from holdfast.spark.deploy import pickling
-from holdfast.spark.deploy.archive import EXECUTORS_NEED, archive
+from holdfast.spark.deploy.archive import EXECUTORS_NEED, build_archive
 from holdfast.spark.options.write import parse_write_options
 from holdfast.spark.source import HoldfastDataSource
 from holdfast.spark.stream.source import HoldfastStreamReader
-from holdfast.spark.write.sink import HoldfastStreamWriter, Rows
+from holdfast.spark.write.sink import HoldfastStreamWriter, RowWriter
 from tests.cluster.clusters import python_with
 
 #: Program: unpickle the input, check it, and write it pickled again.
@@ -39,8 +39,8 @@ def test_a_source_is_pickled_by_name_where_nothing_was_sent() -> None:
 def test_a_source_brings_its_package_from_process_to_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pickling, "_brought", None)
-    pickling.bring(archive())
+    monkeypatch.setattr(pickling, "_shipped_archive", None)
+    pickling.ship_archive(build_archive())
     python = python_with((*EXECUTORS_NEED, "pyspark", "py4j"), tmp_path / "python")
     (tmp_path / "local").mkdir()
     sent = dumped(HoldfastDataSource({"url": "http://here"}))
@@ -61,10 +61,10 @@ def test_a_source_brings_its_package_from_process_to_process(
 def test_a_streams_writer_brings_its_package_into_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pickling, "_brought", None)
-    pickling.bring(archive())
+    monkeypatch.setattr(pickling, "_shipped_archive", None)
+    pickling.ship_archive(build_archive())
     options = parse_write_options({"url": "http://here", "topic": "orders"}, streaming=True)
-    writer = HoldfastStreamWriter(Rows(options, {}, ()))
+    writer = HoldfastStreamWriter(RowWriter(options, {}, ()))
     done = subprocess.run(
         [
             python_with((*EXECUTORS_NEED, "pyspark", "py4j"), tmp_path / "python"),
@@ -84,15 +84,15 @@ def test_what_a_streams_tasks_read_with_brings_its_package_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert len(dumped(HoldfastStreamReader)) < 200
-    monkeypatch.setattr(pickling, "_brought", b"the archive")
+    monkeypatch.setattr(pickling, "_shipped_archive", b"the archive")
     assert b"the archive" in dumped(HoldfastStreamReader)
 
 
 def test_a_process_that_has_the_package_unpacks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pickling, "_brought", None)
+    monkeypatch.setattr(pickling, "_shipped_archive", None)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    pickling.bring(archive())
+    pickling.ship_archive(build_archive())
     assert cloudpickle.loads(dumped(HoldfastDataSource)) is HoldfastDataSource
     assert not list(tmp_path.iterdir())

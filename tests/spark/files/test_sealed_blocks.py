@@ -54,7 +54,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def _remembers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_blocks, "_SETTLED_NS", -(2**62))
+    monkeypatch.setattr(sealed_blocks, "_UNCHANGED_NS", -(2**62))
     monkeypatch.setattr(sealed_blocks, "_intact", set())
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_has_changed_is_read_again(path: Path) -> None:
 def test_no_more_is_remembered_than_the_limit(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed_blocks, "_MOST_REMEMBERED", 2)
+    monkeypatch.setattr(sealed_blocks, "_MAX_REMEMBERED", 2)
     for count, at_most in ((1, 1), (2, 2), (3, 1)):
         folder = tmp_path / str(count)
         folder.mkdir()

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.offsets import LATEST, AtTime, AtTimes, Given
+from holdfast.spark.options.offsets import LATEST, AtTime, AtTimes, ExplicitOffsets
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.plan import BoundTopic, bind_topics
 from tests.support.fake_broker import FakeBroker
@@ -118,7 +118,7 @@ def test_what_cannot_be_obeyed_is_refused(given: dict[str, str], says: str) -> N
 
 
 def test_nested_offsets_are_read_as_kafkas() -> None:
-    assert job(endingOffsets='{"orders": {"0": 50, "1": -1}}').end == Given(
+    assert job(endingOffsets='{"orders": {"0": 50, "1": -1}}').end == ExplicitOffsets(
         {"orders": {0: 50, 1: LATEST}}
     )
 

@@ -11,20 +11,20 @@ from holdfast.spark.options.offsets import (
     EARLIEST,
     LATEST,
     AtTime,
-    Everywhere,
-    Given,
+    EarliestOrLatest,
+    ExplicitOffsets,
     OffsetRange,
     OffsetSpec,
-    OfGroup,
     QueueState,
-    offsets_json,
+    StoredByGroup,
+    format_offsets,
     parse_offsets,
-    resolve,
+    resolve_ranges,
 )
 
 QUEUES = {0: QueueState(10, 100), 1: QueueState(0, 50)}
-EARLIEST_ON = Everywhere(EARLIEST)
-UP_TO_LATEST = Everywhere(LATEST)
+EARLIEST_ON = EarliestOrLatest(EARLIEST)
+UP_TO_LATEST = EarliestOrLatest(LATEST)
 NOTHING: Mapping[int, int] = MappingProxyType({})
 WHOLE = {0: (10, 100), 1: (0, 50)}
 
@@ -37,7 +37,7 @@ def ranges(
     end_lookup: Mapping[int, int] = NOTHING,
     fail_on_data_loss: bool = True,
 ) -> dict[int, OffsetRange]:
-    return resolve(
+    return resolve_ranges(
         "t",
         QUEUES,
         start,
@@ -51,12 +51,12 @@ def ranges(
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
-        ("earliest", Everywhere(EARLIEST)),
-        ("Earliest", Everywhere(EARLIEST)),
-        ("group:billing", OfGroup("billing")),
-        ('{"0": 12, "1": -2}', Given({None: {0: 12, 1: -2}})),
-        ('{"t": {"0": 12}, "u": {}}', Given({"t": {0: 12}, "u": {}})),
-        ("{}", Given({None: {}})),
+        ("earliest", EarliestOrLatest(EARLIEST)),
+        ("Earliest", EarliestOrLatest(EARLIEST)),
+        ("group:billing", StoredByGroup("billing")),
+        ('{"0": 12, "1": -2}', ExplicitOffsets({None: {0: 12, 1: -2}})),
+        ('{"t": {"0": 12}, "u": {}}', ExplicitOffsets({"t": {0: 12}, "u": {}})),
+        ("{}", ExplicitOffsets({None: {}})),
     ],
 )
 def test_starts_parse(text: str, spec: OffsetSpec) -> None:
@@ -77,7 +77,9 @@ def test_starts_that_mean_nothing_are_refused(text: str) -> None:
 
 
 def test_an_end_is_latest_but_not_earliest() -> None:
-    assert parse_offsets("endingOffsets", '{"0": -1}', useless=EARLIEST) == Given({None: {0: -1}})
+    assert parse_offsets("endingOffsets", '{"0": -1}', useless=EARLIEST) == ExplicitOffsets(
+        {None: {0: -1}}
+    )
     with pytest.raises(InvalidOption):
         parse_offsets("endingOffsets", '{"0": -2}', useless=EARLIEST)
 
@@ -87,16 +89,22 @@ def test_by_default_all_is_read() -> None:
 
 
 def test_queues_not_named_start_at_earliest_and_end_at_latest() -> None:
-    assert ranges(Given({None: {1: 7}}), Given({"t": {0: 20}})) == {0: (10, 20), 1: (7, 50)}
+    assert ranges(ExplicitOffsets({None: {1: 7}}), ExplicitOffsets({"t": {0: 20}})) == {
+        0: (10, 20),
+        1: (7, 50),
+    }
 
 
 def test_kafkas_numbers_mean_the_ends() -> None:
-    assert ranges(Given({None: {0: EARLIEST}}), Given({None: {0: LATEST}})) == WHOLE
+    assert (
+        ranges(ExplicitOffsets({None: {0: EARLIEST}}), ExplicitOffsets({None: {0: LATEST}}))
+        == WHOLE
+    )
 
 
 def test_a_group_without_an_offset_counts_as_at_the_earliest() -> None:
-    assert ranges(OfGroup("g"), start_lookup={0: 40}) == {0: (40, 100), 1: (0, 50)}
-    assert ranges(end=OfGroup("g"), end_lookup={0: 40}) == {0: (10, 40), 1: (0, 0)}
+    assert ranges(StoredByGroup("g"), start_lookup={0: 40}) == {0: (40, 100), 1: (0, 50)}
+    assert ranges(end=StoredByGroup("g"), end_lookup={0: 40}) == {0: (10, 40), 1: (0, 0)}
 
 
 def test_times_never_reach_beyond_what_was_bound() -> None:
@@ -109,11 +117,11 @@ def test_times_never_reach_beyond_what_was_bound() -> None:
 @pytest.mark.parametrize(
     ("start", "end"),
     [
-        (Given({None: {0: 101}}), Everywhere(LATEST)),
-        (Everywhere(EARLIEST), Given({None: {0: 101}})),
-        (Given({None: {0: 30}}), Given({None: {0: 29}})),
-        (Given({None: {2: 0}}), Everywhere(LATEST)),
-        (Everywhere(EARLIEST), Given({"t": {2: 0}})),
+        (ExplicitOffsets({None: {0: 101}}), EarliestOrLatest(LATEST)),
+        (EarliestOrLatest(EARLIEST), ExplicitOffsets({None: {0: 101}})),
+        (ExplicitOffsets({None: {0: 30}}), ExplicitOffsets({None: {0: 29}})),
+        (ExplicitOffsets({None: {2: 0}}), EarliestOrLatest(LATEST)),
+        (EarliestOrLatest(EARLIEST), ExplicitOffsets({"t": {2: 0}})),
     ],
 )
 def test_offsets_that_do_not_fit_are_refused(start: OffsetSpec, end: OffsetSpec) -> None:
@@ -123,24 +131,24 @@ def test_offsets_that_do_not_fit_are_refused(start: OffsetSpec, end: OffsetSpec)
 
 def test_a_group_beyond_the_end_is_refused() -> None:
     with pytest.raises(InvalidOption, match="beyond the end"):
-        ranges(OfGroup("g"), start_lookup={1: 51})
+        ranges(StoredByGroup("g"), start_lookup={1: 51})
 
 
 def test_a_trimmed_start_is_lost_data() -> None:
     with pytest.raises(DataLost) as caught:
-        ranges(Given({None: {0: 9}}))
+        ranges(ExplicitOffsets({None: {0: 9}}))
     assert (caught.value.offset, caught.value.next_offset) == (9, 10)
     assert "failOnDataLoss=false" in str(caught.value)
 
 
 def test_a_trimmed_start_moves_up_when_loss_is_allowed() -> None:
-    start = Given({None: {0: 3}})
+    start = ExplicitOffsets({None: {0: 3}})
     assert ranges(start, fail_on_data_loss=False)[0] == (10, 100)
-    assert ranges(start, Given({None: {0: 5}}), fail_on_data_loss=False)[0] == (5, 5)
+    assert ranges(start, ExplicitOffsets({None: {0: 5}}), fail_on_data_loss=False)[0] == (5, 5)
 
 
 def test_an_empty_range_below_the_first_kept_message_is_no_loss() -> None:
-    assert ranges(Given({None: {0: 5}}), Given({None: {0: 5}}))[0] == (5, 5)
+    assert ranges(ExplicitOffsets({None: {0: 5}}), ExplicitOffsets({None: {0: 5}}))[0] == (5, 5)
 
 
 @settings(deadline=None)  # others may share the machine
@@ -152,6 +160,6 @@ def test_an_empty_range_below_the_first_kept_message_is_no_loss() -> None:
     )
 )
 def test_offsets_written_are_read_back(by_topic: dict[str, dict[int, int]]) -> None:
-    text = offsets_json(by_topic)
-    assert parse_offsets("startingOffsets", text, useless=LATEST) == Given(by_topic)  # type: ignore[arg-type]
+    text = format_offsets(by_topic)
+    assert parse_offsets("startingOffsets", text, useless=LATEST) == ExplicitOffsets(by_topic)  # type: ignore[arg-type]
     assert json.loads(text)

@@ -1,7 +1,14 @@
 import pytest
 
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.offsets import EARLIEST, LATEST, AtTime, Everywhere, Given, OfGroup
+from holdfast.spark.options.offsets import (
+    EARLIEST,
+    LATEST,
+    AtTime,
+    EarliestOrLatest,
+    ExplicitOffsets,
+    StoredByGroup,
+)
 from holdfast.spark.options.read import OPTIONS, parse_options
 
 BASIC = {"url": "http://broker:8711", "topic": "orders"}
@@ -11,8 +18,8 @@ def test_defaults_read_a_whole_topic() -> None:
     options = parse_options(BASIC)
     assert options.address.url == "http://broker:8711"
     assert options.topics == ("orders",)
-    assert options.start == Everywhere(EARLIEST)
-    assert options.end == Everywhere(LATEST)
+    assert options.start == EarliestOrLatest(EARLIEST)
+    assert options.end == EarliestOrLatest(LATEST)
     assert options.fail_on_data_loss
     assert list(options.columns) == [
         "queue", "offset", "key", "tag", "properties", "body", "born_timestamp", "store_timestamp",
@@ -21,7 +28,7 @@ def test_defaults_read_a_whole_topic() -> None:
 
 def test_names_are_not_case_sensitive() -> None:
     options = parse_options({"URL": "http://b:1", "TOPIC": "t", "startingoffsets": '{"0": 5}'})
-    assert options.start == Given({None: {0: 5}})
+    assert options.start == ExplicitOffsets({None: {0: 5}})
 
 
 @pytest.mark.parametrize(
@@ -64,7 +71,7 @@ def test_several_topics_get_a_topic_column(given: dict[str, str]) -> None:
 
 def test_ranges_by_group_and_time() -> None:
     options = parse_options(BASIC | {"startingOffsets": "group:billing", "endingTimestamp": "17"})
-    assert options.start == OfGroup("billing")
+    assert options.start == StoredByGroup("billing")
     assert options.end == AtTime(17)
 
 
@@ -180,8 +187,8 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
 
 
 def test_an_address_may_have_its_scheme_in_capitals() -> None:
-    place = parse_options(BASIC | {"url": "HTTPS://Broker:1", "caFile": "/ca.pem"}).place
-    assert place.broker("").url == "HTTPS://Broker:1"
+    location = parse_options(BASIC | {"url": "HTTPS://Broker:1", "caFile": "/ca.pem"}).location
+    assert location.require_broker("").url == "HTTPS://Broker:1"
 
 
 def test_every_option_has_its_line() -> None:
@@ -190,13 +197,13 @@ def test_every_option_has_its_line() -> None:
 
 def test_a_directory_stands_for_a_broker() -> None:
     options = parse_options({"topic": "t", "path": "/data"})
-    assert (options.place.address, options.place.path) == (None, "/data")
-    assert options.place.transport == "auto"
+    assert (options.location.address, options.location.path) == (None, "/data")
+    assert options.location.transport == "auto"
     with pytest.raises(InvalidOption, match="give url beside path"):
         _ = options.address
     both = parse_options({"topic": "t", "path": "/data", "url": "http://broker:8711"})
     assert both.address.url == "http://broker:8711"
-    assert both.place.path == "/data"
+    assert both.location.path == "/data"
 
 
 @pytest.mark.parametrize(

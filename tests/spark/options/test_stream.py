@@ -3,12 +3,19 @@ from typing import Any
 import pytest
 
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.offsets import EARLIEST, LATEST, AtTime, Everywhere, Given, OfGroup
+from holdfast.spark.options.offsets import (
+    EARLIEST,
+    LATEST,
+    AtTime,
+    EarliestOrLatest,
+    ExplicitOffsets,
+    StoredByGroup,
+)
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.options.stream import (
     MAX_IDLE_WAIT_MS,
     STREAM_OPTIONS,
-    Limits,
+    TriggerLimits,
     parse_stream_options,
 )
 
@@ -21,18 +28,18 @@ def parse(**given: str) -> Any:
 
 def test_a_stream_starts_at_latest_and_takes_all_there_is() -> None:
     options = parse()
-    assert options.read.start == Everywhere(LATEST)
-    assert options.limits == Limits()
+    assert options.read.start == EarliestOrLatest(LATEST)
+    assert options.limits == TriggerLimits()
     assert options.group is None
 
 
 @pytest.mark.parametrize(
     ("given", "start"),
     [
-        ({"startingOffsets": "latest"}, Everywhere(LATEST)),
-        ({"startingOffsets": "earliest"}, Everywhere(EARLIEST)),
-        ({"startingOffsets": '{"0": -1, "1": 7}'}, Given({None: {0: -1, 1: 7}})),
-        ({"startingOffsets": "group:billing"}, OfGroup("billing")),
+        ({"startingOffsets": "latest"}, EarliestOrLatest(LATEST)),
+        ({"startingOffsets": "earliest"}, EarliestOrLatest(EARLIEST)),
+        ({"startingOffsets": '{"0": -1, "1": 7}'}, ExplicitOffsets({None: {0: -1, 1: 7}})),
+        ({"startingOffsets": "group:billing"}, StoredByGroup("billing")),
         ({"startingTimestamp": "17"}, AtTime(17)),
     ],
 )
@@ -46,7 +53,7 @@ def test_limits() -> None:
         MAXBYTESPERTRIGGER="2m",
         minOffsetsPerTrigger="100",
         maxTriggerDelay="90s",
-    ).limits == Limits(100, 2 << 20, 100, 90_000)
+    ).limits == TriggerLimits(100, 2 << 20, 100, 90_000)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +109,6 @@ def test_every_option_has_its_line() -> None:
 
 def test_a_directory_alone_can_be_streamed_but_has_no_groups() -> None:
     given = {"path": "/data", "topic": "orders"}
-    assert parse_stream_options(given).read.place.address is None
+    assert parse_stream_options(given).read.location.address is None
     with pytest.raises(InvalidOption, match="groupId stores offsets with a broker; give url"):
         parse_stream_options(given | {"groupId": "billing"})

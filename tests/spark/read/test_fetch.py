@@ -9,13 +9,13 @@ import pytest
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
 from holdfast.spark.broker import block_receiver
-from holdfast.spark.broker.client import BrokerClient, Pulled
+from holdfast.spark.broker.client import BrokerClient, PullOutcome
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch, TopicRecreated
 from holdfast.spark.options.address import Address
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.fetch import read_range
-from tests.spark.stored import Sent, joined, store
+from tests.spark.stored import Sent, join_batches, store
 from tests.support.fake_broker import Answer, FakeBroker, FakeTopic
 
 TAGS = ["200", "404", None]
@@ -238,8 +238,8 @@ def test_what_the_broker_passes_over_is_lost_data(
     blocks = [bytes(block.block) for block in topic.queues[0].blocks]
     body = b"".join([*blocks[:2], *blocks[4:6]])
 
-    def pull(*where: object, **bounds: object) -> Pulled[bytes]:
-        return Pulled(body, 60, ((20, 40),))
+    def pull(*where: object, **bounds: object) -> PullOutcome[bytes]:
+        return PullOutcome(body, 60, ((20, 40),))
 
     monkeypatch.setattr(client, "pull_blocks", pull)
     with pytest.raises(DataLost, match="from offset 20 to 40"):
@@ -308,7 +308,7 @@ def test_blocks_that_do_not_belong_are_refused(
     broker: FakeBroker, topic: FakeTopic, client: BrokerClient, blocks: list[Batch]
 ) -> None:
     headers = {"Holdfast-Next-Offset": "30", "Holdfast-Topic-Id": "1"}
-    broker.faults.append(lambda _: Answer(200, headers, joined(blocks)))
+    broker.faults.append(lambda _: Answer(200, headers, join_batches(blocks)))
     assert topic.topic_id == 1
     with pytest.raises(ReplyMismatch, match="do not belong there"):
         read(client, part_of(topic, 0, 30))

@@ -10,7 +10,7 @@ from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicR
 from holdfast.spark.options.address import Address
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions, parse_options
-from holdfast.spark.read.plan import bind_topics, pack, plan_partitions
+from holdfast.spark.read.plan import bind_topics, pack_parts, plan_partitions
 from tests.support.fake_broker import FakeBroker, FakeTopic
 
 
@@ -178,10 +178,13 @@ def test_packs_hold_every_part_once_in_order(
     sizes: list[int], at_least: int, small_bytes: int
 ) -> None:
     parts = [(QueueRange("t", 1, n // 3, n % 3, n % 3 + 1), size) for n, size in enumerate(sizes)]
-    packs = pack(parts, at_least=at_least, small_bytes=small_bytes)
+    packs = pack_parts(parts, at_least=at_least, small_bytes=small_bytes)
     assert len(packs) >= min(at_least, len(parts))
     offsets = [
-        (p.queue, offset) for pack in packs for p in pack for offset in range(p.start, p.end)
+        (p.queue, offset)
+        for pack_parts in packs
+        for p in pack_parts
+        for offset in range(p.start, p.end)
     ]
     assert offsets == [(n // 3, n % 3) for n in range(len(sizes))]
     if sum(sizes) <= small_bytes and sizes:

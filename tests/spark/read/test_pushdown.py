@@ -29,7 +29,14 @@ from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.batch_source import PushdownReader
 from holdfast.spark.read.plan import bind_topics
-from holdfast.spark.read.pushdown import MAX_TAGS, Narrowing, Span, narrow, narrowing, pushed_tags
+from holdfast.spark.read.pushdown import (
+    MAX_TAGS,
+    FilterBounds,
+    Span,
+    choose_tags,
+    find_bounds,
+    narrow_topics,
+)
 from holdfast.spark.source import HoldfastDataSource
 from tests.support.fake_broker import FakeBroker
 
@@ -43,31 +50,32 @@ def at_us(us: int) -> datetime:
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
-        ([], Narrowing()),
-        ([EqualTo(("queue",), 2)], Narrowing(queues=Span(2, 3, frozenset({2})))),
-        ([In(("partition",), (1, 3, None))], Narrowing(queues=Span(1, 4, frozenset({1, 3})))),
+        ([], FilterBounds()),
+        ([EqualTo(("queue",), 2)], FilterBounds(queues=Span(2, 3, frozenset({2})))),
+        ([In(("partition",), (1, 3, None))], FilterBounds(queues=Span(1, 4, frozenset({1, 3})))),
         ([GreaterThan(("offset",), 7), LessThanOrEqual(("offset",), 9)],
-         Narrowing(offsets=Span(8, 10))),
+         FilterBounds(offsets=Span(8, 10))),
         ([GreaterThanOrEqual(("offset",), 7), LessThan(("offset",), 9)],
-         Narrowing(offsets=Span(7, 9))),
-        ([EqualNullSafe(("offset",), None)], Narrowing()),
-        ([EqualTo(("topic",), "a"), In(("topic",), ("a", "b"))], Narrowing(topics=frozenset("a"))),
-        ([In(("tag",), ("200", None))], Narrowing(tags=frozenset({"200"}))),
-        ([GreaterThan(("store_timestamp",), at_us(1500))], Narrowing(times=Span(low=2))),
-        ([GreaterThanOrEqual(("timestamp",), at_us(2000))], Narrowing(times=Span(low=2))),
-        ([LessThan(("timestamp",), at_us(2001))], Narrowing(times=Span(end=3))),
-        ([LessThanOrEqual(("timestamp",), at_us(2001))], Narrowing(times=Span(end=3))),
-        ([EqualTo(("timestamp",), at_us(2001))], Narrowing(times=Span(0, 0, frozenset()))),
+         FilterBounds(offsets=Span(7, 9))),
+        ([EqualNullSafe(("offset",), None)], FilterBounds()),
+        ([EqualTo(("topic",), "a"), In(("topic",), ("a", "b"))],
+         FilterBounds(topics=frozenset("a"))),
+        ([In(("tag",), ("200", None))], FilterBounds(tags=frozenset({"200"}))),
+        ([GreaterThan(("store_timestamp",), at_us(1500))], FilterBounds(times=Span(low=2))),
+        ([GreaterThanOrEqual(("timestamp",), at_us(2000))], FilterBounds(times=Span(low=2))),
+        ([LessThan(("timestamp",), at_us(2001))], FilterBounds(times=Span(end=3))),
+        ([LessThanOrEqual(("timestamp",), at_us(2001))], FilterBounds(times=Span(end=3))),
+        ([EqualTo(("timestamp",), at_us(2001))], FilterBounds(times=Span(0, 0, frozenset()))),
         # Spark evaluates these itself
         ([EqualTo(("key",), "k"), IsNotNull(("tag",)), StringStartsWith(("tag",), "2")],
-         Narrowing()),
-        ([Not(EqualTo(("queue",), 2)), EqualTo(("headers", "queue"), 2)], Narrowing()),
-        ([EqualTo(("store_timestamp",), datetime(2026, 1, 1))], Narrowing()),
-        ([EqualTo(("born_timestamp",), at_us(5))], Narrowing()),
+         FilterBounds()),
+        ([Not(EqualTo(("queue",), 2)), EqualTo(("headers", "queue"), 2)], FilterBounds()),
+        ([EqualTo(("store_timestamp",), datetime(2026, 1, 1))], FilterBounds()),
+        ([EqualTo(("born_timestamp",), at_us(5))], FilterBounds()),
     ],
 )  # fmt: skip
-def test_filters_are_understood(filters: list[Filter], expected: Narrowing) -> None:
-    assert narrowing(filters) == expected
+def test_filters_are_understood(filters: list[Filter], expected: FilterBounds) -> None:
+    assert find_bounds(filters) == expected
 
 
 def tags(*names: str) -> frozenset[str]:
@@ -92,7 +100,7 @@ def tags(*names: str) -> frozenset[str]:
 def test_tags_go_to_the_broker(
     asked: frozenset[str], found: frozenset[str] | None, pushed: frozenset[str] | None
 ) -> None:
-    assert pushed_tags(asked, found) == pushed
+    assert choose_tags(asked, found) == pushed
 
 
 _COMPARE: dict[type[Any], Callable[[Any, Any], bool]] = {
@@ -141,7 +149,7 @@ def test_no_row_that_spark_would_keep_is_left_out(
 ) -> None:
     options = parse_options({"url": stamped.url, "topic": "orders"})
     with BrokerClient.open(options.address) as client:
-        (left,) = narrow(client, bind_topics(client, options), narrowing(filters))
+        (left,) = narrow_topics(client, bind_topics(client, options), find_bounds(filters))
     for queue in range(3):
         for offset in range(10):
             stamp = at_us(_STAMPS_US[offset // 2] // 1000 * 1000)

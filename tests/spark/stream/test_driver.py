@@ -16,7 +16,12 @@ from holdfast.spark.errors import (
     SparkError,
     TopicRecreated,
 )
-from holdfast.spark.options.stream import NO_LIMITS, Limits, StreamOptions, parse_stream_options
+from holdfast.spark.options.stream import (
+    NO_LIMITS,
+    StreamOptions,
+    TriggerLimits,
+    parse_stream_options,
+)
 from holdfast.spark.read.reading import open_catalog
 from holdfast.spark.stream.driver import StreamDriver
 from holdfast.spark.stream.offsets import StreamOffsets
@@ -56,10 +61,10 @@ class Streamed:
             self._checkpoint = self.driver.initial()
         return self._checkpoint
 
-    def ask(self, limits: Limits | None = None) -> StreamOffsets:
+    def ask(self, limits: TriggerLimits | None = None) -> StreamOffsets:
         return self.driver.latest(self.offsets, self.limits if limits is None else limits)
 
-    def batch(self, limits: Limits | None = None) -> dict[tuple[str, int], tuple[int, int]]:
+    def batch(self, limits: TriggerLimits | None = None) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the range of each queue in the next micro-batch."""
         start, end = self.offsets, self.ask(limits)
         self._checkpoint = end

@@ -6,16 +6,16 @@ import pytest
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.address import Address
-from holdfast.spark.stream.group_progress import GroupMirror
+from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import StreamOffsets, TopicOffsets
 from tests.support.fake_broker import HANG_UP, Answer, FakeBroker
 
 
 @pytest.fixture
-def mirror(broker: FakeBroker) -> Iterator[GroupMirror]:
+def reporter(broker: FakeBroker) -> Iterator[ProgressReporter]:
     broker.topic("orders", queues=2)
     with BrokerClient.open(Address(broker.url), retry_for_s=0) as client:
-        yield GroupMirror(client, "billing")
+        yield ProgressReporter(client, "billing")
 
 
 def progress(broker: FakeBroker, **offsets: Mapping[int, int]) -> StreamOffsets:
@@ -27,85 +27,87 @@ def stored(broker: FakeBroker) -> dict[int, int]:
     return broker.groups["billing"]["orders"][0]
 
 
-def test_progress_is_stored_in_the_group(broker: FakeBroker, mirror: GroupMirror) -> None:
-    mirror.store(progress(broker, orders={0: 5, 1: 0}))
-    mirror.store(progress(broker, orders={0: 7, 1: 0}))
+def test_progress_is_stored_in_the_group(broker: FakeBroker, reporter: ProgressReporter) -> None:
+    reporter.store(progress(broker, orders={0: 5, 1: 0}))
+    reporter.store(progress(broker, orders={0: 7, 1: 0}))
     assert stored(broker) == {0: 7, 1: 0}
 
 
-def test_what_is_stored_already_asks_nothing(broker: FakeBroker, mirror: GroupMirror) -> None:
-    mirror.store(progress(broker, orders={0: 5}))
+def test_what_is_stored_already_asks_nothing(
+    broker: FakeBroker, reporter: ProgressReporter
+) -> None:
+    reporter.store(progress(broker, orders={0: 5}))
     asked = len(broker.requests)
-    mirror.store(progress(broker, orders={0: 5}))
+    reporter.store(progress(broker, orders={0: 5}))
     assert len(broker.requests) == asked
 
 
-def test_a_group_never_moves_back(broker: FakeBroker, mirror: GroupMirror) -> None:
+def test_a_group_never_moves_back(broker: FakeBroker, reporter: ProgressReporter) -> None:
     broker.groups["billing"] = {"orders": ({0: 9, 1: 1}, 4)}
-    mirror.store(progress(broker, orders={0: 5, 1: 3}))
+    reporter.store(progress(broker, orders={0: 5, 1: 3}))
     assert stored(broker) == {0: 9, 1: 3}
 
 
 def test_a_topic_made_again_begins_again_in_the_group(
-    broker: FakeBroker, mirror: GroupMirror
+    broker: FakeBroker, reporter: ProgressReporter
 ) -> None:
-    mirror.store(progress(broker, orders={0: 500}))
+    reporter.store(progress(broker, orders={0: 500}))
     broker.topic("orders", queues=2)
     broker.groups["billing"] = {"orders": ({}, 0)}
-    mirror.store(progress(broker, orders={0: 5}))
+    reporter.store(progress(broker, orders={0: 5}))
     assert stored(broker) == {0: 5}
 
 
 def test_progress_in_a_topic_that_was_made_again_since_is_not_stored(
-    broker: FakeBroker, mirror: GroupMirror, caplog: pytest.LogCaptureFixture
+    broker: FakeBroker, reporter: ProgressReporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restarted stream first stores the progress that its last run had not stored."""
     last_run = progress(broker, orders={0: 500})
     broker.topic("orders", queues=2)
-    mirror.store(last_run)
+    reporter.store(last_run)
     assert broker.groups == {}
     assert "deleted and created again" in caplog.text
 
 
 def test_a_group_that_somebody_else_moved_is_looked_at_again(
-    broker: FakeBroker, mirror: GroupMirror
+    broker: FakeBroker, reporter: ProgressReporter
 ) -> None:
-    mirror.store(progress(broker, orders={0: 5}))
+    reporter.store(progress(broker, orders={0: 5}))
     broker.groups["billing"] = {"orders": ({0: 8, 1: 2}, 7)}
-    mirror.store(progress(broker, orders={0: 6, 1: 4}))
+    reporter.store(progress(broker, orders={0: 6, 1: 4}))
     assert stored(broker) == {0: 8, 1: 4}
 
 
 @pytest.mark.parametrize("answer", [HANG_UP, Answer(403, {}, b"")])
 def test_a_failure_is_said_and_made_good_later(
-    broker: FakeBroker, mirror: GroupMirror, answer: Answer, caplog: pytest.LogCaptureFixture
+    broker: FakeBroker, reporter: ProgressReporter, answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.faults.append(lambda _: answer)
     with caplog.at_level(logging.WARNING, "holdfast.spark"):
-        mirror.store(progress(broker, orders={0: 5}))
+        reporter.store(progress(broker, orders={0: 5}))
     assert "progress not stored in group 'billing'" in caplog.text
     broker.faults.clear()
-    mirror.store(progress(broker, orders={0: 5}))
+    reporter.store(progress(broker, orders={0: 5}))
     assert stored(broker) == {0: 5}
 
 
 def test_a_broker_that_is_away_is_asked_once_for_all_topics(
-    broker: FakeBroker, mirror: GroupMirror
+    broker: FakeBroker, reporter: ProgressReporter
 ) -> None:
     broker.topic("refunds")
     broker.faults.append(lambda _: Answer(503, {}, b""))
-    mirror.store(progress(broker, orders={0: 5}, refunds={0: 5}))
+    reporter.store(progress(broker, orders={0: 5}, refunds={0: 5}))
     assert [request for request in broker.requests if "refunds" in request] == []
     broker.faults.clear()
-    mirror.store(progress(broker, orders={0: 5}, refunds={0: 6}))
+    reporter.store(progress(broker, orders={0: 5}, refunds={0: 6}))
     assert stored(broker) == {0: 5}
     assert broker.groups["billing"]["refunds"][0] == {0: 6}
 
 
-def test_a_group_with_leases_is_refused(broker: FakeBroker, mirror: GroupMirror) -> None:
-    mirror.check()  # the group does not exist yet
+def test_a_group_with_leases_is_refused(broker: FakeBroker, reporter: ProgressReporter) -> None:
+    reporter.check()  # the group does not exist yet
     broker.groups["billing"] = {}
-    mirror.check()
+    reporter.check()
     broker.leased_groups.add("billing")
     with pytest.raises(InvalidOption, match="leases messages to its members"):
-        mirror.check()
+        reporter.check()

@@ -18,10 +18,10 @@ from holdfast.spark.stream.offsets import (
     QueueKey,
     StreamOffsets,
     TopicOffsets,
-    advanced,
+    advance,
     decode_offsets,
     encode_offsets,
-    losses,
+    find_losses,
     ranges_ahead,
     ranges_between,
 )
@@ -143,7 +143,9 @@ def test_what_is_ahead_begins_where_there_is_something() -> None:
 def test_losses(
     start: StreamOffsets, topics: dict[str, TopicState], lost: list[SparkError]
 ) -> None:
-    assert [(type(e), e.args) for e in losses(start, topics)] == [(type(e), e.args) for e in lost]
+    assert [(type(e), e.args) for e in find_losses(start, topics)] == [
+        (type(e), e.args) for e in lost
+    ]
 
 
 def test_offsets_move_to_the_ends() -> None:
@@ -157,4 +159,4 @@ def test_offsets_move_to_the_ends() -> None:
         QueueKey("new", 0): 0,
     }
     # A new, empty queue is not included: it would cause an empty micro-batch.
-    assert advanced(start, topics, ends) == {"orders": at(q0=15, q1=5, q2=3)}
+    assert advance(start, topics, ends) == {"orders": at(q0=15, q1=5, q2=3)}

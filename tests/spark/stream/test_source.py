@@ -220,7 +220,7 @@ def test_a_reader_that_is_ended_while_it_stops_lets_go_of_its_leases(
 ) -> None:
     """Spark closes the connection, so the reader stops, and then Spark sends SIGTERM."""
     acts: list[Callable[[], None]] = []
-    monkeypatch.setattr(stream_source, "before_termination", acts.append)
+    monkeypatch.setattr(stream_source, "run_before_termination", acts.append)
     start = reader.initialOffset()
     reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
     assert list(broker.leases) == ["lease-0"]

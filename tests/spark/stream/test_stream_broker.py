@@ -11,7 +11,7 @@ from holdfast.spark.errors import InvalidOption, TopicRecreated
 from holdfast.spark.options.stream import StreamOptions, parse_stream_options
 from holdfast.spark.read.reading import open_catalog, read_rows
 from holdfast.spark.stream.driver import StreamDriver
-from holdfast.spark.stream.group_progress import GroupMirror
+from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import TopicOffsets
 
 QUEUES = 3
@@ -135,13 +135,13 @@ def test_a_mirror_knows_a_group_with_leases(
     with holdfast_broker.client() as owner:
         owner.create_group("kitchen", {"orders": {}})
     with pytest.raises(InvalidOption, match="leases messages"):
-        GroupMirror(client, "kitchen").check()
-    mirror = GroupMirror(client, "stream")
-    mirror.check()
+        ProgressReporter(client, "kitchen").check()
+    reporter = ProgressReporter(client, "stream")
+    reporter.check()
     topic_id = client.describe("orders").topic_id
-    mirror.store({"orders": TopicOffsets(topic_id, {0: 5})})
-    mirror.check()
-    mirror.store({"orders": TopicOffsets(topic_id, {0: 4, 1: 7})})
+    reporter.store({"orders": TopicOffsets(topic_id, {0: 5})})
+    reporter.check()
+    reporter.store({"orders": TopicOffsets(topic_id, {0: 4, 1: 7})})
     stored = client.stored_offsets("stream", "orders")
     assert stored is not None
     assert stored.offsets == {0: 5, 1: 7}

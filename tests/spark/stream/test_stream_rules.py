@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.spark.broker.catalog import Split, StoredOffsets, TopicState
 from holdfast.spark.options.offsets import OffsetRange, QueueState
-from holdfast.spark.options.stream import NO_LIMITS, Limits, parse_stream_options
+from holdfast.spark.options.stream import NO_LIMITS, TriggerLimits, parse_stream_options
 from holdfast.spark.stream.driver import StreamDriver
 from holdfast.spark.stream.offsets import StreamOffsets, decode_offsets, encode_offsets
 
@@ -118,7 +118,7 @@ class StreamRules(RuleBasedStateMachine):
         replay=st.booleans(),
     )
     def micro_batch(self, max_offsets: int | None, max_bytes: int | None, replay: bool) -> None:
-        limits = Limits(max_offsets, max_bytes)
+        limits = TriggerLimits(max_offsets, max_bytes)
         backlogged = self.backlog()
         end = self.driver.latest(self.checkpoint, limits)
         plan = self.driver.plan(self.checkpoint, end)

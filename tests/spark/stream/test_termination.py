@@ -13,7 +13,7 @@ from holdfast.spark.stream.termination import DRIVER_OF_A_STREAM
 PROGRAM = """
 import signal, sys
 from importlib.machinery import ModuleSpec
-from holdfast.spark.stream.termination import before_termination
+from holdfast.spark.stream.termination import run_before_termination
 
 sys.modules["__main__"].__spec__ = ModuleSpec(sys.argv[1], None)
 
@@ -25,7 +25,7 @@ def act():
         sys.stdin.readline()
     print("acted", flush=True)
 
-before_termination(act, float(sys.argv[3]))
+run_before_termination(act, float(sys.argv[3]))
 print("ready", flush=True)
 while True:
     signal.pause()

@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.spark.errors import UnwritableColumn
-from holdfast.spark.write.columns import Column, choose_columns, sorting_columns
+from holdfast.spark.write.columns import Column, choose_columns, choose_sort_columns
 
 MAP = "map<string,string>"
 HEADERS = "array<struct<key:string,value:binary>>"
@@ -41,9 +41,9 @@ def test_without_a_topic_a_column_has_to_name_it() -> None:
 
 def test_columns_to_sort_by_have_an_order_and_are_there() -> None:
     schema = [("Key", "string"), ("properties", MAP)]
-    assert sorting_columns(schema, ["key"]) == (Column(0, "Key"),)
-    assert sorting_columns(schema, []) == ()
+    assert choose_sort_columns(schema, ["key"]) == (Column(0, "Key"),)
+    assert choose_sort_columns(schema, []) == ()
     with pytest.raises(UnwritableColumn, match="did you mean 'key'"):
-        sorting_columns(schema, ["keys"])
+        choose_sort_columns(schema, ["keys"])
     with pytest.raises(UnwritableColumn, match="no order"):
-        sorting_columns(schema, ["properties"])
+        choose_sort_columns(schema, ["properties"])

@@ -5,30 +5,30 @@ from holdfast.spark.write.producer_identity import (
     BATCH_PROPERTY,
     QUERY_PROPERTY,
     Producer,
-    Writer,
-    stream_writer,
+    WriterRun,
+    identify_stream_run,
 )
 
 
 def test_attempts_at_a_partition_are_one_producer_and_no_others_are() -> None:
-    writers = [Writer("stream\na", 3), Writer("stream\nb", 3), Writer("job\na", 3)]
+    writers = [WriterRun("stream\na", 3), WriterRun("stream\nb", 3), WriterRun("job\na", 3)]
     producers = [Producer(writer, part) for writer in writers for part in range(20)]
     ids = {producer.producer_id(generation) for producer in producers for generation in range(3)}
     assert len(ids) == 180
-    assert Producer(Writer("stream\na", 3), 0).producer_id() in ids
+    assert Producer(WriterRun("stream\na", 3), 0).producer_id() in ids
     assert all(0 < each < 2**63 for each in ids)
 
 
 def test_a_later_batch_is_the_same_producer_in_a_higher_epoch() -> None:
-    first, second = (Producer(Writer("stream\na", batch), 1) for batch in (3, 4))
+    first, second = (Producer(WriterRun("stream\na", batch), 1) for batch in (3, 4))
     assert first.producer_id() == second.producer_id()
     assert (first.epoch, second.epoch) == (3, 4)
 
 
 def test_identities_are_pinned() -> None:
     """A query that restarts with a later version of this code must keep its producer ids."""
-    assert Producer(Writer("stream\n1a2b", 7), 0).producer_id(0) == 5716529252459073670
-    assert Producer(Writer("stream\n1a2b", 7), 3).producer_id(2) == 4894839141295830733
+    assert Producer(WriterRun("stream\n1a2b", 7), 0).producer_id(0) == 5716529252459073670
+    assert Producer(WriterRun("stream\n1a2b", 7), 3).producer_id(2) == 4894839141295830733
 
 
 def test_without_a_writer_there_is_no_producer() -> None:
@@ -37,7 +37,7 @@ def test_without_a_writer_there_is_no_producer() -> None:
 
 def test_a_stream_is_named_by_its_query() -> None:
     properties = {QUERY_PROPERTY: "1a2b", BATCH_PROPERTY: "17"}
-    assert stream_writer(properties.get) == Writer("stream\n1a2b", 17)
+    assert identify_stream_run(properties.get) == WriterRun("stream\n1a2b", 17)
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_a_stream_is_named_by_its_query() -> None:
 )
 def test_what_spark_does_not_say_is_asked_for(properties: dict[str, str]) -> None:
     with pytest.raises(IdentityMissing, match="idempotent=false"):
-        stream_writer(properties.get)
+        identify_stream_run(properties.get)

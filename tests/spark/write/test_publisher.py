@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from holdfast.commitlog.append.producer_sequences import ProducerLimits, ProducerSequences
 from holdfast.commitlog.errors import ProducerFenced, SequenceGap, SequenceTooOld
 from holdfast.commitlog.format.batch import Batch, iter_batches
-from holdfast.spark.broker.client import PublishedBatch, Pulled
+from holdfast.spark.broker.client import PublishedBatch, PullOutcome
 from holdfast.spark.errors import BrokerRefused, ReplayDiffers, WriteRefused
-from holdfast.spark.write.outgoing import Encoder, Outgoing
-from holdfast.spark.write.partitioner import Target
-from holdfast.spark.write.producer_identity import Producer, Writer
+from holdfast.spark.write.outgoing import BatchEncoder, OutgoingBatch
+from holdfast.spark.write.partitioner import TargetTopic
+from holdfast.spark.write.producer_identity import Producer, WriterRun
 from holdfast.spark.write.publisher import Publisher
 from holdfast.spark.write.windows import cut_windows
 
-TARGET = Target("orders", 1, 3, 1)
+TARGET = TargetTopic("orders", 1, 3, 1)
 _PROBLEMS = {
     SequenceGap: "sequence-gap",
     SequenceTooOld: "sequence-too-old",
@@ -70,11 +70,11 @@ class FakeStore:
 
     def pull(
         self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int
-    ) -> Pulled[bytes]:
+    ) -> PullOutcome[bytes]:
         if not self.readable:
             raise BrokerRefused(403, {"type": "/problems/forbidden"})
         (block,) = [b.block for b in self.queues[queue] if b.header.base_offset == offset]
-        return Pulled(bytes(block), offset)
+        return PullOutcome(bytes(block), offset)
 
     def bodies(self) -> dict[int, list[bytes]]:
         return {
@@ -89,19 +89,21 @@ def rows(numbers: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([bodies, keys], names=["body", "key"])
 
 
-def requests(batch: pa.RecordBatch, *, max_rows: int, epoch: int = 0) -> Iterator[list[Outgoing]]:
+def requests(
+    batch: pa.RecordBatch, *, max_rows: int, epoch: int = 0
+) -> Iterator[list[OutgoingBatch]]:
     """Yield the requests of an attempt at these rows, window by window."""
-    encoder = Encoder(Producer(Writer("job", epoch), 5))
+    encoder = BatchEncoder(Producer(WriterRun("job", epoch), 5))
     for window in cut_windows([batch], max_rows=max_rows, max_bytes=1 << 20, digest=encoder.digest):
         yield list(encoder.encode(window, TARGET))
 
 
 def begin(store: FakeStore) -> Publisher:
-    return Publisher(store, Producer(Writer("job", 0), 5), "fsync")
+    return Publisher(store, Producer(WriterRun("job", 0), 5), "fsync")
 
 
 def attempt(store: FakeStore, batch: pa.RecordBatch, *, max_rows: int, epoch: int = 0) -> Publisher:
-    publisher = Publisher(store, Producer(Writer("job", epoch), 5), "fsync")
+    publisher = Publisher(store, Producer(WriterRun("job", epoch), 5), "fsync")
     for request in requests(batch, max_rows=max_rows, epoch=epoch):
         publisher.send(request)
     publisher.finish()
@@ -150,7 +152,7 @@ def test_a_request_stored_in_part_is_completed(stored: int) -> None:
     sends = requests(batch, max_rows=4)
     for _ in range(stored - 1):
         publisher.send(next(sends))
-    store.publish("orders", b"".join(publisher._parts(next(sends)[0])), durability="fsync")
+    store.publish("orders", b"".join(publisher._encode(next(sends)[0])), durability="fsync")
     attempt(store, batch, max_rows=4)
     assert store.bodies() == alone(batch, max_rows=4)
 
@@ -158,9 +160,9 @@ def test_a_request_stored_in_part_is_completed(stored: int) -> None:
 def test_what_is_too_old_to_be_remembered_is_taken_for_stored() -> None:
     store, batch = FakeStore(), rows(list(range(200)))
     attempt(store, batch, max_rows=3)
-    tally = attempt(store, batch, max_rows=3).tally
-    assert tally.duplicates == tally.batches > 3 * 5
-    assert tally.rows == 200
+    counts = attempt(store, batch, max_rows=3).counts
+    assert counts.duplicates == counts.batches > 3 * 5
+    assert counts.rows == 200
     assert store.bodies() == alone(batch, max_rows=3)
 
 
@@ -190,8 +192,8 @@ def test_other_rows_under_the_same_identity_are_never_taken_for_stored(kind: str
 def test_the_beginning_of_the_same_rows_is_found_stored() -> None:
     store, batch = FakeStore(), rows(list(range(200)))
     attempt(store, batch, max_rows=3)
-    tally = attempt(store, batch.slice(0, 198), max_rows=3).tally
-    assert tally.duplicates == tally.batches
+    counts = attempt(store, batch.slice(0, 198), max_rows=3).counts
+    assert counts.duplicates == counts.batches
     assert store.bodies() == alone(batch, max_rows=3)
 
 
@@ -215,7 +217,7 @@ def test_rows_of_a_later_batch_are_new_and_an_earlier_batch_is_fenced() -> None:
 def test_without_identity_everything_is_stored_again() -> None:
     store = FakeStore()
     for _ in range(2):
-        encoder = Encoder(Producer(None, 5))
+        encoder = BatchEncoder(Producer(None, 5))
         publisher = Publisher(store, Producer(None, 5), "fsync")
         for window in cut_windows([rows(list(range(10)))], max_rows=3, max_bytes=1 << 20):
             publisher.send(encoder.encode(window, TARGET))

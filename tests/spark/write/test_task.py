@@ -12,9 +12,9 @@ import pytest
 from holdfast.client import Message
 from holdfast.spark.errors import BrokerRefused, ReplayDiffers, UnwritableRow, WriteRefused
 from holdfast.spark.options.write import parse_write_options
-from holdfast.spark.write.columns import choose_columns, sorting_columns
-from holdfast.spark.write.producer_identity import Producer, Writer
-from holdfast.spark.write.publisher import Tally
+from holdfast.spark.write.columns import choose_columns, choose_sort_columns
+from holdfast.spark.write.producer_identity import Producer, WriterRun
+from holdfast.spark.write.publisher import WriteCounts
 from holdfast.spark.write.task import write_partition
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.spark.broker.test_access import make_token
@@ -45,14 +45,14 @@ def write(
     batches: Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch],
     *,
     names: Sequence[str] = ("body", "key"),
-    writer: Writer | None = Writer("job", 0),  # noqa: B008  frozen
+    writer: WriterRun | None = WriterRun("job", 0),  # noqa: B008  frozen
     partition: int = 0,
     **options: str,
-) -> Tally:
+) -> WriteCounts:
     given = parse_write_options({"url": url, **options}, streaming=False)
     schema = [(name, KINDS[name][0]) for name in names]
     columns = choose_columns(schema, topic_given="topic" in options)
-    sort_by = sorting_columns(schema, given.sort_by)
+    sort_by = choose_sort_columns(schema, given.sort_by)
     producer = Producer(writer, partition)
     return write_partition(iter(batches), given, columns, producer, sort_by=sort_by)
 
@@ -98,8 +98,8 @@ def test_every_column_is_stored(running: RunningBroker, topic: str) -> None:
         "born_timestamp": [1_700_000_000_000_000, None, 1_700_000_000_001_000],
         "expires_timestamp": [None, 4_000_000_000_000_000, None],
     }
-    tally = write(running.url, [arrow(columns)], names=list(columns), topic=topic)
-    assert (tally.rows, tally.duplicates) == (3, 0)
+    counts = write(running.url, [arrow(columns)], names=list(columns), topic=topic)
+    assert (counts.rows, counts.duplicates) == (3, 0)
     with running.client() as client:
         publish = client.publish(topic, b"same key", key="k1")
     found = {m.body: m for queue in stored(running, topic).values() for m in queue}
@@ -172,8 +172,8 @@ def test_attempts_at_once_store_each_row_once(running: RunningBroker, topic: str
 
 def test_answers_that_got_lost_are_asked_for_again(running: RunningBroker, topic: str) -> None:
     with dropping_proxy(running.url, lambda number: number % 3 == 0) as proxy:
-        tally = write(proxy.url, numbered(300), topic=topic, maxBatchRows="20")
-    assert tally.duplicates > 0
+        counts = write(proxy.url, numbered(300), topic=topic, maxBatchRows="20")
+    assert counts.duplicates > 0
     assert proxy.publishes > 15
     assert_each_once(running, topic, 300)
 
@@ -201,7 +201,7 @@ def test_rows_that_name_their_topic(running: RunningBroker, topic: str) -> None:
         write(running.url, [batch], names=names, createTopic="true")
     assert bodies(running, topic)[1] == [b"a", b"c"]
     assert bodies(running, other)[1] == [b"b", b"d"]
-    write(running.url, [batch], names=names, topic=other, writer=Writer("job", 1))
+    write(running.url, [batch], names=names, topic=other, writer=WriterRun("job", 1))
     assert bodies(running, other)[1] == [b"b", b"d", b"a", b"b", b"c", b"d"]
 
 
@@ -223,7 +223,7 @@ def test_other_rows_are_refused_and_nothing_of_them_is_stored(
     write(running.url, numbered(300), topic=topic, maxBatchRows="10")
     batch = numbered(300, cut=300)[0]
     swapped = batch.take(pa.array([*range(100), 101, 100, *range(102, 300)]))
-    write(running.url, [swapped], topic=topic, maxBatchRows="10", writer=Writer("other", 0))
+    write(running.url, [swapped], topic=topic, maxBatchRows="10", writer=WriterRun("other", 0))
     for rows in (batch.take(pa.array(range(299, -1, -1))), batch.slice(0, 20), batch.slice(11)):
         with pytest.raises(ReplayDiffers, match=f"of '{topic}'"):
             write(running.url, [rows], topic=topic, maxBatchRows="10")
@@ -248,9 +248,9 @@ def test_a_later_batch_is_new_and_an_earlier_one_is_fenced(
     running: RunningBroker, topic: str
 ) -> None:
     for epoch in (0, 5):
-        write(running.url, numbered(20), topic=topic, writer=Writer("stream", epoch))
+        write(running.url, numbered(20), topic=topic, writer=WriterRun("stream", epoch))
     with pytest.raises(WriteRefused, match="producer-fenced"):
-        write(running.url, numbered(20), topic=topic, writer=Writer("stream", 4))
+        write(running.url, numbered(20), topic=topic, writer=WriterRun("stream", 4))
     assert sum(map(len, bodies(running, topic).values())) == 40
 
 

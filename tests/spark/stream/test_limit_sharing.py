@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.spark.broker.catalog import Split
-from holdfast.spark.stream.admission import (
-    MOST_OVER,
+from holdfast.spark.stream.limit_sharing import (
+    MAX_OVERSHOOT,
+    divide_limit,
     find_count,
-    share_out,
     take_pieces,
     whole_blocks,
 )
@@ -27,7 +27,7 @@ backlogs = st.dictionaries(keys, st.integers(0, 10**12), min_size=1)
 def test_a_limit_is_used_up_and_kept(
     waiting: dict[QueueKey, int], limit: int, after: QueueKey | None
 ) -> None:
-    shares = share_out(waiting, limit, after=after)
+    shares = divide_limit(waiting, limit, after=after)
     assert sum(shares.values()) == min(limit, sum(waiting.values()))
     assert all(1 <= share <= waiting[each] for each, share in shares.items())
     backlogged = [each for each, count in waiting.items() if count]
@@ -39,7 +39,7 @@ def test_a_limit_is_used_up_and_kept(
 
 
 def test_shares_are_proportional_to_what_waits() -> None:
-    assert share_out({key(0): 9000, key(1): 900, key(2): 100}, 100) == {
+    assert divide_limit({key(0): 9000, key(1): 900, key(2): 100}, 100) == {
         key(0): 88,
         key(1): 10,
         key(2): 2,
@@ -52,7 +52,7 @@ def test_queues_take_turns_where_not_all_can_be_served(queues: int, limit: int) 
     waiting = {key(n): 1000 for n in range(queues)}
     served, after = dict.fromkeys(waiting, 0), None
     for _ in range(queues):
-        shares = share_out(waiting, limit, after=after)
+        shares = divide_limit(waiting, limit, after=after)
         after = next(reversed(shares))
         for each, share in shares.items():
             served[each] += share
@@ -103,7 +103,7 @@ def test_a_count_of_the_size_asked_for_is_found(sizes: list[int], max_bytes: int
     assert size == total_of[count]
     assert count == len(sizes) or size >= max_bytes
     # The excess is as small as possible.
-    assert size <= MOST_OVER * max_bytes or total_of[count - 1] < max_bytes
+    assert size <= MAX_OVERSHOOT * max_bytes or total_of[count - 1] < max_bytes
 
 
 def test_a_large_backlog_is_not_looked_at_piece_by_piece() -> None:

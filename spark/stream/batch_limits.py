@@ -1,18 +1,18 @@
 """Decide how far one micro-batch reads within its limits.
 
-The catalog gives the sizes of ranges. admission.py divides a limit among queues.
+The catalog gives the sizes of ranges. limit_sharing.py divides a limit among queues.
 """
 
 from collections.abc import Mapping
 
 from holdfast.spark.broker.catalog import Catalog, Split, TopicState
 from holdfast.spark.options.offsets import OffsetRange
-from holdfast.spark.options.stream import Limits
-from holdfast.spark.stream.admission import (
-    MOST_OVER,
+from holdfast.spark.options.stream import TriggerLimits
+from holdfast.spark.stream.limit_sharing import (
+    MAX_OVERSHOOT,
     PIECES,
+    divide_limit,
     find_count,
-    share_out,
     take_pieces,
     whole_blocks,
 )
@@ -21,7 +21,7 @@ from holdfast.spark.stream.offsets import QueueKey
 _WHOLE = 1 << 60  # a piece size so large that each range is one piece
 
 
-class Admission:
+class BatchLimits:
     """Applies the limits to each micro-batch. It remembers which queue was served last, so that
     queues take turns when limits are small."""
 
@@ -32,7 +32,7 @@ class Admission:
     def admit(
         self,
         ahead: Mapping[QueueKey, OffsetRange],
-        limits: Limits,
+        limits: TriggerLimits,
         topics: Mapping[str, TopicState],
     ) -> Mapping[QueueKey, int]:
         """Return the end offset of the micro-batch in each queue from which it reads a message.
@@ -43,7 +43,7 @@ class Admission:
         counts = {key: part.end - part.start for key, part in ahead.items() if part[0] < part[1]}
         served_last = self._served_last
         if counts and limits.max_offsets is not None:
-            counts = share_out(counts, limits.max_offsets, after=served_last)
+            counts = divide_limit(counts, limits.max_offsets, after=served_last)
             self._served_last = next(reversed(counts))
         ends = {key: ahead[key].start + count for key, count in counts.items()}
         if counts and limits.max_bytes is not None:
@@ -60,7 +60,7 @@ class Admission:
         served_last: QueueKey | None,
     ) -> dict[QueueKey, int]:
         def pieces_of(count: int, piece_bytes: int) -> dict[QueueKey, list[Split]]:
-            shares = share_out(counts, count, after=served_last)
+            shares = divide_limit(counts, count, after=served_last)
             parts = {
                 key: OffsetRange(ahead[key].start, ahead[key].start + share)
                 for key, share in shares.items()
@@ -75,9 +75,9 @@ class Admission:
         count, size = find_count(size_of, total, max_bytes)
         if count == total and size <= max_bytes:
             return {key: ahead[key].start + share for key, share in counts.items()}
-        if size > MOST_OVER * max_bytes:  # even the first block is too large: take it alone
+        if size > MAX_OVERSHOOT * max_bytes:  # even the first block is too large: take it alone
             count, size = find_count(size_of, total, 2 * size)
-        pieces = pieces_of(count, max(1, max_bytes // PIECES, size // (MOST_OVER * PIECES)))
+        pieces = pieces_of(count, max(1, max_bytes // PIECES, size // (MAX_OVERSHOOT * PIECES)))
         return take_pieces(
             pieces if count == total else whole_blocks(pieces), max_bytes, after=served_last
         )

@@ -17,10 +17,10 @@ _GUESSES = 3
 #: The size of a piece is the limit in bytes divided by this number, but at least one block.
 PIECES = 64
 #: Only a part of the backlog is cut into pieces: at most this many times the limit in bytes.
-MOST_OVER = 4
+MAX_OVERSHOOT = 4
 
 
-def share_out(
+def divide_limit(
     backlogs: Mapping[QueueKey, int], limit: int, *, after: QueueKey | None = None
 ) -> dict[QueueKey, int]:
     """Return the number of messages to read from each queue, in the order in which they are served.
@@ -28,7 +28,7 @@ def share_out(
     The numbers add up to `limit`, or to the whole backlog if that is smaller. Queues from which
     nothing is read are left out.
     """
-    waiting = _in_turn([key for key, count in backlogs.items() if count > 0], after)
+    waiting = _rotate([key for key, count in backlogs.items() if count > 0], after)
     total = sum(backlogs[key] for key in waiting)
     if total <= limit:
         return {key: backlogs[key] for key in waiting}
@@ -54,7 +54,7 @@ def take_pieces(
     Only whole pieces are read, at most `max_bytes` in all. The first piece is read whatever its
     size, because a block is never read in parts. Queues from which nothing is read are left out.
     """
-    turns = _in_turn([key for key, found in pieces.items() if found], after)
+    turns = _rotate([key for key, found in pieces.items() if found], after)
     totals = {key: max(1, sum(piece.size_bytes for piece in pieces[key])) for key in turns}
     # (fraction of the queue's bytes that is taken, number of the queue's turn, number of its next
     # piece): the smallest fraction is next; if fractions are equal, the lower turn.
@@ -89,7 +89,7 @@ def find_count(size_of: Callable[[int], int], total: int, max_bytes: int) -> tup
     count = total
     for attempt in itertools.count():
         size = size_of(count)
-        if size > MOST_OVER * max_bytes:
+        if size > MAX_OVERSHOOT * max_bytes:
             too_large = (count, size)
         elif size < max_bytes and count < total:
             too_small = (count, size)
@@ -109,7 +109,7 @@ def whole_blocks(pieces: Mapping[QueueKey, Sequence[Split]]) -> dict[QueueKey, S
     return {key: found[:-1] or found for key, found in pieces.items()}
 
 
-def _in_turn(keys: list[QueueKey], after: QueueKey | None) -> list[QueueKey]:
+def _rotate(keys: list[QueueKey], after: QueueKey | None) -> list[QueueKey]:
     """Return the keys in order, rotated so that the first key after `after` comes first."""
     keys.sort()
     if after is None:
