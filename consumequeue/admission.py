@@ -10,14 +10,14 @@ from copy import copy
 
 from holdfast.commitlog.errors import LogError, LogOverloaded
 
-Alarm = Callable[[], LogError | None]
+PublishAlarm = Callable[[], LogError | None]
 """Returns the error that refuses all publishes now, or None."""
 
 
-class Admission:
+class PublishAdmission:
     """Admits publishes. Call `leave` once for every admitted publish."""
 
-    def __init__(self, max_in_flight_bytes: int, alarms: Mapping[str, Alarm]) -> None:
+    def __init__(self, max_in_flight_bytes: int, alarms: Mapping[str, PublishAlarm]) -> None:
         self._limit = max_in_flight_bytes
         self._alarms = alarms
         self.in_flight_bytes = 0

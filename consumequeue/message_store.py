@@ -12,17 +12,17 @@ from time import monotonic
 
 from holdfast.commitlog.append.appender import Appender
 from holdfast.commitlog.segments.commit_log import CommitLog
-from holdfast.consumequeue.admission import Admission
+from holdfast.consumequeue.admission import PublishAdmission
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.damage.damage_book import DamageBook
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.maintenance.read_lease_service import ReadLease, ReadLeasing
 from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
-from holdfast.consumequeue.publishing import Published, Publishing
+from holdfast.consumequeue.publishing import Published, Publisher
 from holdfast.consumequeue.reading.fetched import Fetched
-from holdfast.consumequeue.reading.lookups import LookUps
-from holdfast.consumequeue.reading.queue_reading import QueueReading, QueueState
+from holdfast.consumequeue.reading.lookups import Lookups
+from holdfast.consumequeue.reading.queue_reading import QueueReader, QueueState
 from holdfast.consumequeue.reading.reader import MessageFilter
 from holdfast.consumequeue.reading.splits import Split
 from holdfast.consumequeue.state.changes import StateChanges
@@ -66,7 +66,7 @@ class MessageStore:
         state: StateStore,
         table: TopicTable,
         config: TopicsConfig,
-        admission: Admission,
+        admission: PublishAdmission,
         executor: ThreadPoolExecutor,
         queue_config: ConsumeQueueConfig,
         sync_timeout_ms: int,
@@ -100,7 +100,7 @@ class MessageStore:
         self.change_topic = topics.change
         self.delete_topic = topics.delete
 
-        publishing = Publishing(table, appender, admission, timeout_ms=sync_timeout_ms)
+        publishing = Publisher(table, appender, admission, timeout_ms=sync_timeout_ms)
         self.publish = publishing.publish
         self.finish = publishing.finish
         self.check_publishing = admission.check
@@ -113,7 +113,7 @@ class MessageStore:
             monotonic,
         )
 
-        reading = QueueReading(
+        reading = QueueReader(
             log=log,
             index=index,
             queues=queues,
@@ -130,13 +130,13 @@ class MessageStore:
         self.read_many = reading.read_many
         self.scan_hot = reading.scan_hot
 
-        look_ups = LookUps(log=log, index=index, queues=queues, table=table, reading=reading)
-        self.offset_by_time = look_ups.offset_by_time
-        self.stored_at = look_ups.stored_at
-        self.message = look_ups.message
-        self.search_key = look_ups.search_key
-        self.splits = look_ups.splits
-        self.segments = look_ups.segments
+        lookups = Lookups(log=log, index=index, queues=queues, table=table, reading=reading)
+        self.offset_by_time = lookups.offset_by_time
+        self.stored_at = lookups.stored_at
+        self.message = lookups.message
+        self.search_key = lookups.search_key
+        self.splits = lookups.splits
+        self.segments = lookups.segments
 
         self.read_leases = ReadLeasing(
             readable=reading.readable,

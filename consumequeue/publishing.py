@@ -12,7 +12,7 @@ from holdfast.commitlog.append.appender import Appender, AppendRequest
 from holdfast.commitlog.errors import LogError, SyncTimeout
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.message_rows import Rows
-from holdfast.consumequeue.admission import Admission
+from holdfast.consumequeue.admission import PublishAdmission
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.state.changes import settle
 from holdfast.consumequeue.state.topic_table import TopicTable
@@ -32,14 +32,14 @@ class Published:
     store_timestamp_us: int
 
 
-class Publishing:
+class Publisher:
     """Publishes to the log. Call every method on the event loop."""
 
     def __init__(
         self,
         table: TopicTable,
         appender: Appender,
-        admission: Admission,
+        admission: PublishAdmission,
         *,
         timeout_ms: int,
     ) -> None:

@@ -26,11 +26,12 @@ async def in_slices(items: Iterable[T], most: int = ITEMS_A_TURN) -> AsyncIterat
             await asyncio.sleep(0)
 
 
-class Turn:
+class LoopBudget:
     """Counts the items that nested loops handle in one event loop iteration, because many topics
     with few queues each can take as long as one topic with many queues.
 
-    A new Turn allows `most` items. While a method is awaited, other tasks may change any state.
+    A new LoopBudget allows `most` items. While a method is awaited, other tasks may change any
+    state.
     """
 
     def __init__(self, most: int = ITEMS_A_TURN) -> None:

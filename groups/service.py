@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.consumequeue.slices import Turn, in_slices
+from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.in_flight import AllInFlight
@@ -167,7 +167,7 @@ class GroupService:
         UnknownGroup."""
         served = self._served.get(group)
         await self._served.catch_up(served)
-        found, turn = {}, Turn()
+        found, turn = {}, LoopBudget()
         for topic in served.topics():
             await turn.spend()
             found[topic.name] = 0
@@ -324,7 +324,7 @@ class GroupService:
         served = self._served.get(group)
         await self._served.catch_up(served)
         targets: dict[QueueKey, int] = {}
-        turn = Turn()
+        turn = LoopBudget()
         if isinstance(target, Mapping):
             for name, offsets in target.items():
                 topic = self._topic_of(served, name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from holdfast.http_api.access.tokens import without_secrets
+from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.wire.reply import Reply
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class AccessLog:
     def __init__(self, form: str) -> None:
         self._line = _json_line if form == "json" else _common_line
 
-    def answered(self, request: "Request", principal: str, reply: Reply, seconds: float) -> None:
+    def log_request(self, request: "Request", principal: str, reply: Reply, seconds: float) -> None:
         """Log a request. `seconds` is the time from the start of its processing to its reply.
 
         This time includes `reply.held_s`, for which the request waited for a message.
         """
-        path = _safe(without_secrets(request.url.raw_path))[:_MAX_PATH]
+        path = _safe(redact_secrets(request.url.raw_path))[:_MAX_PATH]
         version = f"HTTP/{request.version.major}.{request.version.minor}"
         answered = _Answered(
             request.connection.client, principal, request.method, path, version, reply, seconds

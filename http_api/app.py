@@ -9,15 +9,15 @@ from typing import Any, NoReturn
 
 from aiohttp import hdrs
 
-from holdfast.http_api.access.auditing import Auditing, audit_denial
+from holdfast.http_api.access.auditing import AuditedRequest, record_denial
 from holdfast.http_api.access.authorization import UNKNOWN, Denied
 from holdfast.http_api.access.browsers import ORIGIN
 from holdfast.http_api.access.cors import CrossOrigin
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.access.hosts import names_in
-from holdfast.http_api.access.tokens import without_secrets
+from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.access_log import AccessLog
-from holdfast.http_api.endpoints.events import EventStreams, come_back_later
+from holdfast.http_api.endpoints.events import EventStreams, reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
 from holdfast.http_api.metrics.counters import StateCollector
 from holdfast.http_api.routes import ROUTES
@@ -30,7 +30,7 @@ from holdfast.http_api.routing.route import Route
 from holdfast.http_api.routing.router import Router
 from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.framing import check_framing
-from holdfast.http_api.wire.headers import listed
+from holdfast.http_api.wire.headers import list_header
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import Request
@@ -98,7 +98,7 @@ class App:
         started = monotonic()
         path = "other"
         who = UNKNOWN.name
-        act: Auditing | None = None
+        act: AuditedRequest | None = None
         payer: Principal | None = None
         """The principal whose rate limit is charged with the reply; None if no limit is charged."""
         try:
@@ -123,41 +123,41 @@ class App:
             else:
                 path, who = route.path, principal.name
                 if route.act and context.audit is not None:
-                    act = Auditing(context.audit, request, route, values, principal)
+                    act = AuditedRequest(context.audit, request, route, values, principal)
                 if limiter is not None and not route.is_open:
                     limiter.admit(request, principal)
                     payer = principal
                 reply = await self._handle(request, route, values, principal)
                 if reply.held_s:
-                    self._check_still(principal, reply)
+                    self._check_still_valid(principal, reply)
                 if act is not None:
-                    act.answered(reply)
+                    act.record_reply(reply)
         except Exception as error:
             problem = problem_for(error)
-            _let_go_of_frames(error)
+            _clear_tracebacks(error)
             if isinstance(problem, Denied):
                 who = problem.principal
             if context.audit is not None and isinstance(problem, Denied):
-                audit_denial(context.audit, request, problem)
+                record_denial(context.audit, request, problem)
             elif act is not None:
-                act.refused(problem)
+                act.record_problem(problem)
             if _logger.isEnabledFor(logging.DEBUG):
-                where = f"{request.method} {without_secrets(request.url.raw_path)}"
-                why = without_secrets(str(problem))
+                where = f"{request.method} {redact_secrets(request.url.raw_path)}"
+                why = redact_secrets(str(problem))
                 _logger.debug("refused %s of %s: %s", where, request.connection.client, why)
             reply = problem_reply(problem)
         except asyncio.CancelledError:
             if act is not None:
-                act.abandoned()
+                act.record_disconnect()
             raise
         finally:
             context.bodies.done(request)
         if limiter is not None and payer is not None:
             limiter.answered(request, payer, reply)
         took_s = monotonic() - started
-        context.metrics.answered(path, reply.status, took_s - reply.held_s)
+        context.metrics.count_request(path, reply.status, took_s - reply.held_s)
         if self._access_log is not None:
-            self._access_log.answered(request, who, reply, took_s)
+            self._access_log.log_request(request, who, reply, took_s)
         return reply
 
     def _preflight(self, request: Request) -> Reply | None:
@@ -182,19 +182,21 @@ class App:
             raise not_ready(phase)
         params: Any = self._queries.read(route.params, request.url.raw_query_string)
         media = (
-            negotiate(listed(request.headers, hdrs.ACCEPT), route.offers) if route.offers else JSON
+            negotiate(list_header(request.headers, hdrs.ACCEPT), route.offers)
+            if route.offers
+            else JSON
         )
         if phase != "ready":
-            return come_back_later()
+            return reconnect_later()
         return await route.handler(Call(context, request, values, params, media, principal))
 
-    def _check_still(self, principal: Principal, reply: Reply) -> None:
+    def _check_still_valid(self, principal: Principal, reply: Reply) -> None:
         """Raise Denied if the token was revoked or has expired while the request was held.
 
         The reply is then not sent, and its `unsent` is called.
         """
         try:
-            self._context.access.check_still(principal)
+            self._context.access.check_still_valid(principal)
         except Denied:
             reply.unsent()
             raise
@@ -227,11 +229,11 @@ def _asks_for_events(request: Request, route: Route) -> bool:
     A browser's EventSource never reconnects after a status other than 200. So a broker that is not
     ready replies with 200 and a stream that ends at once, and the client reconnects later.
     """
-    accept = listed(request.headers, hdrs.ACCEPT)
+    accept = list_header(request.headers, hdrs.ACCEPT)
     return EVENTS in route.offers and EVENTS in accept and negotiate(accept, route.offers) == EVENTS
 
 
-def _let_go_of_frames(error: BaseException) -> None:
+def _clear_tracebacks(error: BaseException) -> None:
     """Clear the tracebacks of an error, and of all errors that caused it.
 
     A traceback keeps the frames of the whole call alive, and so also the request's body and its

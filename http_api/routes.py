@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.http_api.access.grants import (
+    AUTHENTICATED,
     GROUP_VERBS,
-    KNOWN,
-    OPEN,
+    PUBLIC,
     TOPIC_VERBS,
-    granted,
+    require,
 )
 from holdfast.http_api.endpoints.group_lag import get_group, list_groups
 from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
@@ -139,7 +139,7 @@ def _settling(verb: Handler, request: type) -> Route:
         body=structured(request),
         replies={200: structured(SettledReply)},
         problems=(*_NO_LEASES, "limit-exceeded", *_BAD_BODY, *_NOT_STORED),
-        access=granted("consume"),
+        access=require("consume"),
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ ROUTES: Sequence[Route] = (
             "too-many-producers", "sync-timeout", "topic-full",
             *_BAD_BODY, *_NOT_STORED,
         ),
-        access=granted("publish"),
+        access=require("publish"),
     ),
     # Messages out
     Route(
@@ -165,7 +165,7 @@ ROUTES: Sequence[Route] = (
         replies=_read_as(PullReply[Message]),
         problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
         headers={**dict.fromkeys(_OFFSETS, "integer"), SKIPPED_HEADER: "string", **_TOPIC_ID},
-        access=granted("consume"),
+        access=require("consume"),
     ),
     Route(
         "GET", _TOPIC + "/messages", poll, PollParams,
@@ -173,7 +173,7 @@ ROUTES: Sequence[Route] = (
         replies=_read_as(PollReply[Message]),
         problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
         headers={**dict.fromkeys(_OFFSETS, "string"), SKIPPED_HEADER: "string", **_TOPIC_ID},
-        access=granted("consume"),
+        access=require("consume"),
     ),
     # Topics
     Route(
@@ -184,7 +184,7 @@ ROUTES: Sequence[Route] = (
             "invalid-name", "topic-conflict", "invalid-topic-change", "limit-reached",
             *_BAD_BODY, *_NOT_STORED,
         ),
-        access=granted("admin"), act="topic.create",
+        access=require("admin"), act="topic.create",
     ),
     Route(
         "PATCH", _TOPIC, patch_topic,
@@ -194,24 +194,24 @@ ROUTES: Sequence[Route] = (
             *_NO_TOPIC, "invalid-topic-change", "keyed-backlog", "limit-reached", *_BAD_BODY,
             *_NOT_STORED,
         ),
-        access=granted("admin"), act="topic.change",
+        access=require("admin"), act="topic.change",
     ),
     Route(
         "GET", "/v1/topics", list_topics, PageParams,
         replies={200: structured(TopicsReply)},
-        access=granted(*TOPIC_VERBS),
+        access=require(*TOPIC_VERBS),
     ),
     Route(
         "GET", _TOPIC, get_topic,
         replies={200: structured(TopicReply)},
         problems=_NO_TOPIC,
-        access=granted(*TOPIC_VERBS),
+        access=require(*TOPIC_VERBS),
     ),
     Route(
         "DELETE", _TOPIC, delete_topic, DeleteParams,
         replies={200: structured(DeletedReply)},
         problems=(*_NO_TOPIC, "confirm-required", *_NOT_STORED),
-        access=granted("admin"), act="topic.delete",
+        access=require("admin"), act="topic.delete",
     ),
     # Looking up
     Route(
@@ -219,51 +219,51 @@ ROUTES: Sequence[Route] = (
         replies={200: structured(OffsetReply)},
         problems=_NO_QUEUE,
         headers=dict.fromkeys(_OFFSETS, "integer"),
-        access=granted("consume"),
+        access=require("consume"),
     ),
     Route(
         "GET", _TOPIC + "/splits", get_splits, SplitsParams,
         replies={200: structured(SplitsReply)},
         problems=(*_NO_QUEUE, "offset-trimmed", "offset-beyond-end", "too-many-read-leases"),
-        access=granted("consume"),
+        access=require("consume"),
     ),
     Route(
         "PUT", _READ_LEASE, extend_read_lease,
         body=structured(ReadLeaseRequest),
         replies={200: structured(ReadLeaseReply)},
         problems=(*_NO_TOPIC, "unknown-read-lease", "limit-exceeded", *_BAD_BODY),
-        access=granted("consume"),
+        access=require("consume"),
     ),
     Route(
         "DELETE", _READ_LEASE, end_read_lease,
         replies={200: structured(ReadLeaseEndedReply)},
         problems=(*_NO_TOPIC, "unknown-read-lease"),
-        access=granted("consume"),
+        access=require("consume"),
     ),
     Route(
         "GET", _TOPIC + "/messages/search", search_messages, SearchParams,
         replies={200: structured(SearchReply[Message])},
         problems=_NO_TOPIC,
-        access=granted("consume"),
+        access=require("consume"),
     ),
     Route(
         "GET", "/v1/messages/{message_id}", get_message,
         replies={200: structured(Message)},
         problems=("unknown-message", "offset-trimmed", "corrupt-record"),
         # The endpoint itself looks up the message's topic and checks access to it.
-        access=granted("consume"),
+        access=require("consume"),
     ),
     # Groups with and without leases
     Route(
         "GET", "/v1/groups", list_groups, PageParams,
         replies={200: structured(GroupsReply)},
-        access=granted(*GROUP_VERBS),
+        access=require(*GROUP_VERBS),
     ),
     Route(
         "GET", _GROUP, get_group,
         replies={200: structured(GroupReply)},
         problems=("invalid-name", "unknown-group"),
-        access=granted(*GROUP_VERBS),
+        access=require(*GROUP_VERBS),
     ),
     # If a path of a group has no topic, the endpoint itself finds the topics and checks access to
     # them.
@@ -275,13 +275,13 @@ ROUTES: Sequence[Route] = (
             *_NO_TOPIC, "invalid-group", "group-busy", "invalid-filter", "limit-exceeded",
             "limit-reached", *_BAD_BODY, *_NOT_STORED,
         ),
-        access=granted(*GROUP_VERBS), act="group.set",
+        access=require(*GROUP_VERBS), act="group.set",
     ),
     Route(
         "DELETE", _GROUP, delete_group, DeleteGroupParams,
         replies={200: structured(GroupDeletedReply)},
         problems=("invalid-name", "unknown-group", "confirm-required", *_NOT_STORED),
-        access=granted("admin"), act="group.delete",
+        access=require("admin"), act="group.delete",
     ),
     # Groups with leases
     Route(
@@ -301,7 +301,7 @@ ROUTES: Sequence[Route] = (
             "corrupt-record", *_BAD_BODY, *_NOT_STORED,
         ),
         headers={"Holdfast-Available": "integer", "Holdfast-Active": "boolean"},
-        access=granted("consume"),
+        access=require("consume"),
     ),
     _settling(ack, AckRequest),
     _settling(nack, NackRequest),
@@ -313,7 +313,7 @@ ROUTES: Sequence[Route] = (
         body=structured(SeekRequest),
         replies={200: structured(SeekReply)},
         problems=(*_NO_LEASES, "unknown-topic", "unknown-queue", *_BAD_BODY, *_NOT_STORED),
-        access=granted(*GROUP_VERBS), act="group.seek",
+        access=require(*GROUP_VERBS), act="group.seek",
     ),
     Route(
         "POST", _GROUP + "/redrive", redrive,
@@ -324,14 +324,14 @@ ROUTES: Sequence[Route] = (
             "limit-exceeded", "limit-reached", "message-too-large", "corrupt-record",
             *_BAD_BODY, *_NOT_STORED,
         ),
-        access=granted(*GROUP_VERBS), act="group.redrive",
+        access=require(*GROUP_VERBS), act="group.redrive",
     ),
     Route(
         "POST", _GROUP + "/leave", leave_group,
         body=structured(LeaveRequest),
         replies={200: structured(LeaveReply)},
         problems=(*_NO_LEASES, *_BAD_BODY),
-        access=granted("consume"),
+        access=require("consume"),
     ),
     # Groups' stored offsets
     Route(
@@ -339,7 +339,7 @@ ROUTES: Sequence[Route] = (
         replies={200: structured(OffsetsReply)},
         problems=_NO_GROUP,
         headers=_ETAG,
-        access=granted(*GROUP_VERBS),
+        access=require(*GROUP_VERBS),
     ),
     Route(
         "PUT", _GROUP_OFFSETS, put_offsets,
@@ -350,35 +350,35 @@ ROUTES: Sequence[Route] = (
             *_BAD_BODY, *_NOT_STORED,
         ),
         headers=_ETAG,
-        access=granted("consume"),
+        access=require("consume"),
     ),
     Route(
         "POST", _GROUP_OFFSETS + "/reset", reset_offsets,
         body=structured(ResetRequest),
         replies={200: structured(ResetReply)},
         problems=(*_NO_QUEUE, "limit-reached", *_BAD_BODY, *_NOT_STORED),
-        access=granted(*GROUP_VERBS), act="offsets.reset",
+        access=require(*GROUP_VERBS), act="offsets.reset",
     ),
     # Operations
     Route(
         "GET", "/v1/info", get_info,
         replies={200: structured(dict[str, Any])},
-        access=granted("operate"),
+        access=require("operate"),
     ),
     Route(
         "GET", "/healthz", get_health,
-        replies={200: structured(HealthReply)}, is_open=True, access=OPEN,
+        replies={200: structured(HealthReply)}, is_open=True, access=PUBLIC,
     ),
     Route(
         "GET", "/readyz", get_ready,
-        replies={200: structured(ReadyReply)}, is_open=True, access=OPEN,
+        replies={200: structured(ReadyReply)}, is_open=True, access=PUBLIC,
     ),
     Route(
         "GET", "/metrics", get_metrics,
-        offers=(), replies={200: {"text/plain": str}}, is_open=True, access=granted("operate"),
+        offers=(), replies={200: {"text/plain": str}}, is_open=True, access=require("operate"),
     ),
     Route(
         "GET", "/openapi.json", get_openapi,
-        offers=(), replies={200: {JSON: dict[str, Any]}}, is_open=True, access=KNOWN,
+        offers=(), replies={200: {JSON: dict[str, Any]}}, is_open=True, access=AUTHENTICATED,
     ),
 )  # fmt: skip

@@ -75,7 +75,7 @@ class DamageBook:
 
     # -- recording damage ------------------------------------------------------------------
 
-    def note_lost(self, key: QueueKey, start_offset: int, end_offset: int, reason: str) -> None:
+    def record_lost(self, key: QueueKey, start_offset: int, end_offset: int, reason: str) -> None:
         """Record that the messages from `start_offset` to before `end_offset` are damaged or lost.
         Do nothing if this is known already."""
         known = self.lost.get(key, ())
@@ -92,7 +92,7 @@ class DamageBook:
 
     def note_damage(self, start: int, end: int, reason: str) -> None:
         """Record that the log is damaged from physical offset `start` to `end`. Call this if the
-        affected messages are unknown; otherwise call `note_lost`."""
+        affected messages are unknown; otherwise call `record_lost`."""
         if start in self.damage or len(self.damage) >= MAX_RANGES:
             return
         self.counts[reason] += 1
@@ -108,7 +108,7 @@ class DamageBook:
             self._log(str(fault))
             self.files.append(fault)
 
-    def note_mended(self, key: QueueKey, start_offset: int, end_offset: int) -> None:
+    def record_readable(self, key: QueueKey, start_offset: int, end_offset: int) -> None:
         """Record that these messages can be read again, because their file was restored."""
         known = self.lost.get(key, ())
         left = without(known, start_offset, end_offset)

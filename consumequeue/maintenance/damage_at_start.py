@@ -54,7 +54,7 @@ def note_holes(
         if start:
             book.files.append(Fault(reason, f"the log lacks {start} to {end}"))
         for key, lost_start, lost_end in lost_between(index, queues, start, end):
-            book.note_lost(key, lost_start, lost_end, reason)
+            book.record_lost(key, lost_start, lost_end, reason)
 
 
 def lost_between(
@@ -132,7 +132,7 @@ def _note_piece(
     reason = "missing-block" if found.reason == "unwritten" else found.reason
     lost = list(lost_between(index, queues, found.start, end))
     for key, lost_start, lost_end in lost:
-        book.note_lost(key, lost_start, lost_end, reason)
+        book.record_lost(key, lost_start, lost_end, reason)
     if not lost:
         book.note_damage(found.start, end, reason)
 
@@ -145,7 +145,7 @@ def note_damage(found: Damage, book: DamageBook) -> None:
         book.note_damage(found.start, found.end, found.reason)
     else:
         key = (header.topic_id, header.queue_id)
-        book.note_lost(key, header.base_offset, header.end_offset, found.reason)
+        book.record_lost(key, header.base_offset, header.end_offset, found.reason)
 
 
 def keep_ends(queues: dict[QueueKey, ConsumeQueue], book: DamageBook) -> None:
@@ -183,7 +183,7 @@ def recheck(
                     if error.reason == MISSING_SEGMENT:
                         break
                 else:
-                    book.note_mended(key, unit.base_offset, unit.end_offset)
+                    book.record_readable(key, unit.base_offset, unit.end_offset)
 
 
 def _is_block(segment: Segment, start: int) -> bool:

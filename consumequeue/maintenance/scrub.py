@@ -245,7 +245,7 @@ class Scrub:
 
         def note() -> None:
             for key, lost_start, lost_end in found:
-                self._book.note_lost(key, lost_start, lost_end, "truncated-segment")
+                self._book.record_lost(key, lost_start, lost_end, "truncated-segment")
 
         if self._is_kept(segment):
             self._tell(note)

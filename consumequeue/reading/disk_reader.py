@@ -51,7 +51,7 @@ class Place(NamedTuple):
         return Fetched((), self.offset, self.cq.min_offset, self.max_offset, 0)
 
 
-class ColdReading:
+class DiskReader:
     """Reads from the disk. Any thread may call it; every call may wait for the disk."""
 
     def __init__(self, log: CommitLog, index: Index) -> None:
@@ -82,7 +82,7 @@ class ColdReading:
             lost=place.lost,
             ahead=ahead,
             gap_end=lambda unit: self._gap_end(place, unit),
-            pause=_let_others,
+            pause=_yield_interpreter,
         )
 
     def read_many(self, places: Iterable[Place], shares: Shares) -> list[Fetched | CorruptRecord]:
@@ -90,20 +90,20 @@ class ColdReading:
         finds damage, its result is the CorruptRecord."""
         found: list[Fetched | CorruptRecord] = []
         for number, place in enumerate(places, 1):
-            wanted = shares.wanted()
+            wanted = shares.next_share()
             if wanted is None:
                 found.append(place.nothing())
                 continue
             try:
                 fetched = self.read(place, wanted)
             except CorruptRecord as error:
-                shares.taken(None)
+                shares.subtract(None)
                 found.append(error)
                 continue
-            shares.taken(fetched)
+            shares.subtract(fetched)
             found.append(fetched)
             if number % READS_IN_A_ROW == 0:
-                _let_others()
+                _yield_interpreter()
         return found
 
     def _read_ahead(self, place: Place, wanted: Wanted) -> Fetched:
@@ -135,7 +135,7 @@ class ColdReading:
                 at += piece.message_count
                 done += len(part)
                 if isinstance(found, BatchRun):
-                    _let_others()
+                    _yield_interpreter()
             if done < len(entries):
                 break
         cq = place.cq
@@ -194,7 +194,7 @@ def _piece(
     return RunSlice(found, offset) if is_meant else None
 
 
-def _let_others() -> None:
+def _yield_interpreter() -> None:
     """Give the interpreter lock to the event loop, which would otherwise wait 5 ms for it. This
     costs the calling thread 60 to 100 us, the length of the shortest sleep."""
     sleep(0)

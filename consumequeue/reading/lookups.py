@@ -20,14 +20,14 @@ from holdfast.consumequeue.index.queue_lookup import (
 )
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.reading.key_search import find_key
-from holdfast.consumequeue.reading.queue_reading import QueueReading
+from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.reading.splits import Split, cut_parts, piece_bytes, sized_parts
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 
 
-class LookUps:
+class Lookups:
     """Look-ups in the queues that `reading` reads."""
 
     def __init__(
@@ -37,7 +37,7 @@ class LookUps:
         index: Index,
         queues: Mapping[QueueKey, ConsumeQueue],
         table: TopicTable,
-        reading: QueueReading,
+        reading: QueueReader,
     ) -> None:
         self._log = log
         self._index = index
@@ -149,7 +149,7 @@ class LookUps:
                 )
             )
         for queue, lost in passed_over:
-            self._reading.note_lost(topic, queue, lost)
+            self._reading.record_lost(topic, queue, lost)
         if skipped is not None:
             skipped += passed_over
         return found

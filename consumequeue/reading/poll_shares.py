@@ -29,7 +29,7 @@ def reading_order(offsets: Mapping[int, int], *, whole_batches: bool) -> list[in
 
 
 class Shares:
-    """What is left of the limits of one poll. For each queue, call `wanted`, then `taken`.
+    """What is left of the limits of one poll. For each queue, call `next_share`, then `subtract`.
 
     With `whole_batches` a batch counts in full even if the limits cut it, because it is sent whole.
     """
@@ -42,7 +42,7 @@ class Shares:
         self._bytes_left = wanted.max_bytes
         self._passes_left = MAX_SKIPPED_RANGES
 
-    def wanted(self) -> Wanted | None:
+    def next_share(self) -> Wanted | None:
         """Return what the next queue may deliver, or None if a limit is used up."""
         if self._messages_left <= 0 or self._bytes_left <= 0 or self._passes_left <= 0:
             return None
@@ -50,7 +50,7 @@ class Shares:
             -(-self._messages_left // self._queues_left), -(-self._bytes_left // self._queues_left)
         )
 
-    def taken(self, fetched: Fetched | None) -> None:
+    def subtract(self, fetched: Fetched | None) -> None:
         """Subtract what this queue delivered (None if its read failed); continue with the next."""
         self._queues_left -= 1
         if fetched is None:

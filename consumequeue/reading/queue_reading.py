@@ -24,7 +24,7 @@ from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.lost_ranges import LostRange, overlaps
 from holdfast.consumequeue.reading.block_cache import BlockCache
-from holdfast.consumequeue.reading.disk_reader import ColdReading, Place
+from holdfast.consumequeue.reading.disk_reader import DiskReader, Place
 from holdfast.consumequeue.reading.fetched import Fetched
 from holdfast.consumequeue.reading.poll_shares import Shares, reading_order
 from holdfast.consumequeue.reading.reader import (
@@ -73,7 +73,7 @@ class QueueState:
     newest_timestamp_us: int | None
 
 
-class QueueReading:
+class QueueReader:
     """Reads queues. Call every method on the event loop."""
 
     def __init__(
@@ -96,7 +96,7 @@ class QueueReading:
         #: Only one filtered read runs at a time. A filter keeps the interpreter busy, and several
         #: filters together would block the event loop.
         self._filtered_reads = asyncio.Semaphore(1)
-        self._cold = ColdReading(log, index)
+        self._disk_reader = DiskReader(log, index)
         self._cache = BlockCache(cache_bytes)
 
     def max_offset(self, key: QueueKey) -> int | None:
@@ -139,10 +139,12 @@ class QueueReading:
     ) -> Fetched | None:
         """Read as `read` does, but return None if the read would have to wait for the disk or is
         so large that it would block the loop for too long."""
-        place = self._place(topic, queue, offset)
+        place = self._locate(topic, queue, offset)
         wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
         return (
-            self._read_hot(topic, place, wanted) if place else self._nothing(topic, queue, offset)
+            self._read_hot(topic, place, wanted)
+            if place
+            else self._read_nothing(topic, queue, offset)
         )
 
     async def read(
@@ -169,19 +171,19 @@ class QueueReading:
         skipped and their ranges are reported in `skipped`. Raises UnknownTopic, UnknownQueue,
         OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt.
         """
-        place = self._place(topic, queue, offset)
+        place = self._locate(topic, queue, offset)
         if place is None:
-            return self._nothing(topic, queue, offset)
+            return self._read_nothing(topic, queue, offset)
         wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
         hot = self._read_hot(topic, place, wanted)
         if hot is not None:
             return hot
         try:
             async with self._filtered_reads if filter is not None else nullcontext():
-                fetched = await self.in_thread(lambda: self._cold.read(place, wanted))
+                fetched = await self.in_thread(lambda: self._disk_reader.read(place, wanted))
         except CorruptRecord as error:
-            raise self._unreadable(topic, place, error) from error
-        return self._noted(topic, place, fetched)
+            raise self._read_error(topic, place, error) from error
+        return self._record_damage(topic, place, fetched)
 
     async def read_many(
         self,
@@ -201,7 +203,7 @@ class QueueReading:
         One thread reads all queues that need the disk. Raises UnknownTopic, UnknownQueue.
         """
         found: dict[int, Fetched | Unreadable] = {}
-        places = self._places(
+        places = self._locate_all(
             topic, offsets, reading_order(offsets, whole_batches=whole_batches), found
         )
         wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
@@ -209,17 +211,17 @@ class QueueReading:
         cold = self._read_hot_places(topic, places, shares, found)
         if cold:
             async with self._filtered_reads if filter is not None else nullcontext():
-                reads = await self.in_thread(lambda: self._cold.read_many(cold, shares))
+                reads = await self.in_thread(lambda: self._disk_reader.read_many(cold, shares))
             for place, read in zip(cold, reads, strict=True):
                 try:
                     if isinstance(read, CorruptRecord):
-                        raise self._unreadable(topic, place, read) from read
-                    found[place.key[1]] = self._noted(topic, place, read)
+                        raise self._read_error(topic, place, read) from read
+                    found[place.key[1]] = self._record_damage(topic, place, read)
                 except (OffsetTrimmed, QueueCorrupt) as error:
                     found[place.key[1]] = error
         return found
 
-    def _places(
+    def _locate_all(
         self,
         topic: Topic,
         offsets: Mapping[int, int],
@@ -257,19 +259,19 @@ class QueueReading:
         needs the disk or exceeds what the loop may read. Return this place and all later places."""
         left = MAX_HOT_BYTES
         for number, place in enumerate(places):
-            wanted = shares.wanted()
+            wanted = shares.next_share()
             if wanted is None:
                 found[place.key[1]] = place.nothing()
                 continue
             try:
                 fetched = self._read_hot(topic, place, wanted) if left > 0 else None
             except (OffsetTrimmed, QueueCorrupt) as error:
-                shares.taken(None)
+                shares.subtract(None)
                 found[place.key[1]] = error
                 continue
             if fetched is None:
                 return places[number:]
-            shares.taken(fetched)
+            shares.subtract(fetched)
             left -= fetched.block_bytes
             found[place.key[1]] = fetched
         return []
@@ -295,8 +297,8 @@ class QueueReading:
         except NeedsDisk:
             return None
         except CorruptRecord as error:
-            raise self._unreadable(topic, place, error) from error
-        return self._noted(topic, place, fetched)
+            raise self._read_error(topic, place, error) from error
+        return self._record_damage(topic, place, fetched)
 
     def _hot_units(self, place: Place, wanted: Wanted) -> Iterable[CqUnit] | None:
         """Return a place's entries if they are in memory and the loop may read all their blocks.
@@ -351,13 +353,13 @@ class QueueReading:
             raise OffsetBeyondEnd(topic.name, queue, offset, low, high)
         return cq
 
-    def note_lost(self, topic: Topic, queue: int, lost: LostRange) -> None:
+    def record_lost(self, topic: Topic, queue: int, lost: LostRange) -> None:
         """Record messages that a look-up found damaged, unless their topic was deleted."""
         if self._table.by_id(topic.topic_id) is not None:
             key = (topic.topic_id, queue)
-            self._damage.note_lost(key, lost.start_offset, lost.end_offset, lost.reason)
+            self._damage.record_lost(key, lost.start_offset, lost.end_offset, lost.reason)
 
-    def _place(self, topic: Topic, queue: int, offset: int) -> Place | None:
+    def _locate(self, topic: Topic, queue: int, offset: int) -> Place | None:
         """Return where a read begins, or None if that is the queue's end. Raises as `readable`
         does."""
         cq = self.readable(topic, queue, offset)
@@ -366,7 +368,7 @@ class QueueReading:
         key = (topic.topic_id, queue)
         return Place(key, cq, offset, cq.max_offset, self._damage.lost.get(key, ()))
 
-    def _nothing(self, topic: Topic, queue: int, offset: int) -> Fetched:
+    def _read_nothing(self, topic: Topic, queue: int, offset: int) -> Fetched:
         """Return the empty result for a read at the queue's end."""
         cq = self._queues.get((topic.topic_id, queue))
         return Fetched((), offset, 0 if cq is None else cq.min_offset, offset, 0)
@@ -424,24 +426,24 @@ class QueueReading:
 
     # -- damage ----------------------------------------------------------------------------
 
-    def _noted(self, topic: Topic, place: Place, fetched: Fetched) -> Fetched:
+    def _record_damage(self, topic: Topic, place: Place, fetched: Fetched) -> Fetched:
         """Record the damage that a read skipped. If the read could read a range that was recorded
         as damaged, forget this range: the disk may have failed only once. If a skipped range was
-        not damaged but deleted, raise the error of `_unreadable`."""
+        not damaged but deleted, raise the error of `_read_error`."""
         if overlaps(place.lost, place.offset, fetched.next_offset):
             for piece in fetched.slices:
                 base = piece.batch.header.base_offset
-                self._damage.note_mended(place.key, base, base + len(piece.batch))
+                self._damage.record_readable(place.key, base, base + len(piece.batch))
         for each in fetched.skipped:
             if not each.accepted:
                 error = CorruptRecord(0, each.reason, next_offset=each.end_offset)
                 start = place._replace(offset=each.start_offset)
-                found = self._unreadable(topic, start, error)
+                found = self._read_error(topic, start, error)
                 if not isinstance(found, QueueCorrupt):
                     raise found
         return fetched
 
-    def _unreadable(self, topic: Topic, place: Place, error: CorruptRecord) -> StoreError:
+    def _read_error(self, topic: Topic, place: Place, error: CorruptRecord) -> StoreError:
         """Return the error for a `place` that cannot be read: its topic was deleted, or retention
         deleted the offset, or the block is damaged. Record damage."""
         cq, queue, offset = place.cq, place.key[1], place.offset
@@ -450,7 +452,7 @@ class QueueReading:
         if offset < cq.min_offset:
             return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
         following = error.next_offset if error.next_offset is not None else offset + 1
-        self._damage.note_lost(place.key, offset, following, error.reason)
+        self._damage.record_lost(place.key, offset, following, error.reason)
         return QueueCorrupt(
             topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
         )

@@ -29,7 +29,7 @@ MAX_SCAN_US = 20_000
 STEP_US = 500
 #: If a batch cannot match because of its tag summary, only its index entry is read. Then the batch
 #: counts as this many bytes.
-PASSED_OVER_BYTES = 128
+SKIPPED_BATCH_BYTES = 128
 
 
 class MessageFilter(Protocol):
@@ -102,7 +102,7 @@ def collect(
     segment begins. `pause` is called about every STEP_US of filtering. NeedsDisk propagates.
     """
     pieces: list[Piece] = []
-    passing = _Passing(offset, skip_corrupt, lost)
+    damage = _DamageSkipper(offset, skip_corrupt, lost)
     at, count, size, scanned = offset, 0, 0, 0
     if ahead is not None:
         pieces += ahead.pieces
@@ -115,16 +115,16 @@ def collect(
             break
         if unit.end_offset <= at:
             continue
-        if passing.is_full or ((scanned > MAX_SCAN_BYTES or left_us <= 0) and at > offset):
+        if damage.is_full or ((scanned > MAX_SCAN_BYTES or left_us <= 0) and at > offset):
             break
         if unit.base_offset > at:
             # The index has no entry between `at` and this entry, because the block was damaged.
-            if not passing.over(at, unit.base_offset, _no_block(unit.physical_offset)):
+            if not damage.skip(at, unit.base_offset, _no_block(unit.physical_offset)):
                 break
             at = unit.base_offset
-        if message_filter is not None and passing.met is None:
+        if message_filter is not None and damage.met is None:
             may_match = message_filter.may_match(unit.tag_summary)
-            scanned += unit.size if may_match else PASSED_OVER_BYTES
+            scanned += unit.size if may_match else SKIPPED_BATCH_BYTES
             if scanned > MAX_SCAN_BYTES and at > offset:
                 break
             if not may_match:
@@ -137,11 +137,11 @@ def collect(
             end = unit.end_offset
             if error.reason == MISSING_SEGMENT:
                 end = max(end, min(gap_end(unit), max_offset))
-            if not passing.over(at, end, error):
+            if not damage.skip(at, end, error):
                 break
             at = end
             continue
-        if passing.met is not None:
+        if damage.met is not None:
             break
         first = at - unit.base_offset
         end = len(batch)
@@ -155,7 +155,9 @@ def collect(
             for row in range(first, end, step):
                 rows += message_filter.matching_rows(batch, row, min(row + step, end))
                 pause()
-        taken, taken_size = _take(batch, rows, max_messages - count, max_bytes - size, not pieces)
+        taken, taken_size = _fit_rows(
+            batch, rows, max_messages - count, max_bytes - size, not pieces
+        )
         if len(taken):
             pieces.append(BatchSlice(batch, taken))
             count += len(taken)
@@ -168,14 +170,14 @@ def collect(
             break
     else:
         # The index has no more entries before the queue's end: the log lost its last blocks.
-        if at < max_offset and passing.over(at, max_offset, _no_block(0)):
+        if at < max_offset and damage.skip(at, max_offset, _no_block(0)):
             at = max_offset
-    if passing.met is not None:
-        raise passing.met.ending_at(at) from passing.met
-    return Fetched(pieces, at, min_offset, max_offset, count, passing.skipped)
+    if damage.met is not None:
+        raise damage.met.ending_at(at) from damage.met
+    return Fetched(pieces, at, min_offset, max_offset, count, damage.skipped)
 
 
-class _Passing:
+class _DamageSkipper:
     """Decides for one pull which damage is skipped, and records the skipped damage."""
 
     def __init__(self, offset: int, skip_corrupt: bool, lost: LostRanges) -> None:
@@ -191,7 +193,7 @@ class _Passing:
         """Whether this pull has skipped as many ranges as are allowed."""
         return len(self.skipped) >= MAX_SKIPPED_RANGES
 
-    def over(self, start: int, end: int, error: CorruptRecord) -> bool:
+    def skip(self, start: int, end: int, error: CorruptRecord) -> bool:
         """Return whether the pull continues after the damage from offset `start` to `end`. If `met`
         is set, it continues only to find the end of the damage."""
         if self.met is not None:
@@ -210,7 +212,7 @@ def _no_block(physical_offset: int) -> CorruptRecord:
     return CorruptRecord(physical_offset, "missing-block", "no intact block")
 
 
-def _take(
+def _fit_rows(
     batch: Batch, rows: range | Sequence[int], max_messages: int, max_bytes: int, first: bool
 ) -> tuple[range | Sequence[int], int]:
     """Return the `rows` that fit the limits, and about how many bytes of text they have."""

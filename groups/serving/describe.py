@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import chain
 
-from holdfast.consumequeue.slices import Turn
+from holdfast.consumequeue.slices import LoopBudget
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.service_types import (
     GroupDescription,
@@ -21,7 +21,7 @@ async def describe(group: ServedGroup, state: GroupState, now_ms: int) -> GroupD
     """Return the complete description of a group. This may take several event loop iterations. The
     values of one queue are consistent; those of different queues may be from different times."""
     core = group.core
-    topics, dying, turn = [], 0, Turn()
+    topics, dying, turn = [], 0, LoopBudget()
     for topic in sorted(group.topics(), key=lambda topic: topic.name):
         await turn.spend()
         described, of_topic = await _topic(group, topic.name, topic.topic_id, now_ms, turn)
@@ -39,7 +39,7 @@ async def describe(group: ServedGroup, state: GroupState, now_ms: int) -> GroupD
 
 
 async def _topic(
-    group: ServedGroup, name: str, topic_id: int, now_ms: int, turn: Turn
+    group: ServedGroup, name: str, topic_id: int, now_ms: int, turn: LoopBudget
 ) -> tuple[TopicDescription | None, int]:
     """Return the description of a topic, and how many of its messages are being appended to the
     dead-letter topic. The description is None if the group has lost the topic meanwhile."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from holdfast.consumequeue.errors import LimitReached, StateUnavailable, UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.consumequeue.slices import Turn, in_slices
+from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.state.records import group_key
 from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.groups.config import SHORTEST_LEASE_MS, GroupsConfig
@@ -58,7 +58,7 @@ class GroupChanges:
         served: ServedGroups,
         config: GroupsConfig,
         may_subscribe: MaySubscribe,
-        store_floors: Callable[[ServedGroup, Turn], Awaitable[None]],
+        store_floors: Callable[[ServedGroup, LoopBudget], Awaitable[None]],
     ) -> None:
         """`store_floors` stores the floors of a group as its stored offsets."""
         self._store = store
@@ -108,7 +108,7 @@ class GroupChanges:
                 if group is None
                 else group.record
             )
-            record, turn = changed_record(before, spec, owner), Turn(CHANGED_A_TURN)
+            record, turn = changed_record(before, spec, owner), LoopBudget(CHANGED_A_TURN)
             record, beyond = await self._found(record, turn)
             if beyond:
                 raise LimitReached("groups.max_topics", self._config.max_topics)
@@ -140,7 +140,7 @@ class GroupChanges:
                 await self._return_to_patterns(before.dead_letter_topic, turn)
             return record, is_new
 
-    async def _add(self, record: GroupRecord, filters: Filters, turn: Turn) -> ServedGroup:
+    async def _add(self, record: GroupRecord, filters: Filters, turn: LoopBudget) -> ServedGroup:
         """Store the record of a new group, and serve it."""
         cursors = await self._served.begin(None, record, turn)
         await self._store_records([record], turn)
@@ -151,7 +151,7 @@ class GroupChanges:
         return group
 
     async def _change(
-        self, group: ServedGroup, record: GroupRecord, filters: Filters, turn: Turn
+        self, group: ServedGroup, record: GroupRecord, filters: Filters, turn: LoopBudget
     ) -> None:
         """Store a group's record and apply it. The caller has paused the group if necessary."""
         _check_leases(group, record)  # leases may have been made while dead letters were sent
@@ -171,7 +171,7 @@ class GroupChanges:
         """Wait until the dead letters that a change would lose are in the dead-letter topic. This
         must be done before the lock is taken, because the creation of a dead-letter topic takes the
         lock, too."""
-        group, turn = self._served.by_name.get(name), Turn()
+        group, turn = self._served.by_name.get(name), LoopBudget()
         if group is None:
             return
         _check_topics(group, check_topic)
@@ -181,7 +181,7 @@ class GroupChanges:
                 await group.letters_have_gone(topic_ids)
 
     async def _losers(
-        self, group: ServedGroup | None, record: GroupRecord, turn: Turn
+        self, group: ServedGroup | None, record: GroupRecord, turn: LoopBudget
     ) -> list[tuple[ServedGroup, Collection[int] | None]]:
         """Return the groups with messages that could not be sent to a dead-letter topic after the
         change, each with the topics of these messages. None means all topics of the group."""
@@ -200,7 +200,7 @@ class GroupChanges:
         group: ServedGroup,
         topic_ids: Collection[int] | None,
         until_changed: ExitStack,
-        turn: Turn,
+        turn: LoopBudget,
     ) -> None:
         """Wait until the dead letters of these topics are in the dead-letter topic. Then hold
         leasing and settling in the group until `until_changed` is closed, and store its floors.
@@ -219,12 +219,12 @@ class GroupChanges:
 
     async def _topic_created(self, topic: Topic) -> None:
         async with self._lock:
-            turn = Turn(CHANGED_A_TURN)
+            turn = LoopBudget(CHANGED_A_TURN)
             changed = await self._matched_by(topic, self._dead_letter_topics(), turn)
             await self._become(changed, turn)
 
     async def _matched_by(
-        self, topic: Topic, dead_letter_topics: Container[str], turn: Turn
+        self, topic: Topic, dead_letter_topics: Container[str], turn: LoopBudget
     ) -> list[tuple[ServedGroup, GroupRecord]]:
         """Return the groups to which a topic must be added, each with its new record: their
         subscriptions match it, they do not have it, and the limits allow it."""
@@ -253,7 +253,7 @@ class GroupChanges:
         topic that is added, it continues there, otherwise it begins at the first message."""
         async with self._lock:
             changed: list[tuple[ServedGroup, GroupRecord]] = []
-            turn = Turn()
+            turn = LoopBudget()
             for group in list(self._served.by_name.values()):
                 before = group.record
                 record = _with_subscriptions(before, self._store)
@@ -264,7 +264,7 @@ class GroupChanges:
                     changed.append((group, record))
             await self._go_on(changed, turn, "earliest")
 
-    async def _by_pattern(self, name: str | None, turn: Turn) -> list[ServedGroup]:
+    async def _by_pattern(self, name: str | None, turn: LoopBudget) -> list[ServedGroup]:
         """Return the groups that have the topic `name` only because of a pattern."""
         topic = None if name is None else self._store.find_topic(name)
         groups: list[ServedGroup] = []
@@ -276,7 +276,7 @@ class GroupChanges:
                     groups.append(group)
         return groups
 
-    async def _part_from_dead_letters(self, named_by: GroupRecord, turn: Turn) -> None:
+    async def _part_from_dead_letters(self, named_by: GroupRecord, turn: LoopBudget) -> None:
         """Remove the dead-letter topic of a record from the groups that have it because of a
         pattern. First store the floors of these groups in the topic, as stored offsets, for
         `_return_to_patterns`."""
@@ -299,7 +299,7 @@ class GroupChanges:
             )
         await self._become(changed, turn)
 
-    async def _return_to_patterns(self, name: str | None, turn: Turn) -> None:
+    async def _return_to_patterns(self, name: str | None, turn: LoopBudget) -> None:
         """Add a topic to the groups whose patterns match it, unless it is still a dead-letter topic
         of any group. A group continues at its stored offsets on the topic; without stored offsets
         it begins at its `start`."""
@@ -315,7 +315,9 @@ class GroupChanges:
             )
         await self._go_on(changed, turn)
 
-    async def _become(self, changed: Sequence[tuple[ServedGroup, GroupRecord]], turn: Turn) -> None:
+    async def _become(
+        self, changed: Sequence[tuple[ServedGroup, GroupRecord]], turn: LoopBudget
+    ) -> None:
         """Store records and apply them. New queues begin at their first offsets. If the records
         cannot be stored, they are applied nevertheless; `find_topics` finds the topics again at the
         next start."""
@@ -331,7 +333,7 @@ class GroupChanges:
     async def _go_on(
         self,
         changed: Sequence[tuple[ServedGroup, GroupRecord]],
-        turn: Turn,
+        turn: LoopBudget,
         start: str | None = None,
     ) -> None:
         """Store records and apply them. On a new topic a group continues at its stored offsets. If
@@ -348,7 +350,7 @@ class GroupChanges:
                 continue
             await self._served.become(group, record, cursors, turn)
 
-    async def _found(self, record: GroupRecord, turn: Turn) -> tuple[GroupRecord, list[str]]:
+    async def _found(self, record: GroupRecord, turn: LoopBudget) -> tuple[GroupRecord, list[str]]:
         """Return the record with the topics that match its subscriptions now. Also return the names
         of the topics that match but exceed the limit `max_topics`."""
         subscriptions = Subscriptions(record.subscriptions)
@@ -379,7 +381,7 @@ class GroupChanges:
         subscriptions: Subscriptions[Subscription],
         topic: Topic,
         dead_letter_topics: Container[str],
-        turn: Turn,
+        turn: LoopBudget,
     ) -> Match[Subscription] | None:
         return await subscriptions.match(
             topic,
@@ -441,7 +443,7 @@ class GroupChanges:
                 self._table.remove(group.record)
                 await self._served.remove(group)
             await self._store.forget_offsets(name, topics)
-            await self._return_to_patterns(group.record.dead_letter_topic, Turn())
+            await self._return_to_patterns(group.record.dead_letter_topic, LoopBudget())
 
     def _topics_with_offsets(self, group: str) -> set[str]:
         try:
@@ -463,10 +465,10 @@ class GroupChanges:
             is_served = self._served.by_name.get(record.name) is group
             if is_served and lease_ms > record.config.longest_lease_ms:
                 record = replace(record, config=replace(record.config, longest_lease_ms=lease_ms))
-                await self._store_records([record], Turn())
+                await self._store_records([record], LoopBudget())
                 await group.configure(record)
 
-    async def _store_records(self, records: Sequence[GroupRecord], turn: Turn) -> None:
+    async def _store_records(self, records: Sequence[GroupRecord], turn: LoopBudget) -> None:
         changes: dict[bytes, bytes | None] = {}
         for record in records:
             await turn.spend(_weight(record))

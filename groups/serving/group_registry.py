@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore, QueueState
-from holdfast.consumequeue.slices import ITEMS_A_TURN, Turn, in_slices
+from holdfast.consumequeue.slices import ITEMS_A_TURN, LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_name
 from holdfast.groups.core.in_flight import AllInFlight
 from holdfast.groups.core.receipts import ReceiptCodec
@@ -157,7 +157,7 @@ class ServedGroups:
         return group
 
     async def begin(
-        self, group: ServedGroup | None, record: GroupRecord, turn: Turn
+        self, group: ServedGroup | None, record: GroupRecord, turn: LoopBudget
     ) -> dict[QueueKey, Cursor]:
         """Create and commit the cursors of the queues that are new in the record, and return them.
         This must be done before the record is written. A cursor begins at the group's stored offset
@@ -198,7 +198,9 @@ class ServedGroups:
             and self.filters.of(record.topics[topic_id].filter) != topic.filter
         ]
 
-    async def offer_skipped(self, group: ServedGroup, record: GroupRecord, turn: Turn) -> None:
+    async def offer_skipped(
+        self, group: ServedGroup, record: GroupRecord, turn: LoopBudget
+    ) -> None:
         """Make the messages that the present filters skipped available again, durably. This must
         be done before new filters are stored, while deliveries are paused. Raises
         StateUnavailable."""
@@ -215,7 +217,7 @@ class ServedGroups:
         group: ServedGroup,
         record: GroupRecord,
         cursors: Mapping[QueueKey, Cursor],
-        turn: Turn,
+        turn: LoopBudget,
     ) -> None:
         """Change a group to match its record. `cursors` are the result of `begin`; a new queue
         without such a cursor begins at its first offset. The caller must make sure that nothing
@@ -245,7 +247,7 @@ class ServedGroups:
         await group.configure(record)
 
     async def _change_filter(
-        self, group: ServedGroup, topic_id: int, wanted: object | None, turn: Turn
+        self, group: ServedGroup, topic_id: int, wanted: object | None, turn: LoopBudget
     ) -> None:
         topic = group.core.topics[topic_id]
         if wanted == topic.filter:
@@ -263,7 +265,7 @@ class ServedGroups:
         self.gone_count += 1
         self._expired_before += group.core.expired_leases
         group.drain(UnknownGroup(group.record.name))
-        turn = Turn()
+        turn = LoopBudget()
         for topic_id in list(group.core.topics):
             await self._let_go(group, topic_id, turn)
         await group.stop(UnknownGroup(group.record.name))
@@ -412,7 +414,7 @@ class ServedGroups:
             task.add_done_callback(self._forgetting.discard)
 
     async def _forget_topic(self, topic_id: int, groups: Sequence[ServedGroup]) -> None:
-        turn = Turn()
+        turn = LoopBudget()
         for group in groups:
             await turn.spend(GROUP_ITEMS)
             await self._let_go(group, topic_id, turn)
@@ -433,7 +435,7 @@ class ServedGroups:
         if group.awake_count:
             self._awake.setdefault(topic.topic_id, {})[group] = None
 
-    async def _let_go(self, group: ServedGroup, topic_id: int, turn: Turn) -> None:
+    async def _let_go(self, group: ServedGroup, topic_id: int, turn: LoopBudget) -> None:
         """Remove a topic and its rows from a group."""
         await turn.spend()
         if topic_id not in group.core.topics:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.consumequeue.slices import Turn
+from holdfast.consumequeue.slices import LoopBudget
 from holdfast.groups.serving.group_server import ServedGroup
 
 _logger = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ class Mirror:
 
     async def mirror_all(self) -> None:
         """Store all floors that differ from the stored offsets."""
-        turn = Turn()
+        turn = LoopBudget()
         for group in list(self._groups()):
             await self.mirror(group, turn)
 
-    async def mirror(self, group: ServedGroup, turn: Turn) -> None:
+    async def mirror(self, group: ServedGroup, turn: LoopBudget) -> None:
         """Store the floors of a group that differ from its stored offsets. A failure is logged; the
         next round tries again."""
         name = group.record.name

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.commitlog.disk.disk import free_bytes
 from holdfast.commitlog.errors import DiskFull, DiskLow, IndexBehind, LogError, MemoryLow
-from holdfast.consumequeue.admission import Alarm
+from holdfast.consumequeue.admission import PublishAlarm
 from holdfast.consumequeue.index.reput import ReputService
 from holdfast.machine_memory import machine_bytes
 
@@ -42,8 +42,8 @@ class Alarms:
         directories: Sequence[Path],
         min_free_bytes: int,
         max_memory_bytes: int,
-        index_behind: Alarm,
-        no_segment: Alarm = lambda: None,
+        index_behind: PublishAlarm,
+        no_segment: PublishAlarm = lambda: None,
         make_segment: Callable[[], None] = lambda: None,
     ) -> None:
         """`no_segment` returns the error if the log could not create a segment that a publish
@@ -57,7 +57,7 @@ class Alarms:
         self._raised: dict[str, LogError] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_index_behind = False
-        self.by_name: Mapping[str, Alarm] = {
+        self.by_name: Mapping[str, PublishAlarm] = {
             # Every publish calls these.
             DISK: self._disk,
             MEMORY: partial(self._raised.get, MEMORY),

@@ -22,7 +22,7 @@ from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.commitlog.segments.segment_keeper import SegmentKeeper
 from holdfast.config import Config
-from holdfast.consumequeue.admission import Admission
+from holdfast.consumequeue.admission import PublishAdmission
 from holdfast.consumequeue.damage.damage_book import DamageBook, Fault
 from holdfast.consumequeue.damage.damage_keeper import DamageKeeper
 from holdfast.consumequeue.index.reput import ReputService
@@ -129,7 +129,7 @@ class Storage:
             no_segment=lambda: opened.log.refusal,
             make_segment=opened.log.retry_refused,
         )
-        self.admission = Admission(config.commitlog.max_in_flight_bytes, self.alarms.by_name)
+        self.admission = PublishAdmission(config.commitlog.max_in_flight_bytes, self.alarms.by_name)
         self.appender = Appender(
             opened.log,
             opened.sequences,

@@ -255,7 +255,7 @@ class StorageOpening:
         def note_gap(key: QueueKey, start: int, end: int) -> None:
             """Record lost messages: their block is unrecognizable, or its segment is missing."""
             if table.by_id(key[0]) is not None:
-                book.note_lost(key, start, end, "missing-block")
+                book.record_lost(key, start, end, "missing-block")
 
         needs_durable = _durability_of(table)
         rebuild = IndexRebuild(
@@ -440,7 +440,7 @@ def _note_lost_ends(
             cq = queues.get(key)
             max_offset = 0 if cq is None else cq.max_offset
             if max_offset < end:
-                book.note_lost(key, max_offset, end, "lost-end")
+                book.record_lost(key, max_offset, end, "lost-end")
 
 
 def _set_offsets_back(

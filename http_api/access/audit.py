@@ -72,16 +72,16 @@ class AuditFile:
         finally:
             os.close(descriptor)
         if size >= self._max_bytes:
-            self._put_aside()
+            self._rotate()
 
-    def _put_aside(self) -> None:
+    def _rotate(self) -> None:
         for number in range(self._max_files - 1, 0, -1):
-            older = self._aside(number)
+            older = self._rotated_path(number)
             if os.path.lexists(older):
-                older.rename(self._aside(number + 1))
-        self.path.rename(self._aside(1))
+                older.rename(self._rotated_path(number + 1))
+        self.path.rename(self._rotated_path(1))
 
-    def _aside(self, number: int) -> Path:
+    def _rotated_path(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
 
 

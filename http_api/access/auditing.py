@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from holdfast.http_api.access.audit import AuditLog
 from holdfast.http_api.access.authorization import Denied
 from holdfast.http_api.access.grants import Principal
-from holdfast.http_api.access.tokens import without_secrets
+from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.wire.problems import Problem
 
 if TYPE_CHECKING:
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from holdfast.http_api.wire.request import Request
 
 
-def audit_denial(audit: AuditLog, request: "Request", problem: Denied) -> None:
+def record_denial(audit: AuditLog, request: "Request", problem: Denied) -> None:
     """Record a denied request, whether it is administrative or not."""
     audit.denied(
-        f"{request.method[:20]} {without_secrets(request.url.raw_path)[:200]}",
+        f"{request.method[:20]} {redact_secrets(request.url.raw_path)[:200]}",
         principal=problem.principal,
         client=request.remote,
-        details={"status": problem.kind.status, "reason": without_secrets(problem.detail)},
+        details={"status": problem.kind.status, "reason": redact_secrets(problem.detail)},
     )
 
 
-class Auditing:
+class AuditedRequest:
     """Records the outcome of one authorized administrative request in the audit log."""
 
     __slots__ = ("_about", "_act", "_audit", "_principal", "_request")
@@ -42,20 +42,20 @@ class Auditing:
         self._request = request
         self._act = route.act
         about = "/".join(path[name] for name in ("group", "topic") if name in path)
-        self._about = without_secrets(about)
+        self._about = redact_secrets(about)
         self._principal = principal.name
 
-    def answered(self, reply: "Reply") -> None:
+    def record_reply(self, reply: "Reply") -> None:
         """Record that the act was done."""
         self._record("done", {"status": reply.status, **reply.note})
 
-    def refused(self, problem: Problem) -> None:
+    def record_problem(self, problem: Problem) -> None:
         """Record that the act was refused or failed; it may have been partly done."""
         status = problem.kind.status
         outcome = "failed" if status >= 500 else "refused"
         self._record(outcome, {"status": status, "problem": problem.slug})
 
-    def abandoned(self) -> None:
+    def record_disconnect(self) -> None:
         """Record that the client disconnected before the reply.
 
         The act that has begun still completes.

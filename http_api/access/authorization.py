@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import hdrs
 
 from holdfast.http_api.access.browsers import ORIGIN, SEC_FETCH_SITE, is_from_another_site
-from holdfast.http_api.access.grants import ANYONE, GROUP_VERBS, Door, Need, Principal, Verb
+from holdfast.http_api.access.grants import (
+    ANONYMOUS,
+    GROUP_VERBS,
+    Exposure,
+    Principal,
+    RequiredPermission,
+    Verb,
+)
 from holdfast.http_api.access.hosts import AllowedHosts
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.wire.problems import Problem
@@ -70,7 +77,7 @@ class Access:
         if self.is_required:
             principal, refusal = self._identify(request)
         else:
-            principal, refusal = ANYONE, None
+            principal, refusal = ANONYMOUS, None
             self.check_host(request.headers)
         try:
             route, values = router.find(request.method, request.url.raw_path)
@@ -78,16 +85,16 @@ class Access:
             if refusal is not None:
                 raise refusal from None
             raise
-        if principal is ANYONE and route.access.door is not Door.SHUT:
+        if principal is ANONYMOUS and route.access.exposure is not Exposure.NONE:
             headers = request.headers
             if (ORIGIN in headers or SEC_FETCH_SITE in headers) and is_from_another_site(headers):
                 origin = headers.get(ORIGIN)
-                if origin is None or pages is None or not pages.names(origin):
+                if origin is None or pages is None or not pages.allows_by_name(origin):
                     raise _from_another_site(origin)
             return route, values, principal
-        if route.access.is_met(principal if refusal is None else None, values):
+        if route.access.is_met_by(principal if refusal is None else None, values):
             return route, values, principal
-        if refusal is not None and route.access.door is not Door.SHUT:
+        if refusal is not None and route.access.exposure is not Exposure.NONE:
             raise refusal
         raise forbidden(principal, route.access, values)
 
@@ -107,27 +114,27 @@ class Access:
         if self.hosts is not None and host is not None and not self.hosts.admit(host):
             raise Denied(
                 "misdirected-request",
-                f"this broker asks nobody for a token, and so answers to no host name but this "
-                f"machine's own: {host[:200]!r} is none. Use an address, name the host in "
-                "access.allowed_hosts, or have tokens asked for (access.authentication)",
-                ANYONE.name,
+                "authentication is off, so this broker accepts only this machine's host names, "
+                f"and {host[:200]!r} is none of them; use an address, add the host to "
+                "access.allowed_hosts, or turn on access.authentication",
+                ANONYMOUS.name,
             )
 
-    def check_still(self, principal: Principal) -> None:
+    def check_still_valid(self, principal: Principal) -> None:
         """Raise Denied if the caller's token was revoked or has expired since its request began."""
-        if self.still_holds(principal):
+        if self.is_still_valid(principal):
             return
         raise _unauthenticated(
             "the token was revoked, or expired, while the request was held; ask for a new one",
             principal.name,
         )
 
-    def still_holds(self, principal: Principal) -> bool:
+    def is_still_valid(self, principal: Principal) -> bool:
         """Return whether the caller's token still exists and has not expired.
 
         Without authentication, return True.
         """
-        return principal is ANYONE or self.tokens.still_hold(principal, self._now_s() * 1000)
+        return principal is ANONYMOUS or self.tokens.is_still_valid(principal, self._now_s() * 1000)
 
     def may_subscribe(self, principal: str, topic: str, group: str) -> bool:
         """Return whether the principal of this name may now consume a topic with a group.
@@ -171,22 +178,20 @@ class Access:
 
 def forbidden(
     principal: Principal,
-    need: Need,
+    need: RequiredPermission,
     path: Mapping[str, str],
-    *,
-    topic: str | None = None,
 ) -> Denied:
     """Return the error for an authenticated caller who lacks the permission `need`.
 
-    The permission is for the topic and the group in the path; `topic` replaces the topic in the
-    path. The error does not reveal whether the topic and the group exist.
+    The permission is for the topic and the group in the path. The error does not reveal whether
+    they exist.
     """
-    if need.door is not Door.GRANTED:
-        return Denied("forbidden", "nobody may do this", principal.name)
-    return lacks(principal, need.verbs, topic=topic or path.get("topic"), group=path.get("group"))
+    if need.exposure is not Exposure.GRANTED:
+        return Denied("forbidden", "no caller may do this", principal.name)
+    return missing_grant(principal, need.verbs, topic=path.get("topic"), group=path.get("group"))
 
 
-def lacks(
+def missing_grant(
     principal: Principal,
     verbs: Iterable[Verb],
     *,
@@ -219,9 +224,9 @@ def _from_another_site(origin: str | None) -> Denied:
     of = f"of {origin[:200]!r}" if origin else "of another site"
     return Denied(
         "forbidden",
-        f"a web page {of} sent this by way of a browser, and this broker asks nobody for a token; "
-        "if such pages are to use it, name their origin in http_api.cors_origins",
-        ANYONE.name,
+        f"a web page {of} sent this by way of a browser, and authentication is off; to admit such "
+        "pages, add their origin to http_api.cors_origins",
+        ANONYMOUS.name,
     )
 
 

@@ -33,11 +33,11 @@ class CrossOrigin:
     def __init__(self, origins: Iterable[str]) -> None:
         self.origins = frozenset(origin.lower() for origin in origins)
 
-    def admits(self, origin: str) -> bool:
+    def allows(self, origin: str) -> bool:
         """Return whether pages of this origin may read replies."""
         return "*" in self.origins or origin.lower() in self.origins
 
-    def names(self, origin: str) -> bool:
+    def allows_by_name(self, origin: str) -> bool:
         """Return whether this origin is listed by name; `*` does not count.
 
         If the broker requires no tokens, only pages of this machine and of listed origins may use
@@ -51,7 +51,7 @@ class CrossOrigin:
         Return None for any other request.
         """
         asked = headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
-        if method != hdrs.METH_OPTIONS or asked is None or not self.admits(headers[ORIGIN]):
+        if method != hdrs.METH_OPTIONS or asked is None or not self.allows(headers[ORIGIN]):
             return None
         fields: list[tuple[str, str]] = [
             (hdrs.ACCESS_CONTROL_ALLOW_METHODS, _METHODS),
@@ -69,7 +69,7 @@ class CrossOrigin:
 
         The Vary header tells caches that the headers depend on the origin.
         """
-        if not self.admits(origin):
+        if not self.allows(origin):
             return ((hdrs.VARY, hdrs.ORIGIN),)
         return (
             (hdrs.ACCESS_CONTROL_ALLOW_ORIGIN, "*" if "*" in self.origins else origin),

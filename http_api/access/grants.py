@@ -141,48 +141,48 @@ class Principal:
 
 
 #: The caller of every request while authentication is off.
-ANYONE = Principal("anonymous", EVERYTHING)
+ANONYMOUS = Principal("anonymous", EVERYTHING)
 
 
-class Door(Enum):
-    """Who may use an endpoint: nobody, everybody, known callers, or callers with a grant."""
+class Exposure(Enum):
+    """Who may use an endpoint."""
 
-    SHUT = "nobody"
-    OPEN = "everybody, known or not"
-    KNOWN = "whoever is known"
-    GRANTED = "whoever was granted it"
+    NONE = "no caller"
+    PUBLIC = "every caller"
+    AUTHENTICATED = "authenticated callers"
+    GRANTED = "callers with a grant"
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RequiredPermission:
     """What an endpoint requires of its caller.
 
-    With `Door.GRANTED`, the caller must have one grant with any of `verbs` that covers both the
+    With `Exposure.GRANTED`, the caller must have one grant with any of `verbs` that covers both the
     topic and the group in the path.
     """
 
-    door: Door
+    exposure: Exposure
     verbs: tuple[Verb, ...] = ()
 
-    def is_met(self, principal: Principal | None, path: Mapping[str, str]) -> bool:
+    def is_met_by(self, principal: Principal | None, path: Mapping[str, str]) -> bool:
         """Return whether `principal` may use the endpoint with these parameters in the path.
 
         `principal` is None if the caller is not authenticated.
         """
-        if self.door is Door.GRANTED:
+        if self.exposure is Exposure.GRANTED:
             return principal is not None and principal.may(
                 self.verbs, path.get("topic"), path.get("group")
             )
-        if self.door is Door.KNOWN:
+        if self.exposure is Exposure.AUTHENTICATED:
             return principal is not None
-        return self.door is Door.OPEN
+        return self.exposure is Exposure.PUBLIC
 
 
-NOBODY = Need(Door.SHUT)
-OPEN = Need(Door.OPEN)
-KNOWN = Need(Door.KNOWN)
+NO_ACCESS = RequiredPermission(Exposure.NONE)
+PUBLIC = RequiredPermission(Exposure.PUBLIC)
+AUTHENTICATED = RequiredPermission(Exposure.AUTHENTICATED)
 
 
-def granted(*verbs: Verb) -> Need:
+def require(*verbs: Verb) -> RequiredPermission:
     """Return the requirement that the caller has one of these verbs on the path's names."""
-    return Need(Door.GRANTED, verbs)
+    return RequiredPermission(Exposure.GRANTED, verbs)

@@ -16,7 +16,7 @@ _HOST = re.compile(
     r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]*)?|[0-9a-f:.]+", re.ASCII | re.IGNORECASE
 )
 #: At most this many results of the check are cached.
-_REMEMBERED = 256
+_CACHE_SIZE = 256
 
 
 class AllowedHosts:
@@ -30,7 +30,7 @@ class AllowedHosts:
     def __init__(self, names: Iterable[str] = (), *, any_address: bool = False) -> None:
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         self._any_address = any_address
-        self.admit = lru_cache(_REMEMBERED)(self._admit)
+        self.admit = lru_cache(_CACHE_SIZE)(self._admit)
         """Return whether a request may have this Host header."""
 
     def _admit(self, header: str) -> bool:

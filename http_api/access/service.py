@@ -32,7 +32,7 @@ class AccessService:
         self._watcher: TokenWatcher | None = None
         if config.authentication:
             interval_s = config.token_check_ms / 1000
-            self._watcher = TokenWatcher(file, interval_s, self._changed)
+            self._watcher = TokenWatcher(file, interval_s, self._on_tokens_changed)
 
     async def check_address(
         self, host: str, *, is_encrypted: bool = False, asks_for_certificates: bool = False
@@ -76,7 +76,7 @@ class AccessService:
     async def reload(self) -> None:
         """Load the tokens now if the token file has changed."""
         if self._watcher is not None:
-            await self._watcher.look()
+            await self._watcher.check_file()
 
     async def stop(self) -> None:
         """Stop watching, and write the waiting audit lines. May be called twice."""
@@ -90,5 +90,5 @@ class AccessService:
         """Why the tokens in memory may differ from the file; None if they are equal."""
         return self._watcher.fault if self._watcher is not None else None
 
-    def _changed(self, tokens: Tokens) -> None:
+    def _on_tokens_changed(self, tokens: Tokens) -> None:
         self.access.tokens = tokens

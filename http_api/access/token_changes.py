@@ -71,14 +71,14 @@ def create_token(
         publish_rates,
     )
 
-    def with_it(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+    def add_token(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         for other in tokens:
             if certificate and other.certificate == certificate:
                 raise CertificateTaken(certificate, other.token_id)
             assert other.token_id != token_id, "of 2**48 ids the same one twice"
         return (*tokens, token)
 
-    file.change(with_it)
+    file.change(add_token)
     return token, text
 
 
@@ -90,7 +90,7 @@ def revoke_tokens(file: TokenFile, token_ids: Iterable[str]) -> list[Token]:
     """
     revoked: list[Token] = []
 
-    def without(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+    def remove_tokens(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         by_id = {token.token_id: token for token in tokens}
         for token_id in dict.fromkeys(token_ids):
             if token_id not in by_id:
@@ -98,5 +98,5 @@ def revoke_tokens(file: TokenFile, token_ids: Iterable[str]) -> list[Token]:
             revoked.append(by_id.pop(token_id))
         return tuple(by_id.values())
 
-    file.change(without)
+    file.change(remove_tokens)
     return revoked

@@ -19,7 +19,6 @@ from holdfast.http_api.access.grants import Grant, Principal
 
 ID_BYTES = 6
 SECRET_BYTES = 32
-MAX_NAME_CHARACTERS = 200
 
 _TOKEN = re.compile(r"holdfast_([0-9a-f]{12})\.[A-Za-z0-9_-]{43}", re.ASCII)
 #: Finds a token in a text, also a truncated token or a token with a suffix. Only the first group of
@@ -62,7 +61,7 @@ class Token:
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
 
-def without_secrets(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Return `text` without secrets, so that it may be logged: each token is reduced to its id.
 
     Percent-encoded tokens are found, too.
@@ -124,7 +123,7 @@ class Tokens:
         token = self._by_principal.get(name)
         return None if token is None or token.is_expired(now_ms) else token.principal
 
-    def still_hold(self, principal: Principal, now_ms: float) -> bool:
+    def is_still_valid(self, principal: Principal, now_ms: float) -> bool:
         """Return whether the token of `principal` still exists and has not expired."""
         token = self._by_principal.get(principal.name)
         return token is not None and not token.is_expired(now_ms)

@@ -32,7 +32,7 @@ class TokenWatcher:
 
     async def start(self) -> None:
         """Read the tokens, then start watching the file."""
-        await self.look()
+        await self.check_file()
         self._task = asyncio.create_task(self._watch(), name="access-tokens")
 
     async def stop(self) -> None:
@@ -42,7 +42,7 @@ class TokenWatcher:
             task.cancel()
             await asyncio.wait([task])
 
-    async def look(self) -> None:
+    async def check_file(self) -> None:
         """Load the tokens if the file has changed since the last check."""
         try:
             found = await asyncio.to_thread(self._read_if_changed)
@@ -85,4 +85,4 @@ class TokenWatcher:
     async def _watch(self) -> NoReturn:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.look()
+            await self.check_file()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: For one request of the metrics, at most this many queues of topics are examined, and at most as
 #: many queues of groups. Examining a queue takes about 10 microseconds in a reader thread.
-MAX_QUEUES_LOOKED_AT = 1000
+MAX_QUEUES_EXAMINED = 1000
 
 _NAMES = {
     "topic_oldest_message_seconds": (
@@ -47,7 +47,7 @@ class _Place(NamedTuple):
 async def age_metrics(context: "ApiContext") -> list[Metric]:
     """Return the current ages as metrics.
 
-    A series is 0 if its queues have no such message. When MAX_QUEUES_LOOKED_AT queues have been
+    A series is 0 if its queues have no such message. When MAX_QUEUES_EXAMINED queues have been
     examined, the remaining series are left out.
     """
     places = [*_of_topics(context), *[place async for place in _of_groups(context)]]
@@ -69,10 +69,10 @@ async def age_metrics(context: "ApiContext") -> list[Metric]:
 
 
 def _of_topics(context: "ApiContext") -> Iterator[_Place]:
-    looked_at = 0
+    examined = 0
     for topic in context.store.topics():
-        looked_at += topic.queue_count
-        if looked_at > MAX_QUEUES_LOOKED_AT:
+        examined += topic.queue_count
+        if examined > MAX_QUEUES_EXAMINED:
             return
         for queue in range(topic.queue_count):
             key = (topic.topic_id, queue)
@@ -81,13 +81,13 @@ def _of_topics(context: "ApiContext") -> Iterator[_Place]:
 
 async def _of_groups(context: "ApiContext") -> AsyncIterator[_Place]:
     """Yield the stored offsets of groups. Process only some groups in each loop iteration."""
-    store, looked_at = context.store, 0
+    store, examined = context.store, 0
     async for groups in in_slices(store.groups()):
         for group in groups:
             with suppress(StoreError):  # deleted meanwhile
                 for topic, stored in store.group_topics(group).items():
-                    looked_at += len(stored.offsets)
-                    if looked_at > MAX_QUEUES_LOOKED_AT:
+                    examined += len(stored.offsets)
+                    if examined > MAX_QUEUES_EXAMINED:
                         return
                     topic_id = store.topic(topic).topic_id
                     for queue, offset in stored.offsets.items():

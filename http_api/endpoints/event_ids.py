@@ -12,7 +12,7 @@ from holdfast.http_api.routing.queue_offsets import parse_pairs
 LAST_EVENT_ID = "Last-Event-ID"
 
 
-def resumed_at(call: Call[Any], topic: Topic, only: int | None = None) -> dict[int, int] | None:
+def resume_offsets(call: Call[Any], topic: Topic, only: int | None = None) -> dict[int, int] | None:
     """Return the offsets at which a stream resumes; None if it is new or not an event stream.
 
     The header of another request has no effect, but must be well formed too. For a pull, `only` is

@@ -22,14 +22,19 @@ import msgspec
 
 from holdfast.consumequeue.message_store import MessageFilter
 from holdfast.consumequeue.topics import Topic
-from holdfast.http_api.access.auditing import audit_denial
+from holdfast.http_api.access.auditing import record_denial
 from holdfast.http_api.access.authorization import Denied
 from holdfast.http_api.endpoints.message_rows import messages_of
 from holdfast.http_api.endpoints.poll import WIDE_QUEUES, read_queues
-from holdfast.http_api.endpoints.pull import PullBounds, Waiting, turn_for
+from holdfast.http_api.endpoints.pull import PullBounds, WaitBudget, reply_slot_for
 from holdfast.http_api.endpoints.pull_reply import QueueRead, skipped_of
-from holdfast.http_api.endpoints.rendering import APART_MESSAGES, is_long, pieces_of_long, portions
-from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.endpoints.rendering import (
+    YIELD_EVERY_MESSAGES,
+    encode_long_message,
+    is_long,
+    split_portions,
+)
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import EVENTS
 from holdfast.http_api.schemas.messages import SkippedRange
@@ -54,7 +59,7 @@ _HEADERS = (
 _encode = msgspec.json.Encoder().encode
 
 
-def come_back_later() -> Reply:
+def reconnect_later() -> Reply:
     """Return a stream that ends at once, so that the client reconnects with its last event's id."""
     return Reply(200, EVENTS, (b"retry: %d\n\n" % RETRY_MS,), _HEADERS, closes=True)
 
@@ -72,7 +77,7 @@ class EventStreams:
         topic: Topic,
         offsets: Mapping[int, int],
         message_filter: MessageFilter | None,
-        turn: Turn,
+        slot: LargeReplySlot,
     ) -> Reply:
         """Return the reply that streams queues from these offsets (queue -> offset).
 
@@ -88,9 +93,9 @@ class EventStreams:
                 limit_name="max_event_streams",
             )
         self.count += 1
-        stream = _Stream(call, topic, dict(offsets), message_filter, self._leave)
+        stream = _Stream(call, topic, dict(offsets), message_filter, self._remove)
         try:
-            await turn.begin()
+            await slot.acquire()
             await stream.begin()
         except BaseException:
             stream.abandon()
@@ -100,7 +105,7 @@ class EventStreams:
         reply.unsent = stream.abandon
         return reply
 
-    def _leave(self) -> None:
+    def _remove(self) -> None:
         self.count -= 1
 
 
@@ -113,13 +118,13 @@ class _Stream:
         topic: Topic,
         offsets: dict[int, int],
         message_filter: MessageFilter | None,
-        left: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._call = call
         self._topic = topic
         self._offsets = offsets
         self._filter = message_filter
-        self._left: Callable[[], None] | None = left
+        self._on_end: Callable[[], None] | None = on_end
         self._reads: deque[QueueRead] = deque()
         """Results of reads, with messages to send. It is empty while the stream is held."""
         self._kept_bytes = 0
@@ -128,9 +133,9 @@ class _Stream:
     def abandon(self) -> None:
         """End the stream: no longer count it, and free its memory. May be called twice."""
         self._drop_reads()
-        left, self._left = self._left, None
-        if left is not None:
-            left()
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
 
     async def begin(self) -> None:
         """Do the first read. If a queue cannot be read, raise its problem."""
@@ -151,9 +156,9 @@ class _Stream:
             EVENTS,
         )
         self._reads.extend(reads)
-        self._kept_bytes = sum(map(self._kept_of, reads))
+        self._kept_bytes = sum(map(self._memory_of, reads))
 
-    def _kept_of(self, read: QueueRead) -> int:
+    def _memory_of(self, read: QueueRead) -> int:
         """Return the memory of one queue's result in bytes, also if others share its blocks."""
         rows = 0 if self._filter is None else read.fetched.message_count
         return _KEPT_PER_READ + read.fetched.block_bytes + _KEPT_PER_MESSAGE * rows
@@ -173,7 +178,7 @@ class _Stream:
         except Exception as error:
             problem, call = problem_for(error), self._call
             if isinstance(problem, Denied) and call.context.audit is not None:
-                audit_denial(call.context.audit, call.request, problem)
+                record_denial(call.context.audit, call.request, problem)
             if problem.slug != "draining":
                 yield StreamPiece(b"event: problem\ndata: %b\n\n" % problem.encode())
         finally:
@@ -192,7 +197,7 @@ class _Stream:
             for piece in self._pieces():
                 yield piece
                 sent_at = monotonic()
-                wait_s = self._over_rate_s(len(piece.data))
+                wait_s = self._charge_rate_limit(len(piece.data))
                 is_whole = piece.is_whole
                 del piece
                 if wait_s and is_whole:
@@ -200,7 +205,7 @@ class _Stream:
                 await asyncio.sleep(0)  # other requests run in between
             if wait_s:
                 self._drop_reads()  # to free memory; unsent messages are read again later
-                await self._until_within_rate(wait_s)
+                await self._wait_for_rate_limit(wait_s)
             elif problem is not None:
                 raise problem
             elif is_behind:
@@ -211,15 +216,15 @@ class _Stream:
                 await self._hold(sent_at + heartbeat_s)
             if context.phase() != "ready":
                 return
-            context.access.check_still(call.principal)
+            context.access.check_still_valid(call.principal)
             if monotonic() >= sent_at + heartbeat_s:
                 yield StreamPiece(b": heartbeat\n%b\n" % self._id())
                 sent_at = monotonic()
             is_wide = len(self._offsets) > WIDE_QUEUES
             if is_wide:
                 await context.wide_polls.begin(call.client)
-            with Turn(context.large_replies) if is_wide else turn_for(call) as turn:
-                await turn.begin()
+            with reply_slot_for(call, is_wide=is_wide) as slot:
+                await slot.acquire()
                 await self._read()
 
     async def _hold(self, until_s: float) -> None:
@@ -227,22 +232,22 @@ class _Stream:
         call, topic = self._call, self._topic
         waits = {(topic.topic_id, queue): offset for queue, offset in self._offsets.items()}
         now = monotonic()
-        waiting = Waiting(max(round((until_s - now) * 1000), 1), now)
+        waiting = WaitBudget(max(round((until_s - now) * 1000), 1), now)
         scanned = await waiting.hold(call.context, topic, waits, call.client, self._filter)
         self._offsets.update((queue, offset) for (_, queue), offset in scanned.items())
 
-    def _over_rate_s(self, size: int) -> float:
+    def _charge_rate_limit(self, size: int) -> float:
         """Count `size` sent bytes. Return how many seconds the client is above its rate limit."""
         limiter = self._call.context.rate_limiter
         if limiter is None:
             return 0.0
         return limiter.streamed(self._call.request, self._call.principal, size)
 
-    async def _until_within_rate(self, wait_s: float) -> None:
+    async def _wait_for_rate_limit(self, wait_s: float) -> None:
         """Wait while the client exceeds its rate limit, or until the broker stops."""
         while wait_s and self._call.context.phase() == "ready":
             await asyncio.sleep(min(wait_s, 1.0))
-            wait_s = self._over_rate_s(0)
+            wait_s = self._charge_rate_limit(0)
 
     def _pieces(self) -> Iterator[StreamPiece]:
         """Yield the events of `_reads`. Drop a read after all of its events were yielded."""
@@ -251,13 +256,13 @@ class _Stream:
             queue, fetched, _ = self._reads[0]
             skipped = skipped_of([self._reads[0]])
             slices = chain.from_iterable(each.slices() for each in fetched.pieces)
-            before, after = _around(self._offsets, queue)
+            before, after = _id_parts(self._offsets, queue)
             most = PIECE_BYTES // (len(before) + len(after) + _EVENT_BYTES)
-            for portion in portions(slices, min(most, APART_MESSAGES), PIECE_BYTES):
+            for portion in split_portions(slices, min(most, YIELD_EVERY_MESSAGES), PIECE_BYTES):
                 messages = messages_of(self._topic.name, portion)
                 if len(messages) == 1 and is_long(messages[0]):
                     head = b"id: %b%d%b\ndata: " % (before, messages[0].offset + 1, after)
-                    for data in chain([head], pieces_of_long(messages[0])):
+                    for data in chain([head], encode_long_message(messages[0])):
                         yield StreamPiece(data, self._kept_bytes, is_whole=False)
                         counters.bytes_out += len(data)
                     data = b"\n\n"
@@ -281,7 +286,7 @@ class _Stream:
                 del data
             self._offsets[queue] = fetched.next_offset
             del fetched, slices
-            self._kept_bytes -= self._kept_of(self._reads.popleft())
+            self._kept_bytes -= self._memory_of(self._reads.popleft())
             if skipped:
                 yield StreamPiece(_skipped_event(skipped), self._kept_bytes)
 
@@ -294,7 +299,7 @@ def _skipped_event(skipped: Iterable[SkippedRange]) -> bytes:
     return b"event: skipped\ndata: %b\n\n" % _encode(list(skipped))
 
 
-def _around(offsets: Mapping[int, int], queue: int) -> tuple[bytes, bytes]:
+def _id_parts(offsets: Mapping[int, int], queue: int) -> tuple[bytes, bytes]:
     """Return the parts of an event id before and after the offset of this queue."""
     pairs = [f"{each}:{offset}" for each, offset in offsets.items()]
     place = list(offsets).index(queue)

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
 from holdfast.groups.service_types import GroupState
-from holdfast.http_api.access.authorization import Access, lacks
+from holdfast.http_api.access.authorization import Access, missing_grant
 from holdfast.http_api.access.grants import Principal, Verb
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.context import ApiContext
@@ -33,7 +33,7 @@ class MayConsume:
 
     def __call__(self, topic: str) -> bool:
         """Return whether messages of this topic may be sent to the client."""
-        if self.access is not None and not self.access.still_holds(self.principal):
+        if self.access is not None and not self.access.is_still_valid(self.principal):
             return False
         return self.principal.may(("consume",), topic, self.group)
 
@@ -67,7 +67,7 @@ def check_named(call: Call[Any], verbs: tuple[Verb, ...], topics: Iterable[str])
     group = call.path["group"]
     for topic in topics:
         if not call.principal.may(verbs, topic, group):
-            raise lacks(call.principal, verbs, topic=topic, group=group)
+            raise missing_grant(call.principal, verbs, topic=topic, group=group)
 
 
 def check_subscribed(call: Call[Any], verbs: tuple[Verb, ...], topics: Iterable[str]) -> None:
@@ -79,7 +79,7 @@ def check_subscribed(call: Call[Any], verbs: tuple[Verb, ...], topics: Iterable[
     for topic in topics:
         if not call.principal.may(verbs, topic, group):
             what = f"every topic of group {group[:200]!r}"
-            raise lacks(call.principal, verbs, group=group, what=what)
+            raise missing_grant(call.principal, verbs, group=group, what=what)
 
 
 def check_any_subscribed(call: Call[Any], verbs: tuple[Verb, ...], topics: Iterable[str]) -> None:
@@ -90,7 +90,9 @@ def check_any_subscribed(call: Call[Any], verbs: tuple[Verb, ...], topics: Itera
     """
     group, topics = call.path["group"], list(topics)
     if topics and not any(call.principal.may(verbs, topic, group) for topic in topics):
-        raise lacks(call.principal, verbs, group=group, what=f"a topic of group {group[:200]!r}")
+        raise missing_grant(
+            call.principal, verbs, group=group, what=f"a topic of group {group[:200]!r}"
+        )
 
 
 def check_dead_letters(call: Call[Any], topic: str) -> None:
@@ -100,12 +102,12 @@ def check_dead_letters(call: Call[Any], topic: str) -> None:
     """
     principal = call.principal
     if not principal.may(("publish",), topic):
-        raise lacks(principal, ("publish",), topic=topic)
+        raise missing_grant(principal, ("publish",), topic=topic)
     try:
         call.context.store.topic(topic)
     except UnknownTopic:
         if not principal.may(("admin",), topic):
-            raise lacks(principal, ("admin",), topic=topic) from None
+            raise missing_grant(principal, ("admin",), topic=topic) from None
 
 
 def check_publishing(call: Call[Any], topics: Iterable[str]) -> None:
@@ -117,4 +119,4 @@ def check_publishing(call: Call[Any], topics: Iterable[str]) -> None:
     for topic in topics:
         if not call.principal.may(("publish",), topic):
             what = f"every topic of group {group[:200]!r}"
-            raise lacks(call.principal, ("publish",), group=group, what=what)
+            raise missing_grant(call.principal, ("publish",), group=group, what=what)

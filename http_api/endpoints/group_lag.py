@@ -16,7 +16,7 @@ from holdfast.consumequeue.errors import (
     UnknownTopic,
 )
 from holdfast.consumequeue.message_store import QueueState, StoredOffsets
-from holdfast.consumequeue.slices import Turn, in_slices
+from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.service_types import QueueDescription, Served, TopicDescription
 from holdfast.http_api.access.grants import GROUP_VERBS, TOPIC_VERBS, Principal
@@ -52,7 +52,7 @@ async def list_groups(call: Call[PageParams]) -> Reply:
     seen = (name for name in islice(names, first, None) if principal.may(GROUP_VERBS, group=name))
     found = list(islice(seen, params.limit + 1))
     page, is_last = found[: params.limit], len(found) <= params.limit
-    summaries, turn = [], Turn()
+    summaries, turn = [], LoopBudget()
     async with context.wide_requests.place(call.client):
         for name in page:
             with suppress(UnknownGroup, UnknownTopic):  # deleted meanwhile
@@ -81,7 +81,7 @@ async def described(context: ApiContext, principal: Principal, group: str) -> Gr
     """
     if context.groups.has_leases(group):
         return await _described_with_leases(context, principal, group)
-    topics, turn = [], Turn(READS_A_TURN)
+    topics, turn = [], LoopBudget(READS_A_TURN)
     for name, stored in sorted(_visible_topics(context, principal, group).items()):
         with suppress(UnknownTopic):  # deleted meanwhile
             topic = context.store.topic(name)
@@ -94,7 +94,7 @@ async def _described_with_leases(
 ) -> GroupReply:
     description = await context.groups.describe(group)
     visible = [each for each in description.topics if principal.may(GROUP_VERBS, each.topic, group)]
-    topics, turn = [], Turn(READS_A_TURN)
+    topics, turn = [], LoopBudget(READS_A_TURN)
     for each in sorted(visible, key=lambda described: described.topic):
         with suppress(UnknownTopic):  # deleted meanwhile
             topic = context.store.topic(each.topic)
@@ -136,7 +136,7 @@ def _group_reply(group: str, topics: list[TopicLagReply]) -> GroupReply:
 
 
 async def _leased_topic(
-    context: ApiContext, topic: Topic, description: TopicDescription, turn: Turn
+    context: ApiContext, topic: Topic, description: TopicDescription, turn: LoopBudget
 ) -> TopicLagReply:
     """Return a topic's lag, measured from the group's floors, and the state of its leases."""
     floors = {each.queue: each.floor for each in description.queues}
@@ -181,7 +181,7 @@ def _visible_topics(
 
 
 async def _summary(
-    context: ApiContext, principal: Principal, group: str, turn: Turn
+    context: ApiContext, principal: Principal, group: str, turn: LoopBudget
 ) -> GroupSummary:
     if context.groups.has_leases(group):
         lags = await context.groups.lags(group)
@@ -208,7 +208,7 @@ def _next_offset(state: QueueState, offsets: Mapping[int, int]) -> int:
 
 
 async def _topic_lag(
-    context: ApiContext, topic: Topic, offsets: Mapping[int, int], turn: Turn
+    context: ApiContext, topic: Topic, offsets: Mapping[int, int], turn: LoopBudget
 ) -> TopicLagReply:
     states = await states_of(context.store, topic)
     ranges, lag_bytes = {}, {}

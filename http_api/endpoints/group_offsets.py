@@ -27,7 +27,7 @@ from holdfast.http_api.schemas.groups import (
     start_of,
     time_of,
 )
-from holdfast.http_api.wire.headers import lone
+from holdfast.http_api.wire.headers import single_header
 from holdfast.http_api.wire.reply import Reply
 
 _ANY_VERSION = -1
@@ -61,13 +61,13 @@ async def put_offsets(call: Call[NoParams]) -> Reply:
     wanted = await call.body(OffsetsRequest)
     offsets = await queue_offsets(topic, wanted.offsets)
     if has_leases_on(context, group, topic):
-        await context.to_the_end(_start_again(context, group, topic, offsets, if_version))
+        await context.run_shielded(_start_again(context, group, topic, offsets, if_version))
         return _offsets_reply(call, group, topic, await _floors(context, group, topic))
     if if_version == _ANY_VERSION:
         if_version = (await _stored(context, group, topic)).version
         if if_version == 0:
             raise OffsetsChanged(group, topic.name, 0)
-    stored = await context.to_the_end(
+    stored = await context.run_shielded(
         context.store.store_offsets(group, topic, offsets, if_version=if_version)
     )
     return _offsets_reply(call, group, topic, stored)
@@ -90,9 +90,9 @@ async def reset_offsets(call: Call[NoParams]) -> Reply:
     if reset.dry_run:
         pass
     elif has_leases_on(context, group, topic):
-        await context.to_the_end(context.groups.seek(group, {topic.name: after}))
+        await context.run_shielded(context.groups.seek(group, {topic.name: after}))
     else:
-        await context.to_the_end(context.store.store_offsets(group, topic, after))
+        await context.run_shielded(context.store.store_offsets(group, topic, after))
     await asyncio.sleep(0)
     reply = ResetReply(
         group,
@@ -195,7 +195,10 @@ def _if_version(headers: MultiMapping[str]) -> int | None:
 
     The version 0 requires that no offsets are stored, _ANY_VERSION that some are stored.
     """
-    match, none_match = lone(headers, hdrs.IF_MATCH), lone(headers, hdrs.IF_NONE_MATCH)
+    match, none_match = (
+        single_header(headers, hdrs.IF_MATCH),
+        single_header(headers, hdrs.IF_NONE_MATCH),
+    )
     if none_match is not None:
         if none_match.strip() != "*" or match is not None:
             raise invalid(hdrs.IF_NONE_MATCH, none_match, "* alone, or If-Match in its place")

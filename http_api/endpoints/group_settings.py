@@ -17,7 +17,7 @@ from holdfast.groups.settings import (
     MAX_MEMBER_TTL_MS,
     filter_texts,
 )
-from holdfast.http_api.routing.limits import at_most, count_at_most
+from holdfast.http_api.routing.limits import check_at_most, check_count_at_most
 from holdfast.http_api.schemas.groups import (
     Cost,
     Engine,
@@ -47,17 +47,17 @@ def group_spec(settings: GroupSettings, limits: GroupsConfig) -> GroupSpec:
         name: value for name, value in asdict(settings).items() if value is not UNSET
     }
     for name, limit_name in _LIMITED_BY.items():
-        at_most(name, given.get(name), getattr(limits, limit_name), limit_name)
-    at_most("max_attempts", given.get("max_attempts"), MAX_ATTEMPTS)
-    at_most("member_ttl_ms", given.get("member_ttl_ms"), MAX_MEMBER_TTL_MS)
+        check_at_most(name, given.get(name), getattr(limits, limit_name), limit_name)
+    check_at_most("max_attempts", given.get("max_attempts"), MAX_ATTEMPTS)
+    check_at_most("member_ttl_ms", given.get("member_ttl_ms"), MAX_MEMBER_TTL_MS)
     if "topics" in given:
         given["topics"] = _topics(given["topics"], limits)
     if "fairness" in given:
         fairness = asdict(given.pop("fairness"))
         given.update({name: value for name, value in fairness.items() if value is not UNSET})
     if "backoff_ms" in given:
-        count_at_most("backoff_ms", "delays", len(given["backoff_ms"]), MAX_BACKOFFS)
-        at_most("backoff_ms", max(given["backoff_ms"], default=0), MAX_BACKOFF_MS)
+        check_count_at_most("backoff_ms", "delays", len(given["backoff_ms"]), MAX_BACKOFFS)
+        check_at_most("backoff_ms", max(given["backoff_ms"], default=0), MAX_BACKOFF_MS)
     if "dead_letter_topic" in given:
         name = given["dead_letter_topic"]
         given["dead_letter_topic"] = "" if name is None else check_name("topic", name)
@@ -65,12 +65,12 @@ def group_spec(settings: GroupSettings, limits: GroupsConfig) -> GroupSpec:
 
 
 def _topics(given: Mapping[str, Subscription], limits: GroupsConfig) -> dict[str, TopicSpec]:
-    count_at_most("topics", "topics", len(given), limits.max_topics, "max_topics")
+    check_count_at_most("topics", "topics", len(given), limits.max_topics, "max_topics")
     topics = {}
     for name, each in given.items():
-        at_most(f"topics.{name}.weight"[:200], each.weight, MAX_WEIGHT)
+        check_at_most(f"topics.{name}.weight"[:200], each.weight, MAX_WEIGHT)
         topics[check_subscription(name)] = TopicSpec(each.weight, each.filter)
-    count_at_most(
+    check_count_at_most(
         "topics",
         "characters of filters",
         sum(map(len, filter_texts(topics))),

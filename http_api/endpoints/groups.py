@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from holdfast.groups.service_types import CheckGroup, CheckTopic, GroupSpec, GroupState, SeekTarget
-from holdfast.http_api.access.authorization import lacks
-from holdfast.http_api.access.grants import ANYONE, GROUP_VERBS, Verb
+from holdfast.http_api.access.authorization import missing_grant
+from holdfast.http_api.access.grants import ANONYMOUS, GROUP_VERBS, Verb
 from holdfast.http_api.endpoints.group_access import (
     MayConsume,
     check_any_subscribed,
@@ -25,7 +25,7 @@ from holdfast.http_api.endpoints.group_lag import described
 from holdfast.http_api.endpoints.group_offsets import by_name, queue_offsets
 from holdfast.http_api.endpoints.group_settings import group_spec
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.limits import check_mark
+from holdfast.http_api.routing.limits import check_client_label
 from holdfast.http_api.routing.params import text
 from holdfast.http_api.schemas.groups import GroupDeletedReply, GroupSettings, start_of
 from holdfast.http_api.schemas.leases import LeaveReply, LeaveRequest, SeekReply, SeekRequest
@@ -52,7 +52,7 @@ async def put_group(call: Call[NoParams]) -> Reply:
     before = context.groups.group_state(group) if context.groups.has_leases(group) else None
     spec = group_spec(settings, context.groups_config)
     _check_access(call, spec, before)
-    _, is_new = await context.to_the_end(
+    _, is_new = await context.run_shielded(
         context.groups.put_group(
             group,
             spec,
@@ -90,12 +90,12 @@ async def delete_group(call: Call[DeleteGroupParams]) -> Reply:
             allowed=group,
         )
     if is_leased:
-        await context.to_the_end(
+        await context.run_shielded(
             context.groups.delete_group(group, check_topic=_check_topic(call, ("admin",)))
         )
     else:
         # Only the checked topics, because the group may have new offsets on other topics by now.
-        await context.to_the_end(context.store.forget_offsets(group, topics))
+        await context.run_shielded(context.store.forget_offsets(group, topics))
     return call.reply(GroupDeletedReply(group))
 
 
@@ -117,7 +117,7 @@ async def seek_group(call: Call[NoParams]) -> Reply:
     else:
         check_subscribed(call, GROUP_VERBS, state.topics)
         target = start_of("to", asked.to) if isinstance(asked.to, str) else asked.to
-    moved = await context.to_the_end(
+    moved = await context.run_shielded(
         context.groups.seek(group, target, check_topic=_check_topic(call, GROUP_VERBS))
     )
     reply = SeekReply(group, {topic: by_name(offsets) for topic, offsets in moved.items()})
@@ -133,13 +133,13 @@ async def leave_group(call: Call[NoParams]) -> Reply:
     the token does not grant, these leases remain, and the member remains until they have ended.
     """
     context, group = call.context, call.group()
-    member = check_mark("member", (await call.body(LeaveRequest)).member)
+    member = check_client_label("member", (await call.body(LeaveRequest)).member)
     check_any_subscribed(call, ("consume",), leased_group(context, group).topics)
     principal = call.principal
     may_consume = None
-    if principal is not ANYONE and not principal.may_with_any_topic("consume", group):
+    if principal is not ANONYMOUS and not principal.may_with_any_topic("consume", group):
         may_consume = MayConsume(principal.name, group, principal, None)
-    await context.to_the_end(context.groups.leave(group, member, may_consume=may_consume))
+    await context.run_shielded(context.groups.leave(group, member, may_consume=may_consume))
     return call.reply(LeaveReply(group, member))
 
 
@@ -163,7 +163,7 @@ def _check_loser(call: Call[Any], topic: str | None) -> CheckGroup | None:
     def check(group: str) -> None:
         if not call.principal.may(GROUP_VERBS, topic, group):
             what = f"every group that gets topic {topic[:200]!r} by a pattern, and loses it so"
-            raise lacks(call.principal, GROUP_VERBS, what=what)
+            raise missing_grant(call.principal, GROUP_VERBS, what=what)
 
     return check
 

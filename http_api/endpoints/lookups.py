@@ -14,13 +14,13 @@ from holdfast.consumequeue.message_store import QueueState
 from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.topics import Topic
-from holdfast.http_api.access.authorization import lacks
+from holdfast.http_api.access.authorization import missing_grant
 from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.endpoints.pull_reply import offset_headers
 from holdfast.http_api.endpoints.read_leases import lease_reply
-from holdfast.http_api.endpoints.rendering import PORTION_BYTES, portions, rendered
+from holdfast.http_api.endpoints.rendering import PORTION_BYTES, encode_portions, split_portions
 from holdfast.http_api.endpoints.topics import states_of
-from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.codecs import MSGPACK, encode_elements, encode_listing, wrap_listing
 from holdfast.http_api.routing.context import ApiContext
@@ -57,7 +57,7 @@ class SearchParams:
 
 #: At most this many results of a search are decoded at once. The number is low because each result
 #: may be in a different batch, which takes longer to decode than messages of one batch.
-_SEARCHED_AT_ONCE = 100
+_SEARCH_PORTION = 100
 _END_PATTERN = f"^(earliest|latest)$|{PATTERN}"
 _ENDS = "`earliest`, `latest`, or queue:offset pairs such as 0:12,1:40"
 
@@ -126,17 +126,17 @@ async def get_message(call: Call[NoParams]) -> Reply:
     """Return one message by its id, if the token grants reading its topic."""
     _check_topic_of(call)
     context = call.context
-    with Turn(None) as turn:
+    with LargeReplySlot(None) as slot:
         while True:
             topic, batch, row = await context.store.message(call.path["message_id"])
             made = _messages(call.media, topic, [BatchSlice(batch, [row])])
-            parts = await rendered(call.media, [made], has_turn=turn.is_mine)
+            parts = await encode_portions(call.media, [made], has_slot=slot.is_held)
             if parts is not None:
                 return Reply(200, call.media, parts)
             # Free the batch, so that it takes no memory while this request waits for its turn. It
             # is read again after that.
             del batch, made
-            await turn.begin_one_of(context.large_replies)
+            await slot.acquire_from(context.large_replies)
 
 
 def _check_topic_of(call: Call[NoParams]) -> None:
@@ -153,7 +153,7 @@ def _check_topic_of(call: Call[NoParams]) -> None:
     topic = call.context.store.topic_by_id(topic_id)
     # No topic has an empty name, so only a grant for all topics covers it.
     if not call.principal.may(("consume",), topic.name if topic is not None else ""):
-        raise lacks(call.principal, ("consume",), what="the message's topic")
+        raise missing_grant(call.principal, ("consume",), what="the message's topic")
 
 
 async def search_messages(call: Call[SearchParams]) -> Reply:
@@ -167,8 +167,8 @@ async def search_messages(call: Call[SearchParams]) -> Reply:
         raise _missing("key", "the key to look for")
     context = call.context
     async with context.searches.place(call.client):
-        with Turn(context.large_replies) as turn:
-            await turn.begin()
+        with LargeReplySlot(context.large_replies) as slot:
+            await slot.acquire()
             return await _search(call, topic, params.key)
 
 
@@ -182,9 +182,9 @@ async def _search(call: Call[SearchParams], topic: Topic, key: str) -> Reply:
         max_bytes=call.context.config.max_pull_bytes,
     )
     slices = [BatchSlice(batch, [row]) for batch, row in found]
-    some = portions(slices, _SEARCHED_AT_ONCE, PORTION_BYTES)
+    some = split_portions(slices, _SEARCH_PORTION, PORTION_BYTES)
     made = (_messages(call.media, topic, portion) for portion in some)
-    messages = await rendered(call.media, made, has_turn=True)
+    messages = await encode_portions(call.media, made, has_slot=True)
     assert messages is not None
     ranges = [
         SkippedRange(queue, each.start_offset, each.end_offset, each.reason)
@@ -217,27 +217,29 @@ async def _plan(call: Call[SplitsParams], topic: Topic) -> Reply:
     params = call.params
     store = call.context.store
     states = await states_of(store, topic)
-    starts = await _ends(
+    starts = await _plan_offsets(
         call.context, topic, states, "start", params.start, params.start_timestamp_ms
     )
-    ends = await _ends(call.context, topic, states, "end", params.end, params.end_timestamp_ms)
+    ends = await _plan_offsets(
+        call.context, topic, states, "end", params.end, params.end_timestamp_ms
+    )
     ranges = {state.queue: (starts[state.queue], ends[state.queue]) for state in states}
     if params.only_named:
-        named = _named(topic, params.start)
+        named = _queues_in(topic, params.start)
         ranges = {queue: each for queue, each in ranges.items() if queue in named}
     lease = None
     pins = {queue: start for queue, (start, end) in ranges.items() if start < end}
     if params.lease_ms and pins:
         lease = await store.read_leases.take(topic, pins, params.lease_ms, client=call.client_name)
     try:
-        return await _planned(call, topic, ranges, lease)
+        return await _reply_with_plan(call, topic, ranges, lease)
     except BaseException:
         if lease is not None:
             store.read_leases.end(topic, lease.lease_id)
         raise
 
 
-async def _planned(
+async def _reply_with_plan(
     call: Call[SplitsParams],
     topic: Topic,
     ranges: Mapping[int, tuple[int, int]],
@@ -277,14 +279,14 @@ async def _planned(
     return Reply(200, call.media, parts)
 
 
-def _named(topic: Topic, start: str | None) -> Collection[int]:
+def _queues_in(topic: Topic, start: str | None) -> Collection[int]:
     """Return the queues that a plan's `start` names. Raises Problem if `start` names no queue."""
     if start is None or start in ("earliest", "latest"):
         raise invalid("start", start, EXAMPLE, "only_named goes with a start that names queues")
     return parse_pairs("start", start, topic).keys()
 
 
-async def _ends(
+async def _plan_offsets(
     context: ApiContext,
     topic: Topic,
     states: Sequence[QueueState],

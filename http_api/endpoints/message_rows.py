@@ -93,13 +93,13 @@ def _columns(topic: str, slice_: BatchSlice) -> tuple[Iterable[Any], ...]:
         _properties(batch, rows),
         _born_timestamps_ms(batch, rows),
         repeat(header.store_timestamp_us // 1000),
-        _cut(batch.body_offsets, batch.bodies, rows),
+        _values(batch.body_offsets, batch.bodies, rows),
     )
 
 
-def _cut(offsets: Int32s, data: memoryview, rows: Rows) -> list[bytes]:
+def _values(offsets: Int32s, data: memoryview, rows: Rows) -> list[bytes]:
     """Return a column's values in these rows."""
-    at = _borders(offsets, rows)
+    at = _bounds(offsets, rows)
     low = at[0][0]
     raw = bytes(data[low : at[-1][1]])
     return [raw[start - low : end - low] for start, end in at]
@@ -109,30 +109,32 @@ def _texts(offsets: Int32s | None, data: memoryview, rows: Rows) -> Iterable[str
     """Return a text column's values in these rows, with None for each empty text."""
     if offsets is None:
         return repeat(None)
-    return [value.decode() or None for value in _cut(offsets, data, rows)]
+    return [value.decode() or None for value in _values(offsets, data, rows)]
 
 
-def _borders(offsets: Int32s, rows: Rows) -> list[tuple[int, int]]:
+def _bounds(offsets: Int32s, rows: Rows) -> list[tuple[int, int]]:
     if isinstance(rows, range):
-        borders = offsets[rows.start : rows.stop + 1].tolist()
-        return list(pairwise(borders))
-    taken = np.asarray(rows)
-    return list(zip(offsets[taken].tolist(), offsets[taken + 1].tolist(), strict=True))
+        bounds = offsets[rows.start : rows.stop + 1].tolist()
+        return list(pairwise(bounds))
+    indexes = np.asarray(rows)
+    return list(zip(offsets[indexes].tolist(), offsets[indexes + 1].tolist(), strict=True))
 
 
 def _properties(batch: Batch, rows: Rows) -> Iterable[dict[str, str]]:
     listed = batch.property_list
     if listed is None or batch.name_offsets is None or batch.value_offsets is None:
         return ({} for _ in rows)
-    borders = _borders(listed, rows)
-    first, last = borders[0][0], borders[-1][1]
+    bounds = _bounds(listed, rows)
+    first, last = bounds[0][0], bounds[-1][1]
     if first == last:
         return ({} for _ in rows)
-    names = [name.decode() for name in _cut(batch.name_offsets, batch.names, range(first, last))]
-    values = [each.decode() for each in _cut(batch.value_offsets, batch.values, range(first, last))]
+    names = [name.decode() for name in _values(batch.name_offsets, batch.names, range(first, last))]
+    values = [
+        each.decode() for each in _values(batch.value_offsets, batch.values, range(first, last))
+    ]
     return [
         dict(zip(names[start - first : end - first], values[start - first :], strict=False))
-        for start, end in borders
+        for start, end in bounds
     ]
 
 
@@ -140,6 +142,6 @@ def _born_timestamps_ms(batch: Batch, rows: Rows) -> Iterable[int]:
     column = batch.born_timestamps_us
     if column is None:
         return repeat(batch.header.born_timestamp_us // 1000)
-    taken: npt.NDArray[np.int64] = column[np.asarray(rows)] // 1000
-    timestamps: list[int] = taken.tolist()
+    indexes: npt.NDArray[np.int64] = column[np.asarray(rows)] // 1000
+    timestamps: list[int] = indexes.tolist()
     return timestamps

@@ -94,17 +94,17 @@ async def get_metrics(call: Call[NoParams]) -> Reply:
     if context.phase() == "ready":
         found += await state_metrics(context)
         found += await age_metrics(context)
-    texts = (await asyncio.to_thread(_written, found), process)
+    texts = (await asyncio.to_thread(_format_metrics, found), process)
     return Reply(200, CONTENT_TYPE_LATEST, (b"".join(texts),))
 
 
-def _written(metrics: Sequence[Metric]) -> bytes:
+def _format_metrics(metrics: Sequence[Metric]) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Found(metrics))
+    registry.register(_CollectedMetrics(metrics))
     return generate_latest(registry)
 
 
-class _Found(Collector):
+class _CollectedMetrics(Collector):
     """Gives metrics that were already collected to a registry."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:

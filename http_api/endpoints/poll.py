@@ -11,15 +11,15 @@ from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.message_store import Fetched, MessageFilter
 from holdfast.consumequeue.reading.reader import MAX_SKIPPED_RANGES
 from holdfast.consumequeue.topics import Topic
-from holdfast.http_api.endpoints.event_ids import resumed_at
+from holdfast.http_api.endpoints.event_ids import resume_offsets
 from holdfast.http_api.endpoints.pull import (
     PullBounds,
-    Waiting,
+    WaitBudget,
     check_one_start,
     filter_of,
     nothing_at,
     offset_at,
-    turn_for,
+    reply_slot_for,
 )
 from holdfast.http_api.endpoints.pull_reply import (
     MAX_QUEUES_IN_HEADERS,
@@ -27,7 +27,7 @@ from holdfast.http_api.endpoints.pull_reply import (
     QueueRead,
     deliver_poll,
 )
-from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import BATCH, EVENTS
 from holdfast.http_api.routing.context import ApiContext
@@ -36,7 +36,7 @@ from holdfast.http_api.routing.queue_offsets import PATTERN, parse_pairs
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply
 
-#: A poll over more queues than this is wide, and needs a Turn like a large reply. A poll over 1,024
+#: A poll over more queues than this is wide, and needs a slot like a large reply. A poll over 1,024
 #: queues blocks the event loop for some milliseconds, so only one wide poll begins, or continues
 #: after it was held, in each loop iteration.
 WIDE_QUEUES = 64
@@ -70,8 +70,8 @@ async def poll(call: Call[PollParams]) -> Reply:
     is then this problem.
     """
     is_wide = _is_wide(call)
-    with Turn(call.context.large_replies) if is_wide else turn_for(call) as turn:
-        return await _poll(call, turn, is_wide)
+    with reply_slot_for(call, is_wide=is_wide) as slot:
+        return await _poll(call, slot, is_wide)
 
 
 def _is_wide(call: Call[PollParams]) -> bool:
@@ -80,18 +80,18 @@ def _is_wide(call: Call[PollParams]) -> bool:
     return count > WIDE_QUEUES
 
 
-async def _poll(call: Call[PollParams], turn: Turn, is_wide: bool) -> Reply:
+async def _poll(call: Call[PollParams], slot: LargeReplySlot, is_wide: bool) -> Reply:
     context, params, topic = call.context, call.params, call.topic()
     if is_wide:
         await context.wide_polls.begin(call.client)
     limit = context.config.max_queues_per_poll
     if call.media in WITHOUT_ENVELOPE or call.media == EVENTS:
         limit = min(limit, MAX_QUEUES_IN_HEADERS)
-    offsets = resumed_at(call, topic) or await _starts(context, topic, params, limit)
+    offsets = resume_offsets(call, topic) or await _starts(context, topic, params, limit)
     message_filter = await filter_of(call, params)
     if call.media == EVENTS:
-        return await context.streams.start(call, topic, offsets, message_filter, turn)
-    waiting = Waiting(params.wait_ms, call.received_at)
+        return await context.streams.start(call, topic, offsets, message_filter, slot)
+    waiting = WaitBudget(params.wait_ms, call.received_at)
     skipped: dict[int, LostRanges] = {}
 
     async def answer(reads: list[QueueRead]) -> Reply | None:
@@ -102,14 +102,14 @@ async def _poll(call: Call[PollParams], turn: Turn, is_wide: bool) -> Reply:
                 for read in reads
             ]
         reply = await deliver_poll(
-            context, topic, reads, call.media, waiting.held_s, has_turn=turn.is_mine
+            context, topic, reads, call.media, waiting.held_s, has_slot=slot.is_held
         )
         if reply is not None and first is not None:
             waiting.note_wake(context, first)
         return reply
 
     while True:
-        await turn.begin()
+        await slot.acquire()
         reads = await read_queues(context, topic, offsets, params, message_filter, call.media)
         for read in reads:
             for found in read.fetched.skipped:
@@ -125,7 +125,7 @@ async def _poll(call: Call[PollParams], turn: Turn, is_wide: bool) -> Reply:
             # Free the messages, so that they take no memory while this poll waits for its turn.
             # They are read again after that.
             del read, reads
-            await turn.begin_one_of(context.large_replies)
+            await slot.acquire_from(context.large_replies)
             continue
         offsets = {read.queue: read.fetched.next_offset for read in reads}
         if any(read.fetched.next_offset < read.fetched.max_offset for read in reads):
@@ -133,7 +133,7 @@ async def _poll(call: Call[PollParams], turn: Turn, is_wide: bool) -> Reply:
             continue
         waits = {(topic.topic_id, queue): offset for queue, offset in offsets.items()}
         del reads
-        turn.end()
+        slot.release()
         scanned = await waiting.hold(context, topic, waits, call.client, message_filter)
         if is_wide:
             await context.wide_polls.begin(call.client)

@@ -8,7 +8,7 @@ from multidict import MultiMapping, istr
 
 from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
 from holdfast.http_api.routing.params import MAX_OFFSET, invalid, whole_number
-from holdfast.http_api.wire.headers import lone
+from holdfast.http_api.wire.headers import single_header
 from holdfast.http_api.wire.problems import Problem
 
 # These are istr objects, so that a case-insensitive look-up need not convert them each time.
@@ -39,7 +39,7 @@ def request_producer(headers: MultiMapping[str]) -> Producer | None:
     """
     if ID not in headers and EPOCH not in headers and SEQUENCE not in headers:
         return None
-    producer_id, epoch, sequence = (lone(headers, name) for name in _HEADERS)
+    producer_id, epoch, sequence = (single_header(headers, name) for name in _HEADERS)
     if producer_id is None or epoch is None or sequence is None:
         missing = next(name for name in _HEADERS if name not in headers)
         raise Problem(

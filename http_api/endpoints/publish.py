@@ -27,11 +27,11 @@ from holdfast.consumequeue.errors import TopicFull, UnknownTopic
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
-from holdfast.http_api.access.authorization import lacks
+from holdfast.http_api.access.authorization import missing_grant
 from holdfast.http_api.endpoints.producer_headers import Producer, refuse_producer, request_producer
-from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches, with_queues
+from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches, fill_queues
 from holdfast.http_api.endpoints.publish_text import (
-    Incoming,
+    MessageToStore,
     check_messages,
     check_queues,
     from_json,
@@ -39,7 +39,7 @@ from holdfast.http_api.endpoints.publish_text import (
     from_msgpack,
     too_many_batches,
 )
-from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import (
     BATCH,
@@ -61,15 +61,15 @@ _Answer = TypeVar("_Answer")
 
 #: A body above one of the next three limits is processed in a thread, because it would block the
 #: event loop for milliseconds. Using a thread costs about 0.1 ms. This limit is for text bodies:
-TEXT_APART_BYTES = 128 * 1024
+OFFLOAD_TEXT_BYTES = 128 * 1024
 #: The limit for a body of binary batches.
-BINARY_APART_BYTES = 4 * 1024 * 1024
+OFFLOAD_BINARY_BYTES = 4 * 1024 * 1024
 #: The limit for the number of batches in a body.
-BATCHES_APART = 64
+OFFLOAD_BATCHES = 64
 #: At most this many results of a large text are encoded by one call.
-ENCODED_AT_ONCE = 1000
+RESULTS_A_CALL = 1000
 
-_TEXT_FORMATS: Mapping[str, Callable[[bytes, int], list[Incoming]]] = {
+_TEXT_FORMATS: Mapping[str, Callable[[bytes, int], list[MessageToStore]]] = {
     JSON: from_json,
     NDJSON: from_lines,
     MSGPACK: from_msgpack,
@@ -126,7 +126,7 @@ async def publish(call: Call[PublishParams]) -> Reply:
 
 
 async def _publish_text(
-    call: Call[PublishParams], name: str, decode: Callable[[bytes, int], list[Incoming]]
+    call: Call[PublishParams], name: str, decode: Callable[[bytes, int], list[MessageToStore]]
 ) -> Reply:
     _refuse_raw_params(call.params)
     producer = request_producer(call.headers)
@@ -135,14 +135,14 @@ async def _publish_text(
     if len(body) > config.max_text_request_bytes:
         raise _text_too_large(config.max_text_request_bytes)
     limit = config.max_messages_per_request
-    if len(body) <= TEXT_APART_BYTES:
+    if len(body) <= OFFLOAD_TEXT_BYTES:
         return call.reply(await _store(call, name, decode(body, limit), producer))
     # Decoded messages take many times the memory of their text, so only few texts are decoded at
     # once.
-    with Turn(call.context.large_texts) as turn:
-        await turn.begin()
+    with LargeReplySlot(call.context.large_texts) as slot:
+        await slot.acquire()
         messages = await call_in_thread(decode, body, limit)
-        return await _store_apart(call, name, messages, producer, turn)
+        return await _store_in_threads(call, name, messages, producer, slot)
 
 
 def _text_too_large(limit: int) -> Problem:
@@ -166,7 +166,7 @@ async def _publish_raw(call: Call[PublishParams], name: str, kind: str) -> Publi
             found=FORM,
             allowed=[JSON, "application/octet-stream"],
         )
-    message = Incoming(
+    message = MessageToStore(
         body,
         params.key,
         params.tag,
@@ -195,18 +195,18 @@ def _refuse_raw_params(params: PublishParams) -> None:
 async def _store(
     call: Call[PublishParams],
     name: str,
-    messages: list[Incoming],
+    messages: list[MessageToStore],
     producer: Producer | None,
 ) -> PublishReply:
     context = call.context
-    topic = _existing(context, name)
+    topic = _find_topic(context, name)
     limits = _limits(context, topic)
     queue_count, levels = _queue_count(context, topic), topic.priority_levels if topic else 1
     _check(messages, limits, name, queue_count, levels)
-    topic = topic or await _created(call, name)
+    topic = topic or await _create_topic(call, name)
 
     async def publish_to_queues_of(routing: Topic) -> PublishReply:
-        indexes = _by_queue(messages, routing, _turn(context, routing, producer))
+        indexes = _indexes_by_queue(messages, routing, _queue_chooser(context, routing, producer))
         _check_queue_count(indexes, context)
         # Pass rows, not batches, because the appender combines all rows that wait for a queue into
         # one batch.
@@ -214,52 +214,54 @@ async def _store(
         published = await _publish(call, topic, parts)
         return _reply(_results(topic, published, indexes), published)
 
-    return await _as_before(topic, publish_to_queues_of)
+    return await _publish_as_before(topic, publish_to_queues_of)
 
 
-async def _store_apart(
+async def _store_in_threads(
     call: Call[PublishParams],
     name: str,
-    messages: list[Incoming],
+    messages: list[MessageToStore],
     producer: Producer | None,
-    turn: Turn,
+    slot: LargeReplySlot,
 ) -> Reply:
     """Store the messages of a large text, with each step in a thread.
 
     Without a thread, each step, also encoding the reply, would block the event loop for a tenth of
-    a second. When the batches are made, this function frees the messages and ends `turn`.
+    a second. When the batches are made, this function frees the messages and releases `slot`.
     """
     context = call.context
-    topic = _existing(context, name)
+    topic = _find_topic(context, name)
     limits = _limits(context, topic)
     queue_count, levels = _queue_count(context, topic), topic.priority_levels if topic else 1
     await call_in_thread(_check, messages, limits, name, queue_count, levels)
-    topic = topic or await _created(call, name)
+    topic = topic or await _create_topic(call, name)
     count = len(messages)
-    # For a retry of a request, `_as_before` may route the messages again, by a former queue count.
+    # For a retry, `_publish_as_before` may route the messages again, by a former queue count.
     are_kept = producer is not None and bool(topic.former_queue_counts)
 
     async def publish_to_queues_of(routing: Topic) -> Reply:
-        chosen = _turn(context, routing, producer)()
-        indexes = await call_in_thread(_by_queue, messages, routing, lambda: chosen)
+        chosen = _queue_chooser(context, routing, producer)()
+        indexes = await call_in_thread(_indexes_by_queue, messages, routing, lambda: chosen)
         _check_queue_count(indexes, context)
         parts = await call_in_thread(_batches_by_queue, messages, indexes, producer)
         if not are_kept:
             await call_in_thread(messages.clear)
-            turn.end()
+            slot.release()
         published = await _publish(call, topic, parts)
-        encoded = await call_in_thread(_encoded_results, call.media, topic, published, indexes)
+        encoded = await call_in_thread(_encode_results, call.media, topic, published, indexes)
         whole = encode_listing(call.media, _reply([], published), "results", encoded, count)
         return Reply(200, call.media, whole)
 
     try:
-        return await _as_before(topic, publish_to_queues_of)
+        return await _publish_as_before(topic, publish_to_queues_of)
     finally:
         if messages:
             await call_in_thread(messages.clear)
 
 
-async def _as_before(topic: Topic, publish: Callable[[Topic], Awaitable[_Answer]]) -> _Answer:
+async def _publish_as_before(
+    topic: Topic, publish: Callable[[Topic], Awaitable[_Answer]]
+) -> _Answer:
     """Call `publish` with the topic, and return the result.
 
     If the request is a retry, and the first attempt was stored before the topic got more queues,
@@ -292,19 +294,19 @@ def _results(
     return [results[index] for index in range(len(results))]
 
 
-def _encoded_results(
+def _encode_results(
     media: str, topic: Topic, published: Sequence[Published], indexes: Mapping[int, list[int]]
 ) -> list[bytes]:
     results = _results(topic, published, indexes)
     # In portions, so that the interpreter can switch to another thread in between.
     return [
-        encode_elements(media, results[start : start + ENCODED_AT_ONCE])
-        for start in range(0, len(results), ENCODED_AT_ONCE)
+        encode_elements(media, results[start : start + RESULTS_A_CALL])
+        for start in range(0, len(results), RESULTS_A_CALL)
     ]
 
 
 def _check(
-    messages: Sequence[Incoming],
+    messages: Sequence[MessageToStore],
     limits: MessageLimits,
     topic_name: str,
     queue_count: int,
@@ -320,7 +322,7 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
     _refuse_raw_params(call.params)
     refuse_producer(call.headers)
     body = await context.bodies.read(call.request)
-    topic = _existing(context, name)
+    topic = _find_topic(context, name)
     limits = _limits(context, topic)
     queue_count = _queue_count(context, topic)
     topic_id = topic.topic_id if topic is not None else None
@@ -333,24 +335,24 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
         check_batches(batches, name, topic_id, queue_count, limits)
         return batches
 
-    batches = await call_in_thread(decode) if _takes_long(body) else decode()
-    topic = topic or await _created(call, name)
-    turn, levels = _turn(context, topic, None), topic.priority_levels
-    batches = with_queues(batches, lambda: queue_of(turn(), None, levels))
+    batches = await call_in_thread(decode) if _is_slow_to_decode(body) else decode()
+    topic = topic or await _create_topic(call, name)
+    choose, levels = _queue_chooser(context, topic, None), topic.priority_levels
+    batches = fill_queues(batches, lambda: queue_of(choose(), None, levels))
     published = await _publish(call, topic, batches)
     return _reply([_batch_result(topic, each) for each in published], published)
 
 
-def _takes_long(body: bytes | memoryview) -> bool:
+def _is_slow_to_decode(body: bytes | memoryview) -> bool:
     """Return whether decoding these batches would block the event loop for milliseconds.
 
     The result depends on the number of bytes and of batches. The batches are counted by the sizes
     in their headers, which are not verified yet.
     """
-    if len(body) > BINARY_APART_BYTES:
+    if len(body) > OFFLOAD_BINARY_BYTES:
         return True
     position = 0
-    for _ in range(BATCHES_APART):
+    for _ in range(OFFLOAD_BATCHES):
         if position + HEADER_SIZE > len(body):
             return False
         position += int.from_bytes(body[position + 8 : position + 12], "little")
@@ -360,7 +362,7 @@ def _takes_long(body: bytes | memoryview) -> bool:
 # -- topic, queue, batch -------------------------------------------------------------------
 
 
-def _existing(context: ApiContext, name: str) -> Topic | None:
+def _find_topic(context: ApiContext, name: str) -> Topic | None:
     """Return the topic, or None if it does not exist and publishing may create it.
 
     Raises UnknownTopic if publishing must not create topics.
@@ -380,13 +382,13 @@ def _check_creation(call: Call[PublishParams], name: str) -> None:
     except UnknownTopic:
         may_create = call.principal.may(("admin",), name)
         if call.context.topics_config.auto_create_topics and not may_create:
-            raise lacks(call.principal, ("admin",), topic=name) from None
+            raise missing_grant(call.principal, ("admin",), topic=name) from None
 
 
-async def _created(call: Call[PublishParams], name: str) -> Topic:
+async def _create_topic(call: Call[PublishParams], name: str) -> Topic:
     _check_creation(call, name)
     context = call.context
-    topic, is_new = await context.to_the_end(context.store.create_topic(name))
+    topic, is_new = await context.run_shielded(context.store.create_topic(name))
     if is_new and context.audit is not None:
         context.audit.record(
             "topic.create",
@@ -414,7 +416,9 @@ def _queue_count(context: ApiContext, topic: Topic | None) -> int:
     return topic.queue_count if topic is not None else context.topics_config.default_queues
 
 
-def _turn(context: ApiContext, topic: Topic, producer: Producer | None) -> Callable[[], int]:
+def _queue_chooser(
+    context: ApiContext, topic: Topic, producer: Producer | None
+) -> Callable[[], int]:
     """Return a function that chooses a queue (its number within a priority level).
 
     It is for messages without queue and key. A request of a producer may be retried, and the retry
@@ -422,11 +426,11 @@ def _turn(context: ApiContext, topic: Topic, producer: Producer | None) -> Calla
     """
     if producer is not None:
         return lambda: (producer.producer_id + producer.sequence) % topic.queues_per_level
-    return lambda: context.next_turn(topic) % topic.queues_per_level
+    return lambda: context.next_round_robin(topic) % topic.queues_per_level
 
 
-def _by_queue(
-    messages: Sequence[Incoming], topic: Topic, turn: Callable[[], int]
+def _indexes_by_queue(
+    messages: Sequence[MessageToStore], topic: Topic, choose: Callable[[], int]
 ) -> dict[int, list[int]]:
     """Return queue -> the indexes of its messages, in the order of the request."""
     queues, levels = topic.queues_per_level, topic.priority_levels
@@ -438,7 +442,7 @@ def _by_queue(
             if message.key is not None:
                 queue = queue_for_key(message.key, queues)
             else:
-                queue = chosen = turn() if chosen is None else chosen
+                queue = chosen = choose() if chosen is None else chosen
             if levels > 1:
                 queue = queue_of(queue, message.priority, levels)
         rows.setdefault(queue, []).append(index)
@@ -446,7 +450,7 @@ def _by_queue(
 
 
 def _rows_by_queue(
-    messages: Sequence[Incoming], indexes: Mapping[int, list[int]], producer: Producer | None
+    messages: Sequence[MessageToStore], indexes: Mapping[int, list[int]], producer: Producer | None
 ) -> list[Rows]:
     now_us = time_ns() // 1000
     return [
@@ -456,7 +460,7 @@ def _rows_by_queue(
 
 
 def _batches_by_queue(
-    messages: Sequence[Incoming], indexes: Mapping[int, list[int]], producer: Producer | None
+    messages: Sequence[MessageToStore], indexes: Mapping[int, list[int]], producer: Producer | None
 ) -> list[Batch]:
     """Return a batch for each queue."""
     now_us = time_ns() // 1000
@@ -468,7 +472,9 @@ def _batches_by_queue(
     ]
 
 
-def _rows(messages: Sequence[Incoming], queue: int, now_us: int, producer: Producer | None) -> Rows:
+def _rows(
+    messages: Sequence[MessageToStore], queue: int, now_us: int, producer: Producer | None
+) -> Rows:
     bodies, keys, tags, properties, _, ttls, _ = zip(*messages, strict=True)
     return Rows(
         queue,

@@ -128,12 +128,12 @@ def _check_header(
         raise _malformed("producers", index, "a batch that is sent is of one publish")
 
 
-def with_queues(batches: Sequence[Batch], turn: Callable[[], int]) -> list[Batch]:
-    """Return the batches. If a batch names no queue, `turn` is called for its queue."""
+def fill_queues(batches: Sequence[Batch], choose: Callable[[], int]) -> list[Batch]:
+    """Return the batches. If a batch names no queue, `choose` returns its queue."""
     return [
         batch
         if batch.header.queue_id != ANY_QUEUE
-        else replace(batch, header=replace(batch.header, queue_id=turn()))
+        else replace(batch, header=replace(batch.header, queue_id=choose()))
         for batch in batches
     ]
 

@@ -1,4 +1,4 @@
-"""Converts publishers' messages from JSON, NDJSON and msgpack to `Incoming`, and checks them. Pure.
+"""Converts messages from JSON, NDJSON and msgpack to `MessageToStore`, and checks them. Pure.
 
 The first error raises a Problem, before any message is stored. The Problem identifies the message
 by its name in the request, such as `messages[3].key`, and says how to fix the error.
@@ -28,7 +28,7 @@ from holdfast.http_api.wire.problems import Problem, request_too_large
 M = TypeVar("M")
 
 
-class Incoming(NamedTuple):
+class MessageToStore(NamedTuple):
     """One message to publish. It is a tuple, because a request may have 100,000 messages."""
 
     body: bytes
@@ -43,15 +43,15 @@ class Incoming(NamedTuple):
 # -- formats -------------------------------------------------------------------------------
 
 
-def from_json(body: bytes, limit: int) -> list[Incoming]:
+def from_json(body: bytes, limit: int) -> list[MessageToStore]:
     """Return the messages of a JSON body. Raises Problem."""
     if lists_more_than(limit, body):
         raise too_many_messages(limit)
-    messages = _listed(decode_json, body, MessageToPublish, limit)
+    messages = _decode_list(decode_json, body, MessageToPublish, limit)
     return [_from_text(message, "messages[{}]", i) for i, message in enumerate(messages)]
 
 
-def from_lines(body: bytes, limit: int) -> list[Incoming]:
+def from_lines(body: bytes, limit: int) -> list[MessageToStore]:
     """Return the messages of an NDJSON body: one object per line.
 
     Blank lines are skipped. A body may have at most twice as many lines as messages are allowed.
@@ -67,13 +67,13 @@ def from_lines(body: bytes, limit: int) -> list[Incoming]:
     ]
 
 
-def from_msgpack(body: bytes, limit: int) -> list[Incoming]:
+def from_msgpack(body: bytes, limit: int) -> list[MessageToStore]:
     """Return the messages of a msgpack body. Raises Problem."""
-    messages = _listed(decode_msgpack, body, PackedMessageToPublish, limit)
+    messages = _decode_list(decode_msgpack, body, PackedMessageToPublish, limit)
     return [_from_packed(message, i) for i, message in enumerate(messages)]
 
 
-def _listed(
+def _decode_list(
     decode: Callable[[bytes, Any], Any], body: bytes, message: Callable[..., M], limit: int
 ) -> list[M]:
     """Return the messages of a request. Raises Problem if there are none, or more than `limit`."""
@@ -110,7 +110,7 @@ _MEMBERS = MessageToPublish.__struct_fields__
 _TOO_LONG = "Expected `array` of length <="
 
 
-def _from_packed(message: PackedMessageToPublish, number: int) -> Incoming:
+def _from_packed(message: PackedMessageToPublish, number: int) -> MessageToStore:
     if message.body is UNSET:
         raise Problem(
             "missing-parameter",
@@ -118,7 +118,7 @@ def _from_packed(message: PackedMessageToPublish, number: int) -> Incoming:
             parameter=f"messages[{number}].body",
         )
     raw = bytes(message.body)
-    return Incoming(
+    return MessageToStore(
         # A body may be bytes or a text. One msgspec type cannot express both.
         decode_msgpack(raw, str, where=f"messages[{number}].body").encode()
         if _is_text(raw)
@@ -137,7 +137,7 @@ def _is_text(raw: bytes) -> bool:
     return 0xA0 <= raw[0] <= 0xBF or raw[0] in (0xD9, 0xDA, 0xDB)
 
 
-def _from_text(message: MessageToPublish, where: str, number: int) -> Incoming:
+def _from_text(message: MessageToPublish, where: str, number: int) -> MessageToStore:
     """Convert a message of JSON or NDJSON. In problems, `where` with `number` names the message."""
     text, base64 = message.body, message.body_base64
     if text is not UNSET and base64 is UNSET:
@@ -146,7 +146,7 @@ def _from_text(message: MessageToPublish, where: str, number: int) -> Incoming:
         body = _from_base64(base64, where.format(number))
     else:
         raise _not_one_body(where.format(number), none=text is UNSET)
-    return Incoming(
+    return MessageToStore(
         body,
         message.key,
         message.tag,
@@ -216,7 +216,7 @@ def too_many_batches(limit: int) -> Problem:
 # -- checks --------------------------------------------------------------------------------
 
 
-def check_messages(messages: Sequence[Incoming], limits: MessageLimits) -> None:
+def check_messages(messages: Sequence[MessageToStore], limits: MessageLimits) -> None:
     """Raise Problem if a topic with these limits does not accept the messages."""
     for index, message in enumerate(messages):
         _check_size("max_message_bytes", limits.max_message_bytes, len(message.body), index)
@@ -237,7 +237,9 @@ def check_messages(messages: Sequence[Incoming], limits: MessageLimits) -> None:
             _check_size("max_properties_bytes", limits.max_properties_bytes, size, index)
 
 
-def check_queues(messages: Sequence[Incoming], topic: str, queue_count: int, levels: int) -> None:
+def check_queues(
+    messages: Sequence[MessageToStore], topic: str, queue_count: int, levels: int
+) -> None:
     """Raise UnknownQueue if a message names a queue that the topic does not have.
 
     Raise Problem if a message has both a queue and a priority, and they are of different levels.

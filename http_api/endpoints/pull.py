@@ -22,10 +22,10 @@ from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.holdservice.filters import parse_filter
 from holdfast.holdservice.pull_request_hold_service import Outcome
-from holdfast.http_api.endpoints.event_ids import resumed_at
+from holdfast.http_api.endpoints.event_ids import resume_offsets
 from holdfast.http_api.endpoints.pull_reply import QueueRead, deliver_pull
-from holdfast.http_api.endpoints.rendering import APART_MESSAGES
-from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import BATCH, EVENTS
 from holdfast.http_api.routing.context import ApiContext
@@ -41,7 +41,7 @@ SHORT_FILTER_CHARACTERS = 128
 FILTER_BYTES_PER_CHARACTER = 110
 
 
-#: A text reply that may be larger than this must wait for its Turn: encoding it blocks the event
+#: A text reply that may be larger than this must wait for a slot: encoding it blocks the event
 #: loop for milliseconds, and a hundred such replies at once would block it for a second.
 LARGE_BYTES = 1024 * 1024
 
@@ -95,17 +95,17 @@ async def pull(call: Call[PullParams]) -> Reply:
     message arrives. Continue from `next_offset`. A binary reply consists of whole batches, so it
     may have more messages than requested: the client must apply its offset, count and filter.
     """
-    with turn_for(call) as turn:
-        return await _pull(call, turn)
+    with reply_slot_for(call) as slot:
+        return await _pull(call, slot)
 
 
-async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
+async def _pull(call: Call[PullParams], slot: LargeReplySlot) -> Reply:
     context, params, topic = call.context, call.params, call.topic()
     queue = call.queue(topic)
     message_filter = await filter_of(call, params)
     key = (topic.topic_id, queue)
-    waiting = Waiting(params.wait_ms, call.received_at)
-    resumed = resumed_at(call, topic, queue)
+    waiting = WaitBudget(params.wait_ms, call.received_at)
+    resumed = resume_offsets(call, topic, queue)
     offset = params.offset if resumed is None else resumed[queue]
     if resumed is not None:
         pass
@@ -113,7 +113,7 @@ async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
         offset = await _start(context, topic, queue, params)
     assert offset is not None
     if call.media == EVENTS:
-        return await context.streams.start(call, topic, {queue: offset}, message_filter, turn)
+        return await context.streams.start(call, topic, {queue: offset}, message_filter, slot)
     read = partial(
         context.store.read,
         topic,
@@ -130,14 +130,14 @@ async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
             fetched = fetched._replace(skipped=skipped)
         read = QueueRead(queue, fetched)
         reply = await deliver_pull(
-            context, topic, read, call.media, waiting.held_s, has_turn=turn.is_mine
+            context, topic, read, call.media, waiting.held_s, has_slot=slot.is_held
         )
         if reply is not None:
             waiting.note_wake(context, fetched)
         return reply
 
     while True:
-        await turn.begin()
+        await slot.acquire()
         fetched = await read(offset)
         for found in fetched.skipped:
             skipped = with_lost(skipped, found)
@@ -148,7 +148,7 @@ async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
             # Free the messages, so that they take no memory while this pull waits for its turn.
             # They are read again after that.
             del fetched
-            await turn.begin_one_of(context.large_replies)
+            await slot.acquire_from(context.large_replies)
             continue
         offset = fetched.next_offset
         if offset < fetched.max_offset:
@@ -156,7 +156,7 @@ async def _pull(call: Call[PullParams], turn: Turn) -> Reply:
             # next part.
             await asyncio.sleep(0)
             continue
-        turn.end()
+        slot.release()
         scanned = await waiting.hold(context, topic, {key: offset}, call.client, message_filter)
         offset = scanned[key]
         if waiting.is_over():
@@ -180,12 +180,12 @@ async def filter_of(call: Call[Any], bounds: PullBounds) -> MessageFilter | None
         return await call_in_thread(parse_filter, tag, condition)
 
 
-def turn_for(call: Call[Any]) -> Turn:
-    """Return a Turn for the reply of a pull or poll. Only large text replies must wait for it."""
+def reply_slot_for(call: Call[Any], *, is_wide: bool = False) -> LargeReplySlot:
+    """Return the slot of a pull or poll. Only wide polls and large text replies wait for one."""
     params = call.params
-    is_large = params.max_messages > APART_MESSAGES or params.max_bytes > LARGE_BYTES
-    is_large = is_large and call.media != BATCH
-    return Turn(call.context.large_replies if is_large else None)
+    is_large = params.max_messages > YIELD_EVERY_MESSAGES or params.max_bytes > LARGE_BYTES
+    needs_slot = is_wide or (is_large and call.media != BATCH)
+    return LargeReplySlot(call.context.large_replies if needs_slot else None)
 
 
 async def _start(context: ApiContext, topic: Topic, queue: int, params: PullParams) -> int:
@@ -236,7 +236,7 @@ def nothing_at(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fe
     return Fetched((), offset, state.min_offset, state.max_offset, 0)
 
 
-class Waiting:
+class WaitBudget:
     """The time budget of one pull, and how long the pull was held."""
 
     __slots__ = ("_deadline", "_is_over", "held_s")

@@ -15,11 +15,11 @@ from holdfast.consumequeue.reading.fetched import Piece
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.endpoints.rendering import (
-    APART_MESSAGES,
     PORTION_BYTES,
-    is_made_at_once,
-    portions,
-    rendered,
+    YIELD_EVERY_MESSAGES,
+    encode_portions,
+    fits_one_call,
+    split_portions,
 )
 from holdfast.http_api.routing.codecs import (
     BATCH,
@@ -72,11 +72,11 @@ async def deliver_pull(
     media: str,
     held_s: float,
     *,
-    has_turn: bool,
+    has_slot: bool,
 ) -> Reply | None:
     """Return the reply to a pull from one queue.
 
-    Return None if the reply is large and `has_turn` is False. The caller must then wait for a Turn
+    Return None if the reply is large and `has_slot` is False. The caller must then wait for a slot
     and call this again.
     """
     fetched, skipped = read.fetched, skipped_of([read])
@@ -101,7 +101,7 @@ async def deliver_pull(
         headers,
         envelope,
         held_s,
-        has_turn,
+        has_slot,
     )
 
 
@@ -112,11 +112,11 @@ async def deliver_poll(
     media: str,
     held_s: float,
     *,
-    has_turn: bool,
+    has_slot: bool,
 ) -> Reply | None:
     """Return the reply to a poll over several queues.
 
-    Return None if the reply is large and `has_turn` is False, as `deliver_pull` does. For at most
+    Return None if the reply is large and `has_slot` is False, as `deliver_pull` does. For at most
     MAX_QUEUES_IN_HEADERS queues, headers have the offsets as "queue:offset" pairs. If the media
     type has no envelope, raises the first problem of a queue.
     """
@@ -141,7 +141,7 @@ async def deliver_poll(
 
     pieces = [each for read in reads for each in read.fetched.pieces]
     count = sum(read.fetched.message_count for read in reads)
-    return await _deliver(context, topic, pieces, count, media, headers, envelope, held_s, has_turn)
+    return await _deliver(context, topic, pieces, count, media, headers, envelope, held_s, has_slot)
 
 
 def skipped_of(reads: Sequence[QueueRead]) -> list[SkippedRange]:
@@ -181,7 +181,7 @@ async def _deliver(
     headers: Headers,
     envelope: Callable[[list[Any]], object],
     held_s: float,
-    has_turn: bool,
+    has_slot: bool,
 ) -> Reply | None:
     parts: Sequence[Bytes]
     if media == BATCH:
@@ -190,14 +190,14 @@ async def _deliver(
         make = packed_messages_of if media == MSGPACK else messages_of
         slices = chain.from_iterable(piece.slices() for piece in pieces)
         size = sum([piece.text_bytes for piece in pieces])
-        if is_made_at_once(media, count, size):
+        if fits_one_call(media, count, size):
             messages = make(topic.name, slices)
             is_lines = media == NDJSON
             parts = [encode_lines(messages) if is_lines else encode(media, envelope(messages))]
         else:
-            some = portions(slices, APART_MESSAGES, PORTION_BYTES)
+            some = split_portions(slices, YIELD_EVERY_MESSAGES, PORTION_BYTES)
             made = (make(topic.name, portion) for portion in some)
-            found = await rendered(media, made, has_turn=has_turn)
+            found = await encode_portions(media, made, has_slot=has_slot)
             if found is None:
                 return None
             parts = found

@@ -13,7 +13,7 @@ from holdfast.consumequeue.message_store import ReadLease
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.context import ApiContext
-from holdfast.http_api.routing.limits import at_most
+from holdfast.http_api.routing.limits import check_at_most
 from holdfast.http_api.schemas.messages import (
     ReadLeaseEndedReply,
     ReadLeaseReply,
@@ -33,7 +33,7 @@ async def extend_read_lease(call: Call[NoParams]) -> Reply:
     """
     topic = call.topic()
     lease_ms = (await call.body(ReadLeaseRequest)).lease_ms
-    at_most("lease_ms", lease_ms, call.context.config.max_read_lease_ms, "max_read_lease_ms")
+    check_at_most("lease_ms", lease_ms, call.context.config.max_read_lease_ms, "max_read_lease_ms")
     leases = call.context.store.read_leases
     return call.reply(lease_reply(leases.extend(topic, call.path["lease"], lease_ms)))
 
@@ -56,7 +56,7 @@ def lease_reply(lease: ReadLease) -> ReadLeaseReply:
     return ReadLeaseReply(lease.lease_id, lease.until_ms)
 
 
-def pinned_of(context: ApiContext, topic: Topic) -> ReadLeasesReply | UnsetType:
+def describe_read_leases(context: ApiContext, topic: Topic) -> ReadLeasesReply | UnsetType:
     """Return what the read leases of a topic protect; UNSET if the topic has no read leases."""
     leases = context.store.read_leases
     pinned = leases.pinned(topic.topic_id)

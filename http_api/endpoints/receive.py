@@ -9,7 +9,7 @@ from time import monotonic
 
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service_types import GroupState, ReceiveAsk, UnitLimit
-from holdfast.http_api.access.grants import ANYONE
+from holdfast.http_api.access.grants import ANONYMOUS
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints.group_access import (
     MayConsume,
@@ -23,17 +23,17 @@ from holdfast.http_api.endpoints.pull import (
     SHORT_FILTER_CHARACTERS,
 )
 from holdfast.http_api.endpoints.receive_reply import deliver_received
-from holdfast.http_api.endpoints.rendering import APART_MESSAGES
-from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.limits import at_most, check_mark, count_at_most
+from holdfast.http_api.routing.limits import check_at_most, check_client_label, check_count_at_most
 from holdfast.http_api.routing.params import invalid
 from holdfast.http_api.schemas.leases import ReceiveRequest
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply, nothing
 
 #: The member's name if a request gives none. Only competing groups accept requests without a name.
-ANONYMOUS = "anonymous"
+ANONYMOUS_MEMBER = "anonymous"
 
 
 async def receive(call: Call[NoParams]) -> Reply:
@@ -61,11 +61,11 @@ async def receive(call: Call[NoParams]) -> Reply:
     # Keep only the receipts: until a small reply is sent, it must not keep large batches in memory.
     receipts = received.receipts()
     give_back = partial(context.groups.undelivered, group, receipts) if receipts else nothing
-    is_large = ask.max_messages > APART_MESSAGES or ask.max_bytes > LARGE_BYTES
+    is_large = ask.max_messages > YIELD_EVERY_MESSAGES or ask.max_bytes > LARGE_BYTES
     try:
-        with Turn(context.large_replies if is_large else None) as turn:
-            await turn.begin()
-            reply = await deliver_received(context, received, call.media, received.held_s, turn)
+        with LargeReplySlot(context.large_replies if is_large else None) as slot:
+            await slot.acquire()
+            reply = await deliver_received(context, received, call.media, received.held_s, slot)
     except BaseException:
         give_back()
         raise
@@ -78,7 +78,7 @@ def _ask(call: Call[NoParams], asked: ReceiveRequest, state: GroupState) -> Rece
     config = call.context.config
     member = _member(asked, state)
     if asked.attempt_id is not None:
-        check_mark("attempt_id", asked.attempt_id)
+        check_client_label("attempt_id", asked.attempt_id)
     if asked.browse and asked.settled:
         raise invalid("browse", True, "one of them", "browse and settled are both true")
     _check_bounds(asked, config, call.context.groups_config)
@@ -109,7 +109,7 @@ def _may_consume(call: Call[NoParams], asked: ReceiveRequest) -> MayConsume | No
     check then also refuses a token that was revoked while the request was held.
     """
     principal, group, access = call.principal, call.path["group"], call.context.access
-    if principal is ANYONE:
+    if principal is ANONYMOUS:
         return None
     if not asked.settled and (
         asked.topics is not None or principal.may_with_any_topic("consume", group)
@@ -120,26 +120,28 @@ def _may_consume(call: Call[NoParams], asked: ReceiveRequest) -> MayConsume | No
 
 def _member(asked: ReceiveRequest, state: GroupState) -> str:
     if asked.member is not None:
-        return check_mark("member", asked.member)
+        return check_client_label("member", asked.member)
     if state.mode != "competing":
         raise Problem(
             "missing-parameter",
             f"the group is {state.mode}, so it matters who asks; give a member",
             parameter="member",
         )
-    return ANONYMOUS
+    return ANONYMOUS_MEMBER
 
 
 def _check_bounds(asked: ReceiveRequest, config: HttpConfig, limits: GroupsConfig) -> None:
     most = limits.max_receive_messages
-    at_most("max_messages", asked.max_messages, most, "max_receive_messages")
-    count_at_most("topics", "topics", len(asked.topics or ()), limits.max_topics, "max_topics")
+    check_at_most("max_messages", asked.max_messages, most, "max_receive_messages")
+    check_count_at_most(
+        "topics", "topics", len(asked.topics or ()), limits.max_topics, "max_topics"
+    )
     count = len(asked.limits or ())
-    count_at_most("limits", "limits", count, limits.max_receive_limits, "max_receive_limits")
-    at_most("max_bytes", asked.max_bytes, config.max_pull_bytes, "max_pull_bytes")
+    check_count_at_most("limits", "limits", count, limits.max_receive_limits, "max_receive_limits")
+    check_at_most("max_bytes", asked.max_bytes, config.max_pull_bytes, "max_pull_bytes")
     if config.max_wait_ms:  # if it is 0, no request is held, and wait_ms is ignored
-        at_most("wait_ms", asked.wait_ms, config.max_wait_ms, "max_wait_ms")
-    at_most("lease_ms", asked.lease_ms, limits.max_lease_ms, "max_lease_ms")
+        check_at_most("wait_ms", asked.wait_ms, config.max_wait_ms, "max_wait_ms")
+    check_at_most("lease_ms", asked.lease_ms, limits.max_lease_ms, "max_lease_ms")
 
 
 def _limits(asked: ReceiveRequest, state: GroupState) -> list[UnitLimit]:

@@ -13,8 +13,12 @@ from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.groups.service_types import Delivery, Received
 from holdfast.groups.serving.batch_parts import batch_parts
 from holdfast.http_api.endpoints.message_rows import leased_messages_of, packed_leased_messages_of
-from holdfast.http_api.endpoints.rendering import APART_MESSAGES, PORTION_BYTES, rendered
-from holdfast.http_api.limits.reply_slots import Turn
+from holdfast.http_api.endpoints.rendering import (
+    PORTION_BYTES,
+    YIELD_EVERY_MESSAGES,
+    encode_portions,
+)
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.codecs import (
     JSON,
     MSGPACK,
@@ -36,7 +40,7 @@ RECEIVE_TYPES = (JSON, NDJSON, MSGPACK)
 
 
 async def deliver_received(
-    context: ApiContext, received: Received, media: str, held_s: float, turn: Turn
+    context: ApiContext, received: Received, media: str, held_s: float, slot: LargeReplySlot
 ) -> Reply:
     """Return the reply to a receive request.
 
@@ -55,11 +59,11 @@ async def deliver_received(
         parts = [encode_lines(envelope.messages) if is_lines else encode(media, envelope)]
     else:
         found = None
-        if not turn.is_mine and _cost(deliveries) <= APART_MESSAGES:
-            found = await _rendered(deliveries, media, has_turn=False)
+        if not slot.is_held and _cost(deliveries) <= YIELD_EVERY_MESSAGES:
+            found = await _encode_portions(deliveries, media, has_slot=False)
         if found is None:
-            await turn.begin_one_of(context.large_replies)
-            found = await _rendered(deliveries, media, has_turn=True)
+            await slot.acquire_from(context.large_replies)
+            found = await _encode_portions(deliveries, media, has_slot=True)
             assert found is not None
         parts = found
         if media != NDJSON:
@@ -72,13 +76,13 @@ async def deliver_received(
     return Reply(200, media, parts, headers, held_s=held_s)
 
 
-async def _rendered(
-    deliveries: Sequence[Delivery], media: str, *, has_turn: bool
+async def _encode_portions(
+    deliveries: Sequence[Delivery], media: str, *, has_slot: bool
 ) -> list[Bytes] | None:
     """Return the encoded messages in parts. Without a turn, return None if they are too large."""
     await asyncio.sleep(0)  # selecting the messages has already taken milliseconds
     made = (leased_messages(deliveries[start:end], media) for start, end in _portions(deliveries))
-    return await rendered(media, made, has_turn=has_turn)
+    return await encode_portions(media, made, has_slot=has_slot)
 
 
 def _cost(deliveries: Sequence[Delivery]) -> int:
@@ -108,7 +112,7 @@ def _portions(deliveries: Sequence[Delivery]) -> Iterator[tuple[int, int]]:
     batch = None
     for index, each in enumerate(deliveries):
         row_bytes = _row_bytes(each)
-        if index > start and (cost >= APART_MESSAGES or size + row_bytes > PORTION_BYTES):
+        if index > start and (cost >= YIELD_EVERY_MESSAGES or size + row_bytes > PORTION_BYTES):
             yield start, index
             start, size, cost, batch = index, 0, 0, None
         cost += 1 if each.batch is batch or batch is None else 1 + BATCH_MESSAGES

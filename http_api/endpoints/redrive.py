@@ -5,7 +5,7 @@ from functools import partial
 from holdfast.consumequeue.topics import check_name
 from holdfast.groups.errors import NoDeadLetters
 from holdfast.groups.service_types import MayPublish, RedriveAsk
-from holdfast.http_api.access.grants import ANYONE, GROUP_VERBS
+from holdfast.http_api.access.grants import ANONYMOUS, GROUP_VERBS
 from holdfast.http_api.endpoints.group_access import (
     check_named,
     check_publishing,
@@ -13,7 +13,7 @@ from holdfast.http_api.endpoints.group_access import (
     leased_group,
 )
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.limits import at_most, count_at_most
+from holdfast.http_api.routing.limits import check_at_most, check_count_at_most
 from holdfast.http_api.routing.params import invalid, whole_number
 from holdfast.http_api.schemas.leases import RedriveReply, RedriveRequest
 from holdfast.http_api.wire.problems import Problem, problem_for
@@ -40,7 +40,7 @@ async def redrive(call: Call[NoParams]) -> Reply:
     check_publishing(call, state.topics)
     check_named(call, ("consume",), [check_name("topic", dead)])
     most = context.groups_config.max_redrive_letters
-    at_most("limit", asked.limit, most, "max_redrive_letters")
+    check_at_most("limit", asked.limit, most, "max_redrive_letters")
     if not asked.dry_run:
         context.publish_limiter.admit(call.client_name, call.principal)
     ask = RedriveAsk(
@@ -51,7 +51,7 @@ async def redrive(call: Call[NoParams]) -> Reply:
         _may_publish(call, group),
         partial(_published, call),
     )
-    done = await context.to_the_end(context.groups.redrive(group, ask))
+    done = await context.run_shielded(context.groups.redrive(group, ask))
     if done.failure is not None:
         problem = problem_for(done.failure)
         problem.detail = (
@@ -79,7 +79,7 @@ async def redrive(call: Call[NoParams]) -> Reply:
 def _may_publish(call: Call[NoParams], group: str) -> MayPublish | None:
     """Return a check for the topics that may get letters; None if no topic needs a check."""
     principal = call.principal
-    if principal is ANYONE:
+    if principal is ANONYMOUS:
         return None
     return lambda topic: (
         principal.may(("publish",), topic) and principal.may(GROUP_VERBS, topic, group)
@@ -103,7 +103,7 @@ def _published(call: Call[NoParams], messages: int, size: int) -> bool:
 def _offsets(asked: RedriveRequest, most: int) -> dict[int, list[int]] | None:
     if asked.offsets is None:
         return None
-    count_at_most(
+    check_count_at_most(
         "offsets",
         "letters",
         sum(max(len(given), 1) for given in asked.offsets.values()),

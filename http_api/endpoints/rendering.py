@@ -21,56 +21,56 @@ from holdfast.http_api.wire.reply import Bytes
 
 #: Encoding more messages than this at once would block the event loop for milliseconds. They are
 #: encoded in portions, and other tasks run between the portions.
-APART_MESSAGES = 500
+YIELD_EVERY_MESSAGES = 500
 #: The same limit for the length of the encoded text. Encoding this much takes about 5 ms.
-APART_BYTES = 1024 * 1024
+YIELD_EVERY_BYTES = 1024 * 1024
 #: One stored byte may be encoded as six, as in \u0000.
 JSON_GROWTH = 6
 
 #: The maximum stored size of a portion, unless it is a single message.
-PORTION_BYTES = APART_BYTES // JSON_GROWTH
-#: At most this much text of a reply without a Turn is encoded, in one loop iteration. It is enough
+PORTION_BYTES = YIELD_EVERY_BYTES // JSON_GROWTH
+#: At most this much text of a reply without a slot is encoded, in one loop iteration. It is enough
 #: for a pull with default settings, also for the fields of its messages other than the bodies.
-MOST_AT_ONCE_BYTES = 2 * APART_BYTES
+MAX_BYTES_WITHOUT_SLOT = 2 * YIELD_EVERY_BYTES
 
 _encode_json = msgspec.json.Encoder().encode
 
 
-def is_made_at_once(media: str, count: int, stored_bytes: int) -> bool:
+def fits_one_call(media: str, count: int, stored_bytes: int) -> bool:
     """Return whether this many messages with this many stored bytes may be encoded at once."""
     growth = 1 if media == MSGPACK else JSON_GROWTH
-    return count <= APART_MESSAGES and stored_bytes * growth <= APART_BYTES
+    return count <= YIELD_EVERY_MESSAGES and stored_bytes * growth <= YIELD_EVERY_BYTES
 
 
-async def rendered(
-    media: str, portions: Iterable[Sequence[Any]], *, has_turn: bool
+async def encode_portions(
+    media: str, portions: Iterable[Sequence[Any]], *, has_slot: bool
 ) -> list[Bytes] | None:
     """Return the encoded messages of a reply, in parts.
 
-    With `has_turn`, each loop iteration encodes one portion, or one piece of a long message.
-    Without `has_turn`, one iteration encodes all messages, because many half-encoded replies would
-    fill the memory. If the text is longer than MOST_AT_ONCE_BYTES, return None.
+    With `has_slot`, each loop iteration encodes one portion, or one piece of a long message.
+    Without `has_slot`, one iteration encodes all messages, because many half-encoded replies would
+    fill the memory. If the text is longer than MAX_BYTES_WITHOUT_SLOT, return None.
     """
     parts: list[Bytes] = []
     size = 0
     for portion in portions:
-        for piece in pieces_of(media, portion, is_first=not parts):
+        for piece in encode_pieces(media, portion, is_first=not parts):
             parts.append(piece)
             size += len(piece)
-            if has_turn:
+            if has_slot:
                 await asyncio.sleep(0)
-            elif size > MOST_AT_ONCE_BYTES:
+            elif size > MAX_BYTES_WITHOUT_SLOT:
                 return None
     return parts
 
 
-def pieces_of(media: str, messages: Sequence[Any], *, is_first: bool) -> Iterator[Bytes]:
+def encode_pieces(media: str, messages: Sequence[Any], *, is_first: bool) -> Iterator[Bytes]:
     """Yield the encoded pieces of a portion. `is_first` is set for the first portion of a reply."""
     comma = b"" if is_first or media != JSON else b","
     if media == MSGPACK:
         yield encode_elements(media, messages)
     elif len(messages) == 1 and is_long(messages[0]):
-        for piece in pieces_of_long(messages[0]):
+        for piece in encode_long_message(messages[0]):
             yield comma + piece if comma else piece
             comma = b""
         if media == NDJSON:
@@ -86,7 +86,7 @@ def is_long(message: Any) -> bool:
     return len(_body_of(message)[1]) > PORTION_BYTES
 
 
-def pieces_of_long(message: Any) -> Iterator[bytes]:
+def encode_long_message(message: Any) -> Iterator[bytes]:
     """Yield the JSON of a message, in pieces. The body must be the last field of the message."""
     name, text = _body_of(message)
     around = _encode_json(msgspec.structs.replace(message, **{name: ""}))
@@ -104,7 +104,7 @@ def _body_of(message: Any) -> tuple[str, str]:
     return "body", message.body
 
 
-def portions(
+def split_portions(
     slices: Iterable[BatchSlice], most: int, most_bytes: int = 2**63
 ) -> Iterator[list[BatchSlice]]:
     """Divide the rows of `slices` into portions: non-empty lists of slices, in the same order.

@@ -10,11 +10,11 @@ from typing import Any
 from holdfast.groups.config import LONGEST_LEASE_MS
 from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.settings import MAX_BACKOFF_MS
-from holdfast.http_api.access.authorization import lacks
-from holdfast.http_api.access.grants import ANYONE
+from holdfast.http_api.access.authorization import missing_grant
+from holdfast.http_api.access.grants import ANONYMOUS
 from holdfast.http_api.endpoints.group_access import leased_group
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.limits import at_most, count_at_most
+from holdfast.http_api.routing.limits import check_at_most, check_count_at_most
 from holdfast.http_api.schemas.leases import (
     AckRequest,
     ExtendRequest,
@@ -80,13 +80,13 @@ def _check_topic(call: Call[NoParams]) -> Callable[[str], None] | None:
     Return None without authentication, because every topic is then granted.
     """
     principal, group = call.principal, call.path["group"]
-    if principal is ANYONE:
+    if principal is ANONYMOUS:
         return None
 
     def check(topic: str) -> None:
         if not principal.may(("consume",), topic, group):
             what = "the topics of all these receipts"
-            raise lacks(principal, ("consume",), group=group, what=what)
+            raise missing_grant(principal, ("consume",), group=group, what=what)
 
     return check
 
@@ -95,10 +95,10 @@ async def _settle(call: Call[NoParams], verb: Verb, receipts: list[str], **terms
     context, group = call.context, call.group()
     limits = context.groups_config
     most = limits.max_settle_receipts
-    count_at_most("receipts", "receipts", len(receipts), most, "max_settle_receipts")
-    at_most("lease_ms", terms.get("lease_ms"), limits.max_lease_ms, "max_lease_ms")
-    at_most("delay_ms", terms.get("delay_ms"), MAX_BACKOFF_MS)
-    at_most("used_ms", terms.get("used_ms"), LONGEST_LEASE_MS)
+    check_count_at_most("receipts", "receipts", len(receipts), most, "max_settle_receipts")
+    check_at_most("lease_ms", terms.get("lease_ms"), limits.max_lease_ms, "max_lease_ms")
+    check_at_most("delay_ms", terms.get("delay_ms"), MAX_BACKOFF_MS)
+    check_at_most("used_ms", terms.get("used_ms"), LONGEST_LEASE_MS)
     leased_group(context, group)
     statuses = await context.groups.settle(
         group, verb, receipts, check_topic=_check_topic(call), **terms

@@ -11,7 +11,7 @@ from holdfast.consumequeue.message_store import MessageStore, QueueState
 from holdfast.consumequeue.slices import ITEMS_A_TURN, in_slices
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.grants import GROUP_VERBS, TOPIC_VERBS
-from holdfast.http_api.endpoints.read_leases import pinned_of
+from holdfast.http_api.endpoints.read_leases import describe_read_leases
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import text, whole
@@ -54,7 +54,7 @@ async def put_topic(call: Call[NoParams]) -> Reply:
     """
     name = call.name_of_topic()
     settings = await call.body(TopicSettings)
-    topic, is_new = await call.context.to_the_end(
+    topic, is_new = await call.context.run_shielded(
         call.context.store.create_topic(
             name,
             queues=settings.queue_count(),
@@ -75,7 +75,7 @@ async def patch_topic(call: Call[NoParams]) -> Reply:
     name = call.name_of_topic()
     settings = await call.body(TopicSettings)
     try:
-        topic = await call.context.to_the_end(
+        topic = await call.context.run_shielded(
             call.context.store.change_topic(
                 name,
                 queues=settings.queue_count(),
@@ -139,7 +139,7 @@ async def delete_topic(call: Call[DeleteParams]) -> Reply:
             parameter="confirm",
             allowed=topic.name,
         )
-    await call.context.to_the_end(call.context.store.delete_topic(topic.name))
+    await call.context.run_shielded(call.context.store.delete_topic(topic.name))
     call.context.forget_topic(topic)
     return call.reply(DeletedReply(topic.name, topic.topic_id))
 
@@ -152,10 +152,10 @@ async def _reply(call: Call[Any], topic: Topic, status: int = 200) -> Reply:
     """
     is_wide = topic.queue_count > ITEMS_A_TURN
     async with call.context.wide_requests.place(call.client) if is_wide else nullcontext():
-        return call.reply(await _described(call.context, topic), status=status)
+        return call.reply(await _describe(call.context, topic), status=status)
 
 
-async def _described(context: ApiContext, topic: Topic) -> TopicReply:
+async def _describe(context: ApiContext, topic: Topic) -> TopicReply:
     return TopicReply(
         topic.name,
         topic.topic_id,
@@ -163,7 +163,7 @@ async def _described(context: ApiContext, topic: Topic) -> TopicReply:
         topic.created_timestamp_ms,
         [_queue(state) for state in await states_of(context.store, topic)],
         _config(topic),
-        pinned_of(context, topic),
+        describe_read_leases(context, topic),
     )
 
 

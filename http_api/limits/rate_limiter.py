@@ -3,7 +3,7 @@
 from time import monotonic
 
 from holdfast.http_api.access.authorization import UNKNOWN
-from holdfast.http_api.access.grants import ANYONE, Principal
+from holdfast.http_api.access.grants import ANONYMOUS, Principal
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.limits.publish_rate import PublishRate, Rates
 from holdfast.http_api.limits.token_bucket import RateLimit, retry_after_s
@@ -102,7 +102,7 @@ class PublishLimiter:
 
 def client_name(request: Request, principal: Principal) -> str:
     """Return the name of a request's client: its token's id, or its address without a token."""
-    if principal is ANYONE or principal is UNKNOWN:
+    if principal is ANONYMOUS or principal is UNKNOWN:
         return f"address {request.connection.client}"
     return f"token {principal.name}"
 

@@ -2,7 +2,8 @@
 
 A large text reply occupies memory from reading the messages until sending. If 10,000 clients each
 ask for a megabyte of text, their replies must not occupy 10,000 megabytes at once. So such a
-request waits for its turn before it reads messages (`Turn`). Small and binary replies need no turn.
+request waits for a slot before it reads messages (`LargeReplySlot`). Small and binary replies need
+no slot.
 
 `ClientPlaces` is for other requests that need much memory or a thread. `OneALoopTurn` is for
 requests that block the event loop for milliseconds.
@@ -16,39 +17,39 @@ from types import TracebackType
 from typing import Self
 
 
-class Turn:
-    """The right of one request to make a large reply. It ends at the end of its `with` block.
+class LargeReplySlot:
+    """The permission of one request to make a large reply. It ends with its `with` block.
 
-    `turns` limits how many requests have it at once. If `turns` is None, the request needs no turn.
+    `slots` limits how many requests have it at once. If `slots` is None, the request needs none.
     """
 
-    __slots__ = ("_is_mine", "_turns")
+    __slots__ = ("_is_held", "_slots")
 
-    def __init__(self, turns: asyncio.Semaphore | None) -> None:
-        self._turns = turns
-        self._is_mine = False
+    def __init__(self, slots: asyncio.Semaphore | None) -> None:
+        self._slots = slots
+        self._is_held = False
 
-    async def begin(self) -> None:
-        """Wait for the turn, first come, first served. Cancelling ends the wait without a turn."""
-        if self._turns is not None and not self._is_mine:
-            await self._turns.acquire()
-            self._is_mine = True
+    async def acquire(self) -> None:
+        """Wait for a slot, first come, first served. Cancelling ends the wait without a slot."""
+        if self._slots is not None and not self._is_held:
+            await self._slots.acquire()
+            self._is_held = True
 
     @property
-    def is_mine(self) -> bool:
-        """Return whether this request has its turn."""
-        return self._is_mine
+    def is_held(self) -> bool:
+        """Return whether this request has a slot."""
+        return self._is_held
 
-    async def begin_one_of(self, turns: asyncio.Semaphore) -> None:
-        """Wait for a turn of `turns`. Call this if a reply proves to be larger than expected."""
-        self._turns = turns
-        await self.begin()
+    async def acquire_from(self, slots: asyncio.Semaphore) -> None:
+        """Wait for one of `slots`. Call this if a reply proves to be larger than expected."""
+        self._slots = slots
+        await self.acquire()
 
-    def end(self) -> None:
-        """Give the turn to the next request. Without a turn, do nothing. `begin` may follow."""
-        if self._is_mine and self._turns is not None:
-            self._is_mine = False
-            self._turns.release()
+    def release(self) -> None:
+        """Give the slot to the next request. Without a slot, do nothing. `acquire` may follow."""
+        if self._is_held and self._slots is not None:
+            self._is_held = False
+            self._slots.release()
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +60,7 @@ class Turn:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.end()
+        self.release()
 
 
 class ClientPlaces:

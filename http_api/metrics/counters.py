@@ -31,7 +31,7 @@ MAX_SERIES = 1000
 #: One scrape examines at most this many queues of topics, and at most as many queues of groups. The
 #: topics take about 20 ms, and so do the groups, over many event loop iterations. A metric counts
 #: the topics that are left out.
-MAX_QUEUES_LOOKED_AT = 10_000
+MAX_QUEUES_EXAMINED = 10_000
 #: In one event loop iteration, a scrape examines at most this many topics, or pairs of group and
 #: topic.
 TOPICS_A_TURN = 64
@@ -88,7 +88,7 @@ class Metrics:
         """Drop the counters of a deleted topic."""
         self._topics.pop(name, None)
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request, with its duration in seconds."""
         durations = self._requests.get((route, status))
         if durations is None:
@@ -240,10 +240,10 @@ async def _topics(context: "ApiContext") -> list[Metric]:
         ),
     ]
     topics = context.store.topics()
-    shown = looked_at = 0
+    shown = examined = 0
     for topic in topics[:MAX_SERIES]:
-        looked_at += topic.queue_count
-        if looked_at > MAX_QUEUES_LOOKED_AT and shown:
+        examined += topic.queue_count
+        if examined > MAX_QUEUES_EXAMINED and shown:
             break
         shown += 1
         sums = [0, 0, 0]
@@ -275,15 +275,15 @@ async def _group_lag(context: "ApiContext") -> Metric:
         labels=["group", "topic"],
     )
     store = context.store
-    shown = looked_at = 0
+    shown = examined = 0
     for group in store.groups():
         try:
             topics = store.group_topics(group)
         except UnknownGroup:  # deleted meanwhile
             continue
         for name, stored in topics.items():
-            looked_at += len(stored.offsets)
-            is_too_much = looked_at > MAX_QUEUES_LOOKED_AT and looked_at > len(stored.offsets)
+            examined += len(stored.offsets)
+            is_too_much = examined > MAX_QUEUES_EXAMINED and examined > len(stored.offsets)
             topic = store.find_topic(name)
             if shown >= MAX_SERIES or is_too_much:
                 return family

@@ -172,7 +172,7 @@ def decode_json(body: bytes, type_: type[T], *, where: str = "") -> T:
 
     Raises Problem: malformed-json, invalid-parameter, missing-parameter.
     """
-    value: T = _decoded(_json_decoder(type_), body, "malformed-json", where)
+    value: T = _decode(_json_decoder(type_), body, "malformed-json", where)
     return value
 
 
@@ -185,11 +185,11 @@ def decode_msgpack(body: bytes, type_: type[T], *, where: str = "") -> T:
     Decoding stops at the first value that does not fit the type, so a false length in the body
     allocates no memory. Raises Problem: malformed-msgpack, invalid-parameter, missing-parameter.
     """
-    value: T = _decoded(_msgpack_decoder(type_), body, "malformed-msgpack", where)
+    value: T = _decode(_msgpack_decoder(type_), body, "malformed-msgpack", where)
     return value
 
 
-_MENDS = {
+_HINTS = {
     "malformed-json": "send UTF-8 that is well-formed",
     "malformed-msgpack": "encode it again, as one msgpack object with text keys",
 }
@@ -200,7 +200,7 @@ _PLAINER = {
 }
 
 
-def _decoded(
+def _decode(
     decoder: "msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]",
     body: bytes,
     malformed: str,
@@ -219,7 +219,7 @@ def _decoded(
 def _malformed(malformed: str, error: Exception, where: str) -> Problem:
     at = f"{where}: " if where else ""
     what = _PLAINER.get((malformed, str(error)), error)
-    return Problem(malformed, f"{at}{what}; {_MENDS[malformed]}")
+    return Problem(malformed, f"{at}{what}; {_HINTS[malformed]}")
 
 
 #: msgspec's path begins with this text if a key of an object is invalid.

@@ -105,7 +105,7 @@ class ApiContext:
     """
     streams: "EventStreams" = field(init=False)
     """The running event streams. Set by `make_app`."""
-    _turns: dict[int, int] = field(init=False, default_factory=dict)
+    _round_robin: dict[int, int] = field(init=False, default_factory=dict)
     _changes: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
@@ -118,18 +118,18 @@ class ApiContext:
         self.large_replies = asyncio.Semaphore(self.config.max_replies_at_work)
         self.large_texts = asyncio.Semaphore(self.config.max_texts_at_work)
 
-    def next_turn(self, topic: Topic) -> int:
+    def next_round_robin(self, topic: Topic) -> int:
         """Return the next value of a topic's counter (0, 1, 2 ...), for a round robin of queues."""
-        turn = self._turns.get(topic.topic_id, -1) + 1
-        self._turns[topic.topic_id] = turn
+        turn = self._round_robin.get(topic.topic_id, -1) + 1
+        self._round_robin[topic.topic_id] = turn
         return turn
 
     def forget_topic(self, topic: Topic) -> None:
         """Drop the counter and the metrics of a deleted topic."""
-        self._turns.pop(topic.topic_id, None)
+        self._round_robin.pop(topic.topic_id, None)
         self.metrics.forget_topic(topic.name)
 
-    async def to_the_end(self, change: Coroutine[Any, Any, T]) -> T:
+    async def run_shielded(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end even if its client disconnects, and return its result.
 
         If the caller is cancelled, only the waiting ends. The change continues, and `changes_done`
@@ -141,16 +141,16 @@ class ApiContext:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_look_at)
+            task.add_done_callback(_retrieve_exception)
             raise
 
     async def changes_done(self) -> None:
-        """Wait until all changes that `to_the_end` has begun have ended."""
+        """Wait until all changes that `run_shielded` has begun have ended."""
         while self._changes:
             await asyncio.wait(self._changes)
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Retrieve the task's exception, so that asyncio does not log it as "never retrieved"."""
     if not task.cancelled():
         task.exception()

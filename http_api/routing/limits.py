@@ -8,10 +8,10 @@ import re
 from holdfast.http_api.routing.params import invalid
 from holdfast.http_api.wire.problems import Problem
 
-_MARK = re.compile(r"[!-~]{1,127}", re.ASCII)
+_CLIENT_LABEL = re.compile(r"[!-~]{1,127}", re.ASCII)
 
 
-def at_most(
+def check_at_most(
     parameter: str, value: float | None, limit: float, limit_name: str | None = None
 ) -> None:
     """Raise Problem (limit-exceeded) if a number exceeds its limit. None is accepted.
@@ -30,7 +30,7 @@ def at_most(
     )
 
 
-def count_at_most(
+def check_count_at_most(
     parameter: str, what: str, count: int, limit: int, limit_name: str | None = None
 ) -> None:
     """Raise Problem (limit-exceeded) if a list has more than `limit` elements."""
@@ -46,11 +46,11 @@ def count_at_most(
     )
 
 
-def check_mark(parameter: str, given: str) -> str:
+def check_client_label(parameter: str, given: str) -> str:
     """Check and return a name that a client has chosen for itself or for a request.
 
     The name must have 1 to 127 visible ASCII characters. Raises Problem (invalid-parameter).
     """
-    if not _MARK.fullmatch(given):
+    if not _CLIENT_LABEL.fullmatch(given):
         raise invalid(parameter, given, "1 to 127 visible characters of ASCII")
     return given

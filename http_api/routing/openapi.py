@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.http_api.access.grants import Door
+from holdfast.http_api.access.grants import Exposure
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.routing.codecs import BATCH, EVENTS, MSGPACK, NDJSON
 from holdfast.http_api.routing.openapi_fields import (
@@ -176,7 +176,7 @@ def _operation(route: Route, config: HttpConfig, schema_of: Mapping[int, _Json])
     }
     if description.strip():
         operation["description"] = description.strip()
-    if route.access.door is not Door.OPEN:
+    if route.access.exposure is not Exposure.PUBLIC:
         # The {} is an alternative without a token, for a broker without authentication.
         operation["security"] = [{"token": []}, {}]
         operation["x-holdfast-verbs"] = list(route.access.verbs)
@@ -291,7 +291,7 @@ def _problems(route: Route) -> _Json:
         slugs += _NOT_OPEN
     if not route.is_open:
         slugs += _OF_CLOSED_ROUTES
-    if route.access.door is not Door.OPEN:
+    if route.access.exposure is not Exposure.PUBLIC:
         slugs += _NEEDS_TOKEN
     if route.offers:
         slugs.append("not-acceptable")

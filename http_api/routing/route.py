@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.http_api.access.grants import NOBODY, Need
+from holdfast.http_api.access.grants import NO_ACCESS, RequiredPermission
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.codecs import STRUCTURED
 from holdfast.http_api.wire.reply import Reply
@@ -36,7 +36,7 @@ class Route:
     """The name of each header of successful replies -> its JSON type."""
     is_open: bool = False
     """Whether the route answers in every phase of the broker, also during recovery."""
-    access: Need = NOBODY
+    access: RequiredPermission = NO_ACCESS
     """The permission that the caller needs. By default, nobody may call the route."""
     act: str = ""
     """The name of the administrative act in the audit log; "" if the route is not audited."""

@@ -14,7 +14,7 @@ from holdfast.http_api.routing.route import Route
 from holdfast.http_api.wire.problems import Problem
 
 #: At most this many paths are cached with their routes.
-_REMEMBERED = 1024
+_CACHE_SIZE = 1024
 #: Paths with more characters are not cached.
 _SHORT_CHARACTERS = 256
 
@@ -36,7 +36,7 @@ class Router:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
-        self._remembered = lru_cache(_REMEMBERED)(self._walk)
+        self._cached = lru_cache(_CACHE_SIZE)(self._walk)
         for route in routes:
             node = self._root
             for part in route.path.split("/")[1:]:
@@ -52,7 +52,7 @@ class Router:
         Raises Problem: not-found, method-not-allowed.
         """
         is_short = len(path) <= _SHORT_CHARACTERS
-        return (self._remembered if is_short else self._walk)(method, path)
+        return (self._cached if is_short else self._walk)(method, path)
 
     def _walk(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
         values: dict[str, str] = {}

@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.arriving_bytes import LIMIT, SHARE, ArrivingBytes, GiveWay
-from holdfast.http_api.wire.headers import listed
+from holdfast.http_api.wire.headers import list_header
 from holdfast.http_api.wire.problems import Problem, request_too_large
 from holdfast.http_api.wire.request import Request
 from holdfast.http_api.wire.transfer_rate import Pace
@@ -226,7 +226,7 @@ def _invite(request: Request) -> None:
 def _is_gzip(request: Request) -> bool:
     if hdrs.CONTENT_ENCODING not in request.headers:
         return False
-    encoding = listed(request.headers, hdrs.CONTENT_ENCODING).strip().lower()
+    encoding = list_header(request.headers, hdrs.CONTENT_ENCODING).strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise Problem(
             "unsupported-encoding",

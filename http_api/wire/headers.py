@@ -10,7 +10,7 @@ from holdfast.http_api.wire.problems import Problem
 MAX_FIELD_BYTES = 8190
 
 
-def listed(headers: MultiMapping[str], name: str) -> str:
+def list_header(headers: MultiMapping[str], name: str) -> str:
     """Return all lines of a list header, joined with commas (RFC 9110 section 5.3).
 
     If the header is missing, return "". Raises Problem (header-too-large).
@@ -24,7 +24,7 @@ def listed(headers: MultiMapping[str], name: str) -> str:
     return given
 
 
-def lone(headers: MultiMapping[str], name: str) -> str | None:
+def single_header(headers: MultiMapping[str], name: str) -> str | None:
     """Return a header that may occur only once, or None if it is missing.
 
     Raises Problem (invalid-parameter) if it occurs twice: the intended value is then unknown.

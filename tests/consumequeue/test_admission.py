@@ -1,14 +1,14 @@
 import pytest
 
 from holdfast.commitlog.errors import DiskFull, DiskLow, LogError, LogOverloaded
-from holdfast.consumequeue.admission import Admission
+from holdfast.consumequeue.admission import PublishAdmission
 
 LIMIT = 1000
 
 
 @pytest.mark.parametrize(("size", "is_refused"), [(599, False), (600, False), (601, True)])
 def test_so_many_bytes_are_let_in_at_once(size: int, is_refused: bool) -> None:
-    admission = Admission(LIMIT, {})
+    admission = PublishAdmission(LIMIT, {})
     admission.enter(400)
     if is_refused:
         with pytest.raises(LogOverloaded) as raised:
@@ -20,7 +20,7 @@ def test_so_many_bytes_are_let_in_at_once(size: int, is_refused: bool) -> None:
 
 
 def test_one_that_is_alone_is_let_in_whatever_its_size() -> None:
-    admission = Admission(LIMIT, {})
+    admission = PublishAdmission(LIMIT, {})
     admission.enter(10 * LIMIT)
     with pytest.raises(LogOverloaded):
         admission.enter(1)
@@ -28,7 +28,7 @@ def test_one_that_is_alone_is_let_in_whatever_its_size() -> None:
 
 def test_an_alarm_keeps_everything_out_until_it_is_over() -> None:
     raised: LogError | None = DiskLow("/d", 1, 2)
-    admission = Admission(LIMIT, {"memory": lambda: None, "disk": lambda: raised})
+    admission = PublishAdmission(LIMIT, {"memory": lambda: None, "disk": lambda: raised})
     with pytest.raises(DiskLow):
         admission.enter(1)
     assert admission.in_flight_bytes == 0
@@ -38,7 +38,7 @@ def test_an_alarm_keeps_everything_out_until_it_is_over() -> None:
 
 def test_an_alarm_keeps_nothing_of_the_publishes_that_it_refused() -> None:
     error = DiskFull(1)
-    admission = Admission(LIMIT, {"disk": lambda: error})
+    admission = PublishAdmission(LIMIT, {"disk": lambda: error})
     for _ in range(3):
         with pytest.raises(DiskFull) as refused:
             admission.enter(1)

@@ -31,7 +31,7 @@ from holdfast.consumequeue.errors import (
 )
 from holdfast.consumequeue.message_store import MessageStore, QueueState, Split, StoredOffsets
 from holdfast.consumequeue.reading.fetched import Fetched
-from holdfast.consumequeue.reading.queue_reading import QueueReading
+from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.consumequeue.state.changes import StateChanges
 from holdfast.consumequeue.state.group_offsets import GroupOffsets
@@ -553,14 +553,14 @@ async def test_a_read_that_retention_overtook_says_trimmed(
     async with open_storage(config) as storage:
         store = storage.store
         topic = await store.change_topic("t", fields={"retention_bytes": 1})
-        in_thread = QueueReading.in_thread
+        in_thread = QueueReader.in_thread
 
-        async def overtaken(self: QueueReading, function: Any) -> Any:
-            monkeypatch.setattr(QueueReading, "in_thread", in_thread)
+        async def overtaken(self: QueueReader, function: Any) -> Any:
+            monkeypatch.setattr(QueueReader, "in_thread", in_thread)
             await storage.retention.run_once()
             return await in_thread(self, function)
 
-        monkeypatch.setattr(QueueReading, "in_thread", overtaken)
+        monkeypatch.setattr(QueueReader, "in_thread", overtaken)
         with pytest.raises(OffsetTrimmed) as caught:
             await store.read(topic, 0, 0, **ALL)
         assert caught.value.min_offset == store.queue_state(topic, 0).max_offset

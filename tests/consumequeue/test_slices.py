@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from holdfast.consumequeue.slices import ITEMS_A_TURN, Turn, in_slices
+from holdfast.consumequeue.slices import ITEMS_A_TURN, LoopBudget, in_slices
 from tests.support.calls_a_turn import calls_a_turn
 
 
@@ -16,14 +16,14 @@ class _Worker:
 @pytest.mark.parametrize("count", [0, 1, ITEMS_A_TURN - 1, ITEMS_A_TURN, ITEMS_A_TURN + 1, 1_000])
 async def test_slices_are_whole_and_none_is_longer_than_a_turn(count: int) -> None:
     sliced = [part async for part in in_slices(range(count))]
-    shared = [part async for part in Turn().slices(range(count))]
+    shared = [part async for part in LoopBudget().slices(range(count))]
     for parts in (sliced, shared):
         assert [item for part in parts for item in part] == list(range(count))
         assert all(0 < len(part) <= ITEMS_A_TURN for part in parts)
 
 
 async def test_loops_within_loops_share_a_turn() -> None:
-    worker, turn = _Worker(), Turn(100)
+    worker, turn = _Worker(), LoopBudget(100)
     with calls_a_turn(worker, "work") as worked:
         for _ in range(60):
             await turn.spend()
@@ -36,7 +36,7 @@ async def test_loops_within_loops_share_a_turn() -> None:
 
 
 async def test_what_costs_much_ends_its_turn() -> None:
-    turn, turns = Turn(10), list[int]()
+    turn, turns = LoopBudget(10), list[int]()
     loop, number = asyncio.get_running_loop(), 0
 
     def count() -> None:

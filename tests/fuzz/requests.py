@@ -22,7 +22,7 @@ from holdfast.http_api.endpoints.group_settings import group_spec
 from holdfast.http_api.endpoints.producer_headers import request_producer
 from holdfast.http_api.endpoints.publish import _rows
 from holdfast.http_api.endpoints.publish_text import (
-    Incoming,
+    MessageToStore,
     check_messages,
     check_queues,
     from_json,
@@ -141,7 +141,7 @@ def _can_be_sent(problem: Problem) -> None:
         value.encode("latin-1")
 
 
-def _messages(decode_body: Callable[[bytes, int], list[Incoming]]) -> Callable[[bytes], None]:
+def _messages(decode_body: Callable[[bytes, int], list[MessageToStore]]) -> Callable[[bytes], None]:
     def check_body(data: bytes) -> None:
         messages = decode_body(data, MAX_MESSAGES)
         assert 1 <= len(messages) <= MAX_MESSAGES

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.consumequeue.errors import KeyedBacklog, LimitReached
-from holdfast.consumequeue.slices import Turn
+from holdfast.consumequeue.slices import LoopBudget
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service_types import GroupSpec, InvalidGroup, TopicSpec, Verb
 from tests.groups.test_service_changes import crashes
@@ -284,7 +284,7 @@ async def test_a_crash_as_old_records_get_their_subscriptions_loses_none(tmp_pat
             await broker.publish(name, name)
         changes = broker.groups._changes
         old = [replace(each, subscriptions={}, owner="") for each in changes._table.all()]
-        await changes._store_records(old, Turn())
+        await changes._store_records(old, LoopBudget())
         for record in old:
             broker.groups._served.by_name[record.name].record = record
         async with crashes(broker, tmp_path / "data") as left:
@@ -308,7 +308,7 @@ async def test_a_group_of_before_there_were_subscriptions_has_its_topics_by_name
         changes = broker.groups._changes
         (record,) = changes._table.all()
         object.__setattr__(record, "subscriptions", {})
-        await changes._store_records([record], Turn())
+        await changes._store_records([record], LoopBudget())
     async with running(tmp_path) as broker:
         assert broker.groups.group_state("g").subscriptions == {"t": TopicSpec()}
         await broker.store.delete_topic("t")

@@ -334,7 +334,7 @@ class FakeStore:
         shares = Shares(len(offsets), wanted, whole_batches=whole_batches)
         found: dict[int, Fetched | Unreadable] = {}
         for queue in reading_order(offsets, whole_batches=whole_batches):
-            share = shares.wanted()
+            share = shares.next_share()
             place = self.queue_state(topic, queue)
             if share is None:
                 found[queue] = Fetched((), offsets[queue], place.min_offset, place.max_offset, 0)
@@ -349,9 +349,9 @@ class FakeStore:
                     filter=filter,
                     skip_corrupt=skip_corrupt,
                 )
-                shares.taken(fetched)
+                shares.subtract(fetched)
             except (OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt) as error:
-                shares.taken(None)
+                shares.subtract(None)
                 found[queue] = error
         return found
 

@@ -25,7 +25,7 @@ def faults(book: DamageBook, min_offset: int = 0) -> list[Fault]:
 def test_what_is_noted_is_told_once_and_counted_once() -> None:
     book = DamageBook()
     for _ in range(2):
-        book.note_lost(KEY, 3, 5, "payload-crc")
+        book.record_lost(KEY, 3, 5, "payload-crc")
         book.note_damage(4096, 8192, "bad-magic")
         book.note_file(Fault("damaged-file", "x"))
     assert faults(book) == [
@@ -38,10 +38,10 @@ def test_what_is_noted_is_told_once_and_counted_once() -> None:
 
 def test_what_is_no_longer_kept_or_was_let_go_of_is_no_fault() -> None:
     book = DamageBook()
-    book.note_lost(KEY, 3, 5, "a")
+    book.record_lost(KEY, 3, 5, "a")
     assert faults(book, min_offset=5) == []
     assert [fault.detail[-1] for fault in faults(book, min_offset=4)] == ["5"]
-    book.note_lost((9, 0), 3, 5, "of a topic that is gone")
+    book.record_lost((9, 0), 3, 5, "of a topic that is gone")
     assert len(faults(book)) == 1
     book.lost[KEY] = (LostRange(3, 5, "a", accepted=True),)
     assert faults(book) == []
@@ -50,7 +50,7 @@ def test_what_is_no_longer_kept_or_was_let_go_of_is_no_fault() -> None:
 def test_the_list_of_faults_has_an_end() -> None:
     book = DamageBook()
     for offset in range(0, 4 * MAX_RANGES, 2):
-        book.note_lost(KEY, offset, offset + 1, "a")
+        book.record_lost(KEY, offset, offset + 1, "a")
     assert len(book.lost[KEY]) == MAX_RANGES
     found = faults(book)
     assert len(found) == MAX_FAULTS
@@ -61,14 +61,14 @@ def test_a_broken_disk_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) 
     book = DamageBook()
     with caplog.at_level(logging.ERROR):
         for offset in range(0, 2000, 2):
-            book.note_lost(KEY, offset, offset + 1, "a")
+            book.record_lost(KEY, offset, offset + 1, "a")
     assert len(caplog.records) == 20
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     book = DamageBook()
-    book.note_lost(KEY, 3, 5, "a")
-    book.note_lost((1, 7), 0, 1, "b")
+    book.record_lost(KEY, 3, 5, "a")
+    book.record_lost((1, 7), 0, 1, "b")
     book.note_damage(4096, 8192, "c")
     changes = book.take_changes()
     assert set(changes) == {lost_key(1), DAMAGE}
@@ -77,8 +77,8 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     again.load({key: value for key, value in changes.items() if value is not None})
     assert (again.lost, again.damage) == (book.lost, book.damage)
     assert again.counts == {}  # the damage was not found again
-    again.note_mended(KEY, 0, 9)
-    again.note_mended((1, 7), 0, 9)
+    again.record_readable(KEY, 0, 9)
+    again.record_readable((1, 7), 0, 9)
     again.forget_damage(4096)
     assert again.take_changes() == {lost_key(1): None, DAMAGE: None}
     assert faults(again) == []
@@ -95,12 +95,12 @@ async def test_what_could_not_be_stored_is_stored_with_the_next() -> None:
         stored.append(changes)
 
     keeper = DamageKeeper(book, commit)
-    book.note_lost(KEY, 3, 5, "a")
+    book.record_lost(KEY, 3, 5, "a")
     while keeper._task is not None and not keeper._task.done():
         await asyncio.sleep(0)
     assert stored == []
     is_full = False
-    book.note_lost((2, 0), 3, 5, "a")
+    book.record_lost((2, 0), 3, 5, "a")
     await keeper.stop()
     await keeper.stop()
     assert [set(changes) for changes in stored] == [{lost_key(1), lost_key(2)}]
@@ -111,11 +111,11 @@ async def test_a_topic_that_is_deleted_leaves_nothing_of_its_losses(tmp_path: Pa
         topic, _ = await storage.store.create_topic("t", queues=1)
         await storage.store.publish(topic, [batch("x")])
         await settled(storage)
-        storage.damage.note_lost((topic.topic_id, 0), 0, 1, "payload-crc")
+        storage.damage.record_lost((topic.topic_id, 0), 0, 1, "payload-crc")
     async with open_storage(small_config(tmp_path)) as storage:
         # The messages can be read again, so they are not lost.
         assert storage.degraded == []
-        storage.damage.note_lost((topic.topic_id, 0), 0, 1, "payload-crc")
+        storage.damage.record_lost((topic.topic_id, 0), 0, 1, "payload-crc")
         assert len(storage.degraded) == 1
         await storage.store.delete_topic("t")
         assert storage.degraded == []

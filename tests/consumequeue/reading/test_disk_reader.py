@@ -15,7 +15,7 @@ from holdfast.commitlog.segments.run_reader import FEW
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.reading import disk_reader
-from holdfast.consumequeue.reading.disk_reader import ColdReading, Place
+from holdfast.consumequeue.reading.disk_reader import DiskReader, Place
 from holdfast.consumequeue.reading.fetched import Fetched, RunSlice
 from holdfast.consumequeue.reading.poll_shares import Shares
 from holdfast.consumequeue.reading.reader import Wanted
@@ -55,13 +55,13 @@ class Stored:
     def read(self, offset: int, **wanted: Any) -> Fetched:
         bounds = {"max_messages": 10_000, "max_bytes": 16 * 1024 * 1024, **wanted}
         place = Place(KEY, self.cq, offset, self.cq.max_offset, ())
-        return ColdReading(self.small.log, self.index).read(place, Wanted(**bounds))
+        return DiskReader(self.small.log, self.index).read(place, Wanted(**bounds))
 
     def read_many(self, starts: list[int], **wanted: Any) -> list[Fetched | CorruptRecord]:
         bounds = {"max_messages": 10_000, "max_bytes": 16 * 1024 * 1024, **wanted}
         places = [Place(KEY, self.cq, start, self.cq.max_offset, ()) for start in starts]
         shares = Shares(len(places), Wanted(**bounds), whole_batches=False)
-        return ColdReading(self.small.log, self.index).read_many(places, shares)
+        return DiskReader(self.small.log, self.index).read_many(places, shares)
 
     def flip(self, batch: int, position: int = 140) -> None:
         header = self.headers[batch]

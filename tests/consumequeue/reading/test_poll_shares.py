@@ -14,23 +14,23 @@ def found(messages: int, of: int) -> Fetched:
 
 
 def shared(shares: Shares) -> tuple[int, int] | None:
-    wanted = shares.wanted()
+    wanted = shares.next_share()
     return None if wanted is None else (wanted.max_messages, wanted.max_bytes)
 
 
 def test_what_a_queue_leaves_over_goes_to_the_next() -> None:
     shares = Shares(3, Wanted(30, 3000), whole_batches=False)
     assert shared(shares) == (10, 1000)
-    shares.taken(None)
+    shares.subtract(None)
     assert shared(shares) == (15, 1500)
-    shares.taken(found(5, of=5))
+    shares.subtract(found(5, of=5))
     assert shared(shares) == (25, 2950)
 
 
 def test_nothing_is_left_once_a_bound_is_reached() -> None:
     for wanted in (Wanted(5, 1000), Wanted(100, 50)):
         shares = Shares(2, wanted, whole_batches=False)
-        shares.taken(found(5, of=5))
+        shares.subtract(found(5, of=5))
         assert shared(shares) is None
 
 
@@ -38,7 +38,7 @@ def test_whole_batches_count_as_they_are_delivered() -> None:
     """Otherwise a poll over a hundred queues would return a hundred batches of any size."""
     for whole_batches, left in ((False, (98, 980)), (True, None)):
         shares = Shares(2, Wanted(100, 1000), whole_batches=whole_batches)
-        shares.taken(found(2, of=1000))
+        shares.subtract(found(2, of=1000))
         assert shared(shares) == left
 
 

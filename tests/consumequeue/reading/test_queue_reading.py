@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from holdfast.consumequeue.reading import queue_reading
-from holdfast.consumequeue.reading.queue_reading import READS_AT_ONCE, QueueReading
+from holdfast.consumequeue.reading.queue_reading import READS_AT_ONCE, QueueReader
 
 
-def reading_with(executor: ThreadPoolExecutor) -> QueueReading:
-    """Return a QueueReading that has threads and no queues."""
-    parts: dict[str, Any] = dict.fromkeys(inspect.signature(QueueReading).parameters)
-    return QueueReading(**{**parts, "queues": {}, "cache_bytes": 0, "executor": executor})
+def reading_with(executor: ThreadPoolExecutor) -> QueueReader:
+    """Return a QueueReader that has threads and no queues."""
+    parts: dict[str, Any] = dict.fromkeys(inspect.signature(QueueReader).parameters)
+    return QueueReader(**{**parts, "queues": {}, "cache_bytes": 0, "executor": executor})
 
 
 async def test_threads_do_not_run_ahead_of_the_loop() -> None:

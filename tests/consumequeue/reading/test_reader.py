@@ -16,7 +16,7 @@ from holdfast.consumequeue.reading import reader
 from holdfast.consumequeue.reading.fetched import Fetched, message_sizes
 from holdfast.consumequeue.reading.reader import (
     MAX_SKIPPED_RANGES,
-    PASSED_OVER_BYTES,
+    SKIPPED_BATCH_BYTES,
     NeedsDisk,
     collect,
     first_match,
@@ -274,7 +274,7 @@ def test_a_costly_filter_looks_at_its_share_and_goes_on_within_a_batch(
 def test_batches_that_are_passed_over_count_for_the_look_at_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reader, "MAX_SCAN_BYTES", 3 * PASSED_OVER_BYTES)
+    monkeypatch.setattr(reader, "MAX_SCAN_BYTES", 3 * SKIPPED_BATCH_BYTES)
     fetched = Queue(1, 1, 1, 1, 1).pull(0, wanted=Wanted(summary=1))
     assert (fetched.message_count, fetched.next_offset) == (0, 3)
 

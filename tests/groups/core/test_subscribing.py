@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.consumequeue.errors import InvalidName
-from holdfast.consumequeue.slices import ITEMS_A_TURN, Turn
+from holdfast.consumequeue.slices import ITEMS_A_TURN, LoopBudget
 from holdfast.consumequeue.topics import Topic, TopicConfig
 from holdfast.groups.core import subscribing
 from holdfast.groups.core.subscribing import Match, Subscriptions, check_subscription, matches
@@ -64,11 +64,13 @@ def test_what_may_not_be_subscribed_to(name: str) -> None:
 
 async def test_a_name_goes_before_patterns_and_a_longer_pattern_before_a_shorter() -> None:
     given = Subscriptions({"*": 1, "or*": 2, "o*": 3, "?r*": 4, "orders": 5})
-    assert await given.of("orders", Turn()) == ("orders", 5)
-    assert await given.of("orca", Turn()) == ("?r*", 4), "of two as long, the first in the alphabet"
-    assert await given.of("olive", Turn()) == ("o*", 3)
-    assert await given.of("x", Turn()) == ("*", 1)
-    assert await Subscriptions({"a": 1}).of("b", Turn()) is None
+    assert await given.of("orders", LoopBudget()) == ("orders", 5)
+    assert await given.of("orca", LoopBudget()) == ("?r*", 4), (
+        "of two as long, the first in the alphabet"
+    )
+    assert await given.of("olive", LoopBudget()) == ("o*", 3)
+    assert await given.of("x", LoopBudget()) == ("*", 1)
+    assert await Subscriptions({"a": 1}).of("b", LoopBudget()) is None
 
 
 async def _match(
@@ -76,7 +78,7 @@ async def _match(
 ) -> Match[int] | None:
     return await given.match(
         Topic(name, 7, 1, CONFIG, 0),
-        Turn(),
+        LoopBudget(),
         was_matched=had,
         is_dead_letters=dead,
         may_match=lambda asked: may and asked == name,
@@ -98,6 +100,6 @@ async def test_a_pattern_finds_what_its_owner_may_have_and_no_dead_letters() -> 
 async def test_patterns_are_tried_a_slice_a_turn_and_none_is_compiled() -> None:
     given = Subscriptions({f"{number}.*x": number for number in range(1_000)})
     with calls_a_turn(subscribing, "matches") as tried:
-        assert await given.of("orders", Turn()) is None
+        assert await given.of("orders", LoopBudget()) is None
     assert tried.total == 1_000
     assert tried.most <= ITEMS_A_TURN

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.commitlog.errors import SyncTimeout
 from holdfast.commitlog.segments.segment import Segment
-from holdfast.consumequeue.publishing import Publishing
+from holdfast.consumequeue.publishing import Publisher
 from holdfast.storage.storage import Storage
 from tests.support.stored import batch, open_storage, read_queue, small_config, until
 
@@ -45,7 +45,7 @@ async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
 
 def _wait_for(storage: Storage, timeout_ms: int) -> None:
     """Set the timeout of publishes from now on."""
-    publishing: Publishing = getattr(storage.store.publish, "__self__")  # noqa: B009 - for mypy
+    publishing: Publisher = getattr(storage.store.publish, "__self__")  # noqa: B009 - for mypy
     assert publishing._timeout_ms in (60_000, 50)
     publishing._timeout_ms = timeout_ms
 

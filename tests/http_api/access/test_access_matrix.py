@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.groups.service_types import GroupSpec, TopicSpec
-from holdfast.http_api.access.grants import VERBS, Door
+from holdfast.http_api.access.grants import VERBS, Exposure
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.route import Route
 from holdfast.http_api.routing.router import Router
@@ -79,7 +79,11 @@ GOOD: Mapping[tuple[str, str], Request] = {
 }
 
 BY_NAME = [pytest.param(route, id=f"{route.method} {route.path}") for route in ROUTES]
-SHUT_TO_STRANGERS = [each for each in BY_NAME if each.values[0].access.door is not Door.OPEN]  # type: ignore[union-attr]
+SHUT_TO_STRANGERS = [
+    pytest.param(route, id=f"{route.method} {route.path}")
+    for route in ROUTES
+    if route.access.exposure is not Exposure.PUBLIC
+]
 
 
 @pytest.fixture
@@ -137,7 +141,9 @@ def test_every_route_asks_for_what_its_verb_is_about() -> None:
     """The expected verbs are repeated here by hand, to check the routes' own declarations."""
     seen = "publish consume admin"
     offsets = "consume admin"
-    assert {f"{r.method} {r.path}": " ".join(r.access.verbs) or r.access.door for r in ROUTES} == {
+    assert {
+        f"{r.method} {r.path}": " ".join(r.access.verbs) or r.access.exposure for r in ROUTES
+    } == {
         f"POST {MESSAGES}": "publish",
         f"GET {QUEUE}/messages": "consume",
         f"GET {MESSAGES}": "consume",
@@ -170,9 +176,9 @@ def test_every_route_asks_for_what_its_verb_is_about() -> None:
         f"POST {OFFSETS}/reset": offsets,
         "GET /v1/info": "operate",
         "GET /metrics": "operate",
-        "GET /openapi.json": Door.KNOWN,
-        "GET /healthz": Door.OPEN,
-        "GET /readyz": Door.OPEN,
+        "GET /openapi.json": Exposure.AUTHENTICATED,
+        "GET /healthz": Exposure.PUBLIC,
+        "GET /readyz": Exposure.PUBLIC,
     }
 
 
@@ -232,7 +238,7 @@ async def test_every_verb_but_the_right_ones_is_refused(api: Api, route: Route) 
     token, text = make_token(*grants)
     api.context.access = access_of(token)
     answer = await ask(api, route, bearer(text))
-    if route.access.door is Door.KNOWN:
+    if route.access.exposure is Exposure.AUTHENTICATED:
         assert answer.status == 200
     else:
         assert (answer.status, answer.problem) == (403, "forbidden")

@@ -1,15 +1,15 @@
 import pytest
 
 from holdfast.http_api.access.grants import (
-    ANYONE,
+    ANONYMOUS,
     EVERYTHING,
-    NOBODY,
+    NO_ACCESS,
     VERBS,
     InvalidGrant,
     Names,
     Principal,
-    granted,
     parse_grants,
+    require,
 )
 
 BAD = [
@@ -42,8 +42,8 @@ def test_a_grant_is_written_as_it_was_read(text: str) -> None:
 def test_all_is_every_verb_on_everything() -> None:
     assert parse_grants("all") == EVERYTHING
     assert {grant.verb for grant in EVERYTHING} == set(VERBS)
-    assert all(ANYONE.may((verb,)) for verb in VERBS)
-    assert ANYONE.may(("consume",), "any.topic", "any-group")
+    assert all(ANONYMOUS.may((verb,)) for verb in VERBS)
+    assert ANONYMOUS.may(("consume",), "any.topic", "any-group")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_group_alone_needs_a_grant_with_groups() -> None:
 
 
 def test_what_is_shut_is_shut_for_those_who_may_do_all() -> None:
-    assert not NOBODY.is_met(ANYONE, {})
-    assert granted("consume").is_met(ANYONE, {"topic": "orders", "group": "billing"})
-    assert not granted("consume").is_met(None, {})
-    assert not granted().is_met(ANYONE, {})
+    assert not NO_ACCESS.is_met_by(ANONYMOUS, {})
+    assert require("consume").is_met_by(ANONYMOUS, {"topic": "orders", "group": "billing"})
+    assert not require("consume").is_met_by(None, {})
+    assert not require().is_met_by(ANONYMOUS, {})

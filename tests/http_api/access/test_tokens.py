@@ -11,7 +11,7 @@ from holdfast.http_api.access.token_format import (
     decode_tokens,
     encode_tokens,
 )
-from holdfast.http_api.access.tokens import Token, Tokens, digest_of, token_text, without_secrets
+from holdfast.http_api.access.tokens import Token, Tokens, digest_of, redact_secrets, token_text
 from tests.support.tokens import make_token
 
 SECRET = bytes(range(32))
@@ -102,7 +102,7 @@ def test_a_certificates_entry_is_no_token() -> None:
 def test_a_token_ends_at_its_time(now_ms: int, is_expired: bool) -> None:
     token, _ = make_token("all", expires_ms=1000)
     assert token.is_expired(now_ms) is is_expired
-    assert Tokens([token]).still_hold(token.principal, now_ms) is not is_expired
+    assert Tokens([token]).is_still_valid(token.principal, now_ms) is not is_expired
     assert not replace(token, expires_ms=None).is_expired(2**62)
 
 
@@ -160,5 +160,5 @@ def test_an_intact_file_with_a_token_that_is_none_is_damaged() -> None:
     ],
 )
 def test_of_a_token_in_a_log_there_is_its_id_alone(text: str, logged: str) -> None:
-    assert without_secrets(text) == logged
-    assert TEXT[21:] not in without_secrets(text)
+    assert redact_secrets(text) == logged
+    assert TEXT[21:] not in redact_secrets(text)

@@ -33,13 +33,13 @@ async def test_every_change_is_handed_over_once(
     file: TokenFile, watcher: TokenWatcher, seen: list[Tokens]
 ) -> None:
     for _ in range(2):
-        await watcher.look()
+        await watcher.check_file()
     assert [len(tokens) for tokens in seen] == [0]
     token_id = create(file)
     for _ in range(2):
-        await watcher.look()
+        await watcher.check_file()
     revoke_tokens(file, [token_id])
-    await watcher.look()
+    await watcher.check_file()
     assert [len(tokens) for tokens in seen] == [0, 1, 0]
 
 
@@ -48,7 +48,7 @@ async def test_a_failure_that_passes_is_told_once_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     create(file)
-    await watcher.look()
+    await watcher.check_file()
     read = TokenFile.read
 
     def fail(self: TokenFile) -> TokensRead:
@@ -58,11 +58,11 @@ async def test_a_failure_that_passes_is_told_once_and_tried_again(
     monkeypatch.setattr(TokenFile, "read", fail)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            await watcher.look()
+            await watcher.check_file()
     assert caplog.text.count("Too many open files") == 1
     faults = [watcher.fault]
     monkeypatch.setattr(TokenFile, "read", read)
-    await watcher.look()
+    await watcher.check_file()
     faults.append(watcher.fault)
     assert [fault is not None for fault in faults] == [True, False]
     assert [len(tokens) for tokens in seen] == [1, 2]
@@ -74,7 +74,7 @@ async def test_a_damaged_copy_is_reported_and_the_other_used(
     create(file)
     file.path.write_bytes(b"damaged")
     with caplog.at_level(logging.ERROR):
-        await watcher.look()
+        await watcher.check_file()
     assert [len(tokens) for tokens in seen] == [1]
     assert "the other copy is used" in caplog.text
 

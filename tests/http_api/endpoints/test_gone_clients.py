@@ -13,7 +13,7 @@ from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.groups.serving import parsed_filters
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints import publish, pull
-from holdfast.http_api.endpoints.publish import TEXT_APART_BYTES
+from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
 from holdfast.http_api.limits.reply_slots import ClientPlaces
 from holdfast.http_api.routing.codecs import JSON
 from holdfast.http_api.wire import body_reader
@@ -70,7 +70,7 @@ async def ask_and_go(api: Api, slow: Slow, ask: Callable[[], Awaitable[object]])
 @pytest.mark.parametrize("slow", [(publish._TEXT_FORMATS, JSON)], indirect=True)
 async def test_large_texts_of_gone_clients_have_their_turns(api: Api, slow: Slow) -> None:
     most = HttpConfig().max_texts_at_work
-    message = {"body": "x" * TEXT_APART_BYTES}
+    message = {"body": "x" * OFFLOAD_TEXT_BYTES}
     turns = api.context.large_texts
     for _ in range(most):
         await ask_and_go(api, slow, lambda: api.publish("orders", message))

@@ -23,7 +23,11 @@ from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import Published
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.endpoints import publish as publish_module
-from holdfast.http_api.endpoints.publish import BATCHES_APART, TEXT_APART_BYTES, _takes_long
+from holdfast.http_api.endpoints.publish import (
+    OFFLOAD_BATCHES,
+    OFFLOAD_TEXT_BYTES,
+    _is_slow_to_decode,
+)
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 
@@ -489,11 +493,11 @@ async def test_a_large_text_is_worked_on_apart_from_the_event_loop(
 
         monkeypatch.setattr(publish_module, name, step)
 
-    steps = ("_check", "_by_queue", "_batches_by_queue", "_results", "_encoded_results")
+    steps = ("_check", "_indexes_by_queue", "_batches_by_queue", "_results", "_encode_results")
     for name in steps:
         watched(name)
     loop_thread = threading.current_thread().name
-    count = TEXT_APART_BYTES // len('{"body":"x"},') + 1
+    count = OFFLOAD_TEXT_BYTES // len('{"body":"x"},') + 1
     messages = [b'{"body":"%d"}' % number for number in range(count)]
     body = b"\n".join(messages)
     if kind == "application/json":
@@ -509,11 +513,13 @@ async def test_a_large_text_is_worked_on_apart_from_the_event_loop(
 @pytest.mark.parametrize(("more", "is_apart"), [(-1, False), (0, False), (1, True)])
 def test_many_small_batches_are_decoded_apart(more: int, is_apart: bool) -> None:
     one = encode_batch([b"x"], queue_id=0)
-    assert _takes_long(one * (BATCHES_APART + more)) is is_apart
-    assert _takes_long(memoryview(one * (BATCHES_APART + more))) is is_apart
+    assert _is_slow_to_decode(one * (OFFLOAD_BATCHES + more)) is is_apart
+    assert _is_slow_to_decode(memoryview(one * (OFFLOAD_BATCHES + more))) is is_apart
 
 
 def test_headers_that_lie_end_the_look_at_batches() -> None:
-    assert not _takes_long(b"\0" * 127)
-    assert _takes_long(b"\0" * 1000)  # a size of 0: it stays on the loop, and is refused later
-    assert not _takes_long(b"\xff" * 1000)
+    assert not _is_slow_to_decode(b"\0" * 127)
+    assert _is_slow_to_decode(
+        b"\0" * 1000
+    )  # a size of 0: it stays on the loop, and is refused later
+    assert not _is_slow_to_decode(b"\xff" * 1000)

@@ -9,7 +9,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.http_api.endpoints.message_rows import messages_of
-from holdfast.http_api.endpoints.rendering import portions
+from holdfast.http_api.endpoints.rendering import split_portions
 from holdfast.http_api.routing.codecs import JSON, MSGPACK, encode_elements, encode_listing
 
 
@@ -33,7 +33,7 @@ def batch(count: int, base: int) -> Batch:
 )
 def test_a_portion_is_full_but_the_last(sizes: list[int], most: int, expected: list[int]) -> None:
     slices = [BatchSlice(batch(size, 0), range(size)) for size in sizes]
-    found = [sum(len(each.rows) for each in portion) for portion in portions(slices, most)]
+    found = [sum(len(each.rows) for each in portion) for portion in split_portions(slices, most)]
     assert found == expected
 
 
@@ -47,7 +47,7 @@ def test_portions_hold_the_same_rows_in_the_same_order() -> None:
         slices.append(BatchSlice(made, rows or range(count)))
     whole = messages_of("t", slices)
     for most in (1, 2, 7, 500):
-        assert [m for part in portions(slices, most) for m in messages_of("t", part)] == whole
+        assert [m for part in split_portions(slices, most) for m in messages_of("t", part)] == whole
 
 
 def test_portions_are_bounded_by_bytes_and_hold_one_row_at_least() -> None:
@@ -55,7 +55,7 @@ def test_portions_are_bounded_by_bytes_and_hold_one_row_at_least() -> None:
     row_bytes = made.header.total_size // 10
     slices = [BatchSlice(made, range(10))]
     for most, expected in ((1, [1] * 10), (3 * row_bytes, [3, 3, 3, 1]), (10**9, [10])):
-        found = [sum(len(each.rows) for each in p) for p in portions(slices, 500, most)]
+        found = [sum(len(each.rows) for each in p) for p in split_portions(slices, 500, most)]
         assert found == expected
 
 

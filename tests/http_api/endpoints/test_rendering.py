@@ -14,13 +14,13 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.reading.fetched import BatchSlice, message_sizes, row_sizes
 from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.endpoints.rendering import (
-    APART_BYTES,
     JSON_GROWTH,
-    MOST_AT_ONCE_BYTES,
+    MAX_BYTES_WITHOUT_SLOT,
     PORTION_BYTES,
-    is_made_at_once,
-    portions,
-    rendered,
+    YIELD_EVERY_BYTES,
+    encode_portions,
+    fits_one_call,
+    split_portions,
 )
 from holdfast.http_api.routing.codecs import JSON, MSGPACK, NDJSON
 from tests.support.api_server import Api
@@ -41,11 +41,11 @@ def batch(*bodies: bytes, **columns: Any) -> Batch:
     return Batch.decode(block, verify_payload=False)
 
 
-async def made(media: str, slices: Sequence[BatchSlice], *, has_turn: bool = True) -> Any:
+async def made(media: str, slices: Sequence[BatchSlice], *, has_slot: bool = True) -> Any:
     """Return the parts of a reply."""
     make = packed_messages_of if media == MSGPACK else messages_of
-    some = portions(slices, 500, PORTION_BYTES)
-    return await rendered(media, (make("t", each) for each in some), has_turn=has_turn)
+    some = split_portions(slices, 500, PORTION_BYTES)
+    return await encode_portions(media, (make("t", each) for each in some), has_slot=has_slot)
 
 
 def body_of(message: dict[str, Any]) -> bytes:
@@ -85,7 +85,7 @@ async def test_no_part_has_more_than_a_turns_text(name: str, media: str) -> None
     ):
         parts = await made(media, slices)
         beside = 500 * 300  # the text of a message without its body
-        assert max(map(len, parts)) <= APART_BYTES + beside
+        assert max(map(len, parts)) <= YIELD_EVERY_BYTES + beside
 
 
 async def test_a_part_is_made_in_a_turn_of_the_loop() -> None:
@@ -112,34 +112,34 @@ async def test_without_a_turn_no_more_is_made_than_at_once(more: int, is_made: b
     one = batch(b"x" * 1000)
     (beside,) = await made(JSON, [BatchSlice(one, range(1))])
     beside_bytes = len(beside) - 1000
-    size = MOST_AT_ONCE_BYTES - beside_bytes + more
+    size = MAX_BYTES_WITHOUT_SLOT - beside_bytes + more
     slices = [BatchSlice(batch(b"x" * size), range(1))]
-    parts = await made(JSON, slices, has_turn=False)
+    parts = await made(JSON, slices, has_slot=False)
     assert (parts is not None) == is_made
     if is_made:
-        assert sum(map(len, parts)) == MOST_AT_ONCE_BYTES + more
+        assert sum(map(len, parts)) == MAX_BYTES_WITHOUT_SLOT + more
 
 
 @pytest.mark.parametrize(
     ("media", "count", "size", "expected"),
     [
-        (JSON, 500, APART_BYTES // JSON_GROWTH, True),
+        (JSON, 500, YIELD_EVERY_BYTES // JSON_GROWTH, True),
         (JSON, 501, 1, False),
-        (JSON, 1, APART_BYTES // JSON_GROWTH + 1, False),
-        (NDJSON, 1, APART_BYTES // JSON_GROWTH + 1, False),
-        (MSGPACK, 1, APART_BYTES, True),
-        (MSGPACK, 1, APART_BYTES + 1, False),
+        (JSON, 1, YIELD_EVERY_BYTES // JSON_GROWTH + 1, False),
+        (NDJSON, 1, YIELD_EVERY_BYTES // JSON_GROWTH + 1, False),
+        (MSGPACK, 1, YIELD_EVERY_BYTES, True),
+        (MSGPACK, 1, YIELD_EVERY_BYTES + 1, False),
     ],
 )
 def test_what_is_little_work_in_any_case(media: str, count: int, size: int, expected: bool) -> None:
-    assert is_made_at_once(media, count, size) == expected
+    assert fits_one_call(media, count, size) == expected
 
 
 def test_a_large_row_among_small_ones_is_a_portion_of_its_own() -> None:
     held = batch(*[b"x"] * 10, b"y" * 100_000, *[b"z"] * 10)
     found = [
         [row for each in portion for row in each.rows]
-        for portion in portions([BatchSlice(held, range(21))], 500, 50_000)
+        for portion in split_portions([BatchSlice(held, range(21))], 500, 50_000)
     ]
     assert found == [list(range(10)), [10], list(range(11, 21))]
 
@@ -158,7 +158,11 @@ def test_rows_have_the_sizes_of_their_texts(rows: range | list[int]) -> None:
 async def test_a_large_message_takes_a_turn_however_it_is_asked_for(api: Api, accept: str) -> None:
     """A thousand such replies in progress would fill the memory."""
     topic = api.store.topic("orders")
-    size = 4 * MOST_AT_ONCE_BYTES if accept == MSGPACK else MOST_AT_ONCE_BYTES // JSON_GROWTH + 1
+    size = (
+        4 * MAX_BYTES_WITHOUT_SLOT
+        if accept == MSGPACK
+        else MAX_BYTES_WITHOUT_SLOT // JSON_GROWTH + 1
+    )
     await api.store.publish(topic, [batch(b"\x00" * size, keys=["k"])])
     offset = "/v1/topics/orders/queues/0/messages?offset=0"
     headers = {"Accept": accept}

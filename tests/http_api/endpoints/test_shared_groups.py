@@ -35,7 +35,11 @@ from holdfast.holdservice.errors import HoldLimitExceeded
 from holdfast.http_api.access.audit import AuditFile, AuditLog
 from holdfast.http_api.endpoints import receive_reply
 from holdfast.http_api.endpoints.receive_reply import BATCH_MESSAGES
-from holdfast.http_api.endpoints.rendering import APART_MESSAGES, JSON_GROWTH, MOST_AT_ONCE_BYTES
+from holdfast.http_api.endpoints.rendering import (
+    JSON_GROWTH,
+    MAX_BYTES_WITHOUT_SLOT,
+    YIELD_EVERY_MESSAGES,
+)
 from tests.support.api_server import Answer, Api
 from tests.support.calls_a_turn import calls_a_turn
 from tests.support.fake_groups import deliveries_of
@@ -238,12 +242,12 @@ async def test_many_small_batches_are_made_into_messages_some_a_turn_of_the_loop
         reply = await post(group, "receive", {"max_messages": 2000})
     assert [int(each["body"]) for each in reply.json()["messages"]] == [*range(250)]
     assert made.total == 250
-    assert made.most <= APART_MESSAGES // BATCH_MESSAGES
+    assert made.most <= YIELD_EVERY_MESSAGES // BATCH_MESSAGES
 
 
 async def test_a_large_message_takes_a_turn_of_the_large_replies(group: Api) -> None:
     """JSON encodes each of its bytes as six, which takes too long in one loop iteration."""
-    body = "\x00" * (MOST_AT_ONCE_BYTES // JSON_GROWTH + 1)
+    body = "\x00" * (MAX_BYTES_WITHOUT_SLOT // JSON_GROWTH + 1)
     await stored(group, "orders", 0, "before")
     block = encode_batch([body.encode(), b"behind"], queue_id=0)
     topic = group.store.topic("orders")

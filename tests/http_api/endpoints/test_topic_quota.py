@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.http_api.endpoints.publish import TEXT_APART_BYTES
+from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
 from holdfast.http_api.limits.rate_limiter import PublishLimiter
 from holdfast.http_api.wire.problems import Problem
 from tests.support.group_api import GroupApi, serving_groups, until
@@ -61,7 +61,7 @@ def _json(sequence: int, *bodies: str) -> tuple[bytes, dict[str, str]]:
 
 
 def _large_json(sequence: int, *bodies: str) -> tuple[bytes, dict[str, str]]:
-    return _json(sequence, *(body * (TEXT_APART_BYTES // 2) for body in bodies))
+    return _json(sequence, *(body * (OFFLOAD_TEXT_BYTES // 2) for body in bodies))
 
 
 def _binary(sequence: int, *bodies: str) -> tuple[bytes, dict[str, str]]:

@@ -12,7 +12,7 @@ from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints import group_lag
 from holdfast.http_api.endpoints.pull import LARGE_BYTES
-from holdfast.http_api.limits.reply_slots import ClientPlaces, OneALoopTurn, Turn
+from holdfast.http_api.limits.reply_slots import ClientPlaces, LargeReplySlot, OneALoopTurn
 from holdfast.http_api.routing.context import SEARCHES_AT_WORK, WIDE_AT_WORK
 from tests.support.api_server import Api, running_api
 from tests.support.calls_a_turn import calls_a_turn
@@ -20,16 +20,16 @@ from tests.support.calls_a_turn import calls_a_turn
 LARGE_REPLIES = HttpConfig().max_replies_at_work
 
 
-async def test_a_turn_ends_with_its_block_and_may_be_taken_again() -> None:
+async def test_a_slot_ends_with_its_block_and_may_be_taken_again() -> None:
     turns = asyncio.Semaphore(1)
-    with Turn(turns) as turn:
-        await turn.begin()
-        await turn.begin()
+    with LargeReplySlot(turns) as slot:
+        await slot.acquire()
+        await slot.acquire()
         assert turns.locked()
-        turn.end()
-        turn.end()
+        slot.release()
+        slot.release()
         assert not turns.locked()
-        await turn.begin()
+        await slot.acquire()
     assert turns._value == 1
 
 
@@ -37,11 +37,11 @@ async def test_one_who_gives_up_waiting_takes_nothing() -> None:
     turns = asyncio.Semaphore(1)
 
     async def wait() -> None:
-        with Turn(turns) as turn:
-            await turn.begin()
+        with LargeReplySlot(turns) as slot:
+            await slot.acquire()
 
-    with Turn(turns) as first:
-        await first.begin()
+    with LargeReplySlot(turns) as first:
+        await first.acquire()
         waiting = asyncio.create_task(wait())
         await asyncio.sleep(0)
         waiting.cancel()
@@ -49,10 +49,10 @@ async def test_one_who_gives_up_waiting_takes_nothing() -> None:
     assert turns._value == 1
 
 
-async def test_without_turns_nobody_waits() -> None:
-    with Turn(None) as turn:
-        await turn.begin()
-        turn.end()
+async def test_without_slots_no_request_waits() -> None:
+    with LargeReplySlot(None) as slot:
+        await slot.acquire()
+        slot.release()
 
 
 async def test_large_replies_wait_before_they_read_and_small_ones_do_not(api: Api) -> None:

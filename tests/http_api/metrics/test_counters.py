@@ -118,7 +118,7 @@ def test_topics_beyond_the_limit_share_a_label() -> None:
 async def test_a_scrape_looks_at_so_many_queues_and_counts_what_it_leaves_out(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counters, "MAX_QUEUES_LOOKED_AT", 10)
+    monkeypatch.setattr(counters, "MAX_QUEUES_EXAMINED", 10)
     for name, queues in [("a", 4), ("b", 6), ("c", 1)]:
         await api.store.create_topic(name, queues=queues)
         await api.store.store_offsets(f"group-{name}", api.store.topic(name), {0: 0})
@@ -127,7 +127,7 @@ async def test_a_scrape_looks_at_so_many_queues_and_counts_what_it_leaves_out(
     assert found[("holdfast_topics_left_out",)] == 2  # c, and orders
     assert ("holdfast_group_lag_messages", "group-c", "c") in found
 
-    monkeypatch.setattr(counters, "MAX_QUEUES_LOOKED_AT", 2)
+    monkeypatch.setattr(counters, "MAX_QUEUES_EXAMINED", 2)
     found = await scrape(api)
     lags = {key[1] for key in found if key[0] == "holdfast_group_lag_messages"}
     assert lags == {"group-a", "group-b"}
@@ -174,7 +174,7 @@ async def test_ages_of_a_bounded_number_of_queues_are_looked_at(
     for name in ("a", "b", "c"):
         await api.store.create_topic(name, queues=queues)
     for more, shown in ((-1, 0), (0, 1), (1, 1)):
-        monkeypatch.setattr(age_metrics, "MAX_QUEUES_LOOKED_AT", queues + more)
+        monkeypatch.setattr(age_metrics, "MAX_QUEUES_EXAMINED", queues + more)
         names = {key[1] for key in await scrape(api) if "oldest_message" in key[0]}
         assert len(names) == shown
 

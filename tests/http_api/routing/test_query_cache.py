@@ -44,5 +44,5 @@ def test_long_queries_are_read_as_short_ones_are_and_not_kept() -> None:
     queries = Queries(CONFIG)
     offsets = ",".join(f"{queue}:{queue}" for queue in range(200))
     assert queries.read(PollParams, f"offsets={offsets}&wait_ms=1").offsets == offsets
-    assert queries._remembered.cache_info().currsize == 0
+    assert queries._cached.cache_info().currsize == 0
     assert queries._value_of.cache_info().currsize == 0

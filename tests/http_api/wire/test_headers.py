@@ -1,7 +1,7 @@
 import pytest
 from multidict import CIMultiDict
 
-from holdfast.http_api.wire.headers import MAX_FIELD_BYTES, listed, lone
+from holdfast.http_api.wire.headers import MAX_FIELD_BYTES, list_header, single_header
 from holdfast.http_api.wire.problems import Problem
 from tests.support.api_server import Api
 from tests.support.raw_http import raw_connection
@@ -13,8 +13,8 @@ PRODUCER = b"Holdfast-Producer-Epoch: 0\r\nHoldfast-Producer-Sequence: 0\r\n"
 
 def test_a_list_is_all_its_lines() -> None:
     headers = CIMultiDict([("Accept", "a/b"), ("Other", "x"), ("accept", "c/d, e/f")])
-    assert listed(headers, "Accept") == "a/b, c/d, e/f"
-    assert listed(headers, "Via") == ""
+    assert list_header(headers, "Accept") == "a/b, c/d, e/f"
+    assert list_header(headers, "Via") == ""
 
 
 @pytest.mark.parametrize(("more", "is_refused"), [(-1, False), (0, False), (1, True)])
@@ -26,17 +26,17 @@ def test_lines_of_a_list_are_together_no_longer_than_one_may_be(
     headers = CIMultiDict([("Accept", "a"), ("Accept", second)])
     if is_refused:
         with pytest.raises(Problem, match="header-too-large"):
-            listed(headers, "Accept")
+            list_header(headers, "Accept")
     else:
-        assert listed(headers, "Accept") == f"a, {second}"
+        assert list_header(headers, "Accept") == f"a, {second}"
 
 
 def test_what_says_one_thing_is_given_once() -> None:
     headers = CIMultiDict([("If-Match", '"1"'), ("Other", "x"), ("other", "x")])
-    assert lone(headers, "if-match") == '"1"'
-    assert lone(headers, "If-None-Match") is None
+    assert single_header(headers, "if-match") == '"1"'
+    assert single_header(headers, "If-None-Match") is None
     with pytest.raises(Problem, match="given more than once"):
-        lone(headers, "Other")
+        single_header(headers, "Other")
 
 
 @pytest.mark.parametrize(

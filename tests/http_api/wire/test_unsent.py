@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.http_api.access.grants import KNOWN
+from holdfast.http_api.access.grants import AUTHENTICATED
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.route import Route
@@ -35,7 +35,7 @@ class Thing:
         self.held_s = 0.0
         self.before: Callable[[], None] = lambda: None
         self._size = size
-        api.server._app._router = Router([Route("GET", "/thing", self.get, access=KNOWN)])
+        api.server._app._router = Router([Route("GET", "/thing", self.get, access=AUTHENTICATED)])
 
     async def get(self, call: Call[NoParams]) -> Reply:
         """Wait for the signal and answer."""
