@@ -228,7 +228,8 @@ class GroupReceiving(GroupSettling):
             elif lane is not None and lane.cursor.epoch == pick.receipt.epoch:
                 lease = lane.cursor.leases.get(pick.offset)
                 if lease is not None and lease.number == pick.receipt.lease_number:
-                    deadline_ms = max(lease.deadline_ms, now_ms + self._lease_ms(ask.lease_ms))
+                    # Always later, which distinguishes the receipts of the two replies.
+                    deadline_ms = max(lease.deadline_ms + 1, now_ms + self._lease_ms(ask.lease_ms))
                     lane.cursor.extend(lease, deadline_ms)
                     self.members.seen(ask.member, now_ms, deadline_ms)
                     receipt = pick.receipt._replace(deadline_ms=deadline_ms)

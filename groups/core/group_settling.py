@@ -70,6 +70,17 @@ class GroupSettling(GroupConfiguring):
             for lease in lane.cursor.leases.of_member(member, offset)
         ]  # fmt: skip
 
+    def release_undelivered(self, receipts: Sequence[Receipt | None], now_ms: int) -> int:
+        """Release the messages of a reply that was not delivered; return how many.
+
+        Leave out messages whose leases were extended since: the member has these messages from the
+        reply to a repeat of the request."""
+        undelivered = [
+            each for each in receipts if each is not None and not self._is_extended(each)
+        ]
+        self.settle(Verb.RELEASE, undelivered, now_ms)
+        return len(undelivered)
+
     def unreadable(self, picks: Sequence[Pick], now_ms: int) -> None:
         """Settle picked messages that can no longer be read, and count them as lost."""
         self.settle(Verb.ACK, [pick.receipt for pick in picks if pick.receipt is not None], now_ms)
@@ -99,6 +110,15 @@ class GroupSettling(GroupConfiguring):
         return True
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _is_extended(self, receipt: Receipt) -> bool:
+        lane = self._lane((receipt.topic_id, receipt.queue))
+        lease = None if lane is None else lane.cursor.leases.get(receipt.offset)
+        return (
+            lease is not None
+            and lease.number == receipt.lease_number
+            and lease.deadline_ms > receipt.deadline_ms
+        )
 
     def _settle(
         self,

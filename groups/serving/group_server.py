@@ -510,8 +510,7 @@ class ServedGroup:
     def _release(self, receipts: Sequence[Receipt | None]) -> None:
         part, rest = receipts[:SETTLED_A_TURN], receipts[SETTLED_A_TURN:]
         if part:
-            self.core.settle(Verb.RELEASE, part, self._clock.now_ms())
-            self.counters.undelivered += len(part)
+            self.counters.undelivered += self.core.release_undelivered(part, self._clock.now_ms())
             self.pump()
         if rest:
             self._soon(self._release, rest)

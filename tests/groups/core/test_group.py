@@ -408,6 +408,21 @@ def test_a_lost_reply_can_be_had_again() -> None:
     assert stage.offsets(credit=3, attempt_id="y") == []
 
 
+@pytest.mark.parametrize("passed_ms", [0, 1_000])
+def test_what_a_repeat_has_delivered_does_not_come_back_with_the_lost_reply(passed_ms: int) -> None:
+    # The client repeated its request before the broker noticed that the first reply was lost.
+    stage = Stage()
+    stage.publish(3)
+    lost = stage.take(credit=2, attempt_id="x")
+    stage.now += passed_ms
+    again = stage.take(credit=2, attempt_id="x")
+    assert stage.group.release_undelivered([pick.receipt for pick in lost], stage.now) == 0
+    assert stage.offsets("b") == [2]
+    assert settle(stage, Verb.ACK, again[:1]) == [DONE]
+    assert stage.group.release_undelivered([pick.receipt for pick in again[1:]], stage.now) == 1
+    assert stage.offsets("b") == [1]
+
+
 def test_a_repeat_leaves_out_topics_that_it_does_not_ask_for() -> None:
     # S1: a repeated attempt must not deliver messages of topics that the token does not grant
     stage = Stage({1: 1, 2: 1})
