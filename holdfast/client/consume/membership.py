@@ -221,7 +221,7 @@ class Membership:
         self._leases.lease_s = (self.options.lease_ms or self._facts.lease_ms) / 1000
         self._keeper = asyncio.create_task(self._guarded(self._leases.keep))
         ask = self._ask()
-        waits_for_delayed = False
+        waits_for_delayed = has_no_delayed = False
         attempt_id: str | None = None
         excluded: Mapping[Unit, int] = {}
         while True:
@@ -260,13 +260,17 @@ class Membership:
             if doubtful:
                 await self._clear_doubts(doubtful)
             if reply.messages or (reply.active and not was_active):
+                has_no_delayed = False
                 continue
             if waits:
                 await asyncio.sleep(max(0.0, asked_at_s + EMPTY_PULL_S - self.loop.time()))
             elif self._held or len(self.ready):
                 await self.change()
-            elif self.options.wait_for_delayed and await self._has_delayed():
-                waits_for_delayed = True
+            elif self.options.wait_for_delayed and not has_no_delayed:
+                # If none is delayed now, the last delay may have ended since this receive: receive
+                # once more before the end.
+                has_no_delayed = not await self._has_delayed()
+                waits_for_delayed = not has_no_delayed
             elif not excluded:
                 self.is_at_end = True
                 self.note_change()

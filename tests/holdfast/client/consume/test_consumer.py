@@ -294,6 +294,19 @@ async def test_no_more_is_held_than_may_be() -> None:
         assert max(held) <= 7
 
 
+async def test_the_end_is_not_before_a_message_whose_delay_has_just_ended() -> None:
+    async with fake_group() as (group, client):
+
+        async def describe(name: str, body: Any) -> web.StreamResponse | None:
+            if name == "describe" and group.named("receive") and not group.bodies:
+                group.publish(1)  # its delay ends before this answer, and after the empty receive
+            return None
+
+        group.before = describe
+        consumer = client.consume("t", GROUP, follow=False, wait_for_delayed=True)
+        assert [delivery.offset async for delivery in consumer] == [0]
+
+
 async def test_leases_are_extended_at_half_their_time_in_hand_and_not_begun() -> None:
     async with fake_group(lease_ms=40) as (group, client):
         group.publish(4)
