@@ -30,10 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.broker import Broker
+from holdfast.cli.process.garbage_freezer import GarbageFreezer
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.config import load_config
-from holdfast.garbage import Freezing
 
 MOST_MS = 20.0
 _BATCH = "application/vnd.holdfast.batch"
@@ -167,7 +167,7 @@ def _serving(folder: Path) -> Iterator[tuple[str, Turns]]:
     undo = _watch_callbacks(turns)
     try:
         asyncio.run_coroutine_threadsafe(broker.start(), loop).result(60)
-        freezing = Freezing(broker.gone_count)
+        freezing = GarbageFreezer(broker.gone_count)
         freezing.start()
         yield broker.url, turns
         freezing.stop()

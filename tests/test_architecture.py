@@ -59,7 +59,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.storage": (),
     "holdfast.storage.storage_opening": ("commitlog", "consumequeue", "groups", "holdfast.config"),
     "holdfast.machine_memory": (),
-    "holdfast.garbage": (),
     "holdfast.storage.alarms": ("commitlog", "consumequeue", "holdfast.machine_memory"),
     "holdfast.storage.storage": (
         "holdfast.storage.alarms",
@@ -114,7 +113,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.config_reference",
         "holdfast.demo",
         "holdfast.dump",
-        "holdfast.garbage",
         "holdfast.machine_memory",
         "holdfast.repair",
         "http_api.access",

@@ -6,7 +6,7 @@ its traceback.
 
 from enum import IntEnum
 
-from holdfast.cli.figures import shown_count
+from holdfast.cli.output.figures import shown_count
 
 
 class ExitCode(IntEnum):

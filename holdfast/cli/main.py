@@ -8,24 +8,24 @@ from typing import Any
 import click
 
 from holdfast import __version__
-from holdfast.cli.backup import backup, restore
-from holdfast.cli.bench import bench
-from holdfast.cli.check import check, dump
-from holdfast.cli.config import config
-from holdfast.cli.connection import check_takes_broker, options_before_commands
-from holdfast.cli.consume import consume
-from holdfast.cli.demo import demo
+from holdfast.cli.commands.backup import backup, restore
+from holdfast.cli.commands.bench import bench
+from holdfast.cli.commands.check import check, dump
+from holdfast.cli.commands.config import config
+from holdfast.cli.commands.consume import consume
+from holdfast.cli.commands.demo import demo
+from holdfast.cli.commands.group_leases import group
+from holdfast.cli.commands.message import message
+from holdfast.cli.commands.publish import publish
+from holdfast.cli.commands.pull import pull
+from holdfast.cli.commands.repair import repair
+from holdfast.cli.commands.serve import serve
+from holdfast.cli.commands.status import status, top
+from holdfast.cli.commands.token import token
+from holdfast.cli.commands.topic import topic
 from holdfast.cli.exits import ExitCode, Failure, failure_of
-from holdfast.cli.leased_group import group
-from holdfast.cli.message import message
-from holdfast.cli.output import safe_text
-from holdfast.cli.publish import publish
-from holdfast.cli.pull import pull
-from holdfast.cli.repair import repair
-from holdfast.cli.serve import serve
-from holdfast.cli.status import status, top
-from holdfast.cli.token import token
-from holdfast.cli.topic import topic
+from holdfast.cli.input.connection import check_takes_broker, options_before_commands
+from holdfast.cli.output.terminal import safe_text
 
 
 class Root(click.Group):

@@ -5,9 +5,9 @@ import pytest
 from bench.folded import samples, spread, with_ended
 
 _LINES = (
-    "thread (7): MainThread;run (/x/holdfast/cli/serving.py:3);"
+    "thread (7): MainThread;run (/x/holdfast/cli/process/broker_process.py:3);"
     "answer (/x/holdfast/http_api/app.py:58);dumps (/lib/python3.11/json/__init__.py:1) 3",
-    "thread (7): MainThread;run (/x/holdfast/cli/serving.py:3);"
+    "thread (7): MainThread;run (/x/holdfast/cli/process/broker_process.py:3);"
     "start (/v/lib/site-packages/aiohttp/web_protocol.py:9) 1",
     "",
     "thread (8): holdfast-reader_0;_worker (/lib/python3.11/concurrent/futures/thread.py:69) 5",

@@ -29,7 +29,11 @@ def test_a_start_says_how_the_broker_before_it_ended(tmp_path: Path) -> None:
     assert len(starts) == 3
     assert "did not stop in order" in starts[1]
     assert "after a stop in order" in starts[2]
-    assert log.splitlines()[0].split("holdfast.cli.serving: ")[1].startswith("holdfast ")
+    assert (
+        log.splitlines()[0]
+        .split("holdfast.cli.process.broker_process: ")[1]
+        .startswith("holdfast ")
+    )
     assert log.count("stopping: SIGTERM") == log.count(": stopped ") == 2
 
 

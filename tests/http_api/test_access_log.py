@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from holdfast.cli.logs import ACCESS_LOGGER
+from holdfast.cli.output.logs import ACCESS_LOGGER
 from holdfast.http_api.access.audit import AuditLog
 from holdfast.http_api.access_log import LOGGER, AccessLog
 from holdfast.http_api.wire.reply import Reply

@@ -76,6 +76,12 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "stream": ("broker", "deploy", "options", "read", "errors"),
         "write": ("broker", "deploy", "options", "errors"),
     },
+    "holdfast.cli": {
+        "output": (),
+        "input": ("output", "exits"),
+        "process": ("output", "exits"),
+        "commands": ("input", "output", "process", "exits"),
+    },
     "holdfast.client": {
         "transport": ("errors",),
         "read": ("transport", "errors"),

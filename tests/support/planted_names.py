@@ -207,7 +207,7 @@ def _serve_commands() -> None:
     """Run the commands from standard input, one per line, and print the exit code of each."""
     import holdfast.broker
     import holdfast.cli.main
-    import holdfast.cli.serving
+    import holdfast.cli.process.broker_process
     import holdfast.repair
 
     assert holdfast.broker

@@ -1,0 +1,1 @@
+"""The commands: one file per group of commands, and what only one command needs."""

@@ -1,0 +1,65 @@
+"""holdfast config: show the settings that a broker would use if it were started here, or describe
+all settings."""
+
+import os
+from pathlib import Path
+
+import click
+
+from holdfast.cli.output.terminal import is_terminal, write_rows, write_table
+from holdfast.config import resolve, unused_variables
+
+
+def config_option(command: click.decorators.FC) -> click.decorators.FC:
+    """Give a command the option --config."""
+    return click.option(
+        "--config",
+        "config_file",
+        envvar="HOLDFAST_CONFIG",
+        show_envvar=True,
+        type=click.Path(path_type=Path),
+        help="TOML file with the broker's settings.",
+    )(command)
+
+
+@click.group()
+def config() -> None:
+    """Show the broker's configuration."""
+
+
+@config.command("show")
+@config_option
+def show(config_file: Path | None) -> None:
+    """Print every key, its value and its source.
+
+    `holdfast serve` would use these values here: defaults, then the file, then the environment.
+    """
+    from holdfast.machine_memory import machine_bytes
+
+    resolved = resolve(file=config_file, environ=os.environ, flags={}, memory_bytes=machine_bytes())
+    for variable in unused_variables(os.environ):
+        click.echo(f"note: {variable} stands for no key", err=True)
+    rows = [
+        {
+            "key": each.key.name,
+            "value": str(each.value) if isinstance(each.value, Path) else each.value,
+            "source": each.source,
+        }
+        for each in resolved
+    ]
+    if not is_terminal():
+        write_rows(rows, ["key", "value", "source"])
+        return
+    shown = [
+        {**row, "value": each.key.shown(each.value)}
+        for row, each in zip(rows, resolved, strict=True)
+    ]
+    write_table(shown, ["key", "value", "source"])
+
+
+@config.command("reference")
+def reference() -> None:
+    """Print the page that documents every key, in Markdown."""
+    from holdfast.config_reference import reference as page
+
+    click.echo(page(), nl=False)

@@ -1,0 +1,220 @@
+"""holdfast group create, seek, redrive, delete: the commands for groups with leases."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.commands.group import group as group
+from holdfast.cli.commands.group_differences import group_differences
+from holdfast.cli.commands.pull import format_option
+from holdfast.cli.exits import ExitCode, Failure
+from holdfast.cli.input.connection import with_client
+from holdfast.cli.input.start_position import AtOffset, AtTime, Earliest, Start
+from holdfast.cli.input.values import (
+    as_group,
+    as_milliseconds,
+    as_place_in_queue,
+    as_span,
+    as_start,
+    as_topic_filters,
+    as_weighted_topics,
+)
+from holdfast.cli.output.group_view import show_group
+from holdfast.cli.output.message_format import Formatter
+from holdfast.cli.output.terminal import is_terminal, write_json_line, write_rows
+
+if TYPE_CHECKING:
+    from holdfast.client import Client, Message
+    from holdfast.client.consume.group_api import ResetTo, SeekTo
+
+
+@group.command("create")
+@click.argument("name", callback=as_group)
+@click.argument("topics", nargs=-1, metavar="[TOPIC[=WEIGHT]]...", callback=as_weighted_topics)
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    callback=as_topic_filters,
+    metavar="TOPIC=FILTER",
+    help="What the group wants of a topic: tags a,b, or a SQL92 condition.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["competing", "keyed", "single_active", "exclusive"]),
+    help="How members share: docs/groups.md.",
+)
+@click.option("--engine", type=click.Choice(["sfq", "dwrr"]), help="How topics take turns.")
+@click.option(
+    "--cost", type=click.Choice(["count", "bytes", "time"]), help="What weights share out."
+)
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    help="Where queues begin of which no offset is stored.",
+)
+@click.option(
+    "--lease-ms", callback=as_span(1000), metavar="TIME", help="Length of a lease, such as 90s."
+)
+@click.option("--max-in-flight", type=click.IntRange(1), help="Leases at once, of all members.")
+@click.option(
+    "--max-attempts", type=click.IntRange(0), help="Failures that make a dead letter; 0: none do."
+)
+@click.option(
+    "--backoff-ms",
+    callback=as_milliseconds,
+    metavar="TIME,...",
+    help="How long each failure keeps a message back; the last for all after it.",
+)
+@click.option("--dead-letter-topic", metavar="TOPIC", help='Where dead letters go; "" drops them.')
+@click.option("--replace", is_flag=True, help="Change a group that exists and is not like this.")
+@with_client
+def create(
+    client: "Client",
+    name: str,
+    topics: dict[str, int],
+    filters: dict[str, str],
+    replace: bool,
+    **settings: Any,
+) -> None:
+    """Create a group with leases, or check its settings.
+
+    A group that exists with other topics or settings is not changed, and the exit code is 5. With
+    --replace it is changed: the given topics replace its topics, and settings that are not given
+    stay. A group that only stored offsets continues from these offsets.
+    """
+    unknown = [topic for topic in filters if topic not in topics]
+    if unknown:
+        raise click.UsageError(f"--filter names {unknown[0]}, which is not among the topics.")
+    terms = {
+        topic: {"weight": weight, "filter": filters.get(topic)} for topic, weight in topics.items()
+    }
+    existing = None if replace else _config_of(client, name)
+    if existing is None:
+        client.create_group(name, terms or None, **settings)
+    elif differences := group_differences(existing, terms or None, settings):
+        raise Failure(
+            f"the group {name!r} exists with {'; '.join(differences)}; add --replace to change it",
+            ExitCode.CONFLICT,
+        )
+    show_group(client.describe_group(name))
+
+
+def _config_of(client: "Client", name: str) -> Mapping[str, Any] | None:
+    """Return the settings of a group with leases, or None if there is no such group."""
+    from holdfast.client.errors import UnknownGroup
+
+    try:
+        config: Mapping[str, Any] | None = client.describe_group(name).get("config")
+    except UnknownGroup:
+        return None
+    return config
+
+
+@group.command("seek")
+@click.argument("name", callback=as_group)
+@click.option(
+    "--to",
+    callback=as_start,
+    metavar="PLACE",
+    help="earliest, latest, or a time: 2026-11-21T10:00:00Z, epoch ms, -1h.",
+)
+@click.option(
+    "--offset",
+    "places",
+    multiple=True,
+    callback=as_place_in_queue,
+    metavar="TOPIC:QUEUE:OFFSET",
+    help="A queue's offset; may be given several times. Other queues stay where they are.",
+)
+@with_client
+def seek(client: "Client", name: str, to: Start | None, places: dict[str, dict[int, int]]) -> None:
+    """Move a group with leases to another place.
+
+    All leases of its members end.
+    """
+    if (to is None) == (not places):
+        raise click.UsageError("Say where: either --to or --offset.")
+    target: SeekTo = places if to is None else _target(to)
+    moved = client.seek_group(name, target)
+    if not is_terminal():
+        write_json_line({"group": name, "offsets": moved})
+        return
+    rows = [
+        {"topic": topic, "queue": queue, "offset": offset}
+        for topic, queues in moved.items()
+        for queue, offset in sorted(queues.items())
+    ]
+    write_rows(rows, ["topic", "queue", "offset"], title=name)
+
+
+def _target(to: Start) -> "ResetTo":
+    match to:
+        case AtOffset():
+            raise click.BadParameter("an offset fits one queue only; use --offset.")
+        case AtTime(timestamp_ms):
+            return timestamp_ms
+        case Earliest():
+            return "earliest"
+    return "latest"
+
+
+@group.command("redrive")
+@click.argument("name", callback=as_group)
+@click.option("--max", "count", type=click.IntRange(1), help="Put back at most so many.")
+@click.option("--dry-run", is_flag=True, help="Print the dead letters, and put none back.")
+@format_option
+@with_client
+def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form: Formatter) -> None:
+    """Put a group's dead letters back into their topics.
+
+    Each message keeps its key, tag and properties, and counts as put back once it is synced. An
+    interrupted redrive continues where it stopped, and puts no message back twice.
+    """
+    if dry_run:
+        for number, letter in enumerate(_letters(client, name)):
+            if number == count:
+                break
+            sys.stdout.buffer.write(form(letter))
+        return
+    done = client.redrive(name, count)
+    if not is_terminal():
+        write_json_line({"group": name, "redriven": done.total, **done._asdict()})
+        return
+    rows = [{"topic": topic, "redriven": number} for topic, number in done.topics.items()]
+    write_rows(rows, ["topic", "redriven"], title=f"{name}: from {done.dead_letter_topic}")
+    if done.stuck:
+        click.echo(
+            f"{done.stuck} stay where they are: they do not name a topic of the group", err=True
+        )
+
+
+def _letters(client: "Client", name: str) -> "Iterator[Message]":
+    """Yield the dead letters that have not been put back yet."""
+    from holdfast.client.consume.redrive import dead_letter_topic, group_of_redriving, letters_of
+    from holdfast.client.errors import UnknownGroup
+
+    topic = dead_letter_topic(name, client.describe_group(name))
+    try:
+        done: Mapping[int, int] = client.stored_offsets(group_of_redriving(name), topic).offsets
+    except UnknownGroup:
+        done = {}
+    for queue in client.describe_topic(topic)["queues"]:
+        offset = max(done.get(queue["queue"], 0), queue["min_offset"])
+        yield from client.pull(topic, queue["queue"], offset, follow=False, filter=letters_of(name))
+
+
+@group.command("delete")
+@click.argument("name", callback=as_group)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@with_client
+def delete(client: "Client", name: str, yes: bool) -> None:
+    """Delete a group and its state. Its messages stay in their topics."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("Deleting a group cannot be undone: confirm it with --yes.")
+        if click.prompt(f"How far {name} came will be forgotten. Its name again", err=True) != name:
+            raise click.UsageError("That is not its name; nothing was deleted.")
+    client.delete_group(name)

@@ -1,0 +1,139 @@
+"""How a broker's status is shown to people: one screen of 80 columns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from holdfast.cli.commands.broker_status import BrokerStatus, TopicStatus
+from holdfast.cli.output.figures import (
+    shown_count,
+    shown_number,
+    shown_seconds,
+    shown_size,
+    shown_span,
+)
+from holdfast.cli.output.terminal import Column, safe_text, write_table
+
+#: At most this many topics and this many groups are shown, so that they fit on a screen.
+_ROWS = 10
+
+_GROUPS = (
+    Column("group", "group"),
+    Column("topic", "topic"),
+    Column("lag_messages", "lag", shown_number),
+    Column("lag_seconds", "behind", shown_seconds),
+)
+_TOPIC = (
+    Column("topic", "topic"),
+    Column("messages", "messages", shown_number),
+    Column("bytes", "size", shown_size),
+)
+_TOPICS = (
+    *_TOPIC,
+    Column("oldest_seconds", "oldest", shown_seconds),
+    Column("messages_in", "in", shown_number),
+    Column("messages_out", "out", shown_number),
+)
+_TOPIC_RATES = (
+    *_TOPIC,
+    Column("in_rate", "in /s", shown_number),
+    Column("out_rate", "out /s", shown_number),
+    Column("in_bytes_rate", "in B/s", shown_size),
+    Column("out_bytes_rate", "out B/s", shown_size),
+)
+
+
+def show_status(status: BrokerStatus) -> None:
+    """Write a broker's status to the terminal."""
+    _show_head(status)
+    if status.figures is None:
+        return
+    topics, groups = status.figures.topics, status.figures.groups
+    _show_some("topic", topics, status.figures.topic_count, _TOPICS, _row)
+    behind = [each for each in groups if each.lag_messages]
+    _show_some("group", behind, status.figures.group_count, _GROUPS, _row)
+    if groups and not behind:
+        click.echo("none of them is behind")
+
+
+def show_top(now: BrokerStatus, before: BrokerStatus | None) -> None:
+    """Write a broker's status with the rates since the status `before`. If `before` is None, no
+    rates are shown."""
+    _show_head(now)
+    if now.figures is None:
+        return
+    old = before.figures if before is not None else None
+    seconds = now.read_at - before.read_at if before is not None else 0.0
+    known = {each.topic: each for each in old.topics} if old is not None else {}
+    rows = [_with_rates(each, known.get(each.topic), seconds) for each in now.figures.topics]
+    rows.sort(key=lambda row: -((row["in_rate"] or 0) + (row["out_rate"] or 0)))
+    _show_some("topic", rows, now.figures.topic_count, _TOPIC_RATES, dict)
+    _show_some("group", now.figures.groups, now.figures.group_count, _GROUPS, _row)
+
+
+def _show_head(status: BrokerStatus) -> None:
+    figures = status.figures
+    name = f"holdfast {figures.version}" if figures is not None else "holdfast"
+    click.echo(
+        safe_text(f"{name} at {status.url}: " + ("all is well" if status.is_well else "NOT WELL"))
+    )
+    for trouble in status.troubles:
+        click.echo(f"  {safe_text(trouble)}")
+    if figures is None:
+        click.echo("the figures need a token that grants operate")
+        return
+    click.echo(
+        f"up {shown_span(figures.uptime_seconds * 1000)}, "
+        f"{shown_size(figures.resident_bytes)} of memory, "
+        f"{shown_count(figures.connections, 'connection')}"
+    )
+    click.echo(
+        f"held: {shown_count(figures.held_pulls, 'pull')} and "
+        f"{shown_count(figures.held_receives, 'receive')}; "
+        f"{shown_count(figures.in_flight, 'message')} in flight"
+    )
+    click.echo(
+        f"disk: {shown_size(figures.disk_free_bytes)} free; the log has "
+        f"{shown_size(figures.log_bytes)} in {shown_count(figures.log_segments, 'segment')}"
+    )
+    if figures.certificate_expires_seconds is not None:
+        click.echo(
+            f"the certificate expires in {shown_span(figures.certificate_expires_seconds * 1000)}"
+        )
+
+
+def _show_some(
+    thing: str,
+    rows: list[Any],
+    count: int,
+    columns: tuple[Column, ...],
+    row_of: Callable[[Any], dict[str, Any]],
+) -> None:
+    """Write how many things there are, and a table of the first rows."""
+    click.echo(f"\n{shown_count(count, thing)}" + (f", {_ROWS} of them:" if count > _ROWS else ""))
+    if rows:
+        write_table([row_of(each) for each in rows[:_ROWS]], columns)
+
+
+def _row(status: Any) -> dict[str, Any]:
+    return {name: getattr(status, name) for name in status.__slots__}
+
+
+def _with_rates(now: TopicStatus, before: TopicStatus | None, seconds: float) -> dict[str, Any]:
+    """Return a topic's row with its rates per second since `before`. If a counter has become
+    smaller (the broker was restarted), its rate is 0."""
+
+    def rate(name: str) -> int | None:
+        if before is None or seconds <= 0:
+            return None
+        moved: int = max(getattr(now, name) - getattr(before, name), 0)
+        return round(moved / seconds)
+
+    return {
+        **_row(now),
+        "in_rate": rate("messages_in"),
+        "out_rate": rate("messages_out"),
+        "in_bytes_rate": rate("bytes_in"),
+        "out_bytes_rate": rate("bytes_out"),
+    }

@@ -1,0 +1,144 @@
+"""holdfast topic: create, list, describe, change and delete topics."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.input.connection import with_client
+from holdfast.cli.input.values import as_size, as_span, as_topic
+from holdfast.cli.output.terminal import is_terminal, write_json_line, write_rows, write_table
+from holdfast.cli.output.topic_view import (
+    LISTED,
+    QUEUES,
+    described_topics,
+    message_count,
+    shown_settings,
+)
+
+if TYPE_CHECKING:
+    from holdfast.client import Client
+
+
+def _settings(command: Any) -> Any:
+    """Give a command the options for a topic's settings. An option that is not given is None."""
+    for option in (
+        click.option(
+            "--queues", type=click.IntRange(min=1), help="Number of queues, of each level."
+        ),
+        click.option(
+            "--durability",
+            type=click.Choice(["fsync", "written"]),
+            help="Acknowledge once synced to disk, or once written to the operating system.",
+        ),
+        click.option(
+            "--retention-ms",
+            callback=as_span(),
+            metavar="TIME",
+            help="Keep messages this long, such as 12h or 7d; 0: for ever.",
+        ),
+        click.option(
+            "--retention-bytes", callback=as_size, metavar="SIZE", help="Keep this much; 0: all."
+        ),
+        click.option(
+            "--max-bytes",
+            callback=as_size,
+            metavar="SIZE",
+            help="Refuse producers beyond this much; 0: never.",
+        ),
+        click.option(
+            "--max-message-bytes",
+            callback=as_size,
+            metavar="SIZE",
+            help="Largest message that is taken.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, describe, change and delete topics."""
+
+
+@topic.command("create")
+@click.argument("name", callback=as_topic)
+@_settings
+@click.option(
+    "--priority-levels",
+    type=click.IntRange(1, 10),
+    help="Levels of priority, each with queues of its own; they stay as they are.",
+)
+@with_client
+def create(client: "Client", name: str, **settings: Any) -> None:
+    """Create a topic, or check its settings.
+
+    A topic that exists with other settings is not changed, and the exit code is 5.
+    """
+    client.create_topic(name, **_given(settings))
+    _show(client.describe_topic(name))
+
+
+@topic.command("list")
+@click.option("--names", is_flag=True, help="Print the names alone, one a line: one request.")
+@with_client
+def list_topics(client: "Client", names: bool) -> None:
+    """List the topics, their sizes and newest messages.
+
+    This takes a request for each topic; --names does not.
+    """
+    if names:
+        for each in client.topics():
+            click.echo(each["topic"])
+        return
+    write_rows(described_topics(client), LISTED)
+
+
+@topic.command("describe")
+@click.argument("name", callback=as_topic)
+@with_client
+def describe(client: "Client", name: str) -> None:
+    """Show a topic's queues and settings."""
+    _show(client.describe_topic(name))
+
+
+@topic.command("change")
+@click.argument("name", callback=as_topic)
+@_settings
+@with_client
+def change(client: "Client", name: str, **settings: Any) -> None:
+    """Change retention, durability or limits, or add queues."""
+    given = _given(settings)
+    if not given:
+        raise click.UsageError("Nothing to change: give at least one option.")
+    client.change_topic(name, **given)
+    _show(client.describe_topic(name))
+
+
+@topic.command("delete")
+@click.argument("name", callback=as_topic)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@with_client
+def delete(client: "Client", name: str, yes: bool) -> None:
+    """Delete a topic with all its messages."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("Deleting a topic cannot be undone: confirm it with --yes.")
+        if click.prompt(f"All messages of {name} will go. Its name again", err=True) != name:
+            raise click.UsageError("That is not its name; nothing was deleted.")
+    client.delete_topic(name)
+
+
+def _show(described: Mapping[str, Any]) -> None:
+    if not is_terminal():
+        write_json_line(described)
+        return
+    click.echo(f"{described['topic']} (id {described['topic_id']}): {shown_settings(described)}")
+    queues = [{**queue, "messages": message_count(queue)} for queue in described["queues"]]
+    write_table(queues, QUEUES)

@@ -1,0 +1,1 @@
+"""What the commands print: tables, numbers, messages, progress and log lines."""

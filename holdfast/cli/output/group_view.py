@@ -1,0 +1,146 @@
+"""How a group is shown. Programs get a line of JSON. People get one table per topic, which fits
+into 80 columns, or one wide table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from holdfast.cli.output.figures import (
+    shown_count,
+    shown_number,
+    shown_seconds,
+    shown_size,
+    shown_span,
+)
+from holdfast.cli.output.terminal import (
+    Column,
+    is_terminal,
+    safe_text,
+    write_json_line,
+    write_table,
+)
+
+_TOPIC = Column("topic", "topic")
+_QUEUE = Column("queue", "queue")
+_END = Column("max_offset", "end", shown_number)
+_LAG = Column("lag_messages", "lag", shown_number)
+_LAG_BYTES = Column("lag_bytes", "lag size", shown_size)
+_BEHIND = Column("lag_seconds", "behind", shown_seconds)
+_NEXT = Column("next", "next", shown_number)
+_COUNTS = tuple(
+    Column(name, name.replace("_", " "), shown_number)
+    for name in ("available", "in_flight", "delayed", "dead")
+)
+_WIDE_COUNTS = (
+    *_COUNTS,
+    Column("expired", "expired", shown_number),
+    Column("lost", "lost", shown_number),
+    Column("served", "served", shown_number),
+)
+_RATE = Column("per_second", "/s")
+
+_OFFSETS_ONLY = (_QUEUE, Column("offset", "offset", shown_number), _END, _LAG, _LAG_BYTES, _BEHIND)
+_LEASED = (_QUEUE, _NEXT, _LAG, _BEHIND, *_COUNTS)
+_LEASED_WIDE = (
+    _TOPIC,
+    _QUEUE,
+    Column("floor", "floor", shown_number),
+    _NEXT,
+    _END,
+    _LAG,
+    _LAG_BYTES,
+    _BEHIND,
+    *_WIDE_COUNTS,
+    _RATE,
+)
+_MEMBERS = (
+    Column("member", "member"),
+    Column("in_flight", "in flight", shown_number),
+    Column("waiting", "waiting", lambda waiting: "yes" if waiting else "no", is_text=True),
+    Column("active", "active", lambda active: "yes" if active else "no", is_text=True),
+)
+LISTED = (
+    Column("group", "group"),
+    Column("mode", "mode"),
+    Column("topics", "topics"),
+    Column("lag_messages", "lag", shown_number),
+)
+
+
+def show_group(described: Mapping[str, Any], *, is_wide: bool = False) -> None:
+    """Write a group's description to standard output."""
+    if not is_terminal():
+        write_json_line(described)
+        return
+    config = described.get("config")
+    for line in _heading(described, config):
+        click.echo(safe_text(line))
+    if is_wide:
+        rows = [
+            {"topic": topic["topic"], **_flat(queue)}
+            for topic in described["topics"]
+            for queue in topic["queues"]
+        ]
+        write_table(rows, (_TOPIC, *_OFFSETS_ONLY) if config is None else _LEASED_WIDE)
+    else:
+        for topic in described["topics"]:
+            click.echo(f"\n{safe_text(_topic_heading(topic, config))}")
+            write_table(map(_flat, topic["queues"]), _OFFSETS_ONLY if config is None else _LEASED)
+    if config is None:
+        return
+    if not described["members"]:
+        click.echo("\nno members")
+        return
+    click.echo()
+    write_table(described["members"], _MEMBERS)
+
+
+def _flat(queue: Mapping[str, Any]) -> dict[str, Any]:
+    served = queue.get("served")
+    if served is None:
+        return dict(queue)
+    return {**queue, "served": served["count"], "per_second": round(served["rate"], 1)}
+
+
+def _heading(described: Mapping[str, Any], config: Mapping[str, Any] | None) -> list[str]:
+    """Return the lines above the topics."""
+    lag = _lag(described)
+    if config is None:
+        return [f"{described['group']}: stores offsets only", lag]
+    fairness = config["fairness"]
+    settings = [
+        config["mode"],
+        f"{fairness['engine']} by {fairness['cost']}",
+        f"leases of {shown_span(config['lease_ms'])}",
+    ]
+    lines = [f"{described['group']}: {', '.join(settings)}"]
+    if config["dead_letter_topic"] is not None:
+        lines.append(f"dead letters to {config['dead_letter_topic']}")
+    in_flight = f"{described['in_flight']:,} of {config['max_in_flight']:,} in flight"
+    lines.append(f"{lag}; {in_flight}")
+    if described["in_flight"] >= config["max_in_flight"]:
+        lines.append("AT ITS LIMIT: nothing more is delivered until a lease ends")
+    return lines
+
+
+def _topic_heading(topic: Mapping[str, Any], config: Mapping[str, Any] | None) -> str:
+    parts = [_lag(topic)]
+    terms = (config or {}).get("topics", {}).get(topic["topic"])
+    if terms is not None and terms["weight"] != 1:
+        parts.append(f"weight {terms['weight']}")
+    if terms is not None and terms["filter"] is not None:
+        parts.append(f"filter {terms['filter']}")
+    if topic.get("served") is not None:
+        parts.append(f"{topic['served']['rate']:.1f} messages/s")
+    return f"{topic['topic']}: {'; '.join(parts)}"
+
+
+def _lag(behind: Mapping[str, Any]) -> str:
+    if not behind["lag_messages"]:
+        return "no lag"
+    count = shown_count(behind["lag_messages"], "message")
+    return (
+        f"lag {count}, {shown_size(behind['lag_bytes'])}, "
+        f"the oldest {shown_seconds(behind['lag_seconds'])} old"
+    )

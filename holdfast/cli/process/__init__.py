@@ -1,0 +1,1 @@
+"""The broker's process: signals, exit code, and pauses of the garbage collector."""

@@ -1,0 +1,171 @@
+"""holdfast backup, restore and repair, as seen from a shell."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.testing import RunningBroker
+from tests.cli.conftest import Run
+
+
+def lines(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def flip(path: Path, text: bytes) -> None:
+    content = path.read_bytes()
+    at = content.index(text)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))
+
+
+def _publish(holdfast: Run, *bodies: str) -> None:
+    text = "".join(f"{body}\n" for body in bodies).encode()
+    assert holdfast("publish", "t", "--queue", "0", input=text).exit_code == 0
+
+
+@pytest.fixture
+def backed_up(holdfast: Run, holdfast_broker: RunningBroker, tmp_path: Path) -> Path:
+    """Return a backup of a running broker with three messages."""
+    _publish(holdfast, "a", "b", "c")
+    target = tmp_path / "backup"
+    done = holdfast("backup", "--data-dir", str(holdfast_broker.data_dir), str(target))
+    assert done.exit_code == 0, done.stderr
+    (summary,) = lines(done.stdout)
+    assert summary["damage"] == []
+    assert summary["files"] == 2
+    assert 0 < summary["copied_bytes"] < 1_000_000
+    return target
+
+
+def test_a_running_brokers_backup_is_restored_and_served(
+    holdfast: Run, holdfast_broker: RunningBroker, backed_up: Path, tmp_path: Path
+) -> None:
+    _publish(holdfast, "later")
+    restored = tmp_path / "restored"
+    done = holdfast("restore", str(backed_up), "--data-dir", str(restored))
+    assert done.exit_code == 0, done.stderr
+    (summary,) = lines(done.stdout)
+    assert summary["is_sound"] is True
+    assert summary["topics"] == 1
+    holdfast_broker.stop()
+    shutil.rmtree(holdfast_broker.data_dir)
+    shutil.move(restored, holdfast_broker.data_dir)
+    holdfast_broker.start()
+    found = lines(holdfast("pull", "t", "--queue", "0", "--from", "earliest").stdout)
+    assert [(row["offset"], row["body"]) for row in found] == [(0, "a"), (1, "b"), (2, "c")]
+
+
+def test_offsets_that_consumers_may_have_seen_are_not_given_again(
+    holdfast: Run, holdfast_broker: RunningBroker, backed_up: Path, tmp_path: Path
+) -> None:
+    _publish(holdfast, "seen at offset 3, and lost")
+    restored = tmp_path / "restored"
+    arguments = ("--data-dir", str(restored), "--reserve-offsets", "1000")
+    done = holdfast("restore", str(backed_up), *arguments)
+    assert done.exit_code == 0, done.stderr
+    assert holdfast("check", str(restored)).exit_code == 0
+    holdfast_broker.stop()
+    shutil.rmtree(holdfast_broker.data_dir)
+    shutil.move(restored, holdfast_broker.data_dir)
+    holdfast_broker.start()
+    _publish(holdfast, "new")
+    # A consumer that had reached offset 4 continues and misses no new message.
+    for start in ("0", "4"):
+        found = lines(holdfast("pull", "t", "--queue", "0", "--from", start).stdout)
+        assert (found[-1]["offset"], found[-1]["body"]) == (1003, "new")
+    holdfast_broker.stop()
+    assert holdfast("check", str(holdfast_broker.data_dir)).exit_code == 0
+
+
+def test_a_backup_is_brought_up_to_date(
+    holdfast: Run, holdfast_broker: RunningBroker, backed_up: Path
+) -> None:
+    _publish(holdfast, "later")
+    source = ("--data-dir", str(holdfast_broker.data_dir))
+    refused = holdfast("backup", *source, str(backed_up))
+    assert refused.exit_code == 6
+    assert "--incremental" in refused.stderr
+    assert holdfast("backup", *source, str(backed_up), "--incremental").exit_code == 0
+    checked = holdfast("check", str(backed_up))
+    assert checked.exit_code == 0, checked.stdout
+    summary = lines(checked.stdout)[-1]
+    assert (summary["scope"], summary["is_sound"]) == ("backup", True)
+
+
+def test_a_damaged_backup_is_found_and_refused(
+    holdfast: Run, backed_up: Path, tmp_path: Path
+) -> None:
+    (tail,) = (backed_up / "commitlog").iterdir()
+    flip(tail, b"abc")
+    checked = holdfast("check", str(backed_up))
+    assert checked.exit_code == 1
+    assert any(row.get("finding") == "backup-file" for row in lines(checked.stdout))
+    done = holdfast("restore", str(backed_up), "--data-dir", str(tmp_path / "restored"))
+    assert done.exit_code == 1
+    assert "is not what was written" in done.stderr
+    assert not (tmp_path / "restored").exists()
+
+
+def test_nothing_is_restored_over_a_data_directory(
+    holdfast: Run, holdfast_broker: RunningBroker, backed_up: Path
+) -> None:
+    done = holdfast("restore", str(backed_up), "--data-dir", str(holdfast_broker.data_dir))
+    assert done.exit_code == 6
+    assert "is not empty" in done.stderr
+
+
+def test_a_person_reads_a_sentence(
+    holdfast: Run, backed_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.cli.commands.backup.is_terminal", lambda: True)
+    done = holdfast("restore", str(backed_up), "--data-dir", str(tmp_path / "restored"))
+    assert done.stdout.startswith("restored ")
+    assert done.stdout.endswith(": sound\n")
+
+
+def test_a_repair_says_what_it_costs_and_does_it_only_when_told_to(
+    holdfast: Run, holdfast_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = holdfast_broker.data_dir
+    _publish(holdfast, "a", "b", "c")
+    _publish(holdfast, "d")
+    _publish(holdfast, "e")
+    refused = holdfast("repair", str(data_dir))
+    assert refused.exit_code == 6
+    assert "stop that one first" in refused.stderr
+    holdfast_broker.kill()
+    flip(min((data_dir / "commitlog").iterdir()), b"abc")
+
+    done = holdfast("repair", str(data_dir))
+    assert done.exit_code == 1
+    loss, summary = lines(done.stdout)
+    assert loss == {
+        "kind": "loss",
+        "reason": "payload-crc",
+        "topic": "t",
+        "topic_id": 1,
+        "queue": 0,
+        "start_offset": 0,
+        "end_offset": 3,
+    }
+    assert (summary["done"], summary["messages"]) == (False, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.cli.commands.repair.is_terminal", lambda: True)
+        told = holdfast("repair", str(data_dir)).stdout.splitlines()
+    assert told[0] == "would let go of offsets 0 to 3 of queue 0 of 't' (payload-crc)"
+    assert told[-1] == "nothing was changed; add --accept-loss, or restore a backup"
+
+    done = holdfast("repair", str(data_dir), "--accept-loss")
+    assert done.exit_code == 0, done.stdout
+    summary = lines(done.stdout)[-1]
+    assert (summary["is_sound"], summary["done"]) == (True, True)
+    assert Path(summary["copies"]).is_dir()
+    assert holdfast("check", str(data_dir)).exit_code == 0
+    holdfast_broker.start()
+    found = lines(holdfast("pull", "t", "--queue", "0", "--from", "0").stdout)
+    assert [(row["offset"], row["body"]) for row in found] == [(3, "d"), (4, "e")]

@@ -1,0 +1,145 @@
+"""holdfast check and holdfast dump, on the directory of a killed broker."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.testing import RunningBroker
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def left_behind(holdfast: Run, holdfast_broker: RunningBroker) -> Path:
+    """Return the directory of a broker that stored three messages and was killed."""
+    assert holdfast("publish", "t", "--queue", "0", input=b"a\nb\nc\n").exit_code == 0
+    holdfast_broker.kill()
+    return holdfast_broker.data_dir
+
+
+def lines(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def segment_of(data_dir: Path) -> Path:
+    return min((data_dir / "commitlog").iterdir())
+
+
+def flip(path: Path, text: bytes) -> None:
+    """Flip a bit of the first occurrence of `text`."""
+    content = path.read_bytes()
+    at = content.index(text)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))
+
+
+def test_a_sound_directory_is_code_0(holdfast: Run, left_behind: Path) -> None:
+    done = holdfast("check", str(left_behind))
+    assert done.exit_code == 0, done.stdout
+    *findings, summary = lines(done.stdout)
+    assert all(finding["kind"] == "note" for finding in findings)
+    assert (summary["kind"], summary["is_sound"]) == ("summary", True)
+    assert summary["messages"] >= 3
+
+
+def test_damage_is_code_1_and_changes_nothing(
+    holdfast: Run, holdfast_broker: RunningBroker, left_behind: Path
+) -> None:
+    # A later block proves that the first one was synced, so it cannot be a torn tail.
+    holdfast_broker.start()
+    holdfast("publish", "t", "--queue", "0", input=b"d\n")
+    holdfast("publish", "t", "--queue", "0", input=b"e\n")
+    holdfast_broker.kill()
+    flip(segment_of(left_behind), b"abc")
+    before = segment_of(left_behind).read_bytes()
+    done = holdfast("check", str(left_behind))
+    assert done.exit_code == 1
+    *findings, summary = lines(done.stdout)
+    assert any(finding["kind"] == "damage" for finding in findings)
+    assert summary["is_sound"] is False
+    assert segment_of(left_behind).read_bytes() == before
+
+
+def test_a_person_reads_sentences(
+    holdfast: Run, left_behind: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.cli.commands.check.is_terminal", lambda: True)
+    *_, verdict = holdfast("check", str(left_behind)).stdout.splitlines()
+    assert verdict.startswith("sound: ")
+    (left_behind / "VERSION").write_text("q")
+    found, mend, *_ = holdfast("check", str(left_behind)).stdout.splitlines()
+    assert found.startswith("damage: VERSION: ")
+    assert mend.startswith("    mend: 'holdfast repair' writes")
+
+
+def test_a_directory_in_use_is_refused(holdfast: Run, holdfast_broker: RunningBroker) -> None:
+    done = holdfast("check", str(holdfast_broker.data_dir))
+    assert done.exit_code == 6
+    assert "is in use by another broker" in done.stderr
+    assert "--live" in done.stderr
+    assert "--data-dir" not in done.stderr
+
+
+def test_beside_a_running_broker_the_log_is_checked(
+    holdfast: Run, holdfast_broker: RunningBroker
+) -> None:
+    assert holdfast("publish", "t", "--queue", "0", input=b"a\nb\nc\n").exit_code == 0
+    done = holdfast("check", str(holdfast_broker.data_dir), "--live")
+    assert done.exit_code == 0, done.stdout
+    *_, summary = lines(done.stdout)
+    assert (summary["scope"], summary["topics"]) == ("log", 1)
+    assert summary["messages"] >= 3
+    holdfast("publish", "t", "--queue", "0", input=b"d\n")
+    flip(segment_of(holdfast_broker.data_dir), b"abc")
+    done = holdfast("check", str(holdfast_broker.data_dir), "--live")
+    assert done.exit_code == 1
+    found = next(row for row in lines(done.stdout) if row.get("finding") == "payload-crc")
+    assert found["lost"] == [
+        {"topic": "t", "topic_id": 1, "queue": 0, "start_offset": 0, "end_offset": 3}
+    ]
+
+
+def test_what_cannot_be_looked_at_is_another_code_than_damage(
+    holdfast: Run, left_behind: Path
+) -> None:
+    shutil.rmtree(left_behind / "commitlog")
+    (left_behind / "commitlog").write_text("no folder")
+    done = holdfast("check", str(left_behind))
+    assert done.exit_code == 6
+    assert "cannot be looked at" in done.stderr
+
+
+def test_another_folder_is_refused(holdfast: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    done = holdfast("check", str(tmp_path / "mine"))
+    assert done.exit_code == 6
+    assert "name the folder that 'holdfast serve --data-dir' is given" in done.stderr
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_dump_prints_blocks_and_messages(holdfast: Run, left_behind: Path) -> None:
+    done = holdfast("dump", str(segment_of(left_behind)), "--messages")
+    assert done.exit_code == 0, done.stderr
+    rows = lines(done.stdout)
+    assert rows[-1]["kind"] == "unwritten"
+    # The records of the broker's own topic precede them.
+    messages = [row for row in rows if row["kind"] == "message"]
+    assert [message.get("body") for message in messages[-3:]] == ["a", "b", "c"]
+
+
+def test_dump_says_what_is_damaged(holdfast: Run, left_behind: Path) -> None:
+    flip(segment_of(left_behind), b"abc")
+    done = holdfast("dump", str(segment_of(left_behind)))
+    assert done.exit_code == 1
+    assert any(row["kind"] == "damage" for row in lines(done.stdout))
+    assert "1 damaged" in done.stderr
+
+
+def test_dump_of_something_else_is_one_line(holdfast: Run, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    done = holdfast("dump", str(tmp_path / "x"))
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,41 @@
+"""holdfast status and top, against a broker."""
+
+import json
+
+from holdfast.cli.commands.broker_status import figures_of
+from holdfast.testing import RunningBroker
+from tests.cli.conftest import Run
+
+
+# O3: the commands status and top did not exist.
+def test_the_status_has_what_the_broker_says(holdfast: Run, holdfast_broker: RunningBroker) -> None:
+    with holdfast_broker.client() as client:
+        client.create_topic("orders", queues=1)
+        for _ in range(3):
+            client.publish("orders", b"x")
+        client.store_offsets("reports", "orders", {0: 1})
+    for command in ("status", "top"):
+        done = holdfast(command)
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert (found["is_well"], found["phase"], found["alarms"]) == (True, "ready", {})
+        figures = found["figures"]
+        (topic,) = figures["topics"]
+        assert (topic["topic"], topic["messages"], topic["messages_in"]) == ("orders", 3, 3)
+        (group,) = figures["groups"]
+        assert (group["group"], group["topic"], group["lag_messages"]) == ("reports", "orders", 2)
+        assert group["lag_seconds"] >= 0
+        assert figures["disk_free_bytes"] > 0
+        assert figures["resident_bytes"] > 10_000_000
+        assert figures["certificate_expires_seconds"] is None
+
+
+def test_figures_of_nothing_are_zero() -> None:
+    empty = figures_of("", 0.0)
+    assert (empty.version, empty.topic_count, empty.topics, empty.groups) == ("", 0, [], [])
+
+
+def test_no_broker_is_code_3(holdfast: Run, holdfast_broker: RunningBroker) -> None:
+    holdfast_broker.stop()
+    for command in ("status", "top"):
+        assert holdfast(command).exit_code == 3

@@ -1,0 +1,305 @@
+"""The end of a broker's process, with a fake broker that behaves as each test needs."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast import __version__
+from holdfast.cli.exits import ExitCode, Failure
+from holdfast.cli.process import broker_process
+from holdfast.config import Config
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.routing.context import BrokerStatus
+
+MODULE = broker_process.__name__
+
+
+class FakeBroker:
+    """Starts and sends itself SIGTERM; subclasses fail or hang instead."""
+
+    url = "http://127.0.0.1:1"
+    status = BrokerStatus("ready")
+    made: "FakeBroker"
+
+    def __init__(self, config: Config) -> None:
+        FakeBroker.made = self
+        self.events: list[str] = []
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self.released = asyncio.Event()
+
+    async def start(self) -> None:
+        self.events.append("started")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def stop(self) -> None:
+        self.events.append("stopped")
+
+    async def reload(self) -> None:
+        self.events.append("reloaded")
+
+    def gone_count(self) -> int:
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore the test process's logging, switch interval and signal handlers."""
+    monkeypatch.setattr(broker_process, "start_logging", lambda form, level: None)
+    interval = sys.getswitchinterval()
+    told = (*broker_process.STOP_SIGNALS, signal.SIGHUP, *broker_process.IGNORED_SIGNALS)
+    handlers = {number: signal.getsignal(number) for number in told}
+    yield
+    sys.setswitchinterval(interval)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, broker: type[FakeBroker]) -> ExitCode:
+    monkeypatch.setattr(broker_process, "Broker", broker)
+    return broker_process.run(Config(data_dir=Path("/d")))
+
+
+def test_a_signal_stops_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, FakeBroker) is ExitCode.OK
+    assert FakeBroker.made.events == ["started", "stopped"]
+    assert capsys.readouterr().out == "holdfast: serving on http://127.0.0.1:1\n"
+
+
+# O5: SIGHUP and every other signal ended the broker uncleanly (129 for SIGHUP).
+@pytest.mark.parametrize("number", broker_process.STOP_SIGNALS)
+def test_each_of_these_signals_stops_it_in_order(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Told(FakeBroker):
+        async def start(self) -> None:
+            os.kill(os.getpid(), number)
+
+    caplog.set_level("INFO")
+    assert run(monkeypatch, Told) is ExitCode.OK
+    assert Told.made.events == ["stopped"]
+    assert f"stopping: {number.name}" in caplog.messages
+    assert caplog.messages[-1] == "stopped"
+
+
+class Reloading(FakeBroker):
+    """Receives SIGHUP, and serves until it has reloaded."""
+
+    async def start(self) -> None:
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+
+    async def reload(self) -> None:
+        await super().reload()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_hang_up_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, Reloading) is ExitCode.OK
+    assert Reloading.made.events == ["reloaded", "stopped"]
+
+
+def test_a_reload_that_fails_leaves_the_broker_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Reloading):
+        async def reload(self) -> None:
+            await super().reload()
+            raise OSError(errno.EIO, "Input/output error")
+
+    assert run(monkeypatch, Failing) is ExitCode.OK
+    assert Failing.made.events == ["reloaded", "stopped"]
+    assert "the reload failed: everything stays as it was" in caplog.messages
+
+
+def test_a_terminal_that_hangs_up_stops_what_was_started_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class HungUp(FakeBroker):
+        async def start(self) -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    monkeypatch.setattr(f"{MODULE}.sys.stdin", SimpleNamespace(isatty=lambda: True))
+    assert run(monkeypatch, HungUp) is ExitCode.OK
+    assert HungUp.made.events == ["stopped"]
+
+
+# O5: the first line of every start was the notice about open files.
+def test_the_first_line_says_what_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    run(monkeypatch, FakeBroker)
+    assert caplog.messages[0] == f"holdfast {__version__} starts"
+    assert vars(caplog.records[0])["data_dir"] == "/d"
+    assert [each for each in caplog.messages if "ulimit" in each] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "level"),
+    [
+        (20_000, 120_000, "DEBUG"),  # the default: the user did not ask for that many
+        (20_000, 18_977, "WARNING"),
+        (20_000, 18_976, None),
+        (1_998, 120_000, "WARNING"),  # 999 connections are few
+        (1_999, 120_000, "DEBUG"),
+    ],
+)
+def test_too_few_files_are_told_of_where_it_matters(
+    files: int,
+    wanted: int,
+    level: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.resource.getrlimit", lambda _: (32, files))
+    monkeypatch.setattr(f"{MODULE}.resource.setrlimit", lambda _, limits: None)
+    caplog.set_level("DEBUG")
+    config = Config(data_dir=Path("/d"), http_api=HttpConfig(max_connections=wanted))
+    broker_process._within_open_files(config)
+    found = [each.levelname for each in caplog.records if "ulimit" in each.getMessage()]
+    assert found == ([] if level is None else [level])
+
+
+def test_a_variable_that_is_not_used_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_VERSION", "1")
+    run(monkeypatch, FakeBroker)
+    assert any("HOLDFAST_VERSION stands for no key" in each for each in caplog.messages)
+
+
+def test_a_broker_that_was_read_only_ends_as_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class ReadOnly(FakeBroker):
+        status = BrokerStatus("ready", read_only="a sync failed")
+
+    assert run(monkeypatch, ReadOnly) is ExitCode.FAILED
+    assert ReadOnly.made.events == ["started", "stopped"]
+
+
+def test_a_start_that_takes_long_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Recovering(FakeBroker):
+        status = BrokerStatus(
+            "recovering",
+            progress={"step": "recovering the log", "done_bytes": 1, "total_bytes": 2},
+        )
+
+        async def start(self) -> None:
+            async with asyncio.timeout(10):
+                while "starting" not in caplog.messages:
+                    await asyncio.sleep(0)
+            await super().start()
+
+    monkeypatch.setattr(broker_process, "PROGRESS_S", 0)
+    caplog.set_level("INFO")
+    assert run(monkeypatch, Recovering) is ExitCode.OK
+    first = caplog.records[caplog.messages.index("starting")]
+    assert vars(first)["step"] == "recovering the log"
+    assert vars(first)["total_bytes"] == 2
+
+
+def test_a_signal_while_it_recovers_stops_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Recovering(FakeBroker):
+        async def start(self) -> None:
+            await super().start()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.events.append("given up")
+
+    assert run(monkeypatch, Recovering) is ExitCode.OK
+    assert FakeBroker.made.events == ["started", "given up"]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_failed_part_ends_it_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(FakeBroker):
+        async def start(self) -> None:
+            self.failed.set_result(OSError(errno.EIO, "Input/output error"))
+
+    assert run(monkeypatch, Failing) is ExitCode.FAILED
+    assert FakeBroker.made.events == ["stopped"]
+
+
+@pytest.mark.parametrize("blocks_the_loop", [False, True])
+def test_a_stop_that_hangs_is_ended_by_force(
+    monkeypatch: pytest.MonkeyPatch, blocks_the_loop: bool
+) -> None:
+    reading, writing = os.pipe()
+
+    class Hanging(FakeBroker):
+        async def stop(self) -> None:
+            if blocks_the_loop:
+                os.read(reading, 1)
+            else:
+                await asyncio.to_thread(os.read, reading, 1)
+
+    monkeypatch.setattr(broker_process, "STOP_DEADLINE_S", 0.05)
+    # Instead of ending the process, let the stop finish: it can finish only through this call.
+    monkeypatch.setattr(broker_process, "_end_by_force", lambda: os.write(writing, b"x"))
+    run(monkeypatch, Hanging)
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EADDRINUSE, "Address already in use"), "port 8711 on 127.0.0.1 is in use"),
+        (OSError(errno.EADDRNOTAVAIL, "Cannot assign"), "give an address of this machine"),
+        (socket.gaierror(-2, "Name or service not known"), "give an address of this machine"),
+        (PermissionError(errno.EACCES, "Permission denied"), "give a --port from 1024 on"),
+        (PermissionError(errno.EACCES, "Permission denied", "/d/lock"), "/d/lock: Permission"),
+        (OSError(errno.ENOSPC, "No space left on device"), "see that there is room"),
+        (OSError(errno.EROFS, "Read-only file system", "/d"), "or give another --data-dir"),
+    ],
+)
+def test_a_refusal_names_the_mend(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+) -> None:
+    class Refused(FakeBroker):
+        async def start(self) -> None:
+            raise error
+
+    with pytest.raises(Failure, match=said) as caught:
+        run(monkeypatch, Refused)
+    assert caught.value.code is ExitCode.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [
+        (64, 32),
+        (20_000, 18_976),
+        (121_023, 119_999),
+        (121_024, 120_000),
+        (1_048_576, 120_000),
+    ],
+)
+def test_as_many_connections_are_taken_as_the_files_leave_room_for(
+    files: int, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = []
+    monkeypatch.setattr(f"{MODULE}.resource.getrlimit", lambda _: (32, files))
+    monkeypatch.setattr(
+        f"{MODULE}.resource.setrlimit",
+        lambda _, limits: raised.append(limits),
+    )
+    config = broker_process._within_open_files(Config(data_dir=Path("/d")))
+    assert config.http_api.max_connections == connections
+    assert raised == [(files, files)]
