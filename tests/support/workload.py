@@ -7,6 +7,7 @@ the first topic. With `written_only` only the third topic is used, because the s
 topics would soon sync its messages too.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -63,12 +64,14 @@ class Workload:
     ) -> None:
         """`timeout_s` is the timeout of the clients that use plain HTTP."""
         gate = self._gate = Gate()
-        client = self._client = Client(url, timeout_ms=120_000)
+        self._client = Client(url, timeout_ms=120_000)
         self.durable = LoadTopic("durable", 4)
         self.plain = LoadTopic("plain", 2, is_idempotent=False)
         self.written = LoadTopic("written", 2, is_durable=False)
         self.trimmed = LoadTopic("trimmed", 1, retention_bytes=2_000_000)
-        self._consumer = GroupConsumer("consumers", client, gate, self.durable)
+        #: A client of its own: closing it does not wait for the broker.
+        self._consumer_client = Client(url, timeout_ms=120_000)
+        self._consumer = GroupConsumer("consumers", self._consumer_client, gate, self.durable)
         self._offsets: list[OffsetKeeper] = []
         self._members: GroupLoad | None = None
         writers = [Publisher(f"written-{n}", url, gate, self.written) for n in range(publishers)]
@@ -118,11 +121,15 @@ class Workload:
     def __exit__(self, kind: object, *_: object) -> None:
         self._gate.end()
         self._consumer.end()
-        if kind is not None:  # a close would wait for a broker that may be gone
-            return
-        self._client.close()
-        for thread in self._threads:
-            thread.join(30)
+        self._consumer_client.close()
+        if kind is None:
+            self._client.close()
+            for thread in self._threads:
+                thread.join(30)
+        else:  # the broker may be gone; then the producer ends with its delivery timeout
+            closing = threading.Thread(target=self._client.close, daemon=True)
+            closing.start()
+            closing.join(5)
 
     @property
     def acknowledged(self) -> int:
