@@ -14,8 +14,8 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.client.consume.consumer import AsyncConsumer
-from holdfast.client.consume.group_api import GroupCalls
-from holdfast.client.consume.options import ConsumeOptions, SerialBy, own_member
+from holdfast.client.consume.group_api import GroupRequests
+from holdfast.client.consume.options import ConsumeOptions, SerialBy, make_member_name
 from holdfast.client.consume.redrive import Redriven, redrive
 from holdfast.client.descriptions import (
     BrokerInfo,
@@ -76,7 +76,7 @@ class _Messages(msgspec.Struct):
     messages: list[LoneMessage]
 
 
-class AsyncClient(GroupCalls):
+class AsyncClient(GroupRequests):
     """A client of the broker at `url`, for one event loop. Use it in `async with`, or close it.
 
     `token` is sent as a bearer token. The three files are for a broker that serves TLS: `ca_file`
@@ -482,7 +482,7 @@ class AsyncClient(GroupCalls):
             ConsumeOptions(
                 group=check_name("group", group),
                 topics=tuple(check_name("topic", each) for each in topics),
-                member=member or own_member(),
+                member=member or make_member_name(),
                 max_in_flight=max_in_flight,
                 concurrency=concurrency,
                 serial_by=serial_by,
@@ -594,7 +594,7 @@ class AsyncClient(GroupCalls):
         reply = await self._json("GET", f"{_topic_path(topic)}/splits", params=params)
         return [described(Split, each, self.url) for each in reply["splits"]]
 
-    # -- groups (the rest is in GroupCalls) and the broker -------------------------------------
+    # -- groups (the rest is in GroupRequests) and the broker -------------------------------------
 
     async def redrive(self, group: str, max_messages: int | None = None) -> Redriven:
         """Republish a group's dead letters to their original topics, in order; return the counts.

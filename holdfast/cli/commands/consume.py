@@ -87,9 +87,9 @@ def _browsed(
     expression: str | None,
 ) -> "Iterator[ReceivedMessage]":
     """Yield the messages that the group would receive, without leasing them."""
-    from holdfast.client.consume.options import own_member
+    from holdfast.client.consume.options import make_member_name
 
-    browser = member or own_member()
+    browser = member or make_member_name()
     while True:
         shown = client.receive(
             group, browser, _BROWSED, topics=topics, filter=expression, browse=True

@@ -193,17 +193,19 @@ def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form:
 
 def _letters(client: "Client", name: str) -> "Iterator[Message]":
     """Yield the dead letters that have not been put back yet."""
-    from holdfast.client.consume.redrive import dead_letter_topic, group_of_redriving, letters_of
+    from holdfast.client.consume.redrive import dead_letter_filter, dead_letter_topic, redrive_group
     from holdfast.client.errors import UnknownGroup
 
     topic = dead_letter_topic(name, client.describe_group(name))
     try:
-        done: Mapping[int, int] = client.stored_offsets(group_of_redriving(name), topic).offsets
+        done: Mapping[int, int] = client.stored_offsets(redrive_group(name), topic).offsets
     except UnknownGroup:
         done = {}
     for queue in client.describe_topic(topic)["queues"]:
         offset = max(done.get(queue["queue"], 0), queue["min_offset"])
-        yield from client.pull(topic, queue["queue"], offset, follow=False, filter=letters_of(name))
+        yield from client.pull(
+            topic, queue["queue"], offset, follow=False, filter=dead_letter_filter(name)
+        )
 
 
 @group.command("delete")

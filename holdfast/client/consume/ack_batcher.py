@@ -19,7 +19,7 @@ _log = logging.getLogger("holdfast.client")
 MAX_RECEIPTS = 256
 
 
-class Terms(NamedTuple):
+class AckKind(NamedTuple):
     """The verb and the options of a request, which apply to all its deliveries. `topic` is empty
     unless the group shares processing time among its topics."""
 
@@ -30,7 +30,7 @@ class Terms(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PendingAck:
     """A delivery that was settled or extended. `used_ms` is its processing time."""
 
     receipt: str
@@ -38,16 +38,16 @@ class Said:
     used_ms: float
 
 
-Send = Callable[[Terms, Sequence[Said]], Awaitable[Sequence[Status]]]
+Send = Callable[[AckKind, Sequence[PendingAck]], Awaitable[Sequence[Status]]]
 
 
-class Settler:
+class AckBatcher:
     """Sends acknowledgements and other settle requests. Belongs to one event loop.
 
     `send` sends one request and retries it. Acknowledgements wait until there are `batch` of them
-    or `interval_s` has passed. `confirmed(count)` is called when the broker has replied for
-    `count` deliveries. If `send` fails, `failed(error)` is called, and the results of all pending
-    deliveries raise that error.
+    or `interval_s` has passed. `on_confirmed(count)` is called when the broker has replied for
+    `count` deliveries. If `send` fails, `on_failed(error)` is called, and the results of all
+    pending deliveries raise that error.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Settler:
         *,
         batch: int,
         interval_s: float,
-        confirmed: Callable[[int], None],
-        failed: Callable[[Exception], None],
+        on_confirmed: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
     ) -> None:
         self._send = send
         self._batch = batch
         self._interval_s = interval_s
-        self._confirmed = confirmed
-        self._failed = failed
-        self._pending: dict[Terms, list[Said]] = {}
+        self._on_confirmed = on_confirmed
+        self._on_failed = on_failed
+        self._pending: dict[AckKind, list[PendingAck]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pump: asyncio.Task[None] | None = None
 
@@ -73,10 +73,10 @@ class Settler:
         """How many deliveries wait to be sent."""
         return sum(map(len, self._pending.values()))
 
-    def add(self, terms: Terms, said: Said) -> None:
+    def add(self, kind: AckKind, ack: PendingAck) -> None:
         """Add a settled delivery and send it, at once or with its batch."""
-        self._pending.setdefault(terms, []).append(said)
-        if terms.verb != "ack" or self.pending >= self._batch:
+        self._pending.setdefault(kind, []).append(ack)
+        if kind.verb != "ack" or self.pending >= self._batch:
             self.flush_soon()
         elif self._timer is None and self._pump is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.flush_soon)
@@ -91,7 +91,7 @@ class Settler:
 
     async def flush(self) -> None:
         """Send the pending deliveries and wait for all replies. A failure is not raised here, but
-        passed to `failed`."""
+        passed to `on_failed`."""
         self.flush_soon()
         while self._pump is not None:
             await asyncio.wait([self._pump])
@@ -99,24 +99,24 @@ class Settler:
     async def _send_all(self) -> None:
         try:
             while self._pending:
-                terms = next(iter(self._pending))
-                waiting = self._pending.pop(terms)
-                said, rest = waiting[:MAX_RECEIPTS], waiting[MAX_RECEIPTS:]
+                kind = next(iter(self._pending))
+                waiting = self._pending.pop(kind)
+                acks, rest = waiting[:MAX_RECEIPTS], waiting[MAX_RECEIPTS:]
                 if rest:
-                    self._pending[terms] = rest
+                    self._pending[kind] = rest
                 try:
-                    statuses = await self._send(terms, said)
+                    statuses = await self._send(kind, acks)
                 except Exception as error:
-                    self._give_up(said, error)
+                    self._fail_pending(acks, error)
                     return
-                for each, status in zip(said, statuses, strict=True):
+                for each, status in zip(acks, statuses, strict=True):
                     each.settling.settled(status)
-                self._tell_of_stale(terms.verb, statuses.count("stale"))
-                self._confirmed(len(said))
+                self._warn_of_stale(kind.verb, statuses.count("stale"))
+                self._on_confirmed(len(acks))
         finally:
             self._pump = None
 
-    def _tell_of_stale(self, verb: Verb, count: int) -> None:
+    def _warn_of_stale(self, verb: Verb, count: int) -> None:
         if count and verb != "extend":
             _log.warning(
                 "%s came too late for %d of the messages: their leases had ended, and others may "
@@ -125,9 +125,9 @@ class Settler:
                 count,
             )
 
-    def _give_up(self, said: Sequence[Said], error: Exception) -> None:
-        waiting = [*said, *(each for others in self._pending.values() for each in others)]
+    def _fail_pending(self, acks: Sequence[PendingAck], error: Exception) -> None:
+        waiting = [*acks, *(each for others in self._pending.values() for each in others)]
         self._pending.clear()
         for each in waiting:
             each.settling.failed(error)
-        self._failed(error)
+        self._on_failed(error)

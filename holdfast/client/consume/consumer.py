@@ -102,13 +102,13 @@ class AsyncConsumer:
                 raise member.failure
             if self._closing is not None:
                 return None
-            if not member.has_begun:
+            if not member.has_started:
                 member.start()
                 self._open_consumers.add(self)
             delivery = member.take()
             if delivery is not None or member.is_at_end:
                 return delivery
-            await member.change()
+            await member.wait_for_change()
 
     async def commit(self) -> None:
         """Acknowledge all returned deliveries that are not settled. Return once the broker has
@@ -190,7 +190,7 @@ class AsyncConsumer:
                 exc_info=error,
             )
         finally:
-            self._member.handled(delivery)
+            self._member.finish_handling(delivery)
 
     # -- closing -----------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class AsyncConsumer:
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
             self._member.stop_receiving()
-            self._member.note_change()
+            self._member.notify_change()
 
     async def close(self) -> None:
         """Stop receiving, wait for running handlers, send pending acknowledgements, release all

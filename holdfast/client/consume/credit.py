@@ -17,7 +17,7 @@ class Credit:
         self._buffered = 0
         self.low = self._least
 
-    def ask(self, buffered: int, held: int) -> int:
+    def request_size(self, buffered: int, held: int) -> int:
         """Return how many messages to request now; 0 if the buffer is still full enough.
 
         `buffered` is the number of messages that wait for the worker; `held` is the number of all
@@ -32,7 +32,7 @@ class Credit:
         """Return whether the member has too little room for the messages that it should request."""
         return self._most - held < 2 * self.low - buffered
 
-    def replied(self, asked: int, got: int, buffered: int) -> None:
+    def record_reply(self, asked: int, got: int, buffered: int) -> None:
         """Adjust `low` after a request for `asked` messages. The reply had `got` messages. When the
         reply arrived, `buffered` messages were still waiting for the worker."""
         if not buffered:

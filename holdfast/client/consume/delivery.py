@@ -41,7 +41,7 @@ class ReceiveResult(NamedTuple):
     active: bool
 
 
-class Delivered(LoneMessage, frozen=True, kw_only=True):
+class DeliveredMessage(LoneMessage, frozen=True, kw_only=True):
     """A message in the msgpack reply to a receive."""
 
     receipt: str | None = None
@@ -63,7 +63,7 @@ class Settling:
 
     __slots__ = ("_consumer", "_error", "_status", "_waiters")
 
-    def __init__(self, consumer: "Settles | None", status: Status | None = None) -> None:
+    def __init__(self, consumer: "DeliveryOwner | None", status: Status | None = None) -> None:
         self._consumer = consumer
         self._status = status
         self._error: Exception | None = None
@@ -114,7 +114,7 @@ class Settling:
         self._waiters.clear()
 
 
-class Settles(Protocol):
+class DeliveryOwner(Protocol):
     """The consumer of a delivery, which sends its acknowledgements."""
 
     @property
@@ -135,7 +135,7 @@ class Settles(Protocol):
         ...
 
 
-class Unit(NamedTuple):
+class OrderingKey(NamedTuple):
     """Messages that must be processed in order, one at a time: those of a queue, those of a key of
     a topic, or only a single message (then `offset` is set)."""
 
@@ -149,17 +149,17 @@ class Unit(NamedTuple):
 class Lease:
     """A consumer's record of one delivery. Times are in seconds of the event loop's clock."""
 
-    consumer: Settles
+    consumer: DeliveryOwner
     #: When to extend the lease.
     extend_at_s: float
     #: None until the delivery is ready to be processed.
-    unit: Unit | None = None
+    ordering_key: OrderingKey | None = None
     #: When the delivery was passed to the caller or handler; None until then.
     taken_at_s: float | None = None
     #: The pending result; None until the delivery is settled.
     settling: Settling | None = None
-    #: Whether a handler processes the delivery. If so, the next delivery of the unit waits until
-    #: the handler returns, even if the handler settles this one before.
+    #: Whether a handler processes the delivery. If so, the next delivery of the ordering key waits
+    #: until the handler returns, even if the handler settles this one before.
     is_handled: bool = False
     #: Whether the broker has reported that this member no longer holds the message.
     is_lost: bool = False

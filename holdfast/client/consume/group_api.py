@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.client.consume import group_requests
 from holdfast.client.consume.delivery import ReceivedMessage, ReceiveResult, Status
-from holdfast.client.consume.group_requests import Topics, group_path, topic_terms
+from holdfast.client.consume.group_requests import Topics, encode_topics, group_path
 from holdfast.client.descriptions import (
     Cost,
     End,
@@ -26,7 +26,7 @@ ResetTo = End | Time
 SeekTo = ResetTo | Mapping[str, Mapping[int, int]]
 
 
-class GroupCalls:
+class GroupRequests:
     """Requests about groups: groups with leases, and groups that only store offsets."""
 
     _transport: Transport
@@ -85,7 +85,7 @@ class GroupCalls:
         if fairness:
             fields["fairness"] = fairness
         if topics is not None:
-            fields["topics"] = topic_terms(topics)
+            fields["topics"] = encode_topics(topics)
         reply = await group_requests.put_group(self._transport, group, fields)
         return described(GroupDescription, reply, self._transport.url)
 
@@ -149,8 +149,8 @@ class GroupCalls:
             "browse": browse or None,
             "attempt_id": attempt_id,
         }
-        ask = {name: value for name, value in given.items() if value is not None}
-        reply = await group_requests.receive(self._transport, group, ask, wait_ms=wait_ms)
+        fields = {name: value for name, value in given.items() if value is not None}
+        reply = await group_requests.receive(self._transport, group, fields, wait_ms=wait_ms)
         messages: list[ReceivedMessage] = [each.as_received() for each in reply.messages]
         return ReceiveResult(messages, reply.available, reply.active)
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.client.consume.delivery import Delivered, Status, Verb
+from holdfast.client.consume.delivery import DeliveredMessage, Status, Verb
 from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 
-TopicTerms = Mapping[str, int | Mapping[str, Any]]
+WeightedTopics = Mapping[str, int | Mapping[str, Any]]
 """Topics of a group, each with its weight or with {"weight": ..., "filter": ...}."""
 
-Topics = str | Sequence[str] | TopicTerms
+Topics = str | Sequence[str] | WeightedTopics
 
 _HEADERS = {"Content-Type": JSON, "Accept": JSON}
 
@@ -20,7 +20,7 @@ _HEADERS = {"Content-Type": JSON, "Accept": JSON}
 class ReceiveReply(msgspec.Struct):
     """The msgpack reply to a receive."""
 
-    messages: list[Delivered]
+    messages: list[DeliveredMessage]
     available: int = 0
     active: bool = True
 
@@ -38,7 +38,7 @@ def group_path(group: str) -> str:
     return f"/v1/groups/{check_name('group', group)}"
 
 
-def topic_terms(topics: Topics) -> dict[str, Mapping[str, Any]]:
+def encode_topics(topics: Topics) -> dict[str, Mapping[str, Any]]:
     """Return topics in the form of a PUT request. Raises ValueError for an invalid name."""
     if isinstance(topics, str):
         topics = [topics]
@@ -75,19 +75,19 @@ async def describe_group(
 async def receive(
     transport: Transport,
     group: str,
-    ask: Mapping[str, Any],
+    fields: Mapping[str, Any],
     *,
     wait_ms: int,
     retry: RetryPolicy | None = None,
 ) -> ReceiveReply:
-    """Receive once. `ask` holds the JSON fields of the request. A request with an `attempt_id` can
-    be retried safely: if its reply was lost, the retry returns that reply."""
-    is_repeatable = "attempt_id" in ask or bool(ask.get("browse"))
+    """Receive once. `fields` holds the JSON fields of the request. A request with an `attempt_id`
+    can be retried safely: if its reply was lost, the retry returns that reply."""
+    is_repeatable = "attempt_id" in fields or bool(fields.get("browse"))
     reply = await transport.request(
         "POST",
         f"{group_path(group)}/receive",
         headers={"Content-Type": JSON, "Accept": MSGPACK},
-        body=msgspec.json.encode({**ask, "wait_ms": wait_ms}),
+        body=msgspec.json.encode({**fields, "wait_ms": wait_ms}),
         wait_s=wait_ms / 1000,
         safe=is_repeatable,
         retry=retry,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.client.consume import group_requests
-from holdfast.client.consume.group_requests import topic_terms
+from holdfast.client.consume.group_requests import encode_topics
 from holdfast.client.consume.options import ConsumeOptions
 from holdfast.client.errors import UnknownGroup
 from holdfast.client.transport.requests import Transport
@@ -42,7 +42,7 @@ async def join(
     exist or only stores offsets. Raises HoldfastError."""
     facts = await _facts(transport, options.group, policy)
     if facts is None:
-        settings: dict[str, Any] = {"topics": topic_terms(options.topics)}
+        settings: dict[str, Any] = {"topics": encode_topics(options.topics)}
         if options.start is not None:
             settings["start"] = options.start
         await group_requests.put_group(transport, options.group, settings, policy)

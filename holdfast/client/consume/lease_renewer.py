@@ -10,44 +10,44 @@ from holdfast.client.consume.delivery import Delivery, Status
 Extend = Callable[[Sequence[str]], Awaitable[Sequence[Status]]]
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """Extends leases by `lease_s`. Belongs to one event loop.
 
-    `extend` sends a request and retries it. `lost(delivery)` is called for each delivery whose
+    `extend` sends a request and retries it. `on_lost(delivery)` is called for each delivery whose
     lease has ended at the broker.
     """
 
-    def __init__(self, extend: Extend, lost: Callable[[Delivery], None]) -> None:
+    def __init__(self, extend: Extend, on_lost: Callable[[Delivery], None]) -> None:
         self._extend = extend
-        self._lost = lost
+        self._on_lost = on_lost
         #: The deliveries by `id()`, because a message may be redelivered before this member knows
         #: that its first lease is lost.
         self._held: dict[int, Delivery] = {}
-        #: Set when a lease may have to be extended before the time until which `keep` sleeps.
+        #: Set when a lease may have to be extended before the time until which `run` sleeps.
         self._sooner = asyncio.Event()
         self.lease_s = 30.0
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, delivery: Delivery) -> None:
+    def add(self, delivery: Delivery) -> None:
         """Start extending a delivery's lease."""
         self._held[id(delivery)] = delivery
 
-    def holds(self, delivery: Delivery) -> bool:
+    def has(self, delivery: Delivery) -> bool:
         """Return whether a delivery's lease is being extended."""
         return id(delivery) in self._held
 
-    def let_go(self, delivery: Delivery) -> bool:
+    def remove(self, delivery: Delivery) -> bool:
         """Stop extending a delivery's lease. Return False if it was not being extended."""
         return self._held.pop(id(delivery), None) is not None
 
-    def extended(self, delivery: Delivery, at_s: float, lease_s: float) -> None:
+    def record_extension(self, delivery: Delivery, at_s: float, lease_s: float) -> None:
         """Record that a lease was extended for `lease_s`, counted from `at_s`."""
         delivery._lease.extend_at_s = at_s + lease_s / 2
         self._sooner.set()
 
-    def following(self, delivery: Delivery) -> list[Delivery]:
+    def find_following(self, delivery: Delivery) -> list[Delivery]:
         """Return the held deliveries of the same key and queue with higher offsets."""
         return [
             each
@@ -57,7 +57,7 @@ class LeaseKeeper:
             and each.offset > delivery.offset
         ]
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Extend the held leases for ever. Raises the errors of `extend`."""
         loop = asyncio.get_running_loop()
         while True:
@@ -80,5 +80,5 @@ class LeaseKeeper:
         for delivery, status in zip(deliveries, statuses, strict=True):
             if status == "done":
                 delivery._lease.extend_at_s = now_s + self.lease_s / 2
-            elif self.let_go(delivery):
-                self._lost(delivery)
+            elif self.remove(delivery):
+                self._on_lost(delivery)

@@ -14,24 +14,24 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.client.consume import group_requests
-from holdfast.client.consume.ack_batcher import Said, Settler, Terms
+from holdfast.client.consume.ack_batcher import AckBatcher, AckKind, PendingAck
 from holdfast.client.consume.credit import Credit
 from holdfast.client.consume.delivery import (
-    Delivered,
+    DeliveredMessage,
     Delivery,
     Lease,
+    OrderingKey,
     Settling,
     Status,
-    Unit,
     Verb,
 )
 from holdfast.client.consume.dispatcher import Dispatcher
 from holdfast.client.consume.group_requests import ReceiveReply
 from holdfast.client.consume.join import GroupFacts, join
-from holdfast.client.consume.lease_renewer import LeaseKeeper
+from holdfast.client.consume.lease_renewer import LeaseRenewer
 from holdfast.client.consume.options import ConsumeOptions
-from holdfast.client.consume.paces import FEW, Paces
-from holdfast.client.consume.returned_keys import CameBack
+from holdfast.client.consume.processing_times import FEW, ProcessingTimes
+from holdfast.client.consume.redelivered_keys import RedeliveredKeys
 from holdfast.client.errors import ClientClosed, HoldfastError
 from holdfast.client.read.sources import EMPTY_PULL_S
 from holdfast.client.transport.requests import Transport
@@ -59,34 +59,38 @@ class Membership:
         self.is_active = True
         self._transport = transport
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._receiver: asyncio.Task[None] | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._receiving: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._credit = Credit(options.concurrency, options.max_in_flight)
-        #: How long the messages of each unit (key or queue) take. None if `concurrency` is 1: then
-        #: no other unit could be processed while one unit is slow.
-        self._paces: Paces[Unit] | None = Paces() if options.concurrency > 1 else None
-        #: The receive in flight requests no messages of these slow units. The value is how many
-        #: messages of the unit may wait in this member.
-        self._excluded: Mapping[Unit, int] = {}
-        #: Completed when one of the excluded units has no waiting message left.
-        self._ran_dry: asyncio.Future[None] | None = None
-        self._leases = LeaseKeeper(self._extend, self._lost)
-        self._came_back = CameBack()
+        #: How long the messages of each ordering key (key or queue) take. None if `concurrency` is
+        #: 1: then no other ordering key could be processed while one ordering key is slow.
+        self._times: ProcessingTimes[OrderingKey] | None = (
+            ProcessingTimes() if options.concurrency > 1 else None
+        )
+        #: The receive in flight requests no messages of these slow ordering keys. The value is how
+        #: many messages of the ordering key may wait in this member.
+        self._excluded: Mapping[OrderingKey, int] = {}
+        #: Completed when one of the excluded ordering keys has no waiting message left.
+        self._limits_outdated: asyncio.Future[None] | None = None
+        self._leases = LeaseRenewer(self._extend, self._on_lease_lost)
+        self._redelivered = RedeliveredKeys()
         #: How many settled or extended messages have no reply yet.
         self._unconfirmed = 0
-        self._settler = Settler(
+        self._acks = AckBatcher(
             self._send,
             batch=max(1, min(options.ack_batch, options.max_in_flight // 2)),
             interval_s=options.ack_interval_ms / 1000,
-            confirmed=self._confirmed,
-            failed=self._fail,
+            on_confirmed=self._on_confirmed,
+            on_failed=self._fail,
         )
         self._facts = GroupFacts()
         self._leave_by_s: float | None = None
         #: With `follow`, requests are retried for ever. None means the client's own policy.
         self._policy = (
-            UntilDeadlineRetryPolicy(None, left_s=self._left_s) if options.follow else None
+            UntilDeadlineRetryPolicy(None, left_s=self._leaving_time_left_s)
+            if options.follow
+            else None
         )
 
     # -- handing out -------------------------------------------------------------------------
@@ -96,33 +100,38 @@ class Membership:
         delivery = self.ready.take()
         if delivery is not None:
             delivery._lease.taken_at_s = self.loop.time()
-            if self._paces is not None:
-                unit = delivery._lease.unit
-                assert unit is not None
-                self._paces.take(unit, delivery._lease.taken_at_s)
-                if self._excluded and self._excluded.get(unit):
-                    self._look_if_dry(unit)
-            self.note_change()  # there may be room to receive more
+            if self._times is not None:
+                ordering_key = delivery._lease.ordering_key
+                assert ordering_key is not None
+                self._times.start(ordering_key, delivery._lease.taken_at_s)
+                if self._excluded and self._excluded.get(ordering_key):
+                    self._check_limits(ordering_key)
+            self.notify_change()  # there may be room to receive more
         elif not len(self.ready):
-            self._settler.flush_soon()  # nothing to process: do not wait for more acknowledgements
+            self._acks.flush_soon()  # nothing to process: do not wait for more acknowledgements
         return delivery
 
-    def handled(self, delivery: Delivery) -> None:
-        """Record that a handler has returned: the next delivery of its unit may be processed."""
-        self._out_of_hand(delivery)
-        self.note_change()
+    def finish_handling(self, delivery: Delivery) -> None:
+        """Record that a handler has returned: the next delivery of its ordering key may be
+        processed."""
+        self._finish_delivery(delivery)
+        self.notify_change()
 
-    def _out_of_hand(self, delivery: Delivery) -> None:
-        if self.ready.done(delivery) and self._paces is not None:
-            unit = delivery._lease.unit
-            assert unit is not None
-            self._paces.finish(unit, self.loop.time())
-            if self._excluded and unit in self._excluded:
-                self._look_if_dry(unit)
+    def _finish_delivery(self, delivery: Delivery) -> None:
+        if self.ready.finish(delivery) and self._times is not None:
+            ordering_key = delivery._lease.ordering_key
+            assert ordering_key is not None
+            self._times.finish(ordering_key, self.loop.time())
+            if self._excluded and ordering_key in self._excluded:
+                self._check_limits(ordering_key)
 
-    def _look_if_dry(self, unit: Unit) -> None:
-        if self._ran_dry is not None and not self._ran_dry.done() and not self.ready.waiting(unit):
-            self._ran_dry.set_result(None)
+    def _check_limits(self, ordering_key: OrderingKey) -> None:
+        if (
+            self._limits_outdated is not None
+            and not self._limits_outdated.done()
+            and not self.ready.count_waiting(ordering_key)
+        ):
+            self._limits_outdated.set_result(None)
 
     # -- beginning and ending ----------------------------------------------------------------
 
@@ -133,19 +142,19 @@ class Membership:
         return self._loop
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether start() was called."""
-        return self._receiver is not None
+        return self._receiving is not None
 
     def start(self) -> None:
         """Start receiving on the running loop. Call once."""
         self._loop = asyncio.get_running_loop()
-        self._receiver = asyncio.create_task(self._guarded(self._receive))
+        self._receiving = asyncio.create_task(self._run_guarded(self._receive))
 
     def stop_receiving(self) -> None:
         """Stop receiving. May be repeated."""
-        if self._receiver is not None:
-            self._receiver.cancel()
+        if self._receiving is not None:
+            self._receiving.cancel()
 
     async def leave(self) -> None:
         """Release unsettled messages, send pending acknowledgements, and leave the group.
@@ -153,18 +162,18 @@ class Membership:
         Retries for LEAVING_S at most. Raises the error that kept the acknowledgements from being
         sent, unless the member had failed before.
         """
-        if self._receiver is None:
+        if self._receiving is None:
             return
         self._leave_by_s = self.loop.time() + LEAVING_S
         self.stop_receiving()
-        await asyncio.wait([self._receiver])
+        await asyncio.wait([self._receiving])
         failed_before = self.failure is not None
         held = (*self.ready.in_hand, *self.ready.drain())
         self._release(sorted(held, key=lambda delivery: delivery.offset))
-        await self._settler.flush()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        await self._acks.flush()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
         with suppress(HoldfastError):
             # Leaving also releases messages whose receive reply was lost.
             await group_requests.leave(
@@ -175,32 +184,32 @@ class Membership:
 
     async def flush(self) -> None:
         """Return once all acknowledgements are durable. Raises the error that prevented it."""
-        await self._settler.flush()
+        await self._acks.flush()
         if self.failure is not None:
             raise self.failure
 
-    async def change(self, within_s: float | None = None) -> None:
-        """Wait until note_change() is called, for `within_s` at most. Then a delivery may be
+    async def wait_for_change(self, within_s: float | None = None) -> None:
+        """Wait until notify_change() is called, for `within_s` at most. Then a delivery may be
         available, or the member may have ended."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         if within_s is None:
             await waiter
             return
-        timer = self.loop.call_later(within_s, self.note_change)
+        timer = self.loop.call_later(within_s, self.notify_change)
         try:
             await waiter
         finally:
             timer.cancel()
 
-    def note_change(self) -> None:
-        """Wake the tasks that wait in change()."""
+    def notify_change(self) -> None:
+        """Wake the tasks that wait in wait_for_change()."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception as error:
@@ -209,9 +218,9 @@ class Membership:
     def _fail(self, error: Exception) -> None:
         if self.failure is None:
             self.failure = error
-        self.note_change()
+        self.notify_change()
 
-    def _left_s(self) -> float | None:
+    def _leaving_time_left_s(self) -> float | None:
         return None if self._leave_by_s is None else self._leave_by_s - self.loop.time()
 
     # -- receiving ---------------------------------------------------------------------------
@@ -219,32 +228,36 @@ class Membership:
     async def _receive(self) -> None:
         self._facts = await join(self._transport, self.options, self._policy)
         self._leases.lease_s = (self.options.lease_ms or self._facts.lease_ms) / 1000
-        self._keeper = asyncio.create_task(self._guarded(self._leases.keep))
-        ask = self._ask()
+        self._renewing = asyncio.create_task(self._run_guarded(self._leases.run))
+        fields = self._receive_fields()
         waits_for_delayed = has_no_delayed = False
         attempt_id: str | None = None
-        excluded: Mapping[Unit, int] = {}
+        excluded: Mapping[OrderingKey, int] = {}
         while True:
             asked_at_s = self.loop.time()
-            slow = {} if self._paces is None else self._paces.slow(asked_at_s)
-            # Messages of slow units may be given back to the broker. If the last receive is to be
-            # repeated, its reply could contain later messages of the same units; so then consider
-            # only the units that this receive excluded.
+            slow = {} if self._times is None else self._times.find_slow(asked_at_s)
+            # Messages of slow ordering keys may be given back to the broker. If the last receive is
+            # to be repeated, its reply could contain later messages of the same ordering keys; so
+            # then consider only the ordering keys that this receive excluded.
             if slow:
-                may_hand_back = slow if attempt_id is None else slow.keys() & excluded.keys()
-                if await self._hand_back({unit: slow[unit] for unit in may_hand_back}, slow):
+                may_return = slow if attempt_id is None else slow.keys() & excluded.keys()
+                if await self._return_messages(
+                    {ordering_key: slow[ordering_key] for ordering_key in may_return}, slow
+                ):
                     continue  # during the wait handlers may have returned, so `slow` is outdated
-            credit = self._credit.ask(self._buffered(slow), self._held)
+            credit = self._credit.request_size(self._buffered(slow), self._held)
             if not credit:
-                slow_in_s = None if self._paces is None else self._paces.changes_in_s(asked_at_s)
-                await self.change(slow_in_s)
+                slow_in_s = (
+                    None if self._times is None else self._times.time_until_change_s(asked_at_s)
+                )
+                await self.wait_for_change(slow_in_s)
                 continue
-            self._came_back.forget_answered()
+            self._redelivered.forget_answered()
             attempt_id = attempt_id or secrets.token_hex(8)
             limits, excluded = self._limits(slow)
             waits = self.options.follow or waits_for_delayed
-            reply = await self._receive_unless_dry(
-                {**ask, **limits, "max_messages": credit, "attempt_id": attempt_id},
+            reply = await self._receive_within_limits(
+                {**fields, **limits, "max_messages": credit, "attempt_id": attempt_id},
                 self.options.wait_ms if waits else 0,
                 excluded,
                 asked_at_s,
@@ -252,20 +265,20 @@ class Membership:
             if reply is None:
                 continue  # the next receive has the same attempt id: no reply is lost
             attempt_id, waits_for_delayed = None, False
-            self._credit.replied(credit, len(reply.messages), self._buffered(slow))
+            self._credit.record_reply(credit, len(reply.messages), self._buffered(slow))
             was_active, self.is_active = self.is_active, reply.active
             self.available = reply.available
-            doubtful = self._take_in(reply.messages)
-            self.note_change()
-            if doubtful:
-                await self._clear_doubts(doubtful)
+            uncertain = self._accept(reply.messages)
+            self.notify_change()
+            if uncertain:
+                await self._resolve_uncertain(uncertain)
             if reply.messages or (reply.active and not was_active):
                 has_no_delayed = False
                 continue
             if waits:
                 await asyncio.sleep(max(0.0, asked_at_s + EMPTY_PULL_S - self.loop.time()))
             elif self._held or len(self.ready):
-                await self.change()
+                await self.wait_for_change()
             elif self.options.wait_for_delayed and not has_no_delayed:
                 # If none is delayed now, the last delay may have ended since this receive: receive
                 # once more before the end.
@@ -273,37 +286,41 @@ class Membership:
                 waits_for_delayed = not has_no_delayed
             elif not excluded:
                 self.is_at_end = True
-                self.note_change()
+                self.notify_change()
                 return
 
-    async def _receive_unless_dry(
-        self, ask: Mapping[str, Any], wait_ms: int, excluded: Mapping[Unit, int], now_s: float
+    async def _receive_within_limits(
+        self,
+        fields: Mapping[str, Any],
+        wait_ms: int,
+        excluded: Mapping[OrderingKey, int],
+        now_s: float,
     ) -> ReceiveReply | None:
         """Receive once and return the reply.
 
         Cancel the request and return None as soon as the limits are outdated: when an excluded
-        unit has no waiting message left, or becomes stuck (see paces.py) while it has waiting
-        messages that could be given back to the broker.
+        ordering key has no waiting message left, or becomes stuck (see processing_times.py) while
+        it has waiting messages that could be given back to the broker.
         """
         receive = group_requests.receive(
-            self._transport, self.options.group, ask, wait_ms=wait_ms, retry=self._policy
+            self._transport, self.options.group, fields, wait_ms=wait_ms, retry=self._policy
         )
         if not excluded:
             return await receive
         self._excluded = excluded
-        self._ran_dry = self.loop.create_future()
+        self._limits_outdated = self.loop.create_future()
         receiving = asyncio.create_task(receive)
-        assert self._paces is not None
-        hoarding = () if self.options.settled else filter(self.ready.waiting, excluded)
-        stuck_in_s = self._paces.stuck_in_s(hoarding, now_s)
+        assert self._times is not None
+        hoarding = () if self.options.settled else filter(self.ready.count_waiting, excluded)
+        stuck_in_s = self._times.time_until_stuck_s(hoarding, now_s)
         try:
             await asyncio.wait(
-                (receiving, self._ran_dry),
+                (receiving, self._limits_outdated),
                 timeout=stuck_in_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
-            self._excluded, self._ran_dry = {}, None
+            self._excluded, self._limits_outdated = {}, None
             receiving.cancel()
             await asyncio.wait((receiving,))
         return None if receiving.cancelled() else receiving.result()
@@ -312,29 +329,31 @@ class Membership:
     def _held(self) -> int:
         return len(self._leases) + self._unconfirmed
 
-    def _buffered(self, slow: Mapping[Unit, int]) -> int:
-        """Return how many waiting messages keep the worker busy; messages of slow units do not
-        count."""
-        return len(self.ready) - (sum(map(self.ready.waiting, slow)) if slow else 0)
+    def _buffered(self, slow: Mapping[OrderingKey, int]) -> int:
+        """Return how many waiting messages keep the worker busy; messages of slow ordering keys do
+        not count."""
+        return len(self.ready) - (sum(map(self.ready.count_waiting, slow)) if slow else 0)
 
-    async def _hand_back(self, units: Mapping[Unit, int], slow: Mapping[Unit, int]) -> bool:
-        """Release waiting messages of these slow units, beyond the number that may wait; wait for
-        the broker's reply. Return whether any message was released.
+    async def _return_messages(
+        self, ordering_keys: Mapping[OrderingKey, int], slow: Mapping[OrderingKey, int]
+    ) -> bool:
+        """Release waiting messages of these slow ordering keys, beyond the number that may wait;
+        wait for the broker's reply. Return whether any message was released.
 
-        Do this for a unit that is stuck, and for every unit if there is too little room for the
-        messages of other units. No other message of these units is in flight, so the broker
-        redelivers the released messages in order.
+        Do this for an ordering key that is stuck, and for every ordering key if there is too little
+        room for the messages of other ordering keys. No other message of these ordering keys is in
+        flight, so the broker redelivers the released messages in order.
         """
         if self.options.settled:
             return False
         is_short = self._credit.is_short(self._buffered(slow), self._held)
-        handed_back: list[Settling] = []
-        for unit, ahead in units.items():
-            if (is_short or ahead < FEW) and self._has_limit(unit):
-                handed_back += self._release(self.ready.cut(unit, ahead))
-        for settling in handed_back:
+        returned: list[Settling] = []
+        for ordering_key, max_waiting in ordering_keys.items():
+            if (is_short or max_waiting < FEW) and self._has_limit(ordering_key):
+                returned += self._release(self.ready.truncate(ordering_key, max_waiting))
+        for settling in returned:
             await settling
-        return bool(handed_back)
+        return bool(returned)
 
     def _release(self, deliveries: Sequence[Delivery]) -> list[Settling]:
         """Release deliveries that this member still holds, the last one first, because in a keyed
@@ -345,24 +364,30 @@ class Membership:
             if not delivery.is_settled and not delivery.is_lost
         ]
 
-    def _limits(self, slow: Mapping[Unit, int]) -> tuple[dict[str, Any], dict[Unit, int]]:
-        """Return the fields of a receive that limit how many messages of each slow unit it returns.
-        Also return the units of which it returns no message (see `_excluded`)."""
+    def _limits(
+        self, slow: Mapping[OrderingKey, int]
+    ) -> tuple[dict[str, Any], dict[OrderingKey, int]]:
+        """Return the fields of a receive that limit how many messages of each slow ordering key it
+        returns. Also return the ordering keys of which it returns no message (see `_excluded`)."""
         limits: list[dict[str, Any]] = []
-        excluded: dict[Unit, int] = {}
-        for unit, ahead in slow.items():
-            if self._has_limit(unit) and len(limits) < MAX_LIMITS:
-                room = max(0, ahead - self.ready.waiting(unit))
-                of = {"queue": unit.queue} if unit.key is None else {"key": unit.key}
-                limits.append({"topic": unit.topic, **of, "max_messages": room})
+        excluded: dict[OrderingKey, int] = {}
+        for ordering_key, max_waiting in slow.items():
+            if self._has_limit(ordering_key) and len(limits) < MAX_LIMITS:
+                room = max(0, max_waiting - self.ready.count_waiting(ordering_key))
+                of = (
+                    {"queue": ordering_key.queue}
+                    if ordering_key.key is None
+                    else {"key": ordering_key.key}
+                )
+                limits.append({"topic": ordering_key.topic, **of, "max_messages": room})
                 if not room:
-                    excluded[unit] = ahead
+                    excluded[ordering_key] = max_waiting
         return {"limits": limits} if limits else {}, excluded
 
-    def _has_limit(self, unit: Unit) -> bool:
-        """Return whether the broker can limit the messages of a unit. It cannot if the unit is a
-        single message, or a key in a group that is not keyed."""
-        return unit.offset is None and (unit.key is None or self._facts.is_keyed)
+    def _has_limit(self, ordering_key: OrderingKey) -> bool:
+        """Return whether the broker can limit the messages of an ordering key. It cannot if the
+        ordering key is a single message, or a key in a group that is not keyed."""
+        return ordering_key.offset is None and (ordering_key.key is None or self._facts.is_keyed)
 
     async def _has_delayed(self) -> bool:
         """Return whether messages of the topics wait for their retry delay."""
@@ -376,26 +401,26 @@ class Membership:
             for queue in topic["queues"]
         )
 
-    def _ask(self) -> dict[str, Any]:
+    def _receive_fields(self) -> dict[str, Any]:
         options = self.options
-        ask: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "member": options.member,
             "max_bytes": options.max_bytes,
             "topics": list(options.topics),
         }
         if options.lease_ms is not None:
-            ask["lease_ms"] = options.lease_ms
+            fields["lease_ms"] = options.lease_ms
         if options.filter is not None:
-            ask["filter"] = options.filter
+            fields["filter"] = options.filter
         if options.settled:
-            ask["settled"] = True
-        return ask
+            fields["settled"] = True
+        return fields
 
-    def _take_in(self, messages: Sequence[Delivered]) -> list[Delivery]:
+    def _accept(self, messages: Sequence[DeliveredMessage]) -> list[Delivery]:
         """Accept received messages; return those that the broker may have revoked."""
         extend_at_s = self.loop.time() + self._leases.lease_s / 2
-        doubtful: list[Delivery] = []
-        for each, is_doubtful in zip(messages, self._came_back.doubts(messages), strict=True):
+        uncertain: list[Delivery] = []
+        for each, is_uncertain in zip(messages, self._redelivered.uncertain(messages), strict=True):
             delivery = Delivery(
                 each.body,
                 each,
@@ -406,50 +431,50 @@ class Membership:
                 Lease(self, extend_at_s),
             )
             if each.receipt is not None:
-                self._leases.hold(delivery)
-            if is_doubtful:
-                doubtful.append(delivery)
+                self._leases.add(delivery)
+            if is_uncertain:
+                uncertain.append(delivery)
             else:
                 self._make_ready(delivery)
-        return doubtful
+        return uncertain
 
-    async def _clear_doubts(self, doubtful: Sequence[Delivery]) -> None:
+    async def _resolve_uncertain(self, uncertain: Sequence[Delivery]) -> None:
         """Make those uncertain deliveries ready whose leases are still valid; forget the others.
 
         Extending the leases shows which are valid, once the broker has handled the nacks and
         releases that may have revoked them.
         """
-        for delivery in doubtful:
-            await self._came_back.until_known(delivery)
-        statuses = await self._extend([delivery.receipt or "" for delivery in doubtful])
-        for delivery, status in zip(doubtful, statuses, strict=True):
+        for delivery in uncertain:
+            await self._redelivered.wait_confirmed(delivery)
+        statuses = await self._extend([delivery.receipt or "" for delivery in uncertain])
+        for delivery, status in zip(uncertain, statuses, strict=True):
             if status != "done":
-                self._leases.let_go(delivery)
-            elif self._leases.holds(delivery):
+                self._leases.remove(delivery)
+            elif self._leases.has(delivery):
                 self._make_ready(delivery)
-        self.note_change()
+        self.notify_change()
 
     def _make_ready(self, delivery: Delivery) -> None:
-        delivery._lease.unit = unit = self._unit(delivery)
-        self.ready.add(delivery, unit)
+        delivery._lease.ordering_key = ordering_key = self._ordering_key(delivery)
+        self.ready.add(delivery, ordering_key)
 
-    def _unit(self, delivery: Delivery) -> Unit:
-        """Return the unit of a delivery: its key, its queue, or only the message itself."""
+    def _ordering_key(self, delivery: Delivery) -> OrderingKey:
+        """Return the ordering key of a delivery: its key, its queue, or only the message itself."""
         by = self.options.serial_by or ("key" if self._facts.is_keyed else "queue")
         if by == "queue":
-            return Unit(delivery.topic, delivery.queue)
+            return OrderingKey(delivery.topic, delivery.queue)
         if by == "key" and delivery.key is not None:
-            return Unit(delivery.topic, key=delivery.key)
-        return Unit(delivery.topic, delivery.queue, offset=delivery.offset)
+            return OrderingKey(delivery.topic, key=delivery.key)
+        return OrderingKey(delivery.topic, delivery.queue, offset=delivery.offset)
 
     # -- leases ------------------------------------------------------------------------------
 
     async def _extend(self, receipts: Sequence[str]) -> list[Status]:
         return await self._settle("extend", receipts, lease_ms=self.options.lease_ms)
 
-    def _lost(self, delivery: Delivery) -> None:
+    def _on_lease_lost(self, delivery: Delivery) -> None:
         delivery._lease.is_lost = True
-        self.ready.drop(delivery, self._unit(delivery))
+        self.ready.drop(delivery, self._ordering_key(delivery))
         if delivery._lease.taken_at_s is not None:
             _log.warning(
                 "the lease of %s %d:%d has ended while it was worked on; it comes again",
@@ -457,7 +482,7 @@ class Membership:
                 delivery.queue,
                 delivery.offset,
             )
-        self.note_change()
+        self.notify_change()
 
     # -- settling ----------------------------------------------------------------------------
 
@@ -466,19 +491,19 @@ class Membership:
         lease = delivery._lease
         if lease.settling is None:
             lease.settling = Settling(self, "done" if delivery.receipt is None else None)
-            self._on_loop(self._said, delivery, verb, delay_ms)
+            self._on_loop(self._enqueue_ack, delivery, verb, delay_ms)
         return lease.settling
 
     def extend(self, delivery: Delivery, lease_ms: int | None) -> Settling:
         """Request a longer lease for a delivery. Any thread may call."""
         settling = Settling(self, "done" if delivery.receipt is None else None)
         if delivery.receipt is not None:
-            self._on_loop(self._said_extend, delivery, lease_ms, settling)
+            self._on_loop(self._enqueue_extend, delivery, lease_ms, settling)
         return settling
 
     def flush_soon(self) -> None:
         """Send pending acknowledgements without waiting for more."""
-        self._settler.flush_soon()
+        self._acks.flush_soon()
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         if asyncio._get_running_loop() is self._loop:
@@ -489,50 +514,52 @@ class Membership:
         except RuntimeError as error:
             raise ClientClosed from error
 
-    def _said(self, delivery: Delivery, verb: Verb, delay_ms: int | None) -> None:
+    def _enqueue_ack(self, delivery: Delivery, verb: Verb, delay_ms: int | None) -> None:
         lease = delivery._lease
         if not lease.is_handled:
-            self._out_of_hand(delivery)
+            self._finish_delivery(delivery)
         if delivery.receipt is not None and lease.settling is not None:
-            self._leases.let_go(delivery)
+            self._leases.remove(delivery)
             self._unconfirmed += 1
             used_ms = 0.0
             topic = ""
             if lease.taken_at_s is not None and verb != "release":
                 used_ms = (self.loop.time() - lease.taken_at_s) * 1000
                 topic = delivery.topic if self._facts.shares_time else ""
-            said = Said(delivery.receipt, lease.settling, used_ms)
-            self._settler.add(Terms(verb, delay_ms, topic=topic), said)
+            ack = PendingAck(delivery.receipt, lease.settling, used_ms)
+            self._acks.add(AckKind(verb, delay_ms, topic=topic), ack)
             if self._facts.is_keyed and verb in ("nack", "release"):
                 # The broker also revokes the later messages of the key.
-                for follower in self._leases.following(delivery):
-                    self._leases.let_go(follower)
-                    self._lost(follower)
+                for follower in self._leases.find_following(delivery):
+                    self._leases.remove(follower)
+                    self._on_lease_lost(follower)
                 # A reply that is in flight now may also contain revoked messages.
-                self._came_back.note(delivery, lease.settling)
-        self.note_change()
+                self._redelivered.record(delivery, lease.settling)
+        self.notify_change()
 
-    def _said_extend(self, delivery: Delivery, lease_ms: int | None, settling: Settling) -> None:
+    def _enqueue_extend(self, delivery: Delivery, lease_ms: int | None, settling: Settling) -> None:
         assert delivery.receipt is not None
         if lease_ms is not None:
-            self._leases.extended(delivery, self.loop.time(), lease_ms / 1000)
+            self._leases.record_extension(delivery, self.loop.time(), lease_ms / 1000)
         self._unconfirmed += 1
-        self._settler.add(Terms("extend", lease_ms=lease_ms), Said(delivery.receipt, settling, 0.0))
+        self._acks.add(
+            AckKind("extend", lease_ms=lease_ms), PendingAck(delivery.receipt, settling, 0.0)
+        )
 
-    async def _send(self, terms: Terms, said: Sequence[Said]) -> list[Status]:
+    async def _send(self, kind: AckKind, acks: Sequence[PendingAck]) -> list[Status]:
         return await self._settle(
-            terms.verb,
-            [each.receipt for each in said],
-            delay_ms=terms.delay_ms,
-            lease_ms=terms.lease_ms,
-            used_ms=sum(each.used_ms for each in said) / len(said) if terms.topic else None,
+            kind.verb,
+            [each.receipt for each in acks],
+            delay_ms=kind.delay_ms,
+            lease_ms=kind.lease_ms,
+            used_ms=sum(each.used_ms for each in acks) / len(acks) if kind.topic else None,
         )
 
-    async def _settle(self, verb: Verb, receipts: Sequence[str], **terms: Any) -> list[Status]:
+    async def _settle(self, verb: Verb, receipts: Sequence[str], **options: Any) -> list[Status]:
         return await group_requests.settle(
-            self._transport, self.options.group, verb, receipts, retry=self._policy, **terms
+            self._transport, self.options.group, verb, receipts, retry=self._policy, **options
         )
 
-    def _confirmed(self, count: int) -> None:
+    def _on_confirmed(self, count: int) -> None:
         self._unconfirmed -= count
-        self.note_change()
+        self.notify_change()

@@ -32,7 +32,7 @@ class ConsumeOptions:
     ack_interval_ms: float
 
 
-def own_member() -> str:
+def make_member_name() -> str:
     """Return a unique name for a member: host, process id and a random part."""
     host = "".join(c for c in socket.gethostname() if c.isascii() and (c.isalnum() or c in "-."))
     return f"{host[:80]}-{os.getpid()}-{secrets.token_hex(4)}"

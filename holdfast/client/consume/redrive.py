@@ -49,12 +49,12 @@ class _Reply(msgspec.Struct):
     more: bool
 
 
-def group_of_redriving(group: str) -> str:
+def redrive_group(group: str) -> str:
     """Return the name of the group that records which letters were republished."""
     return f"{group}.redrive"
 
 
-def letters_of(group: str) -> str:
+def dead_letter_filter(group: str) -> str:
     """Return the filter that selects a group's dead letters."""
     return f"`holdfast-dead-group` = '{group}'"
 
@@ -74,7 +74,7 @@ async def redrive(
     """Republish a group's dead letters, at most `most`, keeping the order of each key; with
     `dry_run` only count them. The first letter that cannot be republished ends the redrive, and
     its error is raised."""
-    check_name("group", group_of_redriving(group))
+    check_name("group", redrive_group(group))
     if most is not None and most < 1:
         raise ValueError("a redrive puts back at least one message; leave max_messages out for all")
     topics: Counter[str] = Counter()

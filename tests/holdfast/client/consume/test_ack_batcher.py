@@ -5,24 +5,24 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.client.consume.ack_batcher import Said, Settler, Terms
+from holdfast.client.consume.ack_batcher import AckBatcher, AckKind, PendingAck
 from holdfast.client.consume.delivery import Settling, Status, Verb
 
 
 async def settled(verb: Verb, *statuses: Status) -> list[Status]:
     """Settle one delivery per status, and return the status that each one received."""
 
-    async def send(terms: Terms, said: Sequence[Said]) -> Sequence[Status]:
+    async def send(terms: AckKind, said: Sequence[PendingAck]) -> Sequence[Status]:
         return statuses
 
     failures: list[Exception] = []
     confirmed: list[int] = []
-    settler = Settler(
-        send, batch=10, interval_s=60.0, confirmed=confirmed.append, failed=failures.append
+    settler = AckBatcher(
+        send, batch=10, interval_s=60.0, on_confirmed=confirmed.append, on_failed=failures.append
     )
     settlings = [Settling(None) for _ in statuses]
     for number, settling in enumerate(settlings):
-        settler.add(Terms(verb), Said(f"r{number}", settling, 0.0))
+        settler.add(AckKind(verb), PendingAck(f"r{number}", settling, 0.0))
     await settler.flush()
     assert (failures, confirmed) == ([], [len(statuses)])
     return [await each for each in settlings]

@@ -20,7 +20,7 @@ def simulate(
     left = backlog
     while left or buffered or asked or is_working:
         if not asked and left:
-            asked = credit.ask(buffered, buffered + is_working)
+            asked = credit.request_size(buffered, buffered + is_working)
             if asked:
                 heappush(events, (now + round_trip_ms, "reply", min(asked, left)))
         if buffered and not is_working:
@@ -28,7 +28,7 @@ def simulate(
             heappush(events, (now + handler_ms, "worked", 0))
         now, event, count = heappop(events)
         if event == "reply":
-            credit.replied(asked, count, buffered)
+            credit.record_reply(asked, count, buffered)
             asked, left, buffered = 0, left - count, buffered + count
         else:
             is_working = False
@@ -55,18 +55,18 @@ def test_no_more_is_asked_for_than_may_be_held() -> None:
     # F16, T19
     credit = Credit(4, 10)
     for _ in range(10):
-        credit.replied(8, 8, 0)
+        credit.record_reply(8, 8, 0)
     assert credit.low == 10
-    assert credit.ask(0, 0) == 10
-    assert credit.ask(0, 7) == 3
-    assert credit.ask(0, 10) == 0
-    assert credit.ask(11, 11) == 0
+    assert credit.request_size(0, 0) == 10
+    assert credit.request_size(0, 7) == 3
+    assert credit.request_size(0, 10) == 0
+    assert credit.request_size(11, 11) == 0
 
 
 def test_a_broker_with_little_is_asked_for_little() -> None:
     # T20
     credit = Credit(2, 1_000)
     for _ in range(100):
-        asked = credit.ask(0, 0)
-        credit.replied(asked, 1, 0)
-    assert credit.ask(0, 0) == 4
+        asked = credit.request_size(0, 0)
+        credit.record_reply(asked, 1, 0)
+    assert credit.request_size(0, 0) == 4

@@ -1,4 +1,5 @@
-"""The dispatcher alone: messages of one unit are handled in order, different units in parallel."""
+"""The dispatcher alone: messages of one ordering key are handled in order, different ordering keys
+in parallel."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -18,17 +19,17 @@ class Delivery:
 
 def test_one_of_a_unit_at_a_time_the_first_that_is_free_first() -> None:
     ready: Dispatcher[Delivery] = Dispatcher(3)
-    for offset, unit in enumerate("aabab"):
-        ready.add(Delivery(offset), unit)
+    for offset, ordering_key in enumerate("aabab"):
+        ready.add(Delivery(offset), ordering_key)
     first, second = ready.take(), ready.take()
     assert first is not None and second is not None
     assert (first.offset, second.offset) == (0, 2)
     assert ready.take() is None
-    ready.done(second)
+    ready.finish(second)
     third = ready.take()
     assert third is not None and third.offset == 4
-    ready.done(first)
-    ready.done(first)
+    ready.finish(first)
+    ready.finish(first)
     fourth = ready.take()
     assert fourth is not None and fourth.offset == 1
     assert len(ready) == 1
@@ -46,8 +47,8 @@ def test_no_more_are_in_hand_than_may() -> None:
 def test_what_is_dropped_or_drained_is_not_taken() -> None:
     ready: Dispatcher[Delivery] = Dispatcher(9)
     waiting = [Delivery(offset) for offset in range(6)]
-    for each, unit in zip(waiting, "aabbcc", strict=True):
-        ready.add(each, unit)
+    for each, ordering_key in zip(waiting, "aabbcc", strict=True):
+        ready.add(each, ordering_key)
     assert ready.drop(waiting[0], "a")
     assert not ready.drop(waiting[0], "a")
     assert [each.offset for each in ready.drain("b")] == [2, 3]
@@ -65,7 +66,7 @@ def test_a_message_that_came_twice_waits_for_its_first_coming() -> None:
     assert ready.take() is lost
     ready.add(again, "a")
     assert ready.take() is None
-    ready.done(lost)
+    ready.finish(lost)
     assert ready.take() is again
 
 
@@ -80,12 +81,12 @@ def test_order_per_unit_holds_whatever_happens(
     waiting: dict[int, list[Delivery]] = defaultdict(list)
     in_hand: dict[int, Delivery] = {}
     unit_of: dict[int, int] = {}
-    for number, (step, unit) in enumerate(steps):
+    for number, (step, ordering_key) in enumerate(steps):
         if step == "add":
             each = Delivery(number)
-            unit_of[number] = unit
-            waiting[unit].append(each)
-            ready.add(each, unit)
+            unit_of[number] = ordering_key
+            waiting[ordering_key].append(each)
+            ready.add(each, ordering_key)
         elif step == "take":
             taken = ready.take()
             free = [u for u, some in waiting.items() if some and u not in in_hand]
@@ -95,10 +96,10 @@ def test_order_per_unit_holds_whatever_happens(
                 first = min(free, key=lambda u: waiting[u][0].offset)
                 assert taken is waiting[first].pop(0)
                 in_hand[first] = taken
-        elif step == "done" and unit in in_hand:
-            ready.done(in_hand.pop(unit))
-        elif step == "drop" and waiting[unit]:
-            assert ready.drop(waiting[unit].pop(), unit)
+        elif step == "done" and ordering_key in in_hand:
+            ready.finish(in_hand.pop(ordering_key))
+        elif step == "drop" and waiting[ordering_key]:
+            assert ready.drop(waiting[ordering_key].pop(), ordering_key)
         assert len(ready) == sum(map(len, waiting.values()))
         assert len(ready.in_hand) == len(in_hand) <= concurrency
 
@@ -107,16 +108,16 @@ def test_what_waits_of_a_unit_beyond_the_first_is_cut() -> None:
     # C1
     ready: Dispatcher[Delivery] = Dispatcher(9)
     waiting = [Delivery(offset) for offset in range(6)]
-    for each, unit in zip(waiting, "aaaabb", strict=True):
-        ready.add(each, unit)
+    for each, ordering_key in zip(waiting, "aaaabb", strict=True):
+        ready.add(each, ordering_key)
     assert ready.take() is waiting[0]
-    assert ready.waiting("a") == 3
-    assert ready.cut("a", 3) == []
-    assert ready.cut("a", 1) == waiting[2:4]
-    assert ready.cut("b", 0) == waiting[4:]
-    assert ready.cut("c", 0) == []
-    assert len(ready) == ready.waiting("a") == 1
+    assert ready.count_waiting("a") == 3
+    assert ready.truncate("a", 3) == []
+    assert ready.truncate("a", 1) == waiting[2:4]
+    assert ready.truncate("b", 0) == waiting[4:]
+    assert ready.truncate("c", 0) == []
+    assert len(ready) == ready.count_waiting("a") == 1
     assert ready.take() is None
-    assert ready.done(waiting[0])
-    assert not ready.done(waiting[0])
+    assert ready.finish(waiting[0])
+    assert not ready.finish(waiting[0])
     assert ready.take() is waiting[1]

@@ -8,59 +8,59 @@ and has confirmed that their leases are still valid.
 
 from collections.abc import Sequence
 
-from holdfast.client.consume.delivery import Delivered, ReceivedMessage, Settling
+from holdfast.client.consume.delivery import DeliveredMessage, ReceivedMessage, Settling
 
-Place = tuple[str, int, str | None]
+QueueKey = tuple[str, int, str | None]
 """A topic, a queue, and a key in that queue."""
 
 
-class CameBack:
+class RedeliveredKeys:
     """The nacked and released messages, by topic, queue and key. Belongs to one event loop."""
 
     def __init__(self) -> None:
         #: For each key with nacked or released messages: the lowest offset of these messages, and
         #: the pending result of the latest nack or release.
-        self._places: dict[Place, tuple[int, Settling]] = {}
+        self._unconfirmed: dict[QueueKey, tuple[int, Settling]] = {}
 
-    def note(self, message: ReceivedMessage, settling: Settling) -> None:
+    def record(self, message: ReceivedMessage, settling: Settling) -> None:
         """Record that `settling` nacks or releases a message. Ignore messages without a key."""
         if message.key is None:
             return
-        place = _place(message)
-        first, _ = self._places.get(place, (message.offset, settling))
-        self._places[place] = min(first, message.offset), settling
+        queue_key = _queue_key(message)
+        first, _ = self._unconfirmed.get(queue_key, (message.offset, settling))
+        self._unconfirmed[queue_key] = min(first, message.offset), settling
 
     def forget_answered(self) -> None:
         """Forget the nacks and releases that the broker has answered. The replies to requests that
         are sent from now on contain no message that these have revoked."""
-        self._places = {
-            place: (first, settling)
-            for place, (first, settling) in self._places.items()
+        self._unconfirmed = {
+            queue_key: (first, settling)
+            for queue_key, (first, settling) in self._unconfirmed.items()
             if not settling.done()
         }
 
-    def doubts(self, messages: Sequence[Delivered]) -> list[bool]:
+    def uncertain(self, messages: Sequence[DeliveredMessage]) -> list[bool]:
         """Return for each message of a reply whether the broker may have revoked it."""
-        if not self._places:
+        if not self._unconfirmed:
             return [False] * len(messages)
-        again: set[Place] = set()
-        doubts = []
+        again: set[QueueKey] = set()
+        flags = []
         for each in messages:
-            place = _place(each)
-            first, _ = self._places.get(place, (-1, None))
+            queue_key = _queue_key(each)
+            first, _ = self._unconfirmed.get(queue_key, (-1, None))
             if each.offset <= first:
                 # This is a redelivery, so the later messages of the key in this reply are valid.
-                again.add(place)
-            doubts.append(place in self._places and place not in again)
-        return doubts
+                again.add(queue_key)
+            flags.append(queue_key in self._unconfirmed and queue_key not in again)
+        return flags
 
-    async def until_known(self, message: ReceivedMessage) -> None:
+    async def wait_confirmed(self, message: ReceivedMessage) -> None:
         """Wait until the broker has handled the latest nack or release for a message's key. Raises
         the error with which that call failed. Cancelling is safe."""
-        found = self._places.get(_place(message))
+        found = self._unconfirmed.get(_queue_key(message))
         if found is not None:
             await found[1]
 
 
-def _place(message: Delivered | ReceivedMessage) -> Place:
+def _queue_key(message: DeliveredMessage | ReceivedMessage) -> QueueKey:
     return message.topic, message.queue, message.key

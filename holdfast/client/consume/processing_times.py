@@ -1,0 +1,93 @@
+"""How many messages of a slow ordering key a member may prefetch, so that room is left for others.
+Pure.
+
+An ordering key is a queue or a key. One of its deliveries at a time is in hand (being processed);
+its other messages wait. An ordering key is slow if its current or its last delivery takes at least
+`SLOW_S`. Then `FEW` waiting messages are enough: they keep the ordering key busy for longer than a
+request takes. An ordering key is stuck after `STUCK_S`. Then no message may wait while one is in
+hand: the delay of a request no longer matters, and other members may need the messages.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+U = TypeVar("U", bound=Hashable)
+
+SLOW_S = 0.1
+STUCK_S = 2.0
+FEW = 2
+#: At most this many slow ordering keys without a delivery in hand are remembered, the most recent
+#: ones.
+MAX_REMEMBERED = 64
+
+
+class ProcessingTimes(Generic[U]):
+    """The processing times of the ordering keys. The times that are passed in must never
+    decrease."""
+
+    def __init__(self) -> None:
+        #: When each ordering key's delivery in hand was taken, oldest first.
+        self._taken_at_s: dict[U, float] = {}
+        #: How long the last delivery of each slow ordering key took; the most recent is at the end.
+        self._last_s: dict[U, float] = {}
+
+    def start(self, ordering_key: U, now_s: float) -> None:
+        """Record that a delivery of an ordering key is in hand from now on."""
+        self._taken_at_s[ordering_key] = now_s
+
+    def finish(self, ordering_key: U, now_s: float) -> None:
+        """Record that the ordering key's delivery in hand is done."""
+        taken_at_s = self._taken_at_s.pop(ordering_key, now_s)
+        if self._last_s:
+            self._last_s.pop(ordering_key, None)
+        if now_s - taken_at_s >= SLOW_S:
+            self._last_s[ordering_key] = now_s - taken_at_s
+            if len(self._last_s) > MAX_REMEMBERED:
+                del self._last_s[next(iter(self._last_s))]
+
+    def is_in_hand(self, ordering_key: U) -> bool:
+        """Return whether a delivery of an ordering key is in hand."""
+        return ordering_key in self._taken_at_s
+
+    def find_slow(self, now_s: float) -> dict[U, int]:
+        """Return the slow ordering keys, each with the number of its messages that may wait now."""
+        times_s = dict(self._last_s)
+        for ordering_key, taken_at_s in self._taken_at_s.items():
+            if now_s - taken_at_s < SLOW_S:
+                break
+            times_s[ordering_key] = max(now_s - taken_at_s, times_s.get(ordering_key, 0.0))
+        return {
+            ordering_key: self._max_waiting(ordering_key, time_s)
+            for ordering_key, time_s in times_s.items()
+        }
+
+    def time_until_stuck_s(self, ordering_keys: Iterable[U], now_s: float) -> float | None:
+        """Return the seconds until the next of these ordering keys becomes stuck.
+
+        Units that are already stuck, or have no delivery in hand, do not count. Return None if no
+        other ordering key is left.
+        """
+        ages_s = (
+            now_s - self._taken_at_s[ordering_key]
+            for ordering_key in ordering_keys
+            if ordering_key in self._taken_at_s
+        )
+        return min((STUCK_S - age_s for age_s in ages_s if age_s < STUCK_S), default=None)
+
+    def time_until_change_s(self, now_s: float) -> float | None:
+        """Return the seconds until the next ordering key becomes slow or stuck. Return None if
+        every ordering key with a delivery in hand is already stuck."""
+        next_s = None
+        for taken_at_s in self._taken_at_s.values():
+            age_s = now_s - taken_at_s
+            if age_s < STUCK_S:
+                left_s = (SLOW_S if age_s < SLOW_S else STUCK_S) - age_s
+                next_s = left_s if next_s is None else min(next_s, left_s)
+                if age_s < SLOW_S:
+                    break
+        return next_s
+
+    def _max_waiting(self, ordering_key: U, time_s: float) -> int:
+        if time_s < STUCK_S:
+            return FEW
+        return 0 if ordering_key in self._taken_at_s else 1
