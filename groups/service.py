@@ -14,7 +14,7 @@ from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.in_flight import AllInFlight
 from holdfast.groups.core.limits import Limits
-from holdfast.groups.core.requests import Ask
+from holdfast.groups.core.requests import ReceiveRequest
 from holdfast.groups.service_types import (
     CheckGroup,
     CheckTopic,
@@ -26,8 +26,8 @@ from holdfast.groups.service_types import (
     NotSubscribed,
     ReceiveAsk,
     Received,
-    RedriveAsk,
-    Redriven,
+    RedriveOptions,
+    RedriveResult,
     SeekTarget,
     Status,
     TooManyMembers,
@@ -36,11 +36,11 @@ from holdfast.groups.service_types import (
 )
 from holdfast.groups.serving import describe as describing
 from holdfast.groups.serving.clock import GroupClock
+from holdfast.groups.serving.floor_exporter import FloorExporter
 from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
-from holdfast.groups.serving.group_registry import ServedGroups
-from holdfast.groups.serving.group_server import Places, ServedGroup
+from holdfast.groups.serving.group_registry import GroupRegistry
+from holdfast.groups.serving.group_server import GroupServer, WaitSlots
 from holdfast.groups.serving.head_source import key_number
-from holdfast.groups.serving.offset_mirror import Mirror
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
 from holdfast.groups.settings import state_of
@@ -50,7 +50,7 @@ from holdfast.groups.storage.open import OpenedGroups
 #: The floors of at most this many queues are read in one event loop iteration.
 FLOORS_A_TURN = 1000
 #: The owner of subscriptions when the caller gives no principal.
-ANYBODY = "anonymous"
+ANONYMOUS_OWNER = "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class GroupService:
         opened: OpenedGroups,
         config: GroupsConfig,
         *,
-        places: Places,
+        places: WaitSlots,
         ageing_us: Callable[[], int],
         wall_us: Callable[[], int],
         passed_s: Callable[[], float],
@@ -94,32 +94,34 @@ class GroupService:
         everyone = AllInFlight(
             config.max_leases, config.max_returned, config.max_returned_per_group
         )
-        self._served = ServedGroups(store, opened, places, clock, everyone)
-        self._mirror = Mirror(store, self._served.by_name.values, config.mirror_interval_ms / 1000)
-        self._changes = GroupChanges(
-            store, opened.table, self._served, config, may_subscribe, self._mirror.mirror
+        self.registry = GroupRegistry(store, opened, places, clock, everyone)
+        self.exporter = FloorExporter(
+            store, self.registry.by_name.values, config.mirror_interval_ms / 1000
         )
-        self._redriver = Redriver(store, self._served, self._changes)
-        self._scan = Scan(self._served.by_name.values, store.max_offset)
+        self._changes = GroupChanges(
+            store, opened.table, self.registry, config, may_subscribe, self.exporter.export
+        )
+        self._redriver = Redriver(store, self.registry, self._changes)
+        self._scan = Scan(self.registry.by_name.values, store.max_offset)
         self._is_running = False
-        self.arrived = self._served.arrived
-        self.trimmed = self._served.trimmed
-        self.check_new_queues = self._served.check_new_queues
+        self.arrived = self.registry.queues_advanced
+        self.trimmed = self.registry.queues_trimmed
+        self.check_new_queues = self.registry.check_new_queues
         self.topic_created = self._changes.topic_created
-        self.topic_deleted = self._served.topic_deleted
+        self.topic_deleted = self.registry.topic_deleted
 
     async def start(self) -> None:
         """Serve every stored group, in its stored state."""
         for record in self._table.all():
-            await self._served.take_up(record)
+            await self.registry.restore(record)
         await self._changes.find_topics()
         self._is_running = True
-        self._mirror.start()
+        self.exporter.start()
 
     def drain(self) -> None:
         """Answer every waiting receive with GroupsStopping. From now on no request can wait."""
         self._redriver.drain()
-        for group in self._served.by_name.values():
+        for group in self.registry.by_name.values():
             group.drain()
 
     async def stop(self) -> None:
@@ -127,46 +129,46 @@ class GroupService:
         called twice."""
         if self._is_running:
             self._is_running = False
-            await self._served.stop()
-            await self._mirror.stop()
+            await self.registry.stop()
+            await self.exporter.stop()
 
     @property
     def gone_count(self) -> int:
         """How many groups, and queues of groups, were removed since the start. This may be read in
         any thread."""
-        return self._served.gone_count
+        return self.registry.gone_count
 
     # -- groups and their settings ---------------------------------------------------------
 
     def has_leases(self, group: str) -> bool:
         """Return whether the group leases messages. Other groups only store offsets."""
-        return group in self._served.by_name
+        return group in self.registry.by_name
 
     def groups(self) -> list[str]:
         """Return the names of the groups with leases, sorted."""
-        return sorted(self._served.by_name)
+        return sorted(self.registry.by_name)
 
     def group_state(self, group: str) -> GroupState:
         """Return a group's settings. Raises InvalidName, UnknownGroup."""
-        served = self._served.get(group)
+        served = self.registry.get(group)
         names = self._names_of(served.record)
-        shown = served.shown
+        shown = served.described_state
         if shown is None or shown[0] is not served.record or shown[1] != names:
             state = state_of(served.record, names, self._config)
-            shown = served.shown = served.record, names, state
+            shown = served.described_state = served.record, names, state
         return shown[2]
 
     async def describe(self, group: str) -> GroupDescription:
         """Return a group's settings, progress and members. Raises InvalidName, UnknownGroup."""
-        served, now_ms = self._served.get(group), self._served.clock.now_ms()
-        await self._served.catch_up(served)
+        served, now_ms = self.registry.get(group), self.registry.clock.now_ms()
+        await self.registry.catch_up(served)
         return await describing.describe(served, self._state_of(served.record), now_ms)
 
     async def lags(self, group: str) -> dict[str, int]:
         """Return for each topic of a group how many messages are not settled. Raises InvalidName,
         UnknownGroup."""
-        served = self._served.get(group)
-        await self._served.catch_up(served)
+        served = self.registry.get(group)
+        await self.registry.catch_up(served)
         found, turn = {}, LoopBudget()
         for topic in served.topics():
             await turn.spend()
@@ -178,9 +180,9 @@ class GroupService:
     async def floors(self, group: str, topic: str) -> dict[int, int]:
         """Return the floor of each queue: all messages below it are settled. Raises UnknownGroup;
         raises UnknownTopic also if the group does not subscribe to the topic."""
-        served = self._served.get(group)
+        served = self.registry.get(group)
         self._topic_of(served, topic)
-        await self._served.catch_up(served)
+        await self.registry.catch_up(served)
         found: dict[int, int] = {}
         topic_id = self._topic_of(served, topic).topic_id
         async for lanes in in_slices(served.lanes_of(topic_id), FLOORS_A_TURN):
@@ -191,7 +193,7 @@ class GroupService:
         self,
         group: str,
         spec: GroupSpec,
-        owner: str = ANYBODY,
+        owner: str = ANONYMOUS_OWNER,
         *,
         check_topic: CheckTopic | None = None,
         check_dead_letters: CheckTopic | None = None,
@@ -235,15 +237,15 @@ class GroupService:
         """
         wanted = None
         if ask.filter is not None:
-            wanted = (await self._served.filters.parse([ask.filter]))[ask.filter]
-        served = self._served.get(group)
+            wanted = (await self.registry.filters.parse([ask.filter]))[ask.filter]
+        served = self.registry.get(group)
         topics = None
         if ask.topics is not None:
-            topics = self._asked_for(served, ask.topics)
+            topics = self._topic_ids_of(served, ask.topics)
         may_receive = None
         if ask.may_consume is not None:
             may_receive = _MayReceive(ask.may_consume, self._store.topic_by_id)
-        of_group = Ask(
+        of_group = ReceiveRequest(
             ask.member,
             ask.max_messages,
             ask.max_bytes,
@@ -257,8 +259,8 @@ class GroupService:
             may_receive,
         )
         if ask.browse:
-            await self._served.catch_up(served)
-            shown = await served.browsers.browse(of_group, self._served.clock.now_ms())
+            await self.registry.catch_up(served)
+            shown = await served.browsers.browse(of_group, self.registry.clock.now_ms())
             return Received(list(shown), served.core.available(of_group))
         members, most = served.core.members, self._config.max_members
         if len(members) >= most and ask.member not in members:
@@ -270,7 +272,7 @@ class GroupService:
     def undelivered(self, group: str, receipts: Sequence[str]) -> None:
         """Release the messages of a reply that could not be sent: they are available again at once.
         This does not count as a failure of the messages."""
-        served = self._served.by_name.get(group)
+        served = self.registry.by_name.get(group)
         if served is not None:
             served.give_back(receipts)
 
@@ -294,7 +296,7 @@ class GroupService:
         Raises UnknownGroup. Raises StateUnavailable; then the outcome is unknown, and the caller
         should repeat the call. If the call is cancelled, its settlements are not undone.
         """
-        served = self._served.get(group)
+        served = self.registry.get(group)
         allow = None
         if verb is Verb.EXTEND and lease_ms is not None:
             allow = partial(self._changes.allow_lease, served, lease_ms)
@@ -321,8 +323,8 @@ class GroupService:
         If it raises, the exception reaches the caller and nothing is changed.
 
         Raises UnknownGroup, UnknownTopic, UnknownQueue, StateUnavailable."""
-        served = self._served.get(group)
-        await self._served.catch_up(served)
+        served = self.registry.get(group)
+        await self.registry.catch_up(served)
         targets: dict[QueueKey, int] = {}
         turn = LoopBudget()
         if isinstance(target, Mapping):
@@ -344,7 +346,9 @@ class GroupService:
                         offset = await self._offset_at(topic, queue, target)
                         targets[topic.topic_id, queue] = offset
         # Skip new queues, which the group adds later at their first offset, and deleted topics.
-        reached = await served.seek({key: at for key, at in targets.items() if served.has(key)})
+        reached = await served.seek(
+            {key: at for key, at in targets.items() if served.has_queue(key)}
+        )
         moved: dict[str, dict[int, int]] = {}
         async for part in turn.slices(reached.items()):
             for (topic_id, queue), offset in part:
@@ -353,7 +357,7 @@ class GroupService:
                     moved.setdefault(found.name, {})[queue] = offset
         return moved
 
-    async def redrive(self, group: str, ask: RedriveAsk) -> Redriven:
+    async def redrive(self, group: str, ask: RedriveOptions) -> RedriveResult:
         """Publish a group's dead letters to their original topics again. `Redriver.redrive` lists
         the exceptions. The caller must not cancel this call."""
         return await self._redriver.redrive(group, ask)
@@ -367,7 +371,7 @@ class GroupService:
         If `may_consume` permits only some topics, the member keeps its leases of the other topics,
         and the requests that may get messages of the other topics. While it has such a lease or
         request, it stays a member. Raises UnknownGroup, StateUnavailable."""
-        served = self._served.get(group)
+        served = self.registry.get(group)
         may_end = None
         if may_consume is not None:
             may_end = _MayReceive(may_consume, self._store.topic_by_id)
@@ -379,28 +383,28 @@ class GroupService:
     def scan(self) -> int:
         """Serve requests that wait although messages are available. Return their number; any number
         except 0 is a defect of the broker, and the periodic scan counts it as scan rescues."""
-        return self._scan.look()
+        return self._scan.scan_some()
 
     def stats(self) -> GroupServiceStats:
         """Return the figures for metrics."""
         counts = _Counts()
-        counts.add(self._served.by_name.values())
+        counts.add(self.registry.by_name.values())
         return self._stats(counts)
 
     async def stats_in_slices(self) -> GroupServiceStats:
         """Return the figures of `stats`, computed in several event loop iterations. The figures of
         one group are consistent; those of different groups may be from different times."""
         counts = _Counts()
-        async for groups in in_slices(list(self._served.by_name.values())):
+        async for groups in in_slices(list(self.registry.by_name.values())):
             counts.add(groups)
         return self._stats(counts)
 
     # -- inside ------------------------------------------------------------------------------
 
     def _stats(self, counts: "_Counts") -> GroupServiceStats:
-        counters = self._served.counters
+        counters = self.registry.counters
         return GroupServiceStats(
-            groups=len(self._served.by_name),
+            groups=len(self.registry.by_name),
             waiting=counts.waiting,
             in_flight=counts.in_flight,
             at_limit=counts.at_limit,
@@ -409,13 +413,13 @@ class GroupService:
             settled_total=dict(counters.settled),
             dead_letters_total=counters.dead_letters,
             letters_not_kept_total=dict(counters.letters_not_kept),
-            expired_leases_total=self._served.expired_leases,
+            expired_leases_total=self.registry.expired_leases,
             undelivered_total=counters.undelivered,
             commits_total=counters.commits,
             commit_failures_total=counters.commit_failures,
         )
 
-    def _asked_for(self, group: ServedGroup, names: Sequence[str]) -> frozenset[int]:
+    def _topic_ids_of(self, group: GroupServer, names: Sequence[str]) -> frozenset[int]:
         """Return the ids of the topics that a request names. Skip a topic that does not exist yet
         if the group subscribes to it by name."""
         return frozenset(
@@ -424,13 +428,13 @@ class GroupService:
             if self._store.find_topic(name) is not None or name not in group.record.subscriptions
         )
 
-    def _topic_of(self, group: ServedGroup, name: str) -> Topic:
+    def _topic_of(self, group: GroupServer, name: str) -> Topic:
         topic = self._store.topic(name)
         if topic.topic_id not in group.core.topics:
             raise NotSubscribed(group.record.name, name)
         return topic
 
-    def _limits_of(self, group: ServedGroup, given: Sequence[UnitLimit]) -> Limits | None:
+    def _limits_of(self, group: GroupServer, given: Sequence[UnitLimit]) -> Limits | None:
         if not given:
             return None
         queues: dict[QueueKey, int] = {}
@@ -469,7 +473,7 @@ class _Counts:
     in_flight: int = 0
     at_limit: list[str] = field(default_factory=list)
 
-    def add(self, groups: Iterable[ServedGroup]) -> None:
+    def add(self, groups: Iterable[GroupServer]) -> None:
         for group in groups:
             leased = group.core.lease_count
             self.waiting += len(group.waiting)

@@ -27,8 +27,8 @@ __all__ = [
     "QueueDescription",
     "ReceiveAsk",
     "Received",
-    "RedriveAsk",
-    "Redriven",
+    "RedriveOptions",
+    "RedriveResult",
     "SeekTarget",
     "Served",
     "Status",
@@ -204,7 +204,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class RedriveAsk:
+class RedriveOptions:
     """A request to put dead letters back, that is to publish them to their original topics."""
 
     #: At most this many letters are put back.
@@ -222,7 +222,7 @@ class RedriveAsk:
 
 
 @dataclass(slots=True)
-class Redriven:
+class RedriveResult:
     """The result of a redrive."""
 
     dead_letter_topic: str

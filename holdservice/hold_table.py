@@ -50,7 +50,7 @@ class HeldPull(Generic[T]):
     client: str
     deadline: float
     is_held: bool = True
-    _groups: tuple["_Group[T]", ...] = ()
+    _groups: tuple["_PullGroup[T]", ...] = ()
 
     @property
     def scanned(self) -> dict[QueueKey, int]:
@@ -59,7 +59,7 @@ class HeldPull(Generic[T]):
 
 
 @dataclass(slots=True, eq=False)
-class _Group(Generic[T]):
+class _PullGroup(Generic[T]):
     """The pulls on one queue with the same offset and equal filters."""
 
     queue: "_Queue[T]"
@@ -75,7 +75,7 @@ class _Queue(Generic[T]):
     """One queue with waiting pulls. It is removed with its last pull."""
 
     key: QueueKey
-    groups: dict[tuple[object | None, int], _Group[T]] = field(default_factory=dict)
+    groups: dict[tuple[object | None, int], _PullGroup[T]] = field(default_factory=dict)
     pull_count: int = 0
     #: The highest end that `message_arriving` recorded. Every pull group with a lower offset is in
     #: `HoldTable._reached`.
@@ -95,7 +95,7 @@ class HoldTable(Generic[T]):
         self._clients: dict[str, int] = {}
         self._deadlines: Deadlines[HeldPull[T]] = Deadlines()
         #: The pull groups with arrivals that `wake_some` has not processed yet.
-        self._reached: deque[_Group[T]] = deque()
+        self._reached: deque[_PullGroup[T]] = deque()
         self._place_count = 0
         self._places_of: dict[str, int] = {}
         #: Requests of other kinds that wait elsewhere and count against the same limits.
@@ -167,7 +167,7 @@ class HoldTable(Generic[T]):
         queue.max_offset = max_offset
         for group in queue.groups.values():
             if group.offset < max_offset:
-                self._note(group)
+                self._mark_reached(group)
 
     @property
     def has_arrivals(self) -> bool:
@@ -193,12 +193,12 @@ class HoldTable(Generic[T]):
         self._reached.popleft()
         group.is_reached = False
         if reached is not None and reached > group.offset:
-            self._move(group, reached)
+            self._advance(group, reached)
         if is_match:
             return self._wake(list(group.pulls))
         self.filtered_total += len(group.pulls)
         if group.offset < queue.max_offset:
-            self._note(group)
+            self._mark_reached(group)
         return []
 
     def is_behind(self, key: QueueKey, max_offset: int) -> bool:
@@ -267,20 +267,20 @@ class HoldTable(Generic[T]):
 
     def _join(
         self, pull: HeldPull[T], key: QueueKey, filter: object | None, offset: int
-    ) -> _Group[T]:
+    ) -> _PullGroup[T]:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _Queue(key)
         group = queue.groups.get((filter, offset))
         if group is None:
-            group = queue.groups[filter, offset] = _Group(queue, filter, offset)
+            group = queue.groups[filter, offset] = _PullGroup(queue, filter, offset)
         group.pulls[pull] = None
         queue.pull_count += 1
         if offset < queue.max_offset:
-            self._note(group)
+            self._mark_reached(group)
         return group
 
-    def _note(self, group: _Group[T]) -> None:
+    def _mark_reached(self, group: _PullGroup[T]) -> None:
         if group.is_reached:
             return
         group.is_reached = True
@@ -289,7 +289,7 @@ class HoldTable(Generic[T]):
         else:
             self._reached.append(group)
 
-    def _move(self, group: _Group[T], offset: int) -> None:
+    def _advance(self, group: _PullGroup[T], offset: int) -> None:
         """Advance a pull group to `offset`. If another group with an equal filter has that offset
         already, merge it into this group."""
         groups = group.queue.groups

@@ -49,7 +49,7 @@ def compile_like(pattern: str, escape: str | None = None) -> Callable[[str], boo
             items.append(_ANY_ONE if character == "_" else character)
 
     if _ANY_ONE not in items or len(items) <= MAX_SEARCHED:
-        return _looks_for([items[a:b] for a, b in pairwise([0, *cuts, len(items)])])
+        return _search_function([items[a:b] for a, b in pairwise([0, *cuts, len(items)])])
     any_one = sum(2 << i for i, item in enumerate(items) if item is _ANY_ONE)
     accepting: dict[str, int] = {}
     for i, item in enumerate(items):
@@ -71,7 +71,7 @@ def compile_like(pattern: str, escape: str | None = None) -> Callable[[str], boo
     return is_like
 
 
-def _looks_for(parts: list[list[str | None]]) -> Callable[[str], bool]:
+def _search_function(parts: list[list[str | None]]) -> Callable[[str], bool]:
     """Return a function that reports whether a text consists of `parts` with any text between
     them. Taking the first place of each part is enough, because every part has a fixed length."""
     first, last = _finder(parts[0]), _finder(parts[-1])

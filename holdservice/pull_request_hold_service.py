@@ -25,7 +25,7 @@ from holdfast.holdservice.hold_table import SCAN_STEP, HeldPull, HoldTable
 if TYPE_CHECKING:
     from holdfast.consumequeue.message_store import MessageFilter
 
-__all__ = ["HoldLimitExceeded", "HoldStats", "Outcome", "PullRequestHoldService", "Woken"]
+__all__ = ["HoldLimitExceeded", "HoldStats", "Outcome", "PullRequestHoldService", "HoldResult"]
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Outcome(StrEnum):
     DELETED = "deleted"
 
 
-class Woken(NamedTuple):
+class HoldResult(NamedTuple):
     """The result of a wait. `scanned` maps each queue of the pull to an offset at or after the
     requested one; no message between the two matches the filter."""
 
@@ -73,8 +73,8 @@ class Woken(NamedTuple):
 class HoldStats:
     """The number of pulls that are held now, and counts since the start. `held`, `held_max`,
     `refused_total` and `scan_rescues` include the requests of other kinds that wait within the same
-    limits (`PullRequestHoldService.taken`). `last_scan_s` is the time for which the last scan
-    blocked the loop."""
+    limits (`PullRequestHoldService.occupied_slot`). `last_scan_s` is the time for which the last
+    scan blocked the loop."""
 
     held: int
     held_max: int
@@ -107,7 +107,7 @@ class PullRequestHoldService:
         self._config = config
         self._max_offset = max_offset
         self._scan = scan
-        self._table: HoldTable[asyncio.Future[Woken]] = HoldTable(config, _scan_step)
+        self._table: HoldTable[asyncio.Future[HoldResult]] = HoldTable(config, _scan_step)
         self._is_draining = False
         self._scanning: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -153,7 +153,7 @@ class PullRequestHoldService:
         wait_s: float,
         client: str,
         filter: "MessageFilter | None" = None,
-    ) -> Woken:
+    ) -> HoldResult:
         """Wait at most `wait_s` until any of the queues has a message at or after the queue's
         offset in `waits`. With a filter, wait for a message that matches.
 
@@ -161,9 +161,9 @@ class PullRequestHoldService:
         the remaining time. Cancelling frees the pull's place at once. Raise HoldLimitExceeded.
         """
         if self._is_draining:
-            return Woken(Outcome.DRAINING, dict(waits))
-        wait_s = self.at_most(wait_s)
-        future: asyncio.Future[Woken] = asyncio.get_running_loop().create_future()
+            return HoldResult(Outcome.DRAINING, dict(waits))
+        wait_s = self.limit_wait(wait_s)
+        future: asyncio.Future[HoldResult] = asyncio.get_running_loop().create_future()
         try:
             pull = self._table.suspend(
                 waits, deadline=monotonic() + wait_s, client=client, ticket=future, filter=filter
@@ -188,13 +188,13 @@ class PullRequestHoldService:
                 self._cancelled_total += 1
             raise
 
-    def at_most(self, wait_s: float) -> float:
+    def limit_wait(self, wait_s: float) -> float:
         """Return `wait_s`, limited to short_polling_ms in short polling mode."""
         config = self._config
         return wait_s if config.long_polling else min(wait_s, config.short_polling_ms / 1000)
 
     @contextmanager
-    def taken(self, client: str) -> Iterator[None]:
+    def occupied_slot(self, client: str) -> Iterator[None]:
         """While the context is open, count one waiting request of another kind in the limits of
         held pulls. Raise HoldLimitExceeded if a limit is reached."""
         try:
@@ -215,7 +215,7 @@ class PullRequestHoldService:
         In short polling mode, do nothing: the scan wakes the pulls.
         """
         if self._config.long_polling:
-            self._tell(advanced)
+            self._record_arrivals(advanced)
 
     def topic_deleted(self, topic_id: int) -> None:
         """End every pull that waits on a queue of this topic with DELETED."""
@@ -242,7 +242,7 @@ class PullRequestHoldService:
 
     # -- waking ----------------------------------------------------------------------------
 
-    def _tell(self, advanced: Mapping[QueueKey, int]) -> None:
+    def _record_arrivals(self, advanced: Mapping[QueueKey, int]) -> None:
         for key, max_offset in advanced.items():
             self._table.message_arriving(key, max_offset)
         self._wake_arrived()
@@ -253,7 +253,7 @@ class PullRequestHoldService:
         if not self._table.has_arrivals:
             return
         until = monotonic() + SLICE_S
-        woken: list[HeldPull[asyncio.Future[Woken]]] = []
+        woken: list[HeldPull[asyncio.Future[HoldResult]]] = []
         while self._table.has_arrivals:
             woken += self._table.wake_some(self._scan_or_wake)
             if monotonic() >= until:
@@ -277,10 +277,12 @@ class PullRequestHoldService:
             log.exception("a filter could not be tried on queue %s from %d", key, start)
             return None
 
-    def _answer(self, pulls: Iterable[HeldPull[asyncio.Future[Woken]]], outcome: Outcome) -> None:
+    def _answer(
+        self, pulls: Iterable[HeldPull[asyncio.Future[HoldResult]]], outcome: Outcome
+    ) -> None:
         for pull in pulls:
             if not pull.ticket.done():  # it is done if the waiting task was cancelled
-                pull.ticket.set_result(Woken(outcome, pull.scanned))
+                pull.ticket.set_result(HoldResult(outcome, pull.scanned))
                 self._answered[outcome] += 1
 
     # -- deadlines -------------------------------------------------------------------------
@@ -348,7 +350,7 @@ class PullRequestHoldService:
                 self._scan_rescues += len(behind)
                 log.warning("messages on %d held queues were not told of: %s", len(behind), behind)
         if behind:
-            self._tell(behind)
+            self._record_arrivals(behind)
 
     async def _scan_queues(self, busy_s: float) -> dict[QueueKey, int]:
         """Find the queues with held pulls that have messages for which `message_arriving` was not

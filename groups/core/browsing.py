@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.group_topic import GroupTopic
-from holdfast.groups.core.queue_lane import Lane
+from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.selection import READ_AHEAD
 from holdfast.groups.cursor.cursor import State
 from holdfast.groups.cursor.heads import Head, HeadSource
 
 
 @dataclass(slots=True)
-class Browsed:
+class BrowseResult:
     """The messages to show, and the place at which the next call continues. If `needs` is set, the
     caller must fetch the message at this queue and offset, and then repeat the call."""
 
@@ -33,15 +33,15 @@ def browse(
     source: HeadSource,
     place: Mapping[QueueKey, int],
     *,
-    credit: int,
+    max_messages: int,
     max_bytes: int = 1 << 62,
     filter: object | None = None,
     include_leased: bool = False,
     now_ms: int,
-) -> Browsed:
-    """Return up to `credit` messages from `place` on. A queue that is not in `place` is shown from
-    its floor on."""
-    shown = Browsed([], dict(place))
+) -> BrowseResult:
+    """Return up to `max_messages` messages from `place` on. A queue that is not in `place` is shown
+    from its floor on."""
+    shown = BrowseResult([], dict(place))
     hidden = {State.DONE, State.DYING}
     if not include_leased:
         hidden |= {State.LEASED, State.GRACE}
@@ -49,21 +49,21 @@ def browse(
     for topic in topics:
         for lane in _highest_first(topic):
             offset = max(place.get(lane.key, 0), lane.cursor.floor)
-            while offset < lane.cursor.end and len(shown.messages) < credit:
+            while offset < lane.cursor.end and len(shown.messages) < max_messages:
                 found = source.read(lane.key, offset, lane.cursor.end, READ_AHEAD, lane.view.filter)
                 if found is None:
                     shown.needs = lane.key, offset
                     return shown
                 for head in found.heads:
-                    if len(shown.messages) >= credit:
+                    if len(shown.messages) >= max_messages:
                         break
                     offset = head.offset + 1
                     if _is_shown(lane, head, hidden, now_ms):
-                        passes = filter is None or source.matches(lane.key, head.offset, filter)
-                        if passes is None:
+                        is_match = filter is None or source.matches(lane.key, head.offset, filter)
+                        if is_match is None:
                             shown.needs = lane.key, head.offset
                             return shown
-                        if passes:
+                        if is_match:
                             if shown.messages and head.size_bytes > room:
                                 return shown
                             room -= head.size_bytes
@@ -74,13 +74,13 @@ def browse(
     return shown
 
 
-def _highest_first(topic: GroupTopic) -> list[Lane]:
+def _highest_first(topic: GroupTopic) -> list[QueueLane]:
     return sorted(
         topic.lanes.values(),
         key=lambda lane: (-level_of_queue(lane.key[1], topic.levels), lane.key[1]),
     )
 
 
-def _is_shown(lane: Lane, head: Head, hidden: set[State], now_ms: int) -> bool:
+def _is_shown(lane: QueueLane, head: Head, hidden: set[State], now_ms: int) -> bool:
     has_expired = lane.view.has_expired(head, now_ms)
     return not has_expired and lane.cursor.state(head.offset) not in hidden

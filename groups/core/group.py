@@ -2,14 +2,14 @@
 
 A Group belongs to one event loop. Its caller reports events and carries out the results:
 
-    reply = group.receive(ask, now)         # if empty: hold the request with group.park(ask, ...)
+    reply = group.receive(request, now)     # if empty: hold it with group.park(request, ...)
     statuses = group.settle(verb, receipts, now)
-    group.arrived(queue, end); group.tick(now); ...        # events
-    for waiter, answer in group.serve(now): ...            # after any event, without an await
-    batch = group.take_writes(); write; group.committed(batch)
+    group.note_end(queue, end); group.tick(now); ...        # events
+    for waiter, answer in group.serve(now): ...             # after any event, without an await
+    batch = group.take_writes(); write; group.mark_committed(batch)
 
 `now_ms` must never decrease, even over a restart, because receipts contain deadlines. No wake-up
-is lost: every change that makes a message available marks its topic as dirty ("stirs" it). `park`
+is lost: every change that makes a message available marks its topic as dirty (`mark_dirty`). `park`
 also marks the topics for which the request waits. `serve` offers the messages of the dirty topics
 to the waiting requests until no request can get a message.
 """
@@ -21,7 +21,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.group_parts import ENDED_A_TURN
 from holdfast.groups.core.group_receiving import GroupReceiving
 from holdfast.groups.core.modes import SingleActive
-from holdfast.groups.core.requests import Ask, Reply
+from holdfast.groups.core.requests import ReceiveRequest, Reply
 from holdfast.groups.core.waiters import Waiter
 from holdfast.groups.cursor.cursor import End
 from holdfast.groups.cursor.leases import Lease
@@ -38,7 +38,7 @@ class Group(GroupReceiving):
 
     def park(
         self,
-        ask: Ask,
+        request: ReceiveRequest,
         ticket: object,
         now_ms: int,
         deadline_ms: int,
@@ -49,12 +49,14 @@ class Group(GroupReceiving):
         request once more. Set `has_looked` only if `receive` has found nothing for the request in
         this same event loop iteration, and its reply had no `needs`; then `serve` need not try the
         request again."""
-        self.members.seen(ask.member, now_ms, deadline_ms)
+        self.members.seen(request.member, now_ms, deadline_ms)
         if has_looked:
-            return self.waiters.add(ask, ticket, deadline_ms)
-        for topic_id in self.topics if ask.topics is None else ask.topics & self.topics.keys():
-            self._stirred.add(topic_id)
-        return self.waiters.add(ask, ticket, deadline_ms)
+            return self.waiters.add(request, ticket, deadline_ms)
+        for topic_id in (
+            self.topics if request.topics is None else request.topics & self.topics.keys()
+        ):
+            self._dirty_topics.add(topic_id)
+        return self.waiters.add(request, ticket, deadline_ms)
 
     def cancel(self, waiter: Waiter) -> bool:
         """Remove the request of a client that disconnected. Return False if the request was already
@@ -65,52 +67,52 @@ class Group(GroupReceiving):
         """Return the waiting requests that can be answered now, with their answers. The others
         continue to wait.
 
-        If an answer has no picks and its `needs` is set, the answer is not final, and its request
-        is still held. The caller must then read the queue at the offset in `needs`, `stir` the
-        topic, and call `serve` again.
+        If an answer has no messages and its `needs` is set, the answer is not final, and its
+        request is still held. The caller must then read the queue at the offset in `needs`,
+        `mark_dirty` the topic, and call `serve` again.
         """
         answered: list[tuple[Waiter, Reply | GroupError]] = []
-        while self._stirred and len(self.waiters):
-            stirred, self._stirred = self._stirred, set()
-            in_vain: set[object] = set()
+        while self._dirty_topics and len(self.waiters):
+            dirty, self._dirty_topics = self._dirty_topics, set()
+            without_result: set[object] = set()
             for waiter in self.waiters:
-                likeness = self._likeness(waiter.ask)
-                if likeness in in_vain or not self._hopes(waiter, stirred):
+                equivalence_key = self._equivalence_key(waiter.request)
+                if equivalence_key in without_result or not self._may_match(waiter, dirty):
                     continue
                 answer: Reply | GroupError
                 try:
-                    answer = self.receive(waiter.ask, now_ms)
+                    answer = self.receive(waiter.request, now_ms)
                 except GroupError as error:
                     answer = error
                 if isinstance(answer, GroupError) or answer.is_answer:
                     self.waiters.remove(waiter)
                     answered.append((waiter, answer))
-                    if self._is_taken(stirred):
+                    if self._are_exhausted(dirty):
                         break
                 elif answer.needs is not None:
                     answered.append((waiter, answer))
-                    self._stirred |= stirred
+                    self._dirty_topics |= dirty
                     return answered
                 else:
-                    in_vain.add(likeness)
-        self._stirred.clear()
+                    without_result.add(equivalence_key)
+        self._dirty_topics.clear()
         return answered
 
-    def stir(self, topic_id: int) -> None:
+    def mark_dirty(self, topic_id: int) -> None:
         """Mark a topic as dirty, because more of its messages may be in memory now. The next
         `serve` offers its messages to the waiting requests again."""
         if topic_id in self.topics:
-            self._stir(self.topics[topic_id])
+            self._mark_dirty(self.topics[topic_id])
 
     # -- events ------------------------------------------------------------------------------
 
-    def arrived(self, key: QueueKey, end: int) -> None:
+    def note_end(self, key: QueueKey, end: int) -> None:
         """Record that all messages of a queue below `end` are durable."""
         lane = self._lane(key)
-        if lane is not None and lane.arrived(end):
-            self._happened(lane)
+        if lane is not None and lane.note_end(end):
+            self._lane_changed(lane)
 
-    def trimmed(self, key: QueueKey, log_start: int, now_ms: int) -> None:
+    def note_log_start(self, key: QueueKey, log_start: int, now_ms: int) -> None:
         """Record that the first offset of a queue is `log_start` now."""
         lane = self._lane(key)
         if lane is not None:
@@ -123,7 +125,7 @@ class Group(GroupReceiving):
             ended = list(lane.cursor.leases)
             lane.seek(target)
             self._ended(key[0], ended, None)
-            self._happened(lane)
+            self._lane_changed(lane)
 
     def leave(self, member: str, now_ms: int, may_end: MayEnd | None = None) -> list[Waiter]:
         """Remove a member that left or was fenced, and make its messages available again, in
@@ -136,11 +138,11 @@ class Group(GroupReceiving):
         """
         waiters = self.stop_waiting(member, may_end)
         self.revoke(self.leases_of(member, may_end), now_ms)
-        if may_end is not None and self._takes_part(member):
+        if may_end is not None and self._is_present(member):
             return waiters
         self.members.forget(member)
         if self.activity.leave(member):
-            self._stir_all()
+            self._mark_all_dirty()
         return waiters
 
     def stop_waiting(self, member: str, may_end: MayEnd | None = None) -> list[Waiter]:
@@ -151,7 +153,7 @@ class Group(GroupReceiving):
         waiters = [
             each
             for each in self.waiters
-            if each.ask.member == member and not any(map(each.ask.takes, kept))
+            if each.request.member == member and not any(map(each.request.takes, kept))
         ]
         for waiter in waiters:
             self.waiters.remove(waiter)
@@ -182,7 +184,7 @@ class Group(GroupReceiving):
         """Give the active member no more messages. It may still settle its leases; the next
         member becomes active when these leases have ended."""
         if isinstance(self.activity, SingleActive) and self.activity.retire(member):
-            self._stir_all()
+            self._mark_all_dirty()
 
     def next_deadline(self) -> int | None:
         """Return when to call `tick`; None if nothing has a deadline. The time may be earlier than
@@ -207,7 +209,7 @@ class Group(GroupReceiving):
             lane = self._lane(key)
             if lane is not None and lane.timer == deadline_ms:
                 lane.timer = None
-                left -= max(1, self._run_out(lane, now_ms, left))
+                left -= max(1, self._expire_due(lane, now_ms, left))
         due = self.waiters.due(now_ms)
         for member in self.members.silent(now_ms):
             due += self.leave(member, now_ms)
@@ -215,32 +217,46 @@ class Group(GroupReceiving):
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _takes_part(self, member: str) -> bool:
+    def _is_present(self, member: str) -> bool:
         """Return whether a member holds leases or waits for messages."""
         return self.in_flight.of(member) > 0 or any(
-            waiter.ask.member == member for waiter in self.waiters
+            waiter.request.member == member for waiter in self.waiters
         )
 
-    def _is_taken(self, stirred: set[int]) -> bool:
+    def _are_exhausted(self, dirty: set[int]) -> bool:
         """Return whether the dirty topics have no messages left for any member. In single active
         mode always return False, because a waiting request may also get a notice."""
         is_about_messages = self.config.mode != "single_active"
-        return is_about_messages and not any(map(self.fair.is_active, stirred))
+        return is_about_messages and not any(map(self.fair.is_active, dirty))
 
-    def _likeness(self, ask: Ask) -> object:
+    def _equivalence_key(self, request: ReceiveRequest) -> object:
         """Return a value that is equal for similar requests: if one of them gets nothing now, the
         others get nothing either."""
         if self.config.mode == "competing":
-            room = self.in_flight.room(ask.member) > 0
-            return ask.topics, ask.may_receive, ask.filter, room, ask.settled, ask.limits
-        return ask.member, ask.topics, ask.may_receive, ask.filter, ask.settled, ask.limits
+            room = self.in_flight.room(request.member) > 0
+            return (
+                request.topics,
+                request.may_receive,
+                request.filter,
+                room,
+                request.settled,
+                request.limits,
+            )
+        return (
+            request.member,
+            request.topics,
+            request.may_receive,
+            request.filter,
+            request.settled,
+            request.limits,
+        )
 
-    def _hopes(self, waiter: Waiter, stirred: set[int]) -> bool:
+    def _may_match(self, waiter: Waiter, dirty: set[int]) -> bool:
         """Return whether this waiting request may get messages of the dirty topics."""
         active = self.activity.active
-        if active is not None and waiter.ask.member != active:
+        if active is not None and waiter.request.member != active:
             return False
-        ask = waiter.ask
-        if ask.topics is not None and ask.topics.isdisjoint(stirred):
+        request = waiter.request
+        if request.topics is not None and request.topics.isdisjoint(dirty):
             return False
-        return ask.may_receive is None or any(map(ask.may_receive, stirred))
+        return request.may_receive is None or any(map(request.may_receive, dirty))

@@ -5,10 +5,10 @@ from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.costs import Costs
 from holdfast.groups.core.group_parts import GroupParts
 from holdfast.groups.core.group_topic import GroupTopic
-from holdfast.groups.core.modes import activity_for
-from holdfast.groups.core.queue_lane import Lane
+from holdfast.groups.core.modes import member_rule
+from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.receipt_state import Receipt
-from holdfast.groups.core.requests import Pick
+from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.cursor.cursor import Cursor, End
 from holdfast.groups.cursor.leases import Lease
 from holdfast.groups.fairness.fair_set import FairSet
@@ -24,12 +24,12 @@ class GroupConfiguring(GroupParts):
         for topic in self.topics.values():
             for lane in topic.lanes.values():
                 self.configure_lane(lane)
-        self._stir_all()
+        self._mark_all_dirty()
 
-    def configure_lane(self, lane: Lane) -> None:
+    def configure_lane(self, lane: QueueLane) -> None:
         """Apply the group's settings to a queue."""
         lane.configure(self.config)
-        self._happened(lane)
+        self._lane_changed(lane)
 
     def configure_group(self, config: GroupConfig) -> None:
         """Change the settings of the group, but not of its queues. The caller must then call
@@ -46,7 +46,7 @@ class GroupConfiguring(GroupParts):
             self._costs = Costs(config.cost)
         if config.mode != before.mode:
             assert not self.lease_count
-            self.activity = activity_for(config.mode)
+            self.activity = member_rule(config.mode)
             self._fencing_durable = 0
 
     def add_topic(
@@ -59,14 +59,14 @@ class GroupConfiguring(GroupParts):
     def add_queue(self, key: QueueKey, cursor: Cursor) -> None:
         """Add a queue of a topic, at the position of its cursor."""
         topic = self.topics[key[0]]
-        lane = Lane(
-            self.group_id, key, cursor, self._source, self.config, topic.filter, self._touch
+        lane = QueueLane(
+            self.group_id, key, cursor, self._source, self.config, topic.filter, self._update_lane
         )
         topic.add(lane)
         self._take_up(lane)
         cursor.notes.is_dirty = True
-        self._touch(lane)
-        self._stir(topic)
+        self._update_lane(lane)
+        self._mark_dirty(topic)
 
     def resume(self, member: str, now_ms: int) -> None:
         """Restore the active member after a restart. Other members wait until this member leaves or
@@ -86,9 +86,9 @@ class GroupConfiguring(GroupParts):
                         back = lane.give_back(offset, End.REVOKED, lease.number, now_ms)
                         self._end(lane, back, now_ms)
 
-    def _take_up(self, lane: Lane) -> None:
+    def _take_up(self, lane: QueueLane) -> None:
         """Count the leases of a lane that are from before a restart. Restore the stored replies
-        (`Repeats`) that contained the messages of these leases."""
+        (`AnswerCache`) that contained the messages of these leases."""
         cursor = lane.cursor
         for lease in cursor.leases:
             self.in_flight.add(lease.member)
@@ -99,8 +99,10 @@ class GroupConfiguring(GroupParts):
                     self.group_id, *lane.key, offset, number, cursor.epoch, lease.deadline_ms,
                     attempt, lease.member,
                 )  # fmt: skip
-                pick = Pick(lane.key, offset, attempt, cursor.is_redelivery(offset), receipt)
-                self._repeats.restore(lease.member, lease.attempt_id, [pick], lease.delivered_ms)
+                message = SelectedMessage(
+                    lane.key, offset, attempt, cursor.is_redelivery(offset), receipt
+                )
+                self._answers.restore(lease.member, lease.attempt_id, [message], lease.delivered_ms)
 
     def remove_topic(self, topic_id: int) -> None:
         """Remove a topic and end its leases. The caller must delete its rows."""
@@ -111,21 +113,21 @@ class GroupConfiguring(GroupParts):
             ended += lane.cursor.leases
             may_deliver |= self.in_flight.count_returned(-lane.counted_returned)
             self._changed.pop(lane, None)
-            self._noted.pop(lane, None)
-            self._mourning.pop(lane, None)
+            self._lanes_with_notes.pop(lane, None)
+            self._lanes_with_dead_letters.pop(lane, None)
         self.fair.remove(topic_id)
         self._ended(topic_id, ended, None)
         if may_deliver:
-            self._stir_all()
+            self._mark_all_dirty()
 
-    def set_filter(self, lane: Lane, filter: object | None) -> None:
+    def set_filter(self, lane: QueueLane, filter: object | None) -> None:
         """Change the filter of a queue. Messages that the old filter skipped are offered again if
         they are at the queue's `next` or beyond. Below `next` they are not offered again, because
         later messages were already delivered."""
         lane.set_filter(filter)
-        self._happened(lane)
+        self._lane_changed(lane)
 
-    def offer_skipped(self, lane: Lane) -> None:
+    def offer_skipped(self, lane: QueueLane) -> None:
         """Make skipped messages available again: those at `next` and beyond that the queue's filter
         does not match. The caller must do this before it stores another filter, so that a crash in
         between loses no message. The topic must be paused until then."""
@@ -138,4 +140,4 @@ class GroupConfiguring(GroupParts):
     def pause(self, topic_id: int, is_paused: bool) -> None:
         """Pause or resume the deliveries of a topic."""
         self.topics[topic_id].is_paused = is_paused
-        self._stir(self.topics[topic_id])
+        self._mark_dirty(self.topics[topic_id])

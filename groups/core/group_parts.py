@@ -16,9 +16,9 @@ from holdfast.groups.core.costs import Costs
 from holdfast.groups.core.group_topic import GroupTopic
 from holdfast.groups.core.in_flight import AllInFlight, InFlight
 from holdfast.groups.core.members import Members
-from holdfast.groups.core.modes import activity_for
-from holdfast.groups.core.queue_lane import Lane
-from holdfast.groups.core.requests import Repeats
+from holdfast.groups.core.modes import member_rule
+from holdfast.groups.core.queue_lane import QueueLane
+from holdfast.groups.core.requests import AnswerCache
 from holdfast.groups.core.waiters import Waiters
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.cursor_rows import has_changes, take_writes
@@ -65,7 +65,7 @@ class GroupParts:
         self.config = config
         self.topics: dict[int, GroupTopic] = {}
         self.fair = FairSet(config.engine)
-        self.activity = activity_for(config.mode)
+        self.activity = member_rule(config.mode)
         self.members = Members(config.member_ttl_ms)
         self.waiters = Waiters()
         self.in_flight = InFlight(config, everyone)
@@ -74,20 +74,20 @@ class GroupParts:
         self.expired_leases = 0
         self._source = source
         self._costs = Costs(config.cost)
-        self._repeats = Repeats(config.repeat_ms)
+        self._answers = AnswerCache(config.repeat_ms)
         #: Lanes with rows to write.
-        self._changed: dict[Lane, None] = {}
+        self._changed: dict[QueueLane, None] = {}
         #: Lanes with messages to append to the dead-letter topic.
-        self._mourning: dict[Lane, None] = {}
+        self._lanes_with_dead_letters: dict[QueueLane, None] = {}
         #: The dirty topics.
-        self._stirred: set[int] = set()
+        self._dirty_topics: set[int] = set()
         #: The value of `activity.fencing_epoch` in the last commit. If it equals the current value,
         #: it is durable that the previous active member has lost its leases.
         self._fencing_durable = 0
         #: The active member as last written.
         self._active_written: str | None = None
         #: Lanes with changes that the progress page does not have yet.
-        self._noted: dict[Lane, None] = {}
+        self._lanes_with_notes: dict[QueueLane, None] = {}
         #: Records of the progress page that are no longer needed.
         self._free_grants: list[Grant] = []
         #: A heap of (deadline, queue). An entry that is not its lane's current timer is removed
@@ -125,7 +125,7 @@ class GroupParts:
             self._active_written = active
         return batch
 
-    def committed(self, batch: WriteBatch) -> None:
+    def mark_committed(self, batch: WriteBatch) -> None:
         """Record that a batch is durable."""
         self._fencing_durable = batch.fencing_epoch
         for cursor, (epoch, reserved_next) in batch.reserves.items():
@@ -135,10 +135,10 @@ class GroupParts:
 
     # -- changes for the progress page -------------------------------------------------------
 
-    def take_noted(self) -> list[Lane]:
+    def take_lanes_with_notes(self) -> list[QueueLane]:
         """Return the lanes with changes for the progress page since the last call."""
-        lanes = [lane for lane in self._noted if lane.cursor.notes]
-        self._noted.clear()
+        lanes = [lane for lane in self._lanes_with_notes if lane.cursor.notes]
+        self._lanes_with_notes.clear()
         return lanes
 
     def take_free_grants(self) -> list[Grant]:
@@ -148,24 +148,24 @@ class GroupParts:
 
     # -- effects of a change -----------------------------------------------------------------
 
-    def _happened(self, lane: Lane) -> None:
-        """Update the group's data about a lane (see `_touch`), and mark its topic as dirty:
+    def _lane_changed(self, lane: QueueLane) -> None:
+        """Update the group's data about a lane (see `_update_lane`), and mark its topic as dirty:
         messages of the lane may be available now."""
         topic = self.topics[lane.key[0]]
-        topic.stir(lane)
-        self._touch(lane)
-        self._stir(topic)
+        topic.add_to_rotation(lane)
+        self._update_lane(lane)
+        self._mark_dirty(topic)
 
-    def _stir(self, topic: GroupTopic) -> None:
+    def _mark_dirty(self, topic: GroupTopic) -> None:
         if not topic.is_drained():
             self.fair.activate(topic.topic_id)
-        self._stirred.add(topic.topic_id)
+        self._dirty_topics.add(topic.topic_id)
 
-    def _stir_all(self) -> None:
+    def _mark_all_dirty(self) -> None:
         for topic in self.topics.values():
-            self._stir(topic)
+            self._mark_dirty(topic)
 
-    def _touch(self, lane: Lane) -> None:
+    def _update_lane(self, lane: QueueLane) -> None:
         """Update the group's data about a lane: counts, timer and pending writes."""
         available = lane.cursor.available
         if available != lane.counted:
@@ -176,7 +176,7 @@ class GroupParts:
             may_deliver = self.in_flight.count_returned(returned - lane.counted_returned)
             lane.counted_returned = returned
             if may_deliver:
-                self._stir_all()
+                self._mark_all_dirty()
         deadline_ms = lane.next_deadline()
         if deadline_ms != lane.timer:
             lane.timer = deadline_ms
@@ -185,9 +185,9 @@ class GroupParts:
                 if len(self._timers) > self._most_timers:
                     self._make_timers()
         if lane.dead_letters:
-            self._mourning[lane] = None
+            self._lanes_with_dead_letters[lane] = None
         if lane.cursor.notes:
-            self._noted[lane] = None
+            self._lanes_with_notes[lane] = None
         if has_changes(lane.cursor):
             self._changed[lane] = None
 
@@ -196,7 +196,7 @@ class GroupParts:
         self._timers = sorted((each.timer, each.key) for each in lanes if each.timer is not None)
         self._most_timers = 2 * len(self._timers) + MIN_TIMERS
 
-    def _run_out(self, lane: Lane, now_ms: int, most: int = ENDED_A_TURN) -> int:
+    def _expire_due(self, lane: QueueLane, now_ms: int, most: int = ENDED_A_TURN) -> int:
         """End the leases and the delays of a lane that are due, at most `most` leases and `most`
         delays. Return how many ended."""
         delays = lane.cursor.delays
@@ -206,10 +206,10 @@ class GroupParts:
         self._end(lane, ended, now_ms)
         return len(ended) + delayed - len(delays)
 
-    def _end(self, lane: Lane, ended: list[Lease], now_ms: int) -> None:
+    def _end(self, lane: QueueLane, ended: list[Lease], now_ms: int) -> None:
         """Account for leases that ended, and offer the messages that are now available."""
         self._ended(lane.key[0], ended, now_ms)
-        self._happened(lane)
+        self._lane_changed(lane)
 
     def _ended(
         self, topic_id: int, ended: list[Lease], now_ms: int | None, used_ms: float | None = None
@@ -221,12 +221,12 @@ class GroupParts:
                 difference = self._costs.difference(topic_id, lease, now_ms, used_ms)
                 self.fair.correct(topic_id, difference)
         if is_room_made or (not self.lease_count and self.config.mode == "single_active"):
-            self._stir_all()
+            self._mark_all_dirty()
 
     def _lease_ms(self, lease_ms: int | None) -> int:
         asked = self.config.lease_ms if lease_ms is None else lease_ms
         return min(max(asked, SHORTEST_LEASE_MS), self.config.longest_lease_ms)
 
-    def _lane(self, key: QueueKey) -> Lane | None:
+    def _lane(self, key: QueueKey) -> QueueLane | None:
         topic = self.topics.get(key[0])
         return None if topic is None else topic.lanes.get(key[1])

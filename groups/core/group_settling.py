@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core import settling
 from holdfast.groups.core.group_configuring import GroupConfiguring
-from holdfast.groups.core.queue_lane import DeadLetter, Lane
+from holdfast.groups.core.queue_lane import DeadLetter, QueueLane
 from holdfast.groups.core.receipt_state import Receipt
-from holdfast.groups.core.requests import Pick
+from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.core.settling import Status, Terms, Verb
 
 
@@ -38,18 +38,18 @@ class GroupSettling(GroupConfiguring):
         if cumulative and verb is Verb.ACK:
             self.settle(verb, self.leased_below(receipts, now_ms), now_ms, used_ms=used_ms)
         terms = Terms(verb, now_ms, self._lease_ms(lease_ms), delay_ms)
-        touched: dict[Lane, None] = {}
+        touched: dict[QueueLane, None] = {}
         statuses = [self._settle(receipt, terms, used_ms, touched) for receipt in receipts]
         for lane in touched:
-            self._touch(lane)
+            self._update_lane(lane)
         return statuses
 
     def leased_below(self, receipts: Iterable[Receipt | None], now_ms: int) -> list[Receipt]:
         """For each receipt, find the messages that its member has leased at lower offsets of the
         same queue. Return receipts for these messages. Ignore a given receipt with which an ack
         would change nothing."""
-        highest: dict[tuple[Lane, str], int] = {}
-        looked: set[Lane] = set()
+        highest: dict[tuple[QueueLane, str], int] = {}
+        looked: set[QueueLane] = set()
         for receipt in receipts:
             if receipt is None or receipt.group_id != self.group_id:
                 continue
@@ -81,23 +81,27 @@ class GroupSettling(GroupConfiguring):
         self.settle(Verb.RELEASE, undelivered, now_ms)
         return len(undelivered)
 
-    def unreadable(self, picks: Sequence[Pick], now_ms: int) -> None:
-        """Settle picked messages that can no longer be read, and count them as lost."""
-        self.settle(Verb.ACK, [pick.receipt for pick in picks if pick.receipt is not None], now_ms)
-        for pick in picks:
-            lane = self._lane(pick.queue)
+    def unreadable(self, messages: Sequence[SelectedMessage], now_ms: int) -> None:
+        """Settle selected messages that can no longer be read, and count them as lost."""
+        self.settle(
+            Verb.ACK,
+            [message.receipt for message in messages if message.receipt is not None],
+            now_ms,
+        )
+        for message in messages:
+            lane = self._lane(message.queue)
             if lane is not None:
                 lane.cursor.count_lost()
-                self._touch(lane)
+                self._update_lane(lane)
 
     def take_dead_letters(self) -> list[DeadLetter]:
         """Return the messages to append to the dead-letter topic. Each is returned by one call
         only."""
         letters = []
-        for lane in self._mourning:
+        for lane in self._lanes_with_dead_letters:
             letters += lane.dead_letters
             lane.dead_letters = []
-        self._mourning.clear()
+        self._lanes_with_dead_letters.clear()
         return letters
 
     def dead_lettered(self, key: QueueKey, offset: int, position: int) -> bool:
@@ -106,7 +110,7 @@ class GroupSettling(GroupConfiguring):
         lane = self._lane(key)
         if lane is None or not lane.dead_lettered(offset, position):
             return False
-        self._touch(lane)
+        self._update_lane(lane)
         return True
 
     # -- inside ------------------------------------------------------------------------------
@@ -125,7 +129,7 @@ class GroupSettling(GroupConfiguring):
         receipt: Receipt | None,
         terms: Terms,
         used_ms: float | None,
-        touched: dict[Lane, None],
+        touched: dict[QueueLane, None],
     ) -> Status:
         """Settle one receipt and add its lane to `touched`. The caller updates each of these lanes
         once, after all receipts of the call."""
@@ -145,14 +149,14 @@ class GroupSettling(GroupConfiguring):
             self.members.seen(receipt.member, terms.now_ms, until)
             self._ended(lane.key[0], ended, terms.now_ms, used_ms)
             if terms.verb in (Verb.NACK, Verb.RELEASE) or self.config.mode == "keyed":
-                self._happened(lane)
+                self._lane_changed(lane)
         # Even if the receipt was stale, its check may have settled unwanted messages.
         touched[lane] = None
         if self.activity.active != active:  # the member has proven that it was active before
-            self._stir_all()
+            self._mark_all_dirty()
         return status
 
-    def _expire(self, lane: Lane, offset: int, now_ms: int, *, is_first: bool) -> None:
+    def _expire(self, lane: QueueLane, offset: int, now_ms: int, *, is_first: bool) -> None:
         """Expire the lease of `offset` if it is due, before its receipt is checked. If `is_first`
         (this is the first receipt of the call for this lane), also expire other leases that are
         due, as many as one event loop iteration may expire."""
@@ -160,7 +164,7 @@ class GroupSettling(GroupConfiguring):
         if (first := leases.next_deadline()) is None or first > now_ms:
             return
         if is_first:
-            self._run_out(lane, now_ms)
+            self._expire_due(lane, now_ms)
         lease = leases.get(offset)
         if lease is not None and lease.deadline_ms <= now_ms:
             ended = lane.expire(lease, now_ms)

@@ -12,14 +12,14 @@ from typing import TypeVar
 
 from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.groups.core.limits import Room
-from holdfast.groups.core.queue_lane import Lane
+from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.cursor.heads import Head
 
 T = TypeVar("T")
 
-Offer = tuple[Lane, Head]
+Offer = tuple[QueueLane, Head]
 """A message that may be delivered next, and its queue."""
-Run = list[tuple[Lane, list[Head]]]
+Run = list[tuple[QueueLane, list[Head]]]
 """Messages of queues that take turns, to be delivered together: first the first message of each
 queue, then the second message of each, and so on."""
 
@@ -31,22 +31,22 @@ class GroupTopic:
         self.topic_id = topic_id
         self.levels = levels
         self.filter = filter
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, QueueLane] = {}
         self.is_paused = False
         self.available = 0
-        self._listed: list[deque[Lane]] = [deque() for _ in range(levels)]
+        self._rotations: list[deque[QueueLane]] = [deque() for _ in range(levels)]
 
-    def add(self, lane: Lane) -> None:
+    def add(self, lane: QueueLane) -> None:
         """Add a new lane."""
         self.lanes[lane.key[1]] = lane
         if lane.cursor.available:
-            self.stir(lane)
+            self.add_to_rotation(lane)
 
-    def stir(self, lane: Lane) -> None:
+    def add_to_rotation(self, lane: QueueLane) -> None:
         """Put a lane back into the rotation: something has changed in it."""
-        if not lane.is_listed:
-            lane.is_listed = True
-            self._lanes_beside(lane).append(lane)
+        if not lane.is_in_rotation:
+            lane.is_in_rotation = True
+            self._rotation_of(lane).append(lane)
 
     def peek(
         self, member: str, filter: object | None, now_ms: int, room: Room | None = None
@@ -55,7 +55,7 @@ class GroupTopic:
         Raises NeedsRead."""
         if self.is_paused:
             return None
-        for lanes in reversed(self._listed):
+        for lanes in reversed(self._rotations):
             for _ in range(len(lanes)):
                 lane = lanes[0]
                 if room is not None and not room.of_queue(lane.key):
@@ -66,7 +66,7 @@ class GroupTopic:
                     return lane, head
                 if lane.selection.is_drained():
                     lanes.popleft()
-                    lane.is_listed = False
+                    lane.is_in_rotation = False
                 else:
                     lanes.rotate(-1)
         return None
@@ -82,14 +82,14 @@ class GroupTopic:
         """Return the message that `peek` offered, and those that successive calls of `peek` would
         offer if each were taken: at most `most` messages, and only those that need no read of a
         queue."""
-        beside: Iterable[Lane] = self._lanes_beside(offered[0])
+        beside: Iterable[QueueLane] = self._rotation_of(offered[0])
         if room is not None:
             beside = (lane for lane in beside if room.of_queue(lane.key))
-        rounds = -(-most // min(len(self._lanes_beside(offered[0])), most))
+        rounds = -(-most // min(len(self._rotation_of(offered[0])), most))
         known: Run = []
         ends = False
         for lane in islice(beside, most):
-            heads = lane.known(filter, now_ms, _fewer(rounds, lane, room))
+            heads = lane.known_heads(filter, now_ms, _within_room(rounds, lane, room))
             if not heads:  # the run ends at this lane's turn
                 ends = True
                 break
@@ -102,10 +102,10 @@ class GroupTopic:
         turns = [index + len(known) * len(heads) for index, (_, heads) in enumerate(known)]
         return first_of(known, min(most, *turns))
 
-    def took(self, run: Run, *, has_left_out: bool = False) -> None:
+    def advance(self, run: Run, *, has_left_out: bool = False) -> None:
         """Advance the rotation after these messages were taken: the queue after the queue of the
         last message is served next. Set `has_left_out` if the run may have skipped queues."""
-        lanes = self._lanes_beside(run[0][0])
+        lanes = self._rotation_of(run[0][0])
         if len(lanes) < 2:
             return
         if not has_left_out:
@@ -117,15 +117,15 @@ class GroupTopic:
 
     def is_drained(self) -> bool:
         """Return whether all queues have been taken out of the rotation."""
-        return not any(self._listed)
+        return not any(self._rotations)
 
-    def _lanes_beside(self, lane: Lane) -> deque[Lane]:
+    def _rotation_of(self, lane: QueueLane) -> deque[QueueLane]:
         """Return the rotation that this lane is in: the lanes of its priority level. The first lane
         in it is served next."""
-        return self._listed[level_of_queue(lane.key[1], self.levels)]
+        return self._rotations[level_of_queue(lane.key[1], self.levels)]
 
 
-def _fewer(rounds: int, lane: Lane, room: Room | None) -> int:
+def _within_room(rounds: int, lane: QueueLane, room: Room | None) -> int:
     return rounds if room is None else min(rounds, room.of_queue(lane.key))
 
 

@@ -44,7 +44,7 @@ class _Key:
     heads: dict[int, Head] = field(default_factory=dict)
 
 
-class ByKey:
+class KeyedSelection:
     """The selection of a keyed group. Each key may have at most `most_per_key` leases."""
 
     def __init__(self, view: QueueView, most_per_key: int) -> None:
@@ -76,46 +76,46 @@ class ByKey:
         before may be offered although they were not returned. There are at most `LOOK_AHEAD` such
         messages.
         """
-        may_look_on = room is None or not room.returned_only
+        may_read_on = room is None or not room.returned_only
         while True:
             head = self._offered(member, room)
             # If the offset is at `_scanned` or beyond, its key was filed early, for a lease from
             # before a restart. Then the smaller offsets must be read first.
             if head is None or head.offset >= self._scanned:
                 is_passed = self._scanned < self._view.cursor.next
-                if (may_look_on or is_passed) and self._look_on():
+                if (may_read_on or is_passed) and self._read_next():
                     continue
             if head is None or not self._view.is_too_old(head, now_ms):
                 return head
-            self.settled(head.offset)
+            self.mark_settled(head.offset)
 
     def is_drained(self) -> bool:
         """Return whether all messages of the queue are read, and each is settled or leased."""
         waiting = len(self._key_of) - self._leased_count
         return not waiting and self._scanned >= self._view.cursor.end
 
-    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+    def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
         """Return an empty list: the next message depends on the keys of the messages before it."""
         return []
 
     def offer_again(self, number: int) -> None:
-        """Offer a key again that was put aside (`Room.put_aside`)."""
+        """Offer a key again that was put aside (`Room.set_aside`)."""
         key = self._keys.get(number)
         if key is not None:
             self._refresh(number, key)
 
-    def took(self, heads: Sequence[Head], member: str) -> None:
+    def mark_taken(self, heads: Sequence[Head], member: str) -> None:
         """Make the member the owner of the keys."""
         for head in heads:
             if head.offset in self._view.cursor.leases:
                 self._lease(head.offset, member)
             else:  # it was settled when it was sent
-                self.settled(head.offset)
+                self.mark_settled(head.offset)
 
-    def returned(self, offset: int) -> list[int]:
+    def mark_returned(self, offset: int) -> list[int]:
         """Offer a returned offset again, before all later offsets of its key. Return the leased
         offsets of the key that are later."""
-        self._look_up_to(offset)
+        self._read_up_to(offset)
         number = self._key_of.get(offset)
         if number is None:
             return []
@@ -125,7 +125,7 @@ class ByKey:
         self._refresh(number, key)
         return sorted(each for each in key.leased if each > offset)
 
-    def settled(self, offset: int) -> None:
+    def mark_settled(self, offset: int) -> None:
         """Remove the offset; offer the next message of its key."""
         number = self._key_of.pop(offset, None)
         if number is None:
@@ -141,13 +141,13 @@ class ByKey:
     def is_in_order(self, offset: int, number: int) -> bool:
         """Return False if an earlier message of the offset's key was returned after the lease
         `number` began, otherwise True."""
-        self._look_up_to(offset)
+        self._read_up_to(offset)
         key = self._keys.get(self._key_of.get(offset, 0))
         return key is None or not any(
-            each < offset and self._came_back(each, number) for each in key.heads
+            each < offset and self._was_returned_since(each, number) for each in key.heads
         )
 
-    def overtaken(self) -> list[int]:
+    def overtaken_offsets(self) -> list[int]:
         """Return the offsets whose leases should have been revoked before a restart: an earlier
         message of their key was returned and leased again, but the broker was killed before it
         wrote the revocation."""
@@ -162,10 +162,10 @@ class ByKey:
                 newest = max(newest, lease.number)
         return sorted(found)
 
-    def adopted(self, offset: int, member: str) -> None:
+    def mark_adopted(self, offset: int, member: str) -> None:
         """Make the member the owner of the key, as before the restart."""
         lease = self._view.cursor.leases.get(offset)
-        self._look_up_to(offset)
+        self._read_up_to(offset)
         if offset in self._key_of:
             self._lease(offset, member)
             if lease is not None:
@@ -184,7 +184,7 @@ class ByKey:
         for head in sorted(heads):
             self._file(head)
 
-    def grace_over(self) -> list[int]:
+    def end_grace(self) -> list[int]:
         """Offer the offsets that were in grace; return the later leased offsets of their keys."""
         back = []
         for number, key in self._keys.items():
@@ -195,7 +195,7 @@ class ByKey:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _came_back(self, offset: int, number: int) -> bool:
+    def _was_returned_since(self, offset: int, number: int) -> bool:
         """Return whether an offset, which is not done, was returned since the lease `number`: it
         has a later lease now, or it has no lease and is not in grace."""
         cursor = self._view.cursor
@@ -232,7 +232,7 @@ class ByKey:
             ):
                 if room is None or room.has_key(self._view.key[0], number):
                     return key.heads[offset]
-                room.put_aside(self, number)
+                room.set_aside(self, number)
             heappop(heap)
         return None
 
@@ -276,7 +276,7 @@ class ByKey:
                 key.is_shared = len(owners) > 1
                 key.owner = next(iter(owners), None)
 
-    def _look_on(self) -> bool:
+    def _read_next(self) -> bool:
         """Read the next messages and file them under their keys. Return False without reading if
         the end of the queue is reached, or if LOOK_AHEAD messages wait. Raises NeedsRead."""
         view = self._view
@@ -289,11 +289,11 @@ class ByKey:
             self._file(head)
         return True
 
-    def _look_up_to(self, offset: int) -> None:
+    def _read_up_to(self, offset: int) -> None:
         """File all messages up to `offset` under their keys, as far as the source knows them
         without a fetch. This is for messages that were leased before a restart."""
         with suppress(NeedsRead):
-            while self._scanned <= offset and self._look_on():
+            while self._scanned <= offset and self._read_next():
                 pass
 
     def _file(self, head: Head) -> None:

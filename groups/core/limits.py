@@ -27,7 +27,7 @@ class OffersKeys(Protocol):
     """A selection that offers the messages of a queue by key."""
 
     def offer_again(self, number: int) -> None:
-        """Offer a key again that was put aside (see `Room.put_aside`)."""
+        """Offer a key again that was put aside (see `Room.set_aside`)."""
 
 
 class Room:
@@ -56,7 +56,7 @@ class Room:
         if key in self._keys:
             self._keys[key] -= count
 
-    def put_aside(self, selection: OffersKeys, number: int) -> None:
+    def set_aside(self, selection: OffersKeys, number: int) -> None:
         """Record a key that has no room left. The selection does not offer the key again until
         `put_back`, so the key is checked only once per reply."""
         self._aside[id(selection), number] = selection, number

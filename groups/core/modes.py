@@ -14,13 +14,13 @@ from typing import Protocol
 
 from holdfast.groups.errors import ExclusiveHeld
 
-MayBegin = Callable[[str], bool]
+MayBecomeActive = Callable[[str], bool]
 """A function that returns whether a member may become active: True if no other member has a lease
 and no message is in grace."""
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmitResult:
     """Whether a member is served. If `is_notice` is true, the member has just become active, and
     the reply contains only this notice; its next request gets messages."""
 
@@ -28,10 +28,10 @@ class Admission:
     is_notice: bool = False
 
 
-class Activity(Protocol):
+class MemberRule(Protocol):
     """The rule that decides which members are served."""
 
-    def admit(self, member: str, may_begin: MayBegin) -> Admission:
+    def admit(self, member: str, may_become_active: MayBecomeActive) -> AdmitResult:
         """Return whether a member that requests messages is served. Raises ExclusiveHeld."""
 
     def is_active(self, member: str) -> bool:
@@ -60,15 +60,15 @@ class Activity(Protocol):
         """How often the active member has changed."""
 
 
-class Everyone:
+class AllMembers:
     """The rule of competing and keyed groups: every member is served."""
 
     active: str | None = None
     fencing_epoch = 0
 
-    def admit(self, member: str, may_begin: MayBegin) -> Admission:
+    def admit(self, member: str, may_become_active: MayBecomeActive) -> AdmitResult:
         """Admit every member."""
-        return Admission(True)
+        return AdmitResult(True)
 
     def is_active(self, member: str) -> bool:
         """Return True: every member is served."""
@@ -97,18 +97,18 @@ class SingleActive:
     fencing_epoch: int = 0
     _waiting: dict[str, None] = field(default_factory=dict)
 
-    def admit(self, member: str, may_begin: MayBegin) -> Admission:
+    def admit(self, member: str, may_become_active: MayBecomeActive) -> AdmitResult:
         """Admit the active member. If there is none, the next member becomes active and is
         admitted; if it had to wait, it gets a notice. All other members must wait."""
         if member == self.active:
-            return Admission(True)
+            return AdmitResult(True)
         first = next(iter(self._waiting), member)
-        if self.active is None and member == first and may_begin(member):
+        if self.active is None and member == first and may_become_active(member):
             was_waiting = member in self._waiting
             self._begin(member)
-            return Admission(True, is_notice=was_waiting)
+            return AdmitResult(True, is_notice=was_waiting)
         self._waiting[member] = None
-        return Admission(False)
+        return AdmitResult(False)
 
     def is_active(self, member: str) -> bool:
         """Return whether the member is the active one."""
@@ -161,13 +161,13 @@ class Exclusive:
     active: str | None = None
     fencing_epoch: int = 0
 
-    def admit(self, member: str, may_begin: MayBegin) -> Admission:
+    def admit(self, member: str, may_become_active: MayBecomeActive) -> AdmitResult:
         """Admit the first member. Raises ExclusiveHeld for any other."""
         if member != self.active:
-            if self.active is not None or not may_begin(member):
+            if self.active is not None or not may_become_active(member):
                 raise ExclusiveHeld(member, self.active)
             self.claim(member)
-        return Admission(True)
+        return AdmitResult(True)
 
     def is_active(self, member: str) -> bool:
         """Return whether the member is the active one."""
@@ -195,8 +195,8 @@ class Exclusive:
         self.active = member
 
 
-def activity_for(mode: str) -> Activity:
+def member_rule(mode: str) -> MemberRule:
     """Return the rule of a mode."""
     if mode == "single_active":
         return SingleActive()
-    return Exclusive() if mode == "exclusive" else Everyone()
+    return Exclusive() if mode == "exclusive" else AllMembers()

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
-from holdfast.groups.core.key_selection import ByKey
+from holdfast.groups.core.key_selection import KeyedSelection
 from holdfast.groups.core.limits import Room
-from holdfast.groups.core.selection import InOrder, QueueView, Selection
+from holdfast.groups.core.selection import OrderedSelection, QueueView, Selection
 from holdfast.groups.cursor.cursor import Cursor, End, State
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head, HeadSource
 from holdfast.groups.cursor.leases import Lease
@@ -30,7 +30,7 @@ class DeadLetter(NamedTuple):
     is_rejected: bool
 
 
-class Lane:
+class QueueLane:
     """One queue of one group."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Lane:
         source: HeadSource,
         config: GroupConfig,
         filter: object | None,
-        touched: Callable[["Lane"], None],
+        touched: Callable[["QueueLane"], None],
     ) -> None:
         """`touched` is called when a `peek` has settled messages that it skipped."""
         self.group_id = group_id
@@ -56,18 +56,18 @@ class Lane:
         #: The deadline for which the group has set a timer.
         self.timer: int | None = None
         #: Whether the lane is in the rotation of its topic (GroupTopic).
-        self.is_listed = False
-        self._touched = touched
+        self.is_in_rotation = False
+        self._on_skipped = touched
         self.view = QueueView(cursor, key, source)
         self.view.filter = filter
         self.selection = self._new_selection()
-        for offset in self.selection.overtaken():
+        for offset in self.selection.overtaken_offsets():
             lease = cursor.leases.get(offset)
             if lease is not None:
                 cursor.give_back(offset, End.REVOKED, lease.number)
-                self.selection.returned(offset)
+                self.selection.mark_returned(offset)
         for offset in sorted(cursor.dying):
-            self._bury_or_send(offset)
+            self._dead_letter_or_drop(offset)
 
     # -- deliveries --------------------------------------------------------------------------
 
@@ -80,14 +80,14 @@ class Lane:
             return self.selection.peek(member, filter, now_ms, room)
         finally:
             if self.cursor.done.count_all != settled:
-                self._touched(self)
+                self._on_skipped(self)
 
-    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+    def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
         """Return the messages that successive calls of `peek` would offer if each were taken: at
         most `most`, and only those that need no read of the queue."""
-        return self.selection.known(filter, now_ms, most)
+        return self.selection.known_heads(filter, now_ms, most)
 
-    def take(
+    def lease(
         self,
         heads: Sequence[Head],
         member: str,
@@ -98,7 +98,7 @@ class Lane:
     ) -> list[Lease]:
         """Lease messages; `heads` are in the order in which they were offered."""
         leases = self.cursor.lease(heads, member, deadline_ms, now_ms, charge, attempt_id)
-        self.selection.took(heads, member)
+        self.selection.mark_taken(heads, member)
         return leases
 
     def take_settled(self, heads: Sequence[Head], member: str) -> None:
@@ -107,7 +107,7 @@ class Lane:
         for head in heads:
             self.cursor.reach(head.offset)
             self.cursor.finish(head.offset, End.ACKED)
-        self.selection.took(heads, member)
+        self.selection.mark_taken(heads, member)
 
     # -- ends of leases ----------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Lane:
         """Settle an offset that is not done, under the lease `number`."""
         lease = self.cursor.leases.get(offset)
         self.cursor.finish(offset, end, number)
-        self.selection.settled(offset)
+        self.selection.mark_settled(offset)
         return [] if lease is None else [lease]
 
     def give_back(
@@ -131,7 +131,7 @@ class Lane:
             and self.view.has_expired(lease.head, now_ms)
         ):
             self.cursor.drop_expired(offset)
-            self.selection.settled(offset)
+            self.selection.mark_settled(offset)
             return ended
         state = self.cursor.give_back(
             offset,
@@ -141,27 +141,27 @@ class Lane:
             most_failures=self.config.max_attempts,
         )
         if state is State.DYING:
-            self.selection.settled(offset)
-            self._bury_or_send(offset)
+            self.selection.mark_settled(offset)
+            self._dead_letter_or_drop(offset)
             return ended
-        return ended + self._revoke(self.selection.returned(offset), now_ms)
+        return ended + self._revoke(self.selection.mark_returned(offset), now_ms)
 
     def reject_late(self, offset: int, number: int) -> None:
         """Reject an available message after its lease has ended."""
         self.cursor.reject_late(offset, number)
-        self.selection.settled(offset)
-        self._bury_or_send(offset)
+        self.selection.mark_settled(offset)
+        self._dead_letter_or_drop(offset)
 
     def adopt(self, offset: int, member: str, number: int, deadline_ms: int, now_ms: int) -> None:
         """Make a lease from before the restart live again."""
         self.cursor.adopt(Head(offset, UNKNOWN_SIZE), member, number, deadline_ms, now_ms)
-        self.selection.adopted(offset, member)
+        self.selection.mark_adopted(offset, member)
 
     def dead_lettered(self, offset: int, position: int) -> bool:
         """Record that a dead letter is durable. Return False if the message was not dying."""
         if offset not in self.cursor.dying:
             return False
-        self.cursor.bury(offset, position)
+        self.cursor.mark_dead(offset, position)
         return True
 
     # -- time, log and operators -------------------------------------------------------------
@@ -183,10 +183,10 @@ class Lane:
         for lease in cursor.leases.due(now_ms, most):
             ended += self.expire(lease, now_ms)
         for offset in cursor.delays.take_ready(now_ms, most):
-            ended += self._revoke(self.selection.returned(offset), now_ms)
+            ended += self._revoke(self.selection.mark_returned(offset), now_ms)
         if cursor.grace_bound and cursor.grace_end_ms <= now_ms:
             cursor.end_grace()
-            ended += self._revoke(self.selection.grace_over(), now_ms)
+            ended += self._revoke(self.selection.end_grace(), now_ms)
         return ended
 
     def expire(self, lease: Lease, now_ms: int) -> list[Lease]:
@@ -196,7 +196,7 @@ class Lane:
             return []
         return self.give_back(offset, End.EXPIRED, lease.number, now_ms)
 
-    def arrived(self, end: int) -> bool:
+    def note_end(self, end: int) -> bool:
         """Record that all messages of the queue below `end` are durable. Return False if this was
         known."""
         if end <= self.cursor.end:
@@ -257,8 +257,8 @@ class Lane:
     def _new_selection(self) -> Selection:
         self.cursor.keeps_heads = self.config.mode == "keyed"
         if self.cursor.keeps_heads:
-            return ByKey(self.view, self.config.max_in_flight_per_key)
-        return InOrder(self.view)
+            return KeyedSelection(self.view, self.config.max_in_flight_per_key)
+        return OrderedSelection(self.view)
 
     def _revoke(self, offsets: Iterable[int], now_ms: int) -> list[Lease]:
         ended = []
@@ -268,8 +268,8 @@ class Lane:
                 ended += self.give_back(offset, End.REVOKED, lease.number, now_ms)
         return ended
 
-    def _bury_or_send(self, offset: int) -> None:
+    def _dead_letter_or_drop(self, offset: int) -> None:
         if self.config.has_dead_letters:
             self.dead_letters.append(self.letter(offset))
         else:
-            self.cursor.bury(offset, NOT_KEPT)
+            self.cursor.mark_dead(offset, NOT_KEPT)

@@ -28,7 +28,7 @@ class Receipt(NamedTuple):
     member: str
 
 
-class Standing(Enum):
+class ReceiptState(Enum):
     """The state of a receipt."""
 
     #: The receipt's lease is live.
@@ -37,50 +37,54 @@ class Standing(Enum):
     GRACE = auto()
     #: The lease has expired. The message is available and was not leased again.
     LATE = auto()
-    #: The receipt was used before. `standing` also returns how it was used, as an End.
+    #: The receipt was used before. `receipt_state` also returns how it was used, as an End.
     USED = auto()
     #: The message was leased again, or settled under another lease, or the queue's cursor has
     #: another epoch than the receipt.
     STALE = auto()
 
 
-def standing(cursor: Cursor, receipt: Receipt) -> tuple[Standing, End | None]:
+def receipt_state(cursor: Cursor, receipt: Receipt) -> tuple[ReceiptState, End | None]:
     """Return the state of a receipt of this cursor's queue. If the state is USED, also return how
     the receipt was used."""
     offset, number = receipt.offset, receipt.lease_number
     if receipt.epoch != cursor.epoch or offset >= cursor.end:
-        return Standing.STALE, None
+        return ReceiptState.STALE, None
     lease = cursor.leases.get(offset)
     if lease is not None:
-        return (Standing.LIVE if lease.number == number else Standing.STALE), None
+        return (ReceiptState.LIVE if lease.number == number else ReceiptState.STALE), None
     if offset in cursor.done:
         return _settled(cursor, offset, number)
     attempts = cursor.attempts.get(offset)
     if attempts is not None and attempts.last_lease == number:
         if attempts.last_end is not End.EXPIRED:
-            return Standing.USED, attempts.last_end
+            return ReceiptState.USED, attempts.last_end
         # Not LATE while the offset is in grace: a power loss may have lost a newer lease, so
         # another member may still have the message.
-        return (Standing.LATE if cursor.is_available(offset) else Standing.STALE), None
-    if _is_the_last_of_before_the_restart(cursor, receipt):
+        return (ReceiptState.LATE if cursor.is_available(offset) else ReceiptState.STALE), None
+    if _is_last_before_restart(cursor, receipt):
         if cursor.is_in_grace(offset):
-            return Standing.GRACE, None
+            return ReceiptState.GRACE, None
         if cursor.is_available(offset):
-            return Standing.LATE, None
-    return Standing.STALE, None
+            return ReceiptState.LATE, None
+    return ReceiptState.STALE, None
 
 
-def _settled(cursor: Cursor, offset: int, number: int) -> tuple[Standing, End | None]:
+def _settled(cursor: Cursor, offset: int, number: int) -> tuple[ReceiptState, End | None]:
     """Return the state of a receipt whose offset is done. If the offset has no entry in
     `cursor.settled`, it was acknowledged under its first lease, or its entry was too old and was
     dropped."""
-    noted = cursor.settled.get(offset)
-    if noted is None:
-        return Standing.USED, End.ACKED
-    return (Standing.USED, noted.end) if noted.lease == number else (Standing.STALE, None)
+    settlement = cursor.settled.get(offset)
+    if settlement is None:
+        return ReceiptState.USED, End.ACKED
+    return (
+        (ReceiptState.USED, settlement.end)
+        if settlement.lease == number
+        else (ReceiptState.STALE, None)
+    )
 
 
-def _is_the_last_of_before_the_restart(cursor: Cursor, receipt: Receipt) -> bool:
+def _is_last_before_restart(cursor: Cursor, receipt: Receipt) -> bool:
     """Return whether the receipt is of the last lease of its offset before the restart."""
     attempts = cursor.attempts.get(receipt.offset)
     return (

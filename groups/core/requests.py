@@ -10,10 +10,10 @@ from holdfast.groups.core.receipt_state import Receipt
 
 #: A group stores at most this many answers, so that it can send them again. If there are more, the
 #: client with the most answers loses its oldest answer.
-MAX_REPEATS = 4096
+MAX_ANSWERS = 4096
 #: These answers may contain at most this many messages together. If there are more, the client
 #: with the most messages loses its oldest answer.
-MAX_REPEATED = 100_000
+MAX_ANSWERED_MESSAGES = 100_000
 
 
 class MayReceive(Hashable, Protocol):
@@ -25,7 +25,7 @@ class MayReceive(Hashable, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ReceiveRequest:
     """One request for messages. If a field is None, the group's own value applies, or there is no
     limit.
 
@@ -34,7 +34,7 @@ class Ask:
     """
 
     member: str
-    credit: int
+    max_messages: int
     max_bytes: int = 1 << 62
     topics: frozenset[int] | None = None
     filter: object | None = None
@@ -54,7 +54,7 @@ class Ask:
         return self.may_receive is None or self.may_receive(topic_id)
 
 
-class Pick(NamedTuple):
+class SelectedMessage(NamedTuple):
     """One message of a reply. `receipt` is None if the message was settled when it was sent."""
 
     queue: QueueKey
@@ -68,11 +68,11 @@ class Pick(NamedTuple):
 class Reply:
     """The reply to a request for messages, while it is being filled and afterwards.
 
-    If it has no picks, `is_active` is true and `is_notice` is false, nothing is available, and the
-    request may wait.
+    If it has no messages, `is_active` is true and `is_notice` is false, nothing is available, and
+    the request may wait.
     """
 
-    picks: list[Pick] = field(default_factory=list)
+    messages: list[SelectedMessage] = field(default_factory=list)
     available: int = 0
     is_active: bool = True
     is_notice: bool = False
@@ -83,7 +83,7 @@ class Reply:
     #: If true, the reply stopped at the limit of one event loop iteration: there may be more
     #: messages.
     is_cut: bool = False
-    #: The size of the picked messages.
+    #: The size of the selected messages.
     size_bytes: int = 0
     #: The part of the request's limits that is left, once the reply is being filled; None if there
     #: are no limits.
@@ -92,12 +92,12 @@ class Reply:
     @property
     def is_answer(self) -> bool:
         """Whether there is something to send; if not, the request may wait."""
-        return bool(self.picks) or self.is_notice
+        return bool(self.messages) or self.is_notice
 
 
 class _Answer(NamedTuple):
     until_ms: int
-    picks: list[Pick]
+    messages: list[SelectedMessage]
     client: str
 
 
@@ -110,7 +110,7 @@ class _Share:
     message_count: int = 0
 
 
-class Repeats:
+class AnswerCache:
     """Recent answers by (member, attempt id), so that a lost answer can be sent again.
 
     If there are too many answers, the client with the most answers loses its oldest one.
@@ -124,27 +124,32 @@ class Repeats:
         self._message_count = 0
 
     def note(
-        self, member: str, attempt_id: str, picks: list[Pick], now_ms: int, client: str = ""
+        self,
+        member: str,
+        attempt_id: str,
+        messages: list[SelectedMessage],
+        now_ms: int,
+        client: str = "",
     ) -> None:
         """Store an answer. It replaces an earlier answer to the same attempt id."""
         self._drop((member, attempt_id))
-        self._keep((member, attempt_id), _Answer(now_ms + self._kept_ms, list(picks), client))
+        self._keep((member, attempt_id), _Answer(now_ms + self._kept_ms, list(messages), client))
         self._forget(now_ms)
 
     def restore(
-        self, member: str, attempt_id: str, picks: Sequence[Pick], answered_ms: int
+        self, member: str, attempt_id: str, messages: Sequence[SelectedMessage], answered_ms: int
     ) -> None:
-        """Add picks to a stored answer from before a restart; create the answer if these are its
-        first picks. After a restart it is not known which client got the answer."""
+        """Add messages to a stored answer from before a restart; create the answer if these are its
+        first messages. After a restart it is not known which client got the answer."""
         before = self._drop((member, attempt_id))
-        picks = [*before, *picks]
-        self._keep((member, attempt_id), _Answer(answered_ms + self._kept_ms, picks, ""))
+        messages = [*before, *messages]
+        self._keep((member, attempt_id), _Answer(answered_ms + self._kept_ms, messages, ""))
 
-    def find(self, member: str, attempt_id: str, now_ms: int) -> list[Pick]:
-        """Return the picks of the earlier answer; an empty list if there is none."""
+    def find(self, member: str, attempt_id: str, now_ms: int) -> list[SelectedMessage]:
+        """Return the messages of the earlier answer; an empty list if there is none."""
         self._forget(now_ms)
         answer = self._answers.get((member, attempt_id))
-        return answer.picks if answer is not None and answer.until_ms > now_ms else []
+        return answer.messages if answer is not None and answer.until_ms > now_ms else []
 
     def _forget(self, now_ms: int) -> None:
         while self._answers:
@@ -152,9 +157,9 @@ class Repeats:
             if self._answers[first].until_ms > now_ms:
                 break
             self._drop(first)
-        while len(self._answers) > MAX_REPEATS:
+        while len(self._answers) > MAX_ANSWERS:
             self._drop_oldest(lambda share: len(share.requests))
-        while self._message_count > MAX_REPEATED:
+        while self._message_count > MAX_ANSWERED_MESSAGES:
             self._drop_oldest(lambda share: share.message_count)
 
     def _drop_oldest(self, size: Callable[[_Share], int]) -> None:
@@ -164,18 +169,18 @@ class Repeats:
         self._answers[request] = answer
         share = self._shares.setdefault(answer.client, _Share())
         share.requests[request] = None
-        share.message_count += len(answer.picks)
-        self._message_count += len(answer.picks)
+        share.message_count += len(answer.messages)
+        self._message_count += len(answer.messages)
 
-    def _drop(self, request: tuple[str, str]) -> list[Pick]:
-        """Remove an answer and return its picks."""
+    def _drop(self, request: tuple[str, str]) -> list[SelectedMessage]:
+        """Remove an answer and return its messages."""
         answer = self._answers.pop(request, None)
         if answer is None:
             return []
         share = self._shares[answer.client]
         del share.requests[request]
-        share.message_count -= len(answer.picks)
+        share.message_count -= len(answer.messages)
         if not share.requests:
             del self._shares[answer.client]
-        self._message_count -= len(answer.picks)
-        return answer.picks
+        self._message_count -= len(answer.messages)
+        return answer.messages

@@ -26,9 +26,9 @@ READ_AHEAD = 64
 #: A queue has pointers for at most this many filters. If there are more filters, the pointer of the
 #: least recently used one is dropped.
 MAX_FILTERS = 64
-#: Unavailable entries below the top of a `behind` heap are removed only when the heap has more
+#: Unavailable entries below the top of a `returned` heap are removed only when the heap has more
 #: entries than this.
-MIN_BEHIND = 64
+MIN_RETURNED = 64
 #: Larger than every offset.
 BEYOND = 1 << 63
 
@@ -46,19 +46,19 @@ class Selection(Protocol):
     def is_drained(self) -> bool:
         """Return whether the last `peek` without a filter found no message for any member."""
 
-    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+    def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
         """Return the messages that successive calls of `peek` would offer if each were taken: at
         most `most`, and only those that need no read of the queue. This call changes nothing."""
 
-    def took(self, heads: Sequence[Head], member: str) -> None:
+    def mark_taken(self, heads: Sequence[Head], member: str) -> None:
         """Record that messages were leased, or settled when they were sent. `heads` are in the
         order in which they were offered."""
 
-    def returned(self, offset: int) -> list[int]:
+    def mark_returned(self, offset: int) -> list[int]:
         """Record that an offset is available again or delayed. Return the offsets whose leases must
         be revoked because of this."""
 
-    def settled(self, offset: int) -> None:
+    def mark_settled(self, offset: int) -> None:
         """Record that an offset is done or dying."""
 
     def is_in_order(self, offset: int, number: int) -> bool:
@@ -66,16 +66,16 @@ class Selection(Protocol):
         its key is concerned. `number` is the lease of the receipt; it has ended, or it is from
         before a restart."""
 
-    def overtaken(self) -> list[int]:
+    def overtaken_offsets(self) -> list[int]:
         """Return the offsets whose leases are from before a restart and must be revoked."""
 
-    def adopted(self, offset: int, member: str) -> None:
+    def mark_adopted(self, offset: int, member: str) -> None:
         """Record that an offset in grace is leased again, by the member that had leased it."""
 
     def reset(self) -> None:
         """Read the queue from the floor again."""
 
-    def grace_over(self) -> list[int]:
+    def end_grace(self) -> list[int]:
         """Offer the offsets that were in grace. Return the offsets whose leases must be revoked
         because of this."""
 
@@ -101,14 +101,14 @@ class QueueView:
         found = self.source.read(self.key, start, cursor.end, most, self.filter)
         if found is None:
             raise NeedsRead(self.key, start)
-        self._lose(found, start)
+        self._mark_lost(found, start)
         offset = start
         for head in found.heads:
             if head.offset > offset:
-                cursor.pass_over(offset, head.offset)
+                cursor.skip(offset, head.offset)
             offset = head.offset + 1
         if found.scanned > offset:
-            cursor.pass_over(offset, found.scanned)
+            cursor.skip(offset, found.scanned)
         return found
 
     def head(self, offset: int) -> Head | None:
@@ -119,15 +119,15 @@ class QueueView:
             raise NeedsRead(self.key, offset)
         if found.heads:
             return found.heads[0]
-        self._lose(found, offset)
-        self.cursor.pass_over(offset, offset + 1)
+        self._mark_lost(found, offset)
+        self.cursor.skip(offset, offset + 1)
         return None
 
-    def _lose(self, found: Heads, start: int) -> None:
+    def _mark_lost(self, found: Heads, start: int) -> None:
         for each in found.lost:
             first, end = max(each.start_offset, start), min(each.end_offset, found.scanned)
             if first < end:
-                self.cursor.lose(first, end)
+                self.cursor.skip_lost(first, end)
 
     def is_too_old(self, head: Head, now_ms: int) -> bool:
         """Settle an available message if its time to live is over; return whether it was."""
@@ -148,20 +148,20 @@ class _Pointer:
     #: Messages below this offset were read for this filter.
     scanned: int
     #: Messages that were read and match, and have not been taken yet.
-    ahead: deque[Head] = field(default_factory=deque)
+    unread: deque[Head] = field(default_factory=deque)
     #: A heap of the offsets below `scanned` that were returned. Offsets that are no longer
-    #: available are removed when they reach the top, or when the heap has more than `most_behind`
+    #: available are removed when they reach the top, or when the heap has more than `most_returned`
     #: entries, because the filter may never be used again.
-    behind: list[int] = field(default_factory=list)
-    most_behind: int = MIN_BEHIND
+    returned: list[int] = field(default_factory=list)
+    most_returned: int = MIN_RETURNED
 
-    def come_back(self, offset: int, cursor: Cursor) -> None:
+    def add_returned(self, offset: int, cursor: Cursor) -> None:
         """Put a returned offset on the heap if it is below the pointer."""
         if offset < self.scanned:
-            heappush(self.behind, offset)
-            if len(self.behind) > self.most_behind:
-                self.behind = sorted(filter(cursor.is_available, set(self.behind)))
-                self.most_behind = 2 * len(self.behind) + MIN_BEHIND
+            heappush(self.returned, offset)
+            if len(self.returned) > self.most_returned:
+                self.returned = sorted(filter(cursor.is_available, set(self.returned)))
+                self.most_returned = 2 * len(self.returned) + MIN_RETURNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class _Returned:
     filter: object | None
 
 
-class InOrder:
+class OrderedSelection:
     """The selection of competing, single active and exclusive groups: any member may get any
     message."""
 
@@ -190,8 +190,8 @@ class InOrder:
         is_returned = room is not None and room.returned_only
         pointer = self._pointer(_Returned(filter) if is_returned else filter)
         while True:
-            head = self._first_behind(pointer, filter)
-            fresh = self._first_ahead(pointer, filter, None if head is None else head.offset)
+            head = self._first_returned(pointer, filter)
+            fresh = self._first_new(pointer, filter, None if head is None else head.offset)
             if fresh is not None and (head is None or fresh.offset < head.offset):
                 head = fresh
             if head is None or not view.is_too_old(head, now_ms):
@@ -203,46 +203,46 @@ class InOrder:
         pointer = self._pointers.get(None)
         return (
             pointer is not None
-            and not pointer.behind
-            and not pointer.ahead
+            and not pointer.returned
+            and not pointer.unread
             and pointer.scanned >= self._view.cursor.end
         )
 
-    def known(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+    def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
         """Return the messages that were read for this filter and not taken yet, at most `most`.
         Return an empty list if returned messages must be offered first."""
         pointer = self._pointers.get(filter)
-        if pointer is None or pointer.behind or not pointer.ahead or not most:
+        if pointer is None or pointer.returned or not pointer.unread or not most:
             return []
         cursor = self._view.cursor
-        heads = list(islice(pointer.ahead, most))
+        heads = list(islice(pointer.unread, most))
         if not cursor.is_untouched(heads[0].offset, heads[-1].offset + 1):
-            heads = [head for head in pointer.ahead if cursor.is_available(head.offset)][:most]
+            heads = [head for head in pointer.unread if cursor.is_available(head.offset)][:most]
         for count, head in enumerate(heads):
             if head.expires_at_ms and self._view.has_expired(head, now_ms):
                 return heads[:count]
         return heads
 
-    def took(self, heads: Sequence[Head], member: str) -> None:
-        """Remove these messages from the beginning of every pointer's `ahead`."""
+    def mark_taken(self, heads: Sequence[Head], member: str) -> None:
+        """Remove these messages from the beginning of every pointer's `unread`."""
         if heads[0].offset in self._view.cursor.leases:
             for head in heads:
                 self._heads[head.offset] = head
         for pointer in self._pointers.values():
-            ahead = pointer.ahead
+            unread = pointer.unread
             for head in heads:
-                if not ahead or ahead[0] is not head:
+                if not unread or unread[0] is not head:
                     break
-                ahead.popleft()
+                unread.popleft()
 
-    def returned(self, offset: int) -> list[int]:
+    def mark_returned(self, offset: int) -> list[int]:
         """Put an offset on the heap of every pointer above it. Return an empty list: no other lease
         is affected."""
         for pointer in self._pointers.values():
-            pointer.come_back(offset, self._view.cursor)
+            pointer.add_returned(offset, self._view.cursor)
         return []
 
-    def settled(self, offset: int) -> None:
+    def mark_settled(self, offset: int) -> None:
         """Forget the head of an offset."""
         self._heads.pop(offset, None)
 
@@ -250,11 +250,11 @@ class InOrder:
         """Return True: messages may be settled in any order."""
         return True
 
-    def overtaken(self) -> list[int]:
+    def overtaken_offsets(self) -> list[int]:
         """Return an empty list: messages may be leased in any order."""
         return []
 
-    def adopted(self, offset: int, member: str) -> None:
+    def mark_adopted(self, offset: int, member: str) -> None:
         """Do nothing: the cursor records the lease."""
 
     def reset(self) -> None:
@@ -262,7 +262,7 @@ class InOrder:
         self._pointers.clear()
         self._heads.clear()
 
-    def grace_over(self) -> list[int]:
+    def end_grace(self) -> list[int]:
         """Let all pointers begin at the floor again, to find the offsets that were in grace."""
         self.reset()
         return []
@@ -279,54 +279,52 @@ class InOrder:
         return pointer
 
     def _new_pointer(self, of: object | None) -> _Pointer:
-        """Make a pointer that begins after the offsets in grace. When the grace ends, `grace_over`
+        """Make a pointer that begins after the offsets in grace. When the grace ends, `end_grace`
         puts it back."""
         cursor = self._view.cursor
         if isinstance(of, _Returned) and of.filter is not None:
             # There may be 100,000 returned offsets. So find the available ones once, not again for
             # each filter.
             everything = self._pointer(_Returned(None))
-            behind = everything.behind.copy()
-            return _Pointer(BEYOND, behind=behind, most_behind=everything.most_behind)
+            returned = everything.returned.copy()
+            return _Pointer(BEYOND, returned=returned, most_returned=everything.most_returned)
         if isinstance(of, _Returned):
-            return _Pointer(BEYOND, behind=sorted(filter(cursor.is_available, cursor.attempts)))
-        behind = sorted(filter(cursor.is_available, cursor.grace_left))
-        return _Pointer(max(cursor.floor, cursor.grace_bound), behind=behind)
+            return _Pointer(BEYOND, returned=sorted(filter(cursor.is_available, cursor.attempts)))
+        returned = sorted(filter(cursor.is_available, cursor.grace_left))
+        return _Pointer(max(cursor.floor, cursor.grace_bound), returned=returned)
 
-    def _first_behind(self, pointer: _Pointer, filter: object | None) -> Head | None:
-        view, behind = self._view, pointer.behind
-        while behind:
-            offset = behind[0]
+    def _first_returned(self, pointer: _Pointer, filter: object | None) -> Head | None:
+        view, returned = self._view, pointer.returned
+        while returned:
+            offset = returned[0]
             if view.cursor.is_available(offset):
                 head = self._heads.get(offset) or view.head(offset)
-                if head is not None and self._passes(offset, filter):
+                if head is not None and self._matches(offset, filter):
                     self._heads[offset] = head
                     return head
-            heappop(behind)
+            heappop(returned)
         return None
 
-    def _first_ahead(
-        self, pointer: _Pointer, filter: object | None, stop: int | None
-    ) -> Head | None:
+    def _first_new(self, pointer: _Pointer, filter: object | None, stop: int | None) -> Head | None:
         """Return the first available message ahead of the pointer; None if there is none. Do not
         read beyond the offset `stop`, if it is given."""
-        view, cursor, ahead = self._view, self._view.cursor, pointer.ahead
+        view, cursor, unread = self._view, self._view.cursor, pointer.unread
         while True:
-            while ahead:
-                if cursor.is_available(ahead[0].offset):
-                    return ahead[0]
-                ahead.popleft()
+            while unread:
+                if cursor.is_available(unread[0].offset):
+                    return unread[0]
+                unread.popleft()
             if pointer.scanned >= cursor.end or (stop is not None and pointer.scanned > stop):
                 return None
             found = view.read(pointer.scanned, READ_AHEAD)
-            passing = [head for head in found.heads if self._passes(head.offset, filter)]
-            ahead.extend(passing)
+            passing = [head for head in found.heads if self._matches(head.offset, filter)]
+            unread.extend(passing)
             pointer.scanned = max(pointer.scanned, found.scanned)
 
-    def _passes(self, offset: int, filter: object | None) -> bool:
+    def _matches(self, offset: int, filter: object | None) -> bool:
         if filter is None:
             return True
-        passes = self._view.source.matches(self._view.key, offset, filter)
-        if passes is None:
+        is_match = self._view.source.matches(self._view.key, offset, filter)
+        if is_match is None:
             raise NeedsRead(self._view.key, offset)
-        return passes
+        return is_match

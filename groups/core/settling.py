@@ -1,6 +1,6 @@
 """What each verb does with a receipt in each state. Pure.
 
-`receipt_state.Standing` defines the states. In this table, "settled" and "returned" concern the
+`receipt_state.ReceiptState` defines the states. In this table, "settled" and "returned" concern the
 message of the receipt; a returned message goes back to the group, to be delivered again.
 
     state    ack, reject      nack, release        extend
@@ -22,9 +22,9 @@ the second use changes nothing.
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast.groups.core.modes import Activity
-from holdfast.groups.core.queue_lane import Lane
-from holdfast.groups.core.receipt_state import Receipt, Standing, standing
+from holdfast.groups.core.modes import MemberRule
+from holdfast.groups.core.queue_lane import QueueLane
+from holdfast.groups.core.receipt_state import Receipt, ReceiptState, receipt_state
 from holdfast.groups.cursor.cursor import End
 from holdfast.groups.cursor.leases import Lease
 
@@ -67,25 +67,25 @@ class Terms:
 
 
 def settle(
-    lane: Lane, activity: Activity, receipt: Receipt, terms: Terms
+    lane: QueueLane, activity: MemberRule, receipt: Receipt, terms: Terms
 ) -> tuple[Status, list[Lease]]:
     """Apply a verb to one receipt of this lane; return its status and the leases that ended."""
     verb = terms.verb
-    stands, used = standing(lane.cursor, receipt)
-    if stands is Standing.USED:
+    state, used = receipt_state(lane.cursor, receipt)
+    if state is ReceiptState.USED:
         return (Status.DONE if used is ENDS.get(verb) else Status.STALE), []
-    if stands is Standing.STALE:
+    if state is ReceiptState.STALE:
         return Status.STALE, []
-    if not _counts(lane, activity, receipt, verb, stands):
+    if not _takes_effect(lane, activity, receipt, verb, state):
         return Status.STALE, []
-    if stands is Standing.GRACE:
+    if state is ReceiptState.GRACE:
         activity.claim(receipt.member)
     if verb is Verb.EXTEND:
-        _extend(lane, receipt, terms, stands)
+        _extend(lane, receipt, terms, state)
         return Status.DONE, []
     if verb is Verb.ACK:
         return Status.DONE, lane.finish(receipt.offset, End.ACKED, receipt.lease_number)
-    if stands is Standing.LATE:
+    if state is ReceiptState.LATE:
         lane.reject_late(receipt.offset, receipt.lease_number)
         return Status.DONE, []
     ready_at_ms = _ready_at(lane, receipt, terms) if verb is Verb.NACK else 0
@@ -95,25 +95,27 @@ def settle(
     return Status.DONE, ended
 
 
-def would_settle(lane: Lane, activity: Activity, receipt: Receipt, verb: Verb) -> bool:
+def would_settle(lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb) -> bool:
     """Return whether this receipt, used with this verb, would change anything now."""
-    stands, _ = standing(lane.cursor, receipt)
-    if stands in (Standing.USED, Standing.STALE):
+    state, _ = receipt_state(lane.cursor, receipt)
+    if state in (ReceiptState.USED, ReceiptState.STALE):
         return False
-    return _counts(lane, activity, receipt, verb, stands)
+    return _takes_effect(lane, activity, receipt, verb, state)
 
 
-def _counts(lane: Lane, activity: Activity, receipt: Receipt, verb: Verb, stands: Standing) -> bool:
-    if stands is not Standing.LIVE and not _is_in_order(lane, receipt):
+def _takes_effect(
+    lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb, state: ReceiptState
+) -> bool:
+    if state is not ReceiptState.LIVE and not _is_in_order(lane, receipt):
         return False
-    return stands is not Standing.LATE or _counts_late(lane, activity, receipt, verb)
+    return state is not ReceiptState.LATE or _takes_effect_late(lane, activity, receipt, verb)
 
 
-def _is_in_order(lane: Lane, receipt: Receipt) -> bool:
+def _is_in_order(lane: QueueLane, receipt: Receipt) -> bool:
     return lane.selection.is_in_order(receipt.offset, receipt.lease_number)
 
 
-def _counts_late(lane: Lane, activity: Activity, receipt: Receipt, verb: Verb) -> bool:
+def _takes_effect_late(lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb) -> bool:
     return (
         verb in (Verb.ACK, Verb.REJECT)
         and not lane.config.strict_leases
@@ -121,7 +123,7 @@ def _counts_late(lane: Lane, activity: Activity, receipt: Receipt, verb: Verb) -
     )
 
 
-def _extend(lane: Lane, receipt: Receipt, terms: Terms, stands: Standing) -> None:
+def _extend(lane: QueueLane, receipt: Receipt, terms: Terms, state: ReceiptState) -> None:
     deadline_ms = terms.now_ms + terms.lease_ms
     lease = lane.cursor.leases.get(receipt.offset)
     if lease is not None:
@@ -130,7 +132,7 @@ def _extend(lane: Lane, receipt: Receipt, terms: Terms, stands: Standing) -> Non
         lane.adopt(receipt.offset, receipt.member, receipt.lease_number, deadline_ms, terms.now_ms)
 
 
-def _ready_at(lane: Lane, receipt: Receipt, terms: Terms) -> int:
+def _ready_at(lane: QueueLane, receipt: Receipt, terms: Terms) -> int:
     delay_ms = terms.delay_ms
     if delay_ms is None:
         delay_ms = lane.config.backoff(lane.cursor.failures(receipt.offset) + 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 
-from holdfast.groups.core.requests import Ask
+from holdfast.groups.core.requests import ReceiveRequest
 
 #: A loop over the waiters first copies this many of them. It copies the others only if it
 #: continues.
@@ -21,7 +21,7 @@ FEW = 16
 class Waiter:
     """One held request. `ticket` is the caller's handle to answer it."""
 
-    ask: Ask
+    request: ReceiveRequest
     ticket: object
     deadline_ms: int
     number: int = 0
@@ -48,10 +48,10 @@ class Waiters:
             last = first[-1].number
             yield from [waiter for waiter in self._ring if waiter.number > last]
 
-    def add(self, ask: Ask, ticket: object, deadline_ms: int) -> Waiter:
+    def add(self, request: ReceiveRequest, ticket: object, deadline_ms: int) -> Waiter:
         """Add a request at the end of the order."""
         self._last_number += 1
-        waiter = Waiter(ask, ticket, deadline_ms, self._last_number)
+        waiter = Waiter(request, ticket, deadline_ms, self._last_number)
         self._ring[waiter] = None
         heappush(self._deadlines, (deadline_ms, waiter.number, waiter))
         if len(self._deadlines) > 2 * len(self._ring) + 64:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Delays, Lease, Leases
 from holdfast.groups.cursor.rows import NOT_KEPT, REJECTED
-from holdfast.groups.cursor.settled_offsets import DoneChunks
+from holdfast.groups.cursor.settled_offsets import SettledOffsets
 
 #: After one commit of `reserved_next`, this many further offsets may be delivered.
 RESERVE = 1024
@@ -123,7 +123,7 @@ class Cursor:
         """The leases of this cursor get higher numbers than `last_lease`."""
         self.boot = boot
         self.epoch = epoch
-        self.done = DoneChunks(floor)
+        self.done = SettledOffsets(floor)
         self.next = floor
         #: The offset after the last durable message of the queue.
         self.end = max(end, floor)
@@ -269,7 +269,7 @@ class Cursor:
 
     def adopt(self, head: Head, member: str, number: int, deadline_ms: int, now_ms: int) -> None:
         """Make a lease from before the restart live again."""
-        self._leave_grace(head.offset)
+        self._end_grace_of(head.offset)
         lease = Lease(head, member, number, deadline_ms, now_ms, self.attempt(head.offset))
         self.leases.add([lease])
         self.notes.leases.append([lease])
@@ -286,13 +286,13 @@ class Cursor:
         self.leases.remove(offset)
         self.delays.remove(offset)
         self.dying.pop(offset, None)
-        self._leave_grace(offset)
+        self._end_grace_of(offset)
         attempts = self.attempts.pop(offset, None)
         if attempts is not None:
             self.changes.attempts.add(offset)
         if attempts is not None or end is not End.ACKED:
             self._note_settled(offset, number, end)
-        self._done(offset)
+        self._mark_done(offset)
 
     def give_back(
         self, offset: int, end: End, number: int, *, ready_at_ms: int = 0, most_failures: int = 0
@@ -303,7 +303,7 @@ class Cursor:
         if that is 0, there is no limit.
         """
         self.leases.remove(offset)
-        self._leave_grace(offset)
+        self._end_grace_of(offset)
         attempts = self.attempts.setdefault(offset, Attempts())
         attempts.acquisitions += 1
         attempts.last_lease, attempts.last_end, attempts.boot = number, end, self.boot
@@ -329,7 +329,7 @@ class Cursor:
         self.changes.attempts.add(offset)
         self.dying[offset] = REJECTED
 
-    def bury(self, offset: int, position: int) -> None:
+    def mark_dead(self, offset: int, position: int) -> None:
         """Settle a dying offset. `position` is the position of its durable dead letter, or NOT_KEPT
         if it has none."""
         attempts = self.attempts.get(offset)
@@ -349,10 +349,10 @@ class Cursor:
         self.finish(offset, End.DROPPED)
         self.changes.is_cursor_dirty = True
 
-    def pass_over(self, start: int, end: int) -> None:
+    def skip(self, start: int, end: int) -> None:
         """Settle all available offsets in [start, end), because the group's filter does not match
         them."""
-        kept = [each for each in self._kept_back() if start <= each < end]
+        kept = [each for each in self._unavailable_offsets() if start <= each < end]
         for stop in [*sorted(kept), end]:
             if start < stop and self.done.add_range(start, stop):
                 self.next = max(self.next, self.floor)
@@ -368,11 +368,11 @@ class Cursor:
                 self.expired_count -= 1  # dropping it again counts it again
         self.done.remove_from(self.next)
 
-    def lose(self, start: int, end: int) -> None:
+    def skip_lost(self, start: int, end: int) -> None:
         """Settle all available offsets in [start, end), because they cannot be read any more, and
         count them as lost."""
         before = self.done.count_all
-        self.pass_over(start, end)
+        self.skip(start, end)
         self.lost_count += self.done.count_all - before
 
     def count_lost(self) -> None:
@@ -395,7 +395,7 @@ class Cursor:
         undone = log_start - self.floor - self.done.count(self.floor, log_start)
         self.lost_count += undone
         ended = [lease for lease in self.leases if lease.head.offset < log_start]
-        for offset in [each for each in self._kept_back() if each < log_start]:
+        for offset in [each for each in self._unavailable_offsets() if each < log_start]:
             self.leases.remove(offset)
             self.delays.remove(offset)
             self.dying.pop(offset, None)
@@ -413,7 +413,7 @@ class Cursor:
         """Continue at another offset, with a new epoch. All receipts become stale."""
         target = min(max(target, self.log_start), self.end)
         self.epoch = epoch_after(self.epoch)
-        self.done = DoneChunks(target)
+        self.done = SettledOffsets(target)
         self.next = self.reserved_next = self.reserved_durable = target
         self.seen_below = 0
         self.leases.remove_all()
@@ -436,12 +436,14 @@ class Cursor:
             return
         self.grace_bound, self.grace_end_ms, self.grace_boot = bound, end_ms, boot
         if boot == self.boot:
-            for offset in self._kept_back():  # keep them out of the grace after more restarts, too
+            for (
+                offset
+            ) in self._unavailable_offsets():  # keep them out of the grace after more restarts, too
                 if offset in self.attempts:
                     self.attempts[offset].boot = boot
                     self.changes.attempts.add(offset)
         back = (at for at, each in self.attempts.items() if each.boot >= boot)
-        self.grace_left = {each for each in (*self._kept_back(), *back) if each < bound}
+        self.grace_left = {each for each in (*self._unavailable_offsets(), *back) if each < bound}
         self.recount_grace()
 
     def recount_grace(self) -> None:
@@ -462,19 +464,19 @@ class Cursor:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _done(self, offset: int) -> None:
+    def _mark_done(self, offset: int) -> None:
         floor = self.done.floor
         self.done.add(offset)
         if self.done.floor != floor:
             self.next = max(self.next, self.done.floor)
             self.changes.is_cursor_dirty = True
 
-    def _kept_back(self) -> list[int]:
+    def _unavailable_offsets(self) -> list[int]:
         return [
             *(lease.head.offset for lease in self.leases), *self.delays, *self.dying
         ]  # fmt: skip
 
-    def _leave_grace(self, offset: int) -> None:
+    def _end_grace_of(self, offset: int) -> None:
         if offset < self.grace_bound and offset not in self.grace_left:
             self.grace_left.add(offset)
             self.grace_count -= 1

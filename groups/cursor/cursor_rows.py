@@ -34,7 +34,7 @@ from holdfast.groups.cursor.rows import (
     SettledRow,
     Write,
 )  # fmt: skip
-from holdfast.groups.cursor.settled_offsets import DoneChunks
+from holdfast.groups.cursor.settled_offsets import SettledOffsets
 
 _END_NUMBERS = {end: number for number, end in enumerate(End, 1)}
 _ENDS = {number: end for end, number in _END_NUMBERS.items()}
@@ -173,7 +173,7 @@ def restore(
     delivered_to = row.reserved_next if page is None else max(page.next, row.floor)
     cursor = Cursor(boot=boot, floor=min(row.floor, end), end=end)
     cursor.epoch = epoch_after(row.epoch) if is_cut else row.epoch
-    cursor.done = DoneChunks.restore(min(row.floor, end), stored.chunks, end)
+    cursor.done = SettledOffsets.restore(min(row.floor, end), stored.chunks, end)
     cursor.next = max(cursor.floor, min(delivered_to, end))
     cursor.reserved_durable = max(cursor.floor, min(row.reserved_next, end))
     cursor.reserved_next = max(cursor.reserved_durable, cursor.next)

@@ -103,7 +103,7 @@ class Leases:
             by_offset[offset] = lease
             of_member[offset] = None
             heappush(deadlines, (deadline_ms, offset))
-        self._let_go_of_ended()
+        self._drop_outdated_deadlines()
 
     def remove(self, offset: int) -> Lease | None:
         """Remove and return the lease of an offset; None if it has no lease."""
@@ -114,10 +114,10 @@ class Leases:
             if not offsets:
                 del self._by_member[lease.member]
             if lease.grant is not None:
-                self._leave(lease.grant)
+                self._end_lease(lease.grant)
         return lease
 
-    def note(self, lease: Lease, grant: Grant) -> Grant | None:
+    def attach(self, lease: Lease, grant: Grant) -> Grant | None:
         """Record that `grant` now stores a live lease. Return the record that stored the lease
         before, if it stores no live lease any more; otherwise None."""
         before, lease.grant = lease.grant, grant
@@ -128,10 +128,10 @@ class Leases:
         if before.left:
             return None
         if before.has_ended:
-            self.end(before)
+            self.keep_until_commit(before)
         return before
 
-    def end(self, grant: Grant) -> None:
+    def keep_until_commit(self, grant: Grant) -> None:
         """Keep a record until a commit has made all changes so far durable."""
         grant.commits_left += 1
         self.ended_grants.append(grant)
@@ -146,7 +146,7 @@ class Leases:
         lease.deadline_ms = deadline_ms
         self._latest_ms = max(self._latest_ms, deadline_ms)
         heappush(self._deadlines, (deadline_ms, lease.head.offset))
-        self._let_go_of_ended()
+        self._drop_outdated_deadlines()
 
     def of_member(self, member: str, below: int | None = None) -> list[Lease]:
         """Return a member's leases, sorted by offset. With `below`, return only the leases of
@@ -182,13 +182,13 @@ class Leases:
             found[offset] = self._by_offset[offset]
         return [found[offset] for offset in sorted(found)]
 
-    def _leave(self, grant: Grant) -> None:
+    def _end_lease(self, grant: Grant) -> None:
         grant.left -= 1
         grant.has_ended = True
         if not grant.left:
-            self.end(grant)
+            self.keep_until_commit(grant)
 
-    def _let_go_of_ended(self) -> None:
+    def _drop_outdated_deadlines(self) -> None:
         if len(self._deadlines) > 2 * len(self._by_offset) + 64:
             self._deadlines = [(each.deadline_ms, at) for at, each in self._by_offset.items()]
             heapify(self._deadlines)

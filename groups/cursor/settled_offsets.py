@@ -10,7 +10,7 @@ CHUNK = 1024
 FULL = (1 << CHUNK) - 1
 
 
-class DoneChunks:
+class SettledOffsets:
     """The done offsets of one cursor. The floor never decreases."""
 
     def __init__(self, floor: int = 0) -> None:
@@ -132,7 +132,7 @@ class DoneChunks:
         return bits
 
     @classmethod
-    def restore(cls, floor: int, chunks: dict[int, int], end: int) -> "DoneChunks":
+    def restore(cls, floor: int, chunks: dict[int, int], end: int) -> "SettledOffsets":
         """Return an object made of a stored floor and stored chunks. Bits at the offset `end` or
         beyond are ignored."""
         done = cls(floor)

@@ -11,7 +11,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import GroupTopic
-from holdfast.groups.core.requests import Ask, Pick
+from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.service_types import Delivery
 from holdfast.groups.serving.delivering import Delivering
 from holdfast.groups.serving.head_source import StoreHeads
@@ -38,20 +38,20 @@ class Browsers:
 
     async def browse(
         self,
-        ask: Ask,
+        request: ReceiveRequest,
         now_ms: int,
     ) -> Sequence[Delivery]:
         """Return the next messages for a member. Raises StoreError and OSError if a read fails."""
-        member = ask.member
+        member = request.member
         place = self._places.pop(member, {})
         for _ in range(MAX_FETCHES):
             shown = browse(
-                self._topics(ask),
+                self._topics(request),
                 self._source,
                 place,
-                credit=ask.credit,
-                max_bytes=ask.max_bytes,
-                filter=ask.filter,
+                max_messages=request.max_messages,
+                max_bytes=request.max_bytes,
+                filter=request.filter,
                 now_ms=now_ms,
             )
             if shown.needs is None or shown.messages:
@@ -60,7 +60,7 @@ class Browsers:
             await self._source.fetch(*shown.needs)
         found, _ = await self._delivering.deliveries(
             [
-                Pick(key, offset, self._attempt(key, offset), False, None)
+                SelectedMessage(key, offset, self._attempt(key, offset), False, None)
                 for key, offset in shown.messages
             ]
         )
@@ -79,9 +79,9 @@ class Browsers:
         """Drop the place of a member that left."""
         self._places.pop(member, None)
 
-    def _topics(self, ask: Ask) -> list[GroupTopic]:
+    def _topics(self, request: ReceiveRequest) -> list[GroupTopic]:
         """Return the group's topics that are requested and permitted."""
-        return [topic for topic_id, topic in self._core.topics.items() if ask.takes(topic_id)]
+        return [topic for topic_id, topic in self._core.topics.items() if request.takes(topic_id)]
 
     def _attempt(self, queue: QueueKey, offset: int) -> int:
         return self._core.topics[queue[0]].lanes[queue[1]].cursor.attempt(offset)

@@ -48,20 +48,20 @@ class Commits:
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         #: Completed at the end of the transaction in progress; None if there is none.
-        self._present: asyncio.Future[None] | None = None
+        self._current: asyncio.Future[None] | None = None
         #: Completed at the end of the next transaction; None if no caller waits for it.
         self._next: asyncio.Future[None] | None = None
         #: The scheduled call that begins a transaction.
-        self._beginning: asyncio.Handle | None = None
+        self._scheduled: asyncio.Handle | None = None
         #: Rows to write that do not come from the group core.
         self._extra: list[Write | DeleteRange] = []
         #: The batch whose write failed, and which must be written again.
-        self._unwritten: WriteBatch | None = None
+        self._failed_batch: WriteBatch | None = None
 
     def begin(self) -> None:
         """Schedule a commit of all changes made in this event loop iteration."""
-        if self._beginning is None and self._present is None and self._is_dirty():
-            self._beginning = self._loop.call_soon(self._begin)
+        if self._scheduled is None and self._current is None and self._is_dirty():
+            self._scheduled = self._loop.call_soon(self._begin)
 
     def write(self, writes: Writes) -> None:
         """Add rows that do not come from the group core."""
@@ -72,14 +72,14 @@ class Commits:
         """Return a future that is completed when all changes so far are durable. It fails with
         StateUnavailable. Callers share the future, so they must await it with `asyncio.shield`."""
         if self._is_dirty():
-            if isinstance(self._beginning, asyncio.TimerHandle):  # retry now
+            if isinstance(self._scheduled, asyncio.TimerHandle):  # retry now
                 self.stop()
             self.begin()
             if self._next is None:
                 self._next = self._new()
             return self._next
-        if self._present is not None:
-            return self._present
+        if self._current is not None:
+            return self._current
         future = self._new()
         future.set_result(None)
         return future
@@ -91,31 +91,31 @@ class Commits:
 
     def stop(self) -> None:
         """Cancel the scheduled commit, or the scheduled retry."""
-        if self._beginning is not None:
-            self._beginning.cancel()
-            self._beginning = None
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
 
     # -- inside ------------------------------------------------------------------------------
 
     def _is_dirty(self) -> bool:
-        return self._group.has_changes or bool(self._extra) or self._unwritten is not None
+        return self._group.has_changes or bool(self._extra) or self._failed_batch is not None
 
     def _new(self) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = self._loop.create_future()
-        future.add_done_callback(_look_at)
+        future.add_done_callback(_retrieve_exception)
         return future
 
     def _begin(self) -> None:
-        self._beginning = None
-        if self._present is not None:
+        self._scheduled = None
+        if self._current is not None:
             return
         batch = self._group.take_writes()
         batch.writes[:0] = self._extra  # deletions come before new rows with the same keys
         self._extra = []
-        if self._unwritten is not None:
-            batch = merged(self._unwritten, batch)
-            self._unwritten = None
-        self._present, self._next = self._next or self._new(), None
+        if self._failed_batch is not None:
+            batch = merge_batches(self._failed_batch, batch)
+            self._failed_batch = None
+        self._current, self._next = self._next or self._new(), None
 
         def done(error: Exception | None) -> None:
             self._loop.call_soon_threadsafe(self._done, batch, error)
@@ -123,27 +123,27 @@ class Commits:
         self._writer.commit(batch.writes, done, now_ms=self._now_ms())
 
     def _done(self, batch: WriteBatch, error: Exception | None) -> None:
-        present, self._present = self._present, None
-        assert present is not None
+        current, self._current = self._current, None
+        assert current is not None
         if error is None:
             self._counters.commits += 1
-            self._group.committed(batch)
-            present.set_result(None)
+            self._group.mark_committed(batch)
+            current.set_result(None)
             self.begin()
             return
         self._counters.commit_failures += 1
         _logger.warning(
             "a change of group %d could not be written: %s", self._group.group_id, error
         )
-        self._unwritten = batch
-        present.set_exception(error)
+        self._failed_batch = batch
+        current.set_exception(error)
         if self._next is not None:
             self.begin()
         else:
-            self._beginning = self._loop.call_later(RETRY_S, self._begin)
+            self._scheduled = self._loop.call_later(RETRY_S, self._begin)
 
 
-async def committed(writer: CursorWriter, writes: Writes, *, now_ms: int) -> None:
+async def commit_rows(writer: CursorWriter, writes: Writes, *, now_ms: int) -> None:
     """Store rows of a group that is not served yet, and return when they are durable. Raises
     StateUnavailable. The call must not be cancelled."""
     loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ async def committed(writer: CursorWriter, writes: Writes, *, now_ms: int) -> Non
     await stored
 
 
-def merged(first: WriteBatch, second: WriteBatch) -> WriteBatch:
+def merge_batches(first: WriteBatch, second: WriteBatch) -> WriteBatch:
     """Return one batch with the writes of both. If a row is written several times without a
     DeleteRange in between, only its last value is kept. So the batch does not grow when the same
     rows fail repeatedly."""
@@ -177,7 +177,7 @@ def merged(first: WriteBatch, second: WriteBatch) -> WriteBatch:
     return batch
 
 
-def _look_at(future: "asyncio.Future[None]") -> None:
+def _retrieve_exception(future: "asyncio.Future[None]") -> None:
     """Retrieve the exception, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()

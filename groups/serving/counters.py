@@ -23,7 +23,7 @@ class Counters:
     commit_failures: int = 0
 
 
-class Serving:
+class DeliveryRate:
     """The deliveries of one queue of a group. `began_ms` is the time when counting began."""
 
     def __init__(self, began_ms: int) -> None:

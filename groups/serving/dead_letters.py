@@ -51,7 +51,7 @@ _REASONS = {
 RETRY_S = 1.0
 #: A change of a group that would lose waiting dead letters first waits until they are appended. If
 #: that takes longer than this, the change fails.
-GONE_S = 5.0
+DRAIN_TIMEOUT_S = 5.0
 
 
 class DeadLetters:
@@ -96,15 +96,16 @@ class DeadLetters:
         """Whether letters wait to be appended."""
         return bool(self._waiting)
 
-    async def have_gone(self, queues: Collection[QueueKey]) -> None:
+    async def wait_for_queues(self, queues: Collection[QueueKey]) -> None:
         """Wait until no message of these queues is dying. This still holds at the return, because
-        no other code runs after the last check. Raises StateUnavailable after `GONE_S` seconds."""
+        no other code runs after the last check. Raises StateUnavailable after `DRAIN_TIMEOUT_S`
+        seconds."""
         await self._wait_while(lambda: any(self._dying(queue) for queue in queues))
 
-    async def topics_have_gone(self, topic_ids: Collection[int] | None) -> None:
+    async def wait_for_topics(self, topic_ids: Collection[int] | None) -> None:
         """Wait until no letter of these topics is waiting; if `topic_ids` is None, of any topic.
         This still holds at the return, because no other code runs after the last check. Raises
-        StateUnavailable after `GONE_S` seconds."""
+        StateUnavailable after `DRAIN_TIMEOUT_S` seconds."""
         counts = self._counts
         await self._wait_while(
             lambda: any(counts.values()) if topic_ids is None else any(counts[t] for t in topic_ids)
@@ -120,7 +121,7 @@ class DeadLetters:
 
     async def _wait_while(self, is_waiting: Callable[[], bool]) -> None:
         try:
-            async with asyncio.timeout(GONE_S):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while is_waiting():
                     await self._next_marks.wait()
         except TimeoutError:
@@ -200,16 +201,16 @@ class DeadLetters:
                 await self._publish(topic, fitting)
             return
         for (letter, _), place in zip(letters, published, strict=True):
-            self._bury(letter, place.base_offset)
+            self._mark_dead(letter, place.base_offset)
 
-    def _bury(self, letter: DeadLetter, position: int) -> bool:
-        is_buried = self._group.dead_lettered(letter.queue, letter.offset, position)
-        self._counters.dead_letters += is_buried
-        return is_buried
+    def _mark_dead(self, letter: DeadLetter, position: int) -> bool:
+        is_marked = self._group.dead_lettered(letter.queue, letter.offset, position)
+        self._counters.dead_letters += is_marked
+        return is_marked
 
     def _give_up(self, letter: DeadLetter, reason: str) -> None:
         """Log that a letter is given up. Mark its message as dead if the group still has it."""
-        self._bury(letter, NOT_KEPT)
+        self._mark_dead(letter, NOT_KEPT)
         self._counters.letters_not_kept[reason] += 1
         _logger.warning(
             "the dead letter of offset %d, queue %d, topic %d in group %r is not kept: %s",

@@ -1,4 +1,4 @@
-"""Turns the messages chosen for a reply (picks) into deliveries, with their batch and receipt."""
+"""Turns the messages chosen for a reply into deliveries, with their batch and receipt."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.receipts import ReceiptCodec
-from holdfast.groups.core.requests import Pick
+from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.service_types import Delivery
 from holdfast.groups.serving.head_source import StoreHeads
 
@@ -30,41 +30,43 @@ class Delivering:
         self._codec = codec
         self._topic = topic
 
-    async def deliveries(self, picks: Sequence[Pick]) -> tuple[list[Delivery], list[Pick]]:
-        """Return a delivery for each pick, in order, and the picks whose messages cannot be read
-        any more. Many picks take several event loop iterations."""
+    async def deliveries(
+        self, messages: Sequence[SelectedMessage]
+    ) -> tuple[list[Delivery], list[SelectedMessage]]:
+        """Return a delivery for each message, in order, and the messages that cannot be read
+        any more. Many messages take several event loop iterations."""
         found: list[Delivery] = []
-        unreadable: list[Pick] = []
+        unreadable: list[SelectedMessage] = []
         queue: QueueKey = (-1, -1)
         topic: Topic | None = None
         batch: Batch | None = None
         base = end = 0
         encode = self._codec.encode
-        for number, pick in enumerate(picks, 1):
+        for number, message in enumerate(messages, 1):
             if number % MESSAGES_A_TURN == 0:
                 await asyncio.sleep(0)
-            if pick.queue != queue or not base <= pick.offset < end:
-                queue = pick.queue
+            if message.queue != queue or not base <= message.offset < end:
+                queue = message.queue
                 topic = self._topic(queue[0])
-                batch = None if topic is None else await self.batch(queue, pick.offset)
+                batch = None if topic is None else await self.batch(queue, message.offset)
                 base, end = 0, 0
                 if batch is not None:
                     base = batch.header.base_offset
                     end = base + len(batch)
             if topic is None or batch is None:
-                unreadable.append(pick)
+                unreadable.append(message)
                 continue
-            receipt = None if pick.receipt is None else encode(pick.receipt)
+            receipt = None if message.receipt is None else encode(message.receipt)
             found.append(
                 Delivery(
                     topic,
                     queue[1],
-                    pick.offset,
+                    message.offset,
                     batch,
-                    pick.offset - base,
+                    message.offset - base,
                     receipt,
-                    pick.attempt,
-                    pick.redelivered,
+                    message.attempt,
+                    message.redelivered,
                 )
             )
         return found, unreadable

@@ -13,11 +13,11 @@ from holdfast.groups.service_types import (
     Served,
     TopicDescription,
 )
-from holdfast.groups.serving.counters import Serving
-from holdfast.groups.serving.group_server import ServedGroup
+from holdfast.groups.serving.counters import DeliveryRate
+from holdfast.groups.serving.group_server import GroupServer
 
 
-async def describe(group: ServedGroup, state: GroupState, now_ms: int) -> GroupDescription:
+async def describe(group: GroupServer, state: GroupState, now_ms: int) -> GroupDescription:
     """Return the complete description of a group. This may take several event loop iterations. The
     values of one queue are consistent; those of different queues may be from different times."""
     core = group.core
@@ -39,7 +39,7 @@ async def describe(group: ServedGroup, state: GroupState, now_ms: int) -> GroupD
 
 
 async def _topic(
-    group: ServedGroup, name: str, topic_id: int, now_ms: int, turn: LoopBudget
+    group: GroupServer, name: str, topic_id: int, now_ms: int, turn: LoopBudget
 ) -> tuple[TopicDescription | None, int]:
     """Return the description of a topic, and how many of its messages are being appended to the
     dead-letter topic. The description is None if the group has lost the topic meanwhile."""
@@ -69,7 +69,7 @@ async def _topic(
     return description, dying
 
 
-def _queue(queue: int, cursor: Cursor, serving: Serving, now_ms: int) -> QueueDescription:
+def _queue(queue: int, cursor: Cursor, serving: DeliveryRate, now_ms: int) -> QueueDescription:
     return QueueDescription(
         queue,
         cursor.floor,
@@ -90,11 +90,11 @@ def _sum(one: Served, other: Served) -> Served:
     return Served(one.count + other.count, one.bytes + other.bytes, one.rate + other.rate)
 
 
-def _members(group: ServedGroup) -> list[MemberDescription]:
+def _members(group: GroupServer) -> list[MemberDescription]:
     core = group.core
     waiting: dict[str, int] = {}
     for waiter in core.waiters:
-        waiting[waiter.ask.member] = waiting.get(waiter.ask.member, 0) + 1
+        waiting[waiter.request.member] = waiting.get(waiter.request.member, 0) + 1
     names = dict.fromkeys(chain(core.members, waiting))
     return [
         MemberDescription(

@@ -13,7 +13,7 @@ from time import monotonic
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.requests import Ask, Reply
+from holdfast.groups.core.requests import ReceiveRequest, Reply
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.head_source import FETCH_BYTES, StoreHeads
 
@@ -50,33 +50,33 @@ class Filling:
         """Add no more messages to replies that already have some."""
         self._is_stopping = True
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, request: ReceiveRequest) -> Reply:
         """Return a reply with the messages that are available now. If the reply is empty because
         the core needs a read, do the read and try again. Raises GroupError, StoreError."""
         for _ in range(MAX_FETCHES):
-            reply = self._core.receive(ask, self._clock.now_ms())
+            reply = self._core.receive(request, self._clock.now_ms())
             self._changed()
             if reply.is_answer or reply.needs is None:
                 break
             await self._source.fetch(*reply.needs)
         return reply
 
-    async def go_on(self, reply: Reply, ask: Ask) -> None:
+    async def continue_reply(self, reply: Reply, request: ReceiveRequest) -> None:
         """Add more messages to a reply that has some. If a read fails, add no more; the next
         request gets the error. If the call is cancelled, the reply keeps the messages that it
         has."""
         until_s = monotonic() + GO_ON_S
         fetches = 0
-        while reply.picks and not _is_full(reply, ask) and not self._is_stopping:
+        while reply.messages and not _is_full(reply, request) and not self._is_stopping:
             if reply.is_cut:
                 await asyncio.sleep(0)
-                self._core.go_on(reply, ask, self._clock.now_ms())
+                self._core.continue_reply(reply, request, self._clock.now_ms())
                 self._changed()
                 continue
             if reply.needs is None or fetches == MAX_FETCHES or monotonic() >= until_s:
                 return
             fetches += 1
-            left_bytes = min(ask.max_bytes - reply.size_bytes, GO_ON_BYTES)
+            left_bytes = min(request.max_bytes - reply.size_bytes, GO_ON_BYTES)
             try:
                 await self._source.fetch(*reply.needs, max_bytes=max(left_bytes, FETCH_BYTES))
             except (StoreError, OSError) as error:
@@ -84,9 +84,9 @@ class Filling:
                     "a reply ends before %s, which cannot be read: %s", reply.needs, error
                 )
                 return
-            self._core.go_on(reply, ask, self._clock.now_ms())
+            self._core.continue_reply(reply, request, self._clock.now_ms())
             self._changed()
 
 
-def _is_full(reply: Reply, ask: Ask) -> bool:
-    return len(reply.picks) >= ask.credit or reply.size_bytes >= ask.max_bytes
+def _is_full(reply: Reply, request: ReceiveRequest) -> bool:
+    return len(reply.messages) >= request.max_messages or reply.size_bytes >= request.max_bytes

@@ -26,8 +26,8 @@ from holdfast.groups.service_types import (
     GroupSpec,
     InvalidGroup,
 )
-from holdfast.groups.serving.group_registry import GROUP_ITEMS, ServedGroups
-from holdfast.groups.serving.group_server import ServedGroup
+from holdfast.groups.serving.group_registry import GROUP_ITEMS, GroupRegistry
+from holdfast.groups.serving.group_server import GroupServer
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
 from holdfast.groups.settings import changed_record, check_spec, filter_texts, new_record
 from holdfast.groups.storage.group_records import GroupRecord, Subscription
@@ -55,15 +55,15 @@ class GroupChanges:
         self,
         store: MessageStore,
         table: GroupTable,
-        served: ServedGroups,
+        registry: GroupRegistry,
         config: GroupsConfig,
         may_subscribe: MaySubscribe,
-        store_floors: Callable[[ServedGroup, LoopBudget], Awaitable[None]],
+        store_floors: Callable[[GroupServer, LoopBudget], Awaitable[None]],
     ) -> None:
         """`store_floors` stores the floors of a group as its stored offsets."""
         self._store = store
         self._table = table
-        self._served = served
+        self._registry = registry
         self._config = config
         self._may_subscribe = may_subscribe
         self._store_floors = store_floors
@@ -83,7 +83,7 @@ class GroupChanges:
         check_spec(spec, self._config)
         filters = None
         if spec.topics is not None:
-            filters = await self._served.filters.parse(filter_texts(spec.topics))
+            filters = await self._registry.filters.parse(filter_texts(spec.topics))
         return await self._store.to_its_end(
             self._put(name, spec, owner, filters, check_topic, check_dead_letters, check_loser)
         )
@@ -100,16 +100,16 @@ class GroupChanges:
     ) -> tuple[GroupRecord, bool]:
         await self._wait_before_put(name, spec, owner, check_topic)
         async with self._lock:
-            group = self._served.by_name.get(name)
+            group = self._registry.by_name.get(name)
             if group is not None:
                 _check_topics(group, check_topic)
             before = (
-                new_record(name, self._table.next_group_id, self._served.clock.now_ms())
+                new_record(name, self._table.next_group_id, self._registry.clock.now_ms())
                 if group is None
                 else group.record
             )
             record, turn = changed_record(before, spec, owner), LoopBudget(CHANGED_A_TURN)
-            record, beyond = await self._found(record, turn)
+            record, beyond = await self._match_topics(record, turn)
             if beyond:
                 raise LimitReached("groups.max_topics", self._config.max_topics)
             self._check(group, record)
@@ -118,49 +118,49 @@ class GroupChanges:
                 if check_dead_letters is not None and letters is not None:
                     check_dead_letters(letters)
                 if check_loser is not None:
-                    for loser in await self._by_pattern(letters, turn):
+                    for loser in await self._groups_by_pattern(letters, turn):
                         if loser is not group:
                             check_loser(loser.record.name)
             if filters is None:
                 filters = {} if group is None else group.filters
             self._check_filters(group, filters)
             with ExitStack() as until_changed:
-                losers = await self._losers(group, record, turn)
+                losers = await self._groups_losing_dead_letters(group, record, turn)
                 for loser, topic_ids in losers:
-                    await self._hold(loser, topic_ids, until_changed, turn)
+                    await self._pause_group(loser, topic_ids, until_changed, turn)
                 is_new = group is None
                 if group is None:
                     group = await self._add(record, filters, turn)
                 else:
                     if all(loser is not group for loser, _ in losers):
-                        until_changed.enter_context(self._still(group, record))
+                        until_changed.enter_context(self._paused_if_needed(group, record))
                     await self._change(group, record, filters, turn)
-                await self._part_from_dead_letters(record, turn)
+                await self._remove_from_pattern_groups(record, turn)
             if record.dead_letter_topic != before.dead_letter_topic:
-                await self._return_to_patterns(before.dead_letter_topic, turn)
+                await self._add_to_pattern_groups(before.dead_letter_topic, turn)
             return record, is_new
 
-    async def _add(self, record: GroupRecord, filters: Filters, turn: LoopBudget) -> ServedGroup:
+    async def _add(self, record: GroupRecord, filters: Filters, turn: LoopBudget) -> GroupServer:
         """Store the record of a new group, and serve it."""
-        cursors = await self._served.begin(None, record, turn)
+        cursors = await self._registry.persist_start_offsets(None, record, turn)
         await self._store_records([record], turn)
-        group = self._served.add(record)
+        group = self._registry.add(record)
         group.take_filters(filters)
-        await self._served.become(group, record, cursors, turn)
+        await self._registry.apply_record(group, record, cursors, turn)
         await group.commits.wait()
         return group
 
     async def _change(
-        self, group: ServedGroup, record: GroupRecord, filters: Filters, turn: LoopBudget
+        self, group: GroupServer, record: GroupRecord, filters: Filters, turn: LoopBudget
     ) -> None:
         """Store a group's record and apply it. The caller has paused the group if necessary."""
         _check_leases(group, record)  # leases may have been made while dead letters were sent
-        cursors = await self._served.begin(group, record, turn)
-        await self._served.offer_skipped(group, record, turn)
+        cursors = await self._registry.persist_start_offsets(group, record, turn)
+        await self._registry.offer_skipped(group, record, turn)
         if record != group.record:
             await self._store_records([record], turn)
         group.take_filters(filters)
-        await self._served.become(group, record, cursors, turn)
+        await self._registry.apply_record(group, record, cursors, turn)
         await group.commits.wait()
 
     # -- dead letters that a change would lose -----------------------------------------------
@@ -171,33 +171,36 @@ class GroupChanges:
         """Wait until the dead letters that a change would lose are in the dead-letter topic. This
         must be done before the lock is taken, because the creation of a dead-letter topic takes the
         lock, too."""
-        group, turn = self._served.by_name.get(name), LoopBudget()
+        group, turn = self._registry.by_name.get(name), LoopBudget()
         if group is None:
             return
         _check_topics(group, check_topic)
-        if group.has_letters:
-            record, _ = await self._found(changed_record(group.record, spec, owner), turn)
-            if (topic_ids := _lost(group, record)) != frozenset():
-                await group.letters_have_gone(topic_ids)
+        if group.has_dead_letters_waiting:
+            record, _ = await self._match_topics(changed_record(group.record, spec, owner), turn)
+            if (topic_ids := _topics_losing_dead_letters(group, record)) != frozenset():
+                await group.wait_for_dead_letters(topic_ids)
 
-    async def _losers(
-        self, group: ServedGroup | None, record: GroupRecord, turn: LoopBudget
-    ) -> list[tuple[ServedGroup, Collection[int] | None]]:
+    async def _groups_losing_dead_letters(
+        self, group: GroupServer | None, record: GroupRecord, turn: LoopBudget
+    ) -> list[tuple[GroupServer, Collection[int] | None]]:
         """Return the groups with messages that could not be sent to a dead-letter topic after the
         change, each with the topics of these messages. None means all topics of the group."""
-        losers: list[tuple[ServedGroup, Collection[int] | None]] = []
-        if group is not None and (topic_ids := _lost(group, record)) != frozenset():
+        losers: list[tuple[GroupServer, Collection[int] | None]] = []
+        if (
+            group is not None
+            and (topic_ids := _topics_losing_dead_letters(group, record)) != frozenset()
+        ):
             losers.append((group, topic_ids))
         name = record.dead_letter_topic
-        for each in await self._by_pattern(name, turn):
+        for each in await self._groups_by_pattern(name, turn):
             topic = None if name is None else self._store.find_topic(name)
             if topic is not None and each is not group:
                 losers.append((each, {topic.topic_id}))
         return losers
 
-    async def _hold(
+    async def _pause_group(
         self,
-        group: ServedGroup,
+        group: GroupServer,
         topic_ids: Collection[int] | None,
         until_changed: ExitStack,
         turn: LoopBudget,
@@ -205,9 +208,9 @@ class GroupChanges:
         """Wait until the dead letters of these topics are in the dead-letter topic. Then hold
         leasing and settling in the group until `until_changed` is closed, and store its floors.
         Raises StateUnavailable."""
-        await group.letters_have_gone(topic_ids)
-        until_changed.enter_context(group.settles_held())
-        until_changed.enter_context(group.standing_still())
+        await group.wait_for_dead_letters(topic_ids)
+        until_changed.enter_context(group.settling_paused())
+        until_changed.enter_context(group.deliveries_paused())
         await self._store_floors(group, turn)
 
     # -- topics that are created, or become or cease to be dead-letter topics -----------------
@@ -221,15 +224,15 @@ class GroupChanges:
         async with self._lock:
             turn = LoopBudget(CHANGED_A_TURN)
             changed = await self._matched_by(topic, self._dead_letter_topics(), turn)
-            await self._become(changed, turn)
+            await self._apply_records(changed, turn)
 
     async def _matched_by(
         self, topic: Topic, dead_letter_topics: Container[str], turn: LoopBudget
-    ) -> list[tuple[ServedGroup, GroupRecord]]:
+    ) -> list[tuple[GroupServer, GroupRecord]]:
         """Return the groups to which a topic must be added, each with its new record: their
         subscriptions match it, they do not have it, and the limits allow it."""
-        changed: list[tuple[ServedGroup, GroupRecord]] = []
-        for group in list(self._served.by_name.values()):
+        changed: list[tuple[GroupServer, GroupRecord]] = []
+        for group in list(self._registry.by_name.values()):
             await turn.spend()
             if topic.topic_id in group.record.topics:
                 continue
@@ -238,8 +241,8 @@ class GroupChanges:
             )
             if match is None:
                 continue
-            await turn.spend(_weight(group.record))
-            topics = self._alive(group.record)
+            await turn.spend(_work_items(group.record))
+            topics = self._existing_topics(group.record)
             added = (len(changed) + 1) * topic.queue_count
             if self._has_room(group, len(topics), added, topic):
                 topics[topic.topic_id] = match.wanted
@@ -252,43 +255,43 @@ class GroupChanges:
         a record may be so old that it has no subscriptions. If a group has stored offsets on a
         topic that is added, it continues there, otherwise it begins at the first message."""
         async with self._lock:
-            changed: list[tuple[ServedGroup, GroupRecord]] = []
+            changed: list[tuple[GroupServer, GroupRecord]] = []
             turn = LoopBudget()
-            for group in list(self._served.by_name.values()):
+            for group in list(self._registry.by_name.values()):
                 before = group.record
                 record = _with_subscriptions(before, self._store)
-                record, beyond = await self._found(record, turn)
+                record, beyond = await self._match_topics(record, turn)
                 if beyond:
                     _warn_of_limit(before.name, beyond[0], "groups.max_topics")
                 if record != before:
                     changed.append((group, record))
-            await self._go_on(changed, turn, "earliest")
+            await self._apply_from_stored_offsets(changed, turn, "earliest")
 
-    async def _by_pattern(self, name: str | None, turn: LoopBudget) -> list[ServedGroup]:
+    async def _groups_by_pattern(self, name: str | None, turn: LoopBudget) -> list[GroupServer]:
         """Return the groups that have the topic `name` only because of a pattern."""
         topic = None if name is None else self._store.find_topic(name)
-        groups: list[ServedGroup] = []
+        groups: list[GroupServer] = []
         if topic is not None:
-            for group in list(self._served.by_name.values()):
+            for group in list(self._registry.by_name.values()):
                 await turn.spend()
                 record = group.record
                 if topic.topic_id in record.topics and name not in record.subscriptions:
                     groups.append(group)
         return groups
 
-    async def _part_from_dead_letters(self, named_by: GroupRecord, turn: LoopBudget) -> None:
+    async def _remove_from_pattern_groups(self, named_by: GroupRecord, turn: LoopBudget) -> None:
         """Remove the dead-letter topic of a record from the groups that have it because of a
         pattern. First store the floors of these groups in the topic, as stored offsets, for
-        `_return_to_patterns`."""
+        `_add_to_pattern_groups`."""
         name = named_by.dead_letter_topic
-        changed: list[tuple[ServedGroup, GroupRecord]] = []
-        for group in await self._by_pattern(name, turn):
+        changed: list[tuple[GroupServer, GroupRecord]] = []
+        for group in await self._groups_by_pattern(name, turn):
             await self._store_floors(group, turn)
             topic = None if name is None else self._store.find_topic(name)
             if topic is None:
                 break  # deleted meanwhile, and removed from every group
-            await turn.spend(_weight(group.record))
-            topics = self._alive(group.record)
+            await turn.spend(_work_items(group.record))
+            topics = self._existing_topics(group.record)
             topics.pop(topic.topic_id, None)
             changed.append((group, replace(group.record, topics=topics)))
             _logger.info(
@@ -297,9 +300,9 @@ class GroupChanges:
                 name,
                 named_by.name,
             )
-        await self._become(changed, turn)
+        await self._apply_records(changed, turn)
 
-    async def _return_to_patterns(self, name: str | None, turn: LoopBudget) -> None:
+    async def _add_to_pattern_groups(self, name: str | None, turn: LoopBudget) -> None:
         """Add a topic to the groups whose patterns match it, unless it is still a dead-letter topic
         of any group. A group continues at its stored offsets on the topic; without stored offsets
         it begins at its `start`."""
@@ -313,10 +316,10 @@ class GroupChanges:
                 group.record.name,
                 name,
             )
-        await self._go_on(changed, turn)
+        await self._apply_from_stored_offsets(changed, turn)
 
-    async def _become(
-        self, changed: Sequence[tuple[ServedGroup, GroupRecord]], turn: LoopBudget
+    async def _apply_records(
+        self, changed: Sequence[tuple[GroupServer, GroupRecord]], turn: LoopBudget
     ) -> None:
         """Store records and apply them. New queues begin at their first offsets. If the records
         cannot be stored, they are applied nevertheless; `find_topics` finds the topics again at the
@@ -328,11 +331,11 @@ class GroupChanges:
                 _warn_of_store(len(part), error)
             for group, record in part:
                 await turn.spend(GROUP_ITEMS)
-                await self._served.become(group, record, {}, turn)
+                await self._registry.apply_record(group, record, {}, turn)
 
-    async def _go_on(
+    async def _apply_from_stored_offsets(
         self,
-        changed: Sequence[tuple[ServedGroup, GroupRecord]],
+        changed: Sequence[tuple[GroupServer, GroupRecord]],
         turn: LoopBudget,
         start: str | None = None,
     ) -> None:
@@ -343,14 +346,16 @@ class GroupChanges:
         for group, record in changed:
             try:
                 began = replace(record, start=start or record.start)
-                cursors = await self._served.begin(group, began, turn)
+                cursors = await self._registry.persist_start_offsets(group, began, turn)
                 await self._store_records([record], turn)
             except StateUnavailable as error:
                 _warn_of_store(1, error)
                 continue
-            await self._served.become(group, record, cursors, turn)
+            await self._registry.apply_record(group, record, cursors, turn)
 
-    async def _found(self, record: GroupRecord, turn: LoopBudget) -> tuple[GroupRecord, list[str]]:
+    async def _match_topics(
+        self, record: GroupRecord, turn: LoopBudget
+    ) -> tuple[GroupRecord, list[str]]:
         """Return the record with the topics that match its subscriptions now. Also return the names
         of the topics that match but exceed the limit `max_topics`."""
         subscriptions = Subscriptions(record.subscriptions)
@@ -391,20 +396,20 @@ class GroupChanges:
             may_match=lambda name: self._may_subscribe(record.owner, name, record.name),
         )
 
-    def _has_room(self, group: ServedGroup, topic_count: int, added: int, topic: Topic) -> bool:
+    def _has_room(self, group: GroupServer, topic_count: int, added: int, topic: Topic) -> bool:
         """Return whether a group with `topic_count` topics may have one more. `added` is the number
         of queues that this topic adds to all groups together. If the group may not, log it, because
         there is no caller who could get an error."""
         config, name = self._config, None
         if topic_count >= config.max_topics:
             name = "groups.max_topics"
-        elif self._served.cursor_count + added > config.max_cursors:
+        elif self._registry.cursor_count + added > config.max_cursors:
             name = "groups.max_cursors"
         if name is not None:
             _warn_of_limit(group.record.name, topic.name, name)
         return name is None
 
-    def _alive(self, record: GroupRecord) -> dict[int, Subscription]:
+    def _existing_topics(self, record: GroupRecord) -> dict[int, Subscription]:
         """Return the topics of a record without the deleted topics."""
         return {
             topic_id: wanted
@@ -413,24 +418,24 @@ class GroupChanges:
         }
 
     def _dead_letter_topics(self) -> set[str]:
-        names = {group.record.dead_letter_topic for group in self._served.by_name.values()}
+        names = {group.record.dead_letter_topic for group in self._registry.by_name.values()}
         return {name for name in names if name is not None}
 
     # -- deleting, leases --------------------------------------------------------------------
 
     async def delete(self, name: str, check_topic: CheckTopic | None = None) -> None:
         """Delete a group and its stored offsets; GroupService.delete_group lists the exceptions."""
-        self._served.get(name)
+        self._registry.get(name)
         await self._store.to_its_end(self._delete(name, check_topic))
 
     async def _delete(self, name: str, check_topic: CheckTopic | None) -> None:
-        group = self._served.get(name)
+        group = self._registry.get(name)
         _check_topics(group, check_topic)
         # Wait before the lock is taken: the creation of a dead-letter topic takes the lock, too.
-        await group.letters_have_gone(None)
+        await group.wait_for_dead_letters(None)
         async with self._lock:
-            group = self._served.get(name)
-            await group.letters_have_gone(None)
+            group = self._registry.get(name)
+            await group.wait_for_dead_letters(None)
             # No await may come between here and the beginning of the deletion: offsets may be
             # stored until then. Offsets that are stored later, on topics that were not checked,
             # are not deleted.
@@ -438,12 +443,12 @@ class GroupChanges:
             if check_topic is not None:
                 for topic in topics:
                     check_topic(topic)
-            with group.settles_held():
+            with group.settling_paused():
                 await self._store.commit_state({group_key(name): None})
                 self._table.remove(group.record)
-                await self._served.remove(group)
+                await self._registry.remove(group)
             await self._store.forget_offsets(name, topics)
-            await self._return_to_patterns(group.record.dead_letter_topic, LoopBudget())
+            await self._add_to_pattern_groups(group.record.dead_letter_topic, LoopBudget())
 
     def _topics_with_offsets(self, group: str) -> set[str]:
         try:
@@ -451,7 +456,7 @@ class GroupChanges:
         except UnknownGroup:  # no offset was ever stored for it
             return set()
 
-    async def allow_lease(self, group: ServedGroup, lease_ms: int) -> None:
+    async def allow_lease(self, group: GroupServer, lease_ms: int) -> None:
         """Before a lease of `lease_ms` is given, store it as the group's longest lease if it is
         longer than the stored one. After a power loss the broker waits for this time, until all
         old leases have expired."""
@@ -459,10 +464,10 @@ class GroupChanges:
         if asked > group.record.config.longest_lease_ms:
             await self._store.to_its_end(self._raise_longest_lease(group, asked))
 
-    async def _raise_longest_lease(self, group: ServedGroup, lease_ms: int) -> None:
+    async def _raise_longest_lease(self, group: GroupServer, lease_ms: int) -> None:
         async with self._lock:
             record = group.record
-            is_served = self._served.by_name.get(record.name) is group
+            is_served = self._registry.by_name.get(record.name) is group
             if is_served and lease_ms > record.config.longest_lease_ms:
                 record = replace(record, config=replace(record.config, longest_lease_ms=lease_ms))
                 await self._store_records([record], LoopBudget())
@@ -471,26 +476,28 @@ class GroupChanges:
     async def _store_records(self, records: Sequence[GroupRecord], turn: LoopBudget) -> None:
         changes: dict[bytes, bytes | None] = {}
         for record in records:
-            await turn.spend(_weight(record))
+            await turn.spend(_work_items(record))
             changes |= self._table.changes_of(record)
         await self._store.commit_state(changes)
         for record in records:
             self._table.stored(record, changes)
 
-    def _still(self, group: ServedGroup, record: GroupRecord) -> AbstractContextManager[None]:
+    def _paused_if_needed(
+        self, group: GroupServer, record: GroupRecord
+    ) -> AbstractContextManager[None]:
         """Return a context that pauses a group's deliveries if the record changes its mode or its
         filters."""
-        changes = _changes_mode(group, record) or self._served.changed_filters(group, record)
-        return group.standing_still() if changes else nullcontext()
+        changes = _changes_mode(group, record) or self._registry.changed_filters(group, record)
+        return group.deliveries_paused() if changes else nullcontext()
 
-    def _check(self, group: ServedGroup | None, record: GroupRecord) -> None:
+    def _check(self, group: GroupServer | None, record: GroupRecord) -> None:
         """Raise an error if a change is not allowed: it exceeds a limit, or changes the mode while
         messages are leased, or the dead-letter topic is one of the group's own topics."""
-        config, served = self._config, self._served
+        config, registry = self._config, self._registry
         if group is None:
             if not record.subscriptions:
                 raise InvalidGroup("topics", "a new group needs at least one topic")
-            if len(served.by_name) >= config.max_groups:
+            if len(registry.by_name) >= config.max_groups:
                 raise LimitReached("groups.max_groups", config.max_groups)
         else:
             _check_leases(group, record)
@@ -499,25 +506,25 @@ class GroupChanges:
         had = set() if group is None else set(group.core.topics)
         new = [self._store.topic_by_id(each) for each in record.topics if each not in had]
         added = sum(topic.queue_count for topic in new if topic is not None)
-        if added and served.cursor_count + added > config.max_cursors:
+        if added and registry.cursor_count + added > config.max_cursors:
             raise LimitReached("groups.max_cursors", config.max_cursors)
 
-    def _check_filters(self, group: ServedGroup | None, filters: Filters) -> None:
+    def _check_filters(self, group: GroupServer | None, filters: Filters) -> None:
         """Raise LimitReached if the new filters of a group are longer than its present ones, and
         then the filters of all groups together would exceed the limit."""
         before = 0 if group is None else group.filter_characters
         added, most = characters_of(filters) - before, self._config.max_filter_characters
-        if added > 0 and self._served.filter_characters + added > most:
+        if added > 0 and self._registry.filter_characters + added > most:
             raise LimitReached("groups.max_filter_characters", most)
 
 
-def _weight(record: GroupRecord) -> int:
+def _work_items(record: GroupRecord) -> int:
     """Return how many items of work it is to loop over a record's topics, or to encode the
     record."""
     return 1 + (len(record.topics) + len(record.subscriptions)) // TOPICS_AN_ITEM
 
 
-def _lost(group: ServedGroup, record: GroupRecord) -> frozenset[int] | None:
+def _topics_losing_dead_letters(group: GroupServer, record: GroupRecord) -> frozenset[int] | None:
     """Return the topics whose messages could not be sent to the dead-letter topic after a change to
     this record. Return None for all topics, if the dead-letter topic changes."""
     if record.dead_letter_topic != group.record.dead_letter_topic:
@@ -525,13 +532,13 @@ def _lost(group: ServedGroup, record: GroupRecord) -> frozenset[int] | None:
     return frozenset(group.core.topics.keys() - record.topics.keys())
 
 
-def _check_leases(group: ServedGroup, record: GroupRecord) -> None:
+def _check_leases(group: GroupServer, record: GroupRecord) -> None:
     """Raise GroupBusy if a group's mode changes while it has leases."""
     if _changes_mode(group, record) and (in_flight := group.in_flight):
         raise GroupBusy(record.name, in_flight)
 
 
-def _changes_mode(group: ServedGroup, record: GroupRecord) -> bool:
+def _changes_mode(group: GroupServer, record: GroupRecord) -> bool:
     return record.config.mode != group.record.config.mode
 
 
@@ -560,7 +567,7 @@ def _warn_of_limit(group: str, topic: str, limit: str) -> None:
     )
 
 
-def _check_topics(group: ServedGroup, check_topic: CheckTopic | None) -> None:
+def _check_topics(group: GroupServer, check_topic: CheckTopic | None) -> None:
     """Raise what `check_topic` raises for any topic that the group has."""
     if check_topic is not None:
         for topic in group.topics():

@@ -18,18 +18,18 @@ from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.cursor_rows import take_writes
 from holdfast.groups.cursor.rows import DeleteRange, Write, all_of, key_prefix
+from holdfast.groups.serving.changed_queues import ChangedQueues
 from holdfast.groups.serving.clock import GroupClock
-from holdfast.groups.serving.commits import committed
+from holdfast.groups.serving.commits import commit_rows
 from holdfast.groups.serving.counters import Counters
-from holdfast.groups.serving.group_server import Places, ServedGroup
-from holdfast.groups.serving.moved_queues import MovedQueues
+from holdfast.groups.serving.group_server import GroupServer, WaitSlots
 from holdfast.groups.serving.parsed_filters import ParsedFilters
 from holdfast.groups.serving.recent_batches import RecentBatches
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
 from holdfast.groups.storage.restore import QueueRange, begin_cursor
 
-#: A change of one group, or one call of `look`, takes about as long as the work for this many
+#: A change of one group, or one call of `_look`, takes about as long as the work for this many
 #: queues, in addition to the work for its own queues.
 GROUP_ITEMS = 4
 #: When a group loses a topic, this many queues are freed together.
@@ -39,17 +39,17 @@ MOST_NAMED = 10
 #: The size of the cache of recently read batches, which all groups share.
 RECENT_BYTES = 32 * 1024 * 1024
 
-_NOBODY: "dict[ServedGroup, None]" = {}
+_NO_GROUPS: "dict[GroupServer, None]" = {}
 
 
-class ServedGroups:
+class GroupRegistry:
     """All groups that are served."""
 
     def __init__(
         self,
         store: MessageStore,
         opened: OpenedGroups,
-        places: Places,
+        places: WaitSlots,
         clock: GroupClock,
         everyone: AllInFlight,
     ) -> None:
@@ -64,7 +64,7 @@ class ServedGroups:
         self._codec: ReceiptCodec | None = None
         #: How many leases expired in groups that have been deleted since.
         self._expired_before = 0
-        self.by_name: dict[str, ServedGroup] = {}
+        self.by_name: dict[str, GroupServer] = {}
         #: The number of queues of all groups together. A queue counts once in each group.
         self.cursor_count = 0
         #: How many groups, and queues of groups, were removed since the start.
@@ -73,19 +73,19 @@ class ServedGroups:
         #: that an old receipt is not valid for any of their leases.
         self._last_epoch = self._last_lease = 0
         #: topic id -> the groups that have the topic.
-        self._by_topic: dict[int, dict[str, ServedGroup]] = {}
+        self._by_topic: dict[int, dict[str, GroupServer]] = {}
         #: topic id -> the queues of the topic that moved.
-        self._moved: dict[int, MovedQueues] = {}
+        self._moved: dict[int, ChangedQueues] = {}
         #: topic id -> the groups that have the topic and have waiting requests.
-        self._awake: dict[int, dict[ServedGroup, None]] = {}
-        #: How often queues have moved. One call of `_note_moves` counts once.
-        self._move_count = 0
+        self._watchers: dict[int, dict[GroupServer, None]] = {}
+        #: How often queues have moved. One call of `_note_changes` counts once.
+        self._change_count = 0
         #: The groups with waiting requests that have not looked at all moved queues yet.
-        self._behind: dict[ServedGroup, None] = {}
+        self._behind: dict[GroupServer, None] = {}
         self._is_catching_up = False
         self._forgetting: set[asyncio.Task[None]] = set()
 
-    def get(self, name: str) -> ServedGroup:
+    def get(self, name: str) -> GroupServer:
         """Return a group. Raises InvalidName, UnknownGroup."""
         group = self.by_name.get(name)
         if group is None:
@@ -114,7 +114,7 @@ class ServedGroups:
 
     # -- creating and removing ---------------------------------------------------------------
 
-    async def take_up(self, record: GroupRecord) -> None:
+    async def restore(self, record: GroupRecord) -> None:
         """Serve a group that was stored before the broker's start, in its stored state. The limits
         of the configuration are not applied."""
         given = (*record.subscriptions.values(), *record.topics.values())
@@ -134,13 +134,13 @@ class ServedGroups:
         active = self._opened.active.get(record.group_id)
         if active is not None:
             group.core.resume(active, self.clock.now_ms())
-        group.begin()
+        group.start()
 
-    def add(self, record: GroupRecord) -> ServedGroup:
+    def add(self, record: GroupRecord) -> GroupServer:
         """Add a group without topics, and serve it. The receipt key must exist."""
         if self._codec is None:
             self._codec = ReceiptCodec(self.receipt_key)
-        group = self.by_name[record.name] = ServedGroup(
+        group = self.by_name[record.name] = GroupServer(
             record,
             store=self._store,
             writer=self._opened.store,
@@ -152,12 +152,12 @@ class ServedGroups:
             clock=self.clock,
             counters=self.counters,
             everyone=self._in_flight,
-            arrivals=self,
+            queue_watch=self,
         )
         return group
 
-    async def begin(
-        self, group: ServedGroup | None, record: GroupRecord, turn: LoopBudget
+    async def persist_start_offsets(
+        self, group: GroupServer | None, record: GroupRecord, turn: LoopBudget
     ) -> dict[QueueKey, Cursor]:
         """Create and commit the cursors of the queues that are new in the record, and return them.
         This must be done before the record is written. A cursor begins at the group's stored offset
@@ -183,13 +183,13 @@ class ServedGroups:
                     cursor = cursors[key] = self._cursor_at(key, start_of(queue))
                     rows += take_writes(cursor, key_prefix(record.group_id, *key))
         if group is None:
-            await committed(self._opened.store, rows, now_ms=self.clock.now_ms())
+            await commit_rows(self._opened.store, rows, now_ms=self.clock.now_ms())
         elif rows:
-            group.commits.write(rows)  # not with `committed`: earlier deletions come first
+            group.commits.write(rows)  # not with `commit_rows`: earlier deletions come first
             await group.commits.wait()
         return cursors
 
-    def changed_filters(self, group: ServedGroup, record: GroupRecord) -> list[int]:
+    def changed_filters(self, group: GroupServer, record: GroupRecord) -> list[int]:
         """Return the ids of the group's topics whose filter differs in the record."""
         return [
             topic_id
@@ -199,7 +199,7 @@ class ServedGroups:
         ]
 
     async def offer_skipped(
-        self, group: ServedGroup, record: GroupRecord, turn: LoopBudget
+        self, group: GroupServer, record: GroupRecord, turn: LoopBudget
     ) -> None:
         """Make the messages that the present filters skipped available again, durably. This must
         be done before new filters are stored, while deliveries are paused. Raises
@@ -212,20 +212,20 @@ class ServedGroups:
                     group.core.offer_skipped(lane)
                 await group.commits.wait()
 
-    async def become(
+    async def apply_record(
         self,
-        group: ServedGroup,
+        group: GroupServer,
         record: GroupRecord,
         cursors: Mapping[QueueKey, Cursor],
         turn: LoopBudget,
     ) -> None:
-        """Change a group to match its record. `cursors` are the result of `begin`; a new queue
-        without such a cursor begins at its first offset. The caller must make sure that nothing
-        else changes the group meanwhile."""
+        """Change a group to match its record. `cursors` are the result of `persist_start_offsets`;
+        a new queue without such a cursor begins at its first offset. The caller must make sure that
+        nothing else changes the group meanwhile."""
         group.record = record
-        group.beginning = dict(cursors)
+        group.prepared_cursors = dict(cursors)
         for topic_id in group.core.topics.keys() - record.topics.keys():
-            await self._let_go(group, topic_id, turn)
+            await self._drop_topic(group, topic_id, turn)
         for topic_id, wanted in record.topics.items():
             await turn.spend()
             topic = self._store.topic_by_id(topic_id)
@@ -243,11 +243,11 @@ class ServedGroups:
                     if (topic_id, queue) not in group.serving:
                         self._begin_queue(group, (topic_id, queue))
                 group.pump()
-        group.beginning.clear()
+        group.prepared_cursors.clear()
         await group.configure(record)
 
     async def _change_filter(
-        self, group: ServedGroup, topic_id: int, wanted: object | None, turn: LoopBudget
+        self, group: GroupServer, topic_id: int, wanted: object | None, turn: LoopBudget
     ) -> None:
         topic = group.core.topics[topic_id]
         if wanted == topic.filter:
@@ -259,7 +259,7 @@ class ServedGroups:
             for lane in lanes:
                 group.core.set_filter(lane, wanted)
 
-    async def remove(self, group: ServedGroup) -> None:
+    async def remove(self, group: GroupServer) -> None:
         """Stop serving a group, and delete its rows. Waiting requests get UnknownGroup."""
         del self.by_name[group.record.name]
         self.gone_count += 1
@@ -267,7 +267,7 @@ class ServedGroups:
         group.drain(UnknownGroup(group.record.name))
         turn = LoopBudget()
         for topic_id in list(group.core.topics):
-            await self._let_go(group, topic_id, turn)
+            await self._drop_topic(group, topic_id, turn)
         await group.stop(UnknownGroup(group.record.name))
 
     async def stop(self) -> None:
@@ -278,16 +278,16 @@ class ServedGroups:
 
     # -- events of the storage ---------------------------------------------------------------
 
-    def arrived(self, advanced: Iterable[QueueKey]) -> None:
+    def queues_advanced(self, advanced: Iterable[QueueKey]) -> None:
         """Record that queues have new readable messages. Groups with waiting requests look at these
         queues at once, a limited number in each event loop iteration."""
-        self._note_moves(advanced)
+        self._note_changes(advanced)
 
-    def trimmed(self, begins: Iterable[QueueKey]) -> None:
+    def queues_trimmed(self, trimmed: Iterable[QueueKey]) -> None:
         """Record that the first offsets of queues have increased."""
-        self._note_moves(begins)
+        self._note_changes(trimmed)
 
-    def _note_moves(self, keys: Iterable[QueueKey]) -> None:
+    def _note_changes(self, keys: Iterable[QueueKey]) -> None:
         topics = set()
         for topic_id, queue in keys:
             moved = self._moved.get(topic_id)
@@ -295,9 +295,9 @@ class ServedGroups:
                 moved.note(queue)
                 topics.add(topic_id)
         if topics:
-            self._move_count += 1
+            self._change_count += 1
             for topic_id in topics:
-                self._behind |= self._awake.get(topic_id, _NOBODY)
+                self._behind |= self._watchers.get(topic_id, _NO_GROUPS)
             if self._behind and not self._is_catching_up:
                 self._catch_up_behind()
 
@@ -308,9 +308,9 @@ class ServedGroups:
         left = ITEMS_A_TURN
         while self._behind and left > 0:
             group = next(iter(self._behind))
-            found = self.look(group, left)
+            found = self._look(group, left)
             left -= found + GROUP_ITEMS
-            if found == 0 or group.move_count == self._move_count:
+            if found == 0 or group.change_count == self._change_count:
                 del self._behind[group]
         self._catch_up_soon()
 
@@ -321,72 +321,72 @@ class ServedGroups:
 
     # -- looking at moved queues -------------------------------------------------------------
 
-    def look(self, group: ServedGroup, most: int = ITEMS_A_TURN) -> int:
+    def _look(self, group: GroupServer, most: int = ITEMS_A_TURN) -> int:
         """Let a group look at up to `most` of its queues that have moved since its last look.
-        Return their number. If `group.move_count` equals `self._move_count` afterwards, the group
-        has looked at all of them."""
-        if group.move_count == self._move_count:
+        Return their number. If `group.change_count` equals `self._change_count` afterwards, the
+        group has looked at all of them."""
+        if group.change_count == self._change_count:
             return 0
         left = most
-        for topic_id, looked in group.looked.items():
+        for topic_id, seen in group.seen_changes.items():
             moved = self._moved.get(topic_id)
-            if moved is None or moved.count == looked or topic_id not in group.core.topics:
+            if moved is None or moved.count == seen or topic_id not in group.core.topics:
                 continue
-            queues, group.looked[topic_id] = moved.since(looked, left)
+            queues, group.seen_changes[topic_id] = moved.since(seen, left)
             for queue in queues:
                 self._look_at(group, (topic_id, queue))
             left -= len(queues)
-            if group.looked[topic_id] != moved.count:
+            if group.seen_changes[topic_id] != moved.count:
                 break
         else:
-            group.move_count = self._move_count
+            group.change_count = self._change_count
         if left != most:
             group.pump()
         return most - left
 
-    def _look_at(self, group: ServedGroup, key: QueueKey) -> None:
+    def _look_at(self, group: GroupServer, key: QueueKey) -> None:
         state = self._state_if_there(key)
         if state is None:
             return
         if key not in group.serving:  # a new queue of a topic that the group already has
             self._begin_queue(group, key)
         else:
-            group.moved(key, state.min_offset, state.max_offset)
+            group.note_range(key, state.min_offset, state.max_offset)
 
-    async def catch_up(self, group: ServedGroup) -> None:
+    async def catch_up(self, group: GroupServer) -> None:
         """Let a group look at all moved queues, a limited number in each event loop iteration."""
-        while self.look(group):
-            if group.move_count == self._move_count:
+        while self._look(group):
+            if group.change_count == self._change_count:
                 return
             await asyncio.sleep(0)
 
     @contextmanager
-    def awake(self, group: ServedGroup) -> Iterator[bool]:
+    def watched(self, group: GroupServer) -> Iterator[bool]:
         """Until exit, let a group look at its queues as soon as they move. Yield True if queues had
         already moved before the entry."""
-        group.awake_count += 1
-        if group.awake_count == 1:
+        group.waiting_count += 1
+        if group.waiting_count == 1:
             for topic_id in group.core.topics:
-                self._awake.setdefault(topic_id, {})[group] = None
+                self._watchers.setdefault(topic_id, {})[group] = None
         try:
-            has_found = self.look(group) > 0
-            if group.move_count != self._move_count:
+            has_found = self._look(group) > 0
+            if group.change_count != self._change_count:
                 self._behind[group] = None
                 self._catch_up_soon()
             yield has_found
         finally:
-            group.awake_count -= 1
-            if not group.awake_count:
+            group.waiting_count -= 1
+            if not group.waiting_count:
                 self._behind.pop(group, None)
                 for topic_id in group.core.topics:
-                    self._fall_asleep(group, topic_id)
+                    self._stop_watching(group, topic_id)
 
-    def _fall_asleep(self, group: ServedGroup, topic_id: int) -> None:
-        awake = self._awake.get(topic_id)
+    def _stop_watching(self, group: GroupServer, topic_id: int) -> None:
+        awake = self._watchers.get(topic_id)
         if awake is not None:
             awake.pop(group, None)
             if not awake:
-                del self._awake[topic_id]
+                del self._watchers[topic_id]
 
     async def check_new_queues(self, topic: Topic) -> None:
         """Raise KeyedBacklog if a keyed group has unsettled messages of a topic. Then the topic may
@@ -413,15 +413,15 @@ class ServedGroups:
             self._forgetting.add(task)
             task.add_done_callback(self._forgetting.discard)
 
-    async def _forget_topic(self, topic_id: int, groups: Sequence[ServedGroup]) -> None:
+    async def _forget_topic(self, topic_id: int, groups: Sequence[GroupServer]) -> None:
         turn = LoopBudget()
         for group in groups:
             await turn.spend(GROUP_ITEMS)
-            await self._let_go(group, topic_id, turn)
+            await self._drop_topic(group, topic_id, turn)
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _subscribe(self, group: ServedGroup, topic: Topic) -> None:
+    def _subscribe(self, group: GroupServer, topic: Topic) -> None:
         wanted = group.record.topics[topic.topic_id]
         group.core.add_topic(
             topic.topic_id,
@@ -430,12 +430,12 @@ class ServedGroups:
             filter=self.filters.of(wanted.filter),
         )
         self._by_topic.setdefault(topic.topic_id, {})[group.record.name] = group
-        moved = self._moved.setdefault(topic.topic_id, MovedQueues())
-        group.looked[topic.topic_id] = moved.count
-        if group.awake_count:
-            self._awake.setdefault(topic.topic_id, {})[group] = None
+        moved = self._moved.setdefault(topic.topic_id, ChangedQueues())
+        group.seen_changes[topic.topic_id] = moved.count
+        if group.waiting_count:
+            self._watchers.setdefault(topic.topic_id, {})[group] = None
 
-    async def _let_go(self, group: ServedGroup, topic_id: int, turn: LoopBudget) -> None:
+    async def _drop_topic(self, group: GroupServer, topic_id: int, turn: LoopBudget) -> None:
         """Remove a topic and its rows from a group."""
         await turn.spend()
         if topic_id not in group.core.topics:
@@ -445,8 +445,8 @@ class ServedGroups:
         if not groups:
             self._by_topic.pop(topic_id, None)
             self._moved.pop(topic_id, None)
-        self._fall_asleep(group, topic_id)
-        group.looked.pop(topic_id, None)
+        self._stop_watching(group, topic_id)
+        group.seen_changes.pop(topic_id, None)
         lanes = group.remove_topic(topic_id, all_of(group.core.group_id, topic_id))
         while lanes:  # freeing the lanes takes longest; `lanes` has the last references to them
             part = lanes[-FREED_AT_ONCE:]
@@ -459,17 +459,17 @@ class ServedGroups:
             self.cursor_count -= len(part)
             self.gone_count += len(part)
 
-    def _begin_queue(self, group: ServedGroup, key: QueueKey) -> None:
+    def _begin_queue(self, group: GroupServer, key: QueueKey) -> None:
         """Add a queue that is new in a group."""
-        cursor = group.beginning.pop(key, None)
+        cursor = group.prepared_cursors.pop(key, None)
         self._add_queue(group, key, cursor or self._cursor_at(key, 0))
 
-    def _add_queue(self, group: ServedGroup, key: QueueKey, cursor: Cursor) -> None:
+    def _add_queue(self, group: GroupServer, key: QueueKey, cursor: Cursor) -> None:
         state = self._queue_state(key)
         cursor.trim(state.min_offset)
         group.add_queue(key, cursor)
         self.cursor_count += 1
-        group.core.arrived(key, state.max_offset)
+        group.core.note_end(key, state.max_offset)
 
     def _state_if_there(self, key: QueueKey) -> QueueState | None:
         topic = self._store.topic_by_id(key[0])

@@ -30,10 +30,10 @@ from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.group import Group, MayEnd
 from holdfast.groups.core.group_parts import ENDED_A_TURN
 from holdfast.groups.core.in_flight import AllInFlight
-from holdfast.groups.core.queue_lane import Lane
+from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.receipt_state import Receipt
 from holdfast.groups.core.receipts import ReceiptCodec
-from holdfast.groups.core.requests import Ask, Pick, Reply
+from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.subscribing import Subscriptions
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.leases import Grant
@@ -51,14 +51,14 @@ from holdfast.groups.serving.batch_parts import batch_parts
 from holdfast.groups.serving.browsers import Browsers
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.commits import Commits, CursorWriter, Writes
-from holdfast.groups.serving.counters import Counters, Serving
+from holdfast.groups.serving.counters import Counters, DeliveryRate
 from holdfast.groups.serving.dead_letters import DeadLetters
 from holdfast.groups.serving.delivering import MESSAGES_A_TURN, Delivering
 from holdfast.groups.serving.filling import Filling
 from holdfast.groups.serving.head_source import StoreHeads
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
 from holdfast.groups.serving.recent_batches import RecentBatches
-from holdfast.groups.serving.timers import Alarm
+from holdfast.groups.serving.timers import DeadlineTimer
 from holdfast.groups.serving.waiting import Waiting
 from holdfast.groups.storage.group_records import GroupRecord
 
@@ -69,7 +69,7 @@ _logger = logging.getLogger(__name__)
 SETTLED_A_TURN = 500
 
 
-class Pages(Protocol):
+class PageWriter(Protocol):
     """The progress page. It stores leases, and how far cursors have delivered, without a sync."""
 
     def note(self, key: CursorKey, cursor: Cursor) -> None:
@@ -85,29 +85,29 @@ class Pages(Protocol):
         """Write the changes and removals that were added since the last call."""
 
 
-class Arrivals(Protocol):
+class QueueWatch(Protocol):
     """Tells a group which of its queues have changed: they have new messages, or have lost their
     first messages."""
 
-    async def catch_up(self, group: "ServedGroup") -> None:
+    async def catch_up(self, group: "GroupServer") -> None:
         """Inform the group about all queues that have changed since it was last informed."""
 
-    def awake(self, group: "ServedGroup") -> AbstractContextManager[bool]:
+    def watched(self, group: "GroupServer") -> AbstractContextManager[bool]:
         """Until exit, inform the group as soon as one of its queues changes. Yield True if queues
         had already changed before the entry."""
 
 
-class Places(Protocol):
+class WaitSlots(Protocol):
     """Limits the number of waiting requests, and how long they wait."""
 
-    def at_most(self, wait_s: float) -> float:
+    def limit_wait(self, wait_s: float) -> float:
         """Return how long a request that asks for `wait_s` may wait."""
 
-    def taken(self, client: str) -> AbstractContextManager[None]:
+    def occupied_slot(self, client: str) -> AbstractContextManager[None]:
         """Count a waiting request of a client, until exit. Raises HoldLimitExceeded."""
 
 
-class ServedGroup:
+class GroupServer:
     """Serves one group until `stop`. Code that changes the core from outside must then call
     `pump`."""
 
@@ -117,25 +117,25 @@ class ServedGroup:
         *,
         store: MessageStore,
         writer: CursorWriter,
-        pages: Pages,
-        places: Places,
+        pages: PageWriter,
+        places: WaitSlots,
         recent: RecentBatches,
         codec: ReceiptCodec,
         letter_key: bytes,
         clock: GroupClock,
         counters: Counters,
         everyone: AllInFlight,
-        arrivals: Arrivals,
+        queue_watch: QueueWatch,
     ) -> None:
         self.record = record
-        self._arrivals = arrivals
-        # The next three are used by `Arrivals` only.
+        self._queue_watch = queue_watch
+        # The next three are used by `QueueWatch` only.
         #: For each topic: how many changes of its queues the group has been informed about.
-        self.looked: dict[int, int] = {}
+        self.seen_changes: dict[int, int] = {}
         #: The count of changes of all queues when the group was last informed about all of them.
-        self.move_count = 0
+        self.change_count = 0
         #: How many requests of the group wait.
-        self.awake_count = 0
+        self.waiting_count = 0
         self.subscriptions = Subscriptions(record.subscriptions)
         #: The parsed filters by text, kept so that no filter is parsed twice.
         self.filters: Filters = {}
@@ -152,32 +152,32 @@ class ServedGroup:
             recent,
             has_keys=lambda: self.core.config.mode == "keyed",
             wall_ms=clock.wall_ms,
-            trimmed=self.trimmed,
+            on_trimmed=self.note_log_start,
         )
         self.core = Group(record.group_id, record.config, self.source, everyone)
         self._delivering = Delivering(self.source, codec, store.topic_by_id)
         self.commits = Commits(self.core, writer, clock.now_ms, counters)
-        self._letters = DeadLetters(
+        self._dead_letters = DeadLetters(
             record.name, self.core, store, self._delivering, counters, self.pump, letter_key
         )
-        self._letters.topic_name = record.dead_letter_topic
-        self._alarm = Alarm(self._ring, clock.now_ms)
+        self._dead_letters.topic_name = record.dead_letter_topic
+        self._timer = DeadlineTimer(self._on_deadline, clock.now_ms)
         self.waiting = Waiting(
-            self.core, self.source, clock, unpick=self._unpick, changed=self.pump
+            self.core, self.source, clock, return_leases=self._return_leases, changed=self.pump
         )
         self._filling = Filling(self.core, self.source, clock, changed=self.pump)
         self.browsers = Browsers(self.core, self.source, self._delivering)
         self._is_ending = False
-        self._moves = asyncio.Event()
-        self._moves.set()
-        self._settles = asyncio.Event()
-        self._settles.set()
-        self.serving: dict[QueueKey, Serving] = {}
+        self._delivery_allowed = asyncio.Event()
+        self._delivery_allowed.set()
+        self._settling_allowed = asyncio.Event()
+        self._settling_allowed.set()
+        self.serving: dict[QueueKey, DeliveryRate] = {}
         #: Cursors that are stored already, of queues that are not added to the group yet.
-        self.beginning: dict[QueueKey, Cursor] = {}
+        self.prepared_cursors: dict[QueueKey, Cursor] = {}
         #: Used by GroupService only: the last GroupState that it returned, and the record and the
         #: topic names from which it made that state.
-        self.shown: tuple[GroupRecord, Mapping[int, str], GroupState] | None = None
+        self.described_state: tuple[GroupRecord, Mapping[int, str], GroupState] | None = None
 
     # -- settings, topics and queues ---------------------------------------------------------
 
@@ -185,7 +185,7 @@ class ServedGroup:
         """Apply the settings of another record, but not its topics."""
         self.record = record
         self.subscriptions = Subscriptions(record.subscriptions)
-        self._letters.topic_name = record.dead_letter_topic
+        self._dead_letters.topic_name = record.dead_letter_topic
         if record.config != self.core.config:
             self.source.forget()  # the mode determines whether heads contain keys
             self.core.configure_group(record.config)
@@ -199,11 +199,11 @@ class ServedGroup:
         """Keep the parsed filters of the group's subscriptions."""
         self.filters, self.filter_characters = filters, characters_of(filters)
 
-    def has(self, key: QueueKey) -> bool:
+    def has_queue(self, key: QueueKey) -> bool:
         """Return whether a queue belongs to the group."""
         return self._lane(key) is not None
 
-    def lanes_of(self, topic_id: int) -> list[Lane]:
+    def lanes_of(self, topic_id: int) -> list[QueueLane]:
         """Return the lanes of a topic; an empty list if the group does not have the topic."""
         topic = self.core.topics.get(topic_id)
         return [] if topic is None else list(topic.lanes.values())
@@ -211,9 +211,9 @@ class ServedGroup:
     def add_queue(self, key: QueueKey, cursor: Cursor) -> None:
         """Add a queue with its cursor. The next commit writes the cursor's changes."""
         self.core.add_queue(key, cursor)
-        self.serving[key] = Serving(self._clock.now_ms())
+        self.serving[key] = DeliveryRate(self._clock.now_ms())
 
-    def remove_topic(self, topic_id: int, writes: Writes) -> list[Lane]:
+    def remove_topic(self, topic_id: int, writes: Writes) -> list[QueueLane]:
         """Remove a topic; `writes` delete its rows. Return its lanes. The caller must pass their
         keys to `forget`."""
         lanes = self.lanes_of(topic_id)
@@ -236,50 +236,50 @@ class ServedGroup:
         return self.core.lease_count + sum(lane.cursor.grace_count for lane in self.lanes())
 
     @contextmanager
-    def standing_still(self) -> Iterator[None]:
+    def deliveries_paused(self) -> Iterator[None]:
         """Lease no message until exit. Requests wait until then."""
         moving = [each for each, topic in self.core.topics.items() if not topic.is_paused]
         for topic_id in moving:
             self.core.pause(topic_id, True)
-        self._moves.clear()
+        self._delivery_allowed.clear()
         try:
             yield
         finally:
-            self._moves.set()
+            self._delivery_allowed.set()
             for topic_id in moving:
                 if topic_id in self.core.topics:
                     self.core.pause(topic_id, False)
             self.pump()
 
     @contextmanager
-    def settles_held(self) -> Iterator[None]:
+    def settling_paused(self) -> Iterator[None]:
         """Settle no message until exit. Calls of `settle` wait until then."""
-        self._settles.clear()
+        self._settling_allowed.clear()
         try:
             yield
         finally:
-            self._settles.set()
+            self._settling_allowed.set()
 
     @property
-    def has_letters(self) -> bool:
+    def has_dead_letters_waiting(self) -> bool:
         """Whether dead letters are waiting to be appended to their topic."""
-        return self._letters.has_waiting
+        return self._dead_letters.has_waiting
 
-    async def letters_have_gone(self, topic_ids: Collection[int] | None) -> None:
+    async def wait_for_dead_letters(self, topic_ids: Collection[int] | None) -> None:
         """Wait until no dead letter of these topics waits to be appended; if `topic_ids` is None,
         of any topic. This still holds at the return, because no other code runs after the last
-        check. Raises StateUnavailable after `dead_letters.GONE_S` seconds."""
-        await self._letters.topics_have_gone(topic_ids)
+        check. Raises StateUnavailable after `dead_letters.DRAIN_TIMEOUT_S` seconds."""
+        await self._dead_letters.wait_for_topics(topic_ids)
 
-    def lanes(self) -> Iterable[Lane]:
+    def lanes(self) -> Iterable[QueueLane]:
         """Return all lanes of the group."""
         return [lane for topic in self.core.topics.values() for lane in topic.lanes.values()]
 
     # -- start and stop ----------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Handle deadlines that passed before the start, and set the timer."""
-        self._ring()
+        self._on_deadline()
 
     def drain(self, why: StoreError | None = None) -> None:
         """Answer every waiting request with the error `why`, or with GroupsStopping if it is None.
@@ -287,12 +287,12 @@ class ServedGroup:
         self._is_ending = True
         self._filling.stop()
         self.waiting.drain(why or GroupsStopping())
-        self._alarm.stop()
+        self._timer.stop()
 
     async def stop(self, why: StoreError | None = None) -> None:
         """Drain, and commit all pending changes. May be called twice."""
         self.drain(why)
-        await self._letters.stop()
+        await self._dead_letters.stop()
         await self.waiting.stop()
         await self.source.stop()
         with suppress(StoreError):
@@ -302,38 +302,38 @@ class ServedGroup:
 
     # -- receiving ---------------------------------------------------------------------------
 
-    async def receive(self, ask: Ask, client: str, wait_s: float) -> Received:
+    async def receive(self, request: ReceiveRequest, client: str, wait_s: float) -> Received:
         """Return messages for a member. If none is available, wait up to `wait_s` for the first.
         Raises GroupError (GroupsStopping if the group stops), HoldLimitExceeded, StoreError. If
         the call is cancelled, it releases its leases."""
-        if not self._moves.is_set():
-            await self._moves.wait()
-        await self._arrivals.catch_up(self)
-        reply = await self._filling.ask(ask)
+        if not self._delivery_allowed.is_set():
+            await self._delivery_allowed.wait()
+        await self._queue_watch.catch_up(self)
+        reply = await self._filling.ask(request)
         if not reply.is_answer and wait_s > 0:
-            if self._is_ending:  # after an empty answer the client would ask again at once
+            if self._is_ending:  # after an empty answer the client would request again at once
                 raise GroupsStopping
             began_s = monotonic()
-            with self._places.taken(client), self._arrivals.awake(self) as has_found:
+            with self._places.occupied_slot(client), self._queue_watch.watched(self) as has_found:
                 answer = await self.waiting.wait(
-                    ask,
-                    self._places.at_most(wait_s),
+                    request,
+                    self._places.limit_wait(wait_s),
                     has_looked=reply.needs is None and not has_found,
                 )
             held_s = monotonic() - began_s
             if answer is None:
-                is_active = self._is_active(ask.member)
-                available = self.core.available(ask) if is_active else 0
+                is_active = self._is_active(request.member)
+                available = self.core.available(request) if is_active else 0
                 return Received([], available, is_active, held_s=held_s)
-            return replace(await self._received(answer, ask), held_s=held_s)
-        return await self._received(reply, ask)
+            return replace(await self._received(answer, request), held_s=held_s)
+        return await self._received(reply, request)
 
     def give_back(self, receipts: Sequence[str]) -> None:
         """Release the messages of a reply that was not delivered: the first SETTLED_A_TURN at once,
         the rest in later event loop iterations."""
         self._release(self._decoded(receipts[:SETTLED_A_TURN]))
         if rest := receipts[SETTLED_A_TURN:]:
-            self._soon(self.give_back, rest)
+            self._release_soon(self.give_back, rest)
 
     # -- settling ----------------------------------------------------------------------------
 
@@ -390,7 +390,7 @@ class ServedGroup:
         async for part in in_slices(decoded, SETTLED_A_TURN):
             if cumulative:
                 await self._settle_below(verb, part, terms)
-            await self._may_settle()
+            await self._settling_permitted()
             settled = self.core.settle(verb, part, self._clock.now_ms(), **terms)
             for status, count in Counter(settled).items():
                 self.counters.settled[verb.value, status.value] += count
@@ -400,11 +400,11 @@ class ServedGroup:
             await self.commits.wait()
         return statuses
 
-    async def _may_settle(self) -> None:
-        """Wait until no `settles_held` is active. This still holds at the return, because no other
-        code runs after the last check."""
-        while not self._settles.is_set():
-            await self._settles.wait()
+    async def _settling_permitted(self) -> None:
+        """Wait until no `settling_paused` is active. This still holds at the return, because no
+        other code runs after the last check."""
+        while not self._settling_allowed.is_set():
+            await self._settling_allowed.wait()
 
     async def _settle_below(
         self, verb: Verb, receipts: Sequence[Receipt | None], terms: Mapping[str, Any]
@@ -413,7 +413,7 @@ class ServedGroup:
         same queue."""
         below = self.core.leased_below(receipts, self._clock.now_ms())
         async for part in in_slices(below, SETTLED_A_TURN):
-            await self._may_settle()
+            await self._settling_permitted()
             self.core.settle(verb, part, self._clock.now_ms(), **terms)
             self.pump()
         if below:
@@ -428,7 +428,7 @@ class ServedGroup:
         because the cursor forgets them in the seek."""
         reached: dict[QueueKey, int] = {}
         async for part in in_slices(targets):
-            await self._letters.have_gone(part)
+            await self._dead_letters.wait_for_queues(part)
             for key in part:
                 lane = self._lane(key)
                 if lane is not None:  # the group may have lost the topic meanwhile
@@ -452,17 +452,17 @@ class ServedGroup:
 
     # -- events ------------------------------------------------------------------------------
 
-    def moved(self, key: QueueKey, log_start: int, end: int) -> None:
+    def note_range(self, key: QueueKey, log_start: int, end: int) -> None:
         """Record the present first offset (`log_start`) and end of a queue. The caller must then
         call `pump`."""
         lane = self._lane(key)
         if lane is not None and log_start > lane.cursor.log_start:
-            self.core.trimmed(key, log_start, self._clock.now_ms())
-        self.core.arrived(key, end)
+            self.core.note_log_start(key, log_start, self._clock.now_ms())
+        self.core.note_end(key, end)
 
-    def trimmed(self, key: QueueKey, log_start: int) -> None:
+    def note_log_start(self, key: QueueKey, log_start: int) -> None:
         """Record that the first offset of a queue is `log_start` now, and pump."""
-        self.core.trimmed(key, log_start, self._clock.now_ms())
+        self.core.note_log_start(key, log_start, self._clock.now_ms())
         self.pump()
 
     def scan(self) -> int:
@@ -472,7 +472,7 @@ class ServedGroup:
             return 0
         for topic_id, topic in self.core.topics.items():
             if topic.available > 0:  # an upper bound
-                self.core.stir(topic_id)
+                self.core.mark_dirty(topic_id)
         return self.waiting.serve()
 
     def pump(self) -> None:
@@ -480,32 +480,32 @@ class ServedGroup:
         page and start a commit. Must be called after every change, before the next await."""
         if not self._is_ending:
             self.waiting.serve()
-            self._letters.send(self.core.take_dead_letters())
-            self._alarm.set(self.core.next_deadline())
+            self._dead_letters.send(self.core.take_dead_letters())
+            self._timer.set(self.core.next_deadline())
         self._note_pages()
         self.commits.begin()
 
     # -- inside: receiving -------------------------------------------------------------------
 
-    async def _received(self, reply: Reply, ask: Ask) -> Received:
+    async def _received(self, reply: Reply, request: ReceiveRequest) -> Received:
         """Return the messages of a reply, once all changes on which it depends are durable."""
         try:
-            await self._filling.go_on(reply, ask)
+            await self._filling.continue_reply(reply, request)
             durable = self.commits.durable() if reply.commit_first else None
-            deliveries, unreadable = await self._delivering.deliveries(reply.picks)
+            deliveries, unreadable = await self._delivering.deliveries(reply.messages)
             if durable is not None:
                 await asyncio.shield(durable)
             async for part in in_slices(deliveries, MESSAGES_A_TURN):
                 self._count(part)
         except BaseException:
-            self._unpick(reply.picks)
+            self._return_leases(reply.messages)
             raise
         if unreadable:
             self._drop(unreadable)
         return Received(deliveries, reply.available, reply.is_active, reply.is_notice)
 
-    def _unpick(self, picks: Sequence[Pick]) -> None:
-        self._release([pick.receipt for pick in picks if pick.receipt is not None])
+    def _return_leases(self, messages: Sequence[SelectedMessage]) -> None:
+        self._release([message.receipt for message in messages if message.receipt is not None])
 
     def _release(self, receipts: Sequence[Receipt | None]) -> None:
         part, rest = receipts[:SETTLED_A_TURN], receipts[SETTLED_A_TURN:]
@@ -513,22 +513,22 @@ class ServedGroup:
             self.counters.undelivered += self.core.release_undelivered(part, self._clock.now_ms())
             self.pump()
         if rest:
-            self._soon(self._release, rest)
+            self._release_soon(self._release, rest)
 
-    def _soon(self, release: Callable[[Sequence[Any]], None], rest: Sequence[Any]) -> None:
+    def _release_soon(self, release: Callable[[Sequence[Any]], None], rest: Sequence[Any]) -> None:
         """Call `release` in the next event loop iteration; at once if the group is stopping."""
         if self._is_ending:
             release(rest)
         else:
             asyncio.get_running_loop().call_soon(release, rest)
 
-    def _drop(self, picks: Sequence[Pick]) -> None:
+    def _drop(self, messages: Sequence[SelectedMessage]) -> None:
         """Settle messages that cannot be read any more: they were damaged or removed meanwhile."""
-        for pick in picks:
+        for message in messages:
             _logger.warning(
-                "offset %s of queue %s cannot be read any more", pick.offset, pick.queue
+                "offset %s of queue %s cannot be read any more", message.offset, message.queue
             )
-        self.core.unreadable(picks, self._clock.now_ms())
+        self.core.unreadable(messages, self._clock.now_ms())
         self.pump()
 
     def _count(self, deliveries: Sequence[Delivery]) -> None:
@@ -546,7 +546,7 @@ class ServedGroup:
 
     # -- inside: the rest --------------------------------------------------------------------
 
-    def _ring(self) -> None:
+    def _on_deadline(self) -> None:
         """Handle the deadlines that have passed, and pump."""
         self.waiting.expire(self.core.tick(self._clock.now_ms()))
         self.pump()
@@ -560,14 +560,14 @@ class ServedGroup:
                 decoded.append(None)
         return decoded
 
-    def _lane(self, key: QueueKey) -> Lane | None:
+    def _lane(self, key: QueueKey) -> QueueLane | None:
         topic = self.core.topics.get(key[0])
         return None if topic is None else topic.lanes.get(key[1])
 
     def _note_pages(self) -> None:
         """Write new leases to the progress page. This must be done before a member gets their
         messages."""
-        for lane in self.core.take_noted():
+        for lane in self.core.take_lanes_with_notes():
             self._pages.note((self.core.group_id, *lane.key), lane.cursor)
         self._pages.write()
         self._pages.free(self.core.take_free_grants())

@@ -32,7 +32,7 @@ FETCH_MESSAGES = 1024
 FETCH_BYTES = 1024 * 1024
 #: At most this many looks are done in one event loop iteration. Each takes tens of microseconds,
 #: so a group with many queues that have messages needs several iterations.
-LOOKS_A_TURN = 100
+READS_A_TURN = 100
 #: At most this many single messages are compared with filters in one event loop iteration. Each
 #: takes at least two microseconds.
 MATCHES_A_TURN = 1000
@@ -91,7 +91,7 @@ class _Piece:
     heads: list[Head]
     lost: LostRanges = ()
     #: How many of the heads were returned to the core.
-    given: int = 0
+    taken_count: int = 0
 
 
 _NO_PIECES: dict[object | None, _Piece] = {}
@@ -100,7 +100,7 @@ _NO_PIECES: dict[object | None, _Piece] = {}
 class StoreHeads:
     """A HeadSource that reads from the message store. `has_keys` returns whether the group needs
     keys in heads. `wall_ms` is the wall clock. If a read finds that its offset was removed,
-    `trimmed` is called with the queue and its present first offset."""
+    `on_trimmed` is called with the queue and its present first offset."""
 
     def __init__(
         self,
@@ -109,25 +109,25 @@ class StoreHeads:
         *,
         has_keys: Callable[[], bool],
         wall_ms: Callable[[], int],
-        trimmed: Callable[[QueueKey, int], None],
+        on_trimmed: Callable[[QueueKey, int], None],
     ) -> None:
         self._store = store
         self._recent = recent
         self._has_keys = has_keys
         self._wall_ms = wall_ms
-        self._trimmed = trimmed
+        self._on_trimmed = on_trimmed
         #: queue -> filter -> heads that were read, but not all returned to the core yet.
         self._pieces: dict[QueueKey, dict[object | None, _Piece]] = {}
         #: The needed reads, for `fetch`: (queue, offset) -> the filter.
         self._needed: dict[tuple[QueueKey, int], MessageFilter | None] = {}
         #: The numbers of looks and of comparisons that this event loop iteration may still do.
-        self._looks_left = LOOKS_A_TURN
+        self._reads_left = READS_A_TURN
         self._matches_left = MATCHES_A_TURN
         #: Whether the reset of the two numbers is scheduled for the next iteration.
         self._is_turn_ending = False
         #: Offsets whose comparison with a filter was deferred to the next iteration: at most
         #: MAX_NEEDS.
-        self._put_off: set[tuple[QueueKey, int]] = set()
+        self._deferred: set[tuple[QueueKey, int]] = set()
         self._fetching: dict[tuple[QueueKey, int], asyncio.Task[Batch | None]] = {}
 
     # -- for the core ------------------------------------------------------------------------
@@ -139,13 +139,13 @@ class StoreHeads:
         piece = self._pieces.get(queue, _NO_PIECES).get(filter)
         if piece is None or not piece.start <= start < piece.scanned:
             piece = self._read_one(queue, start, filter) if end == start + 1 else None
-            if piece is None and (queue, start) in self._put_off:
+            if piece is None and (queue, start) in self._deferred:
                 return None
             piece = piece or self._read_hot(queue, start, most, filter)
             if piece is None:
                 self._need(queue, start, filter)
                 return None
-        return self._given(piece, queue, filter, start, end, most)
+        return self._take_heads(piece, queue, filter, start, end, most)
 
     def matches(self, queue: QueueKey, offset: int, filter: object) -> bool | None:
         """Return whether one message matches; None if a fetch is needed."""
@@ -171,7 +171,7 @@ class StoreHeads:
         """Return the batch that contains an offset; None if a fetch is needed."""
         batch = self._recent.find(queue, offset)
         if batch is None:
-            self._look(queue, offset, max_messages=1, filter=None)
+            self._read_memory(queue, offset, max_messages=1, filter=None)
             batch = self._recent.find(queue, offset)
         return batch
 
@@ -184,12 +184,12 @@ class StoreHeads:
 
         Concurrent fetches of the same offset share one read; its `max_bytes` is that of the first
         caller. Return None if the topic or the offset does not exist. If the offset was removed
-        from the queue, also call `trimmed`. All other errors of the store are raised."""
+        from the queue, also call `on_trimmed`. All other errors of the store are raised."""
         task = self._fetching.get((queue, offset))
         if task is None:
             task = asyncio.create_task(self._fetch(queue, offset, max_bytes), name="group-fetch")
             self._fetching[queue, offset] = task
-            task.add_done_callback(lambda done: self._fetched(queue, offset, done))
+            task.add_done_callback(lambda done: self._fetch_done(queue, offset, done))
         return await asyncio.shield(task)
 
     def forget(self, queue: QueueKey | None = None) -> None:
@@ -211,15 +211,15 @@ class StoreHeads:
         iteration has no comparison left. Then the caller must `fetch` the offset, which defers the
         comparison to a later iteration."""
         if self._matches_left <= 0:
-            if len(self._put_off) >= MAX_NEEDS:
-                self._put_off.pop()
-            self._put_off.add((queue, offset))
+            if len(self._deferred) >= MAX_NEEDS:
+                self._deferred.pop()
+            self._deferred.add((queue, offset))
             return False
-        self._end_turn_soon()
+        self._schedule_turn_end()
         self._matches_left -= 1
         return True
 
-    def _end_turn_soon(self) -> None:
+    def _schedule_turn_end(self) -> None:
         if not self._is_turn_ending:
             self._is_turn_ending = True
             asyncio.get_running_loop().call_soon(self._next_turn)
@@ -229,7 +229,7 @@ class StoreHeads:
             del self._needed[next(iter(self._needed))]
         self._needed[queue, offset] = filter  # type: ignore[assignment]
 
-    def _given(
+    def _take_heads(
         self,
         piece: _Piece,
         queue: QueueKey,
@@ -240,7 +240,7 @@ class StoreHeads:
     ) -> Heads:
         """Return the heads of a piece in [start, end), at most `most`. Drop the piece when all its
         heads have been returned."""
-        heads, at = piece.heads, piece.given
+        heads, at = piece.heads, piece.taken_count
         if at >= len(heads) or (at and heads[at - 1].offset >= start):
             at = 0
         while at < len(heads) and heads[at].offset < start:
@@ -256,7 +256,7 @@ class StoreHeads:
                 if not pieces:
                     del self._pieces[queue]
         else:
-            piece.given = stop
+            piece.taken_count = stop
             self._pieces.setdefault(queue, {})[filter] = piece
         return Heads(heads[at:stop], min(scanned, end), piece.lost)
 
@@ -275,20 +275,20 @@ class StoreHeads:
     def _read_hot(
         self, queue: QueueKey, start: int, most: int, filter: object | None
     ) -> _Piece | None:
-        fetched = self._look(queue, start, max_messages=most, filter=filter)
+        fetched = self._read_memory(queue, start, max_messages=most, filter=filter)
         if fetched is None or fetched.next_offset <= start:
             return None
         return self._piece(start, fetched)
 
-    def _look(
+    def _read_memory(
         self, queue: QueueKey, start: int, *, max_messages: int, filter: object | None
     ) -> Fetched | None:
         """Read from memory, and cache the batches. Return None if the disk is needed, or if this
         event loop iteration has no look left."""
-        if self._looks_left <= 0:
+        if self._reads_left <= 0:
             return None
-        self._end_turn_soon()
-        self._looks_left -= 1
+        self._schedule_turn_end()
+        self._reads_left -= 1
         topic = self._store.topic_by_id(queue[0])
         if topic is None:
             return None
@@ -309,13 +309,13 @@ class StoreHeads:
         return fetched
 
     def _next_turn(self) -> None:
-        self._looks_left = LOOKS_A_TURN
+        self._reads_left = READS_A_TURN
         self._matches_left = MATCHES_A_TURN
         self._is_turn_ending = False
 
     async def _fetch(self, queue: QueueKey, offset: int, max_bytes: int) -> Batch | None:
-        if (queue, offset) in self._put_off:
-            self._put_off.discard((queue, offset))
+        if (queue, offset) in self._deferred:
+            self._deferred.discard((queue, offset))
             batch = self._recent.find(queue, offset)
             if batch is not None:
                 return batch
@@ -339,7 +339,7 @@ class StoreHeads:
                 # Retry: a failed read may succeed later, but skipped messages are settled forever.
                 await asyncio.sleep(pause_s)
         except OffsetTrimmed as error:
-            self._trimmed(queue, error.min_offset)
+            self._on_trimmed(queue, error.min_offset)
             return None
         except (OffsetBeyondEnd, UnknownTopic):
             return None  # the group learns of the deleted topic in another way
@@ -348,7 +348,7 @@ class StoreHeads:
             self._pieces.setdefault(queue, {})[filter] = self._piece(offset, fetched)
         return next((each.batch for each in fetched.slices if _holds(each.batch, offset)), None)
 
-    def _fetched(self, queue: QueueKey, offset: int, task: "asyncio.Task[Batch | None]") -> None:
+    def _fetch_done(self, queue: QueueKey, offset: int, task: "asyncio.Task[Batch | None]") -> None:
         self._fetching.pop((queue, offset), None)
         if not task.cancelled():
             task.exception()  # so that asyncio does not log it; the waiting callers get it

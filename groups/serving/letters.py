@@ -15,7 +15,7 @@ from holdfast.consumequeue.topics import check_name
 RESERVED_PREFIX = "holdfast-dead-"
 
 
-class NotALetter(ValueError):
+class NotADeadLetter(ValueError):
     """The message does not name the topic and queue from which it came."""
 
 
@@ -42,20 +42,20 @@ def letter_properties(
     }
 
 
-def letters_of(group: str) -> str:
+def letters_condition(group: str) -> str:
     """Return the SQL92 condition that matches a group's dead letters."""
     return f"`{RESERVED_PREFIX}group` = '{group}'"
 
 
-def origin_of(batch: Batch, row: int) -> Origin:
-    """Return the origin that a dead letter names. Raises NotALetter."""
+def read_origin(batch: Batch, row: int) -> Origin:
+    """Return the origin that a dead letter names. Raises NotADeadLetter."""
     properties = batch.properties(row)
     try:
         topic = check_name("topic", properties[f"{RESERVED_PREFIX}topic"])
         queue = int(properties[f"{RESERVED_PREFIX}queue"])
     except (KeyError, ValueError, InvalidName) as error:
-        raise NotALetter from error
+        raise NotADeadLetter from error
     if not 0 <= queue < 2**31:
-        raise NotALetter
+        raise NotADeadLetter
     own = {name: text for name, text in properties.items() if not name.startswith(RESERVED_PREFIX)}
     return Origin(topic, queue, own)

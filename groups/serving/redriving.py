@@ -26,7 +26,7 @@ from holdfast.consumequeue.errors import LimitReached, StoreError, TopicFull, Un
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.publishing import Published
 from holdfast.consumequeue.topics import Topic, check_name
-from holdfast.groups.core.requests import Ask
+from holdfast.groups.core.requests import ReceiveRequest
 from holdfast.groups.cursor.cursor import State
 from holdfast.groups.errors import NoDeadLetters, RedriveRunning
 from holdfast.groups.filter_text import filter_of
@@ -34,16 +34,16 @@ from holdfast.groups.service_types import (
     Delivery,
     GroupSpec,
     InvalidGroup,
-    RedriveAsk,
-    Redriven,
+    RedriveOptions,
+    RedriveResult,
     TopicSpec,
     Verb,
 )
 from holdfast.groups.serving.group_changes import GroupChanges
-from holdfast.groups.serving.group_registry import ServedGroups
-from holdfast.groups.serving.group_server import ServedGroup
+from holdfast.groups.serving.group_registry import GroupRegistry
+from holdfast.groups.serving.group_server import GroupServer
 from holdfast.groups.serving.keyed_identity import keyed_producer_id
-from holdfast.groups.serving.letters import NotALetter, Origin, letters_of, origin_of
+from holdfast.groups.serving.letters import NotADeadLetter, Origin, letters_condition, read_origin
 
 #: The member that leases the letters. Each redrive first makes it leave, so that the letters that
 #: an earlier redrive still leases are available at once.
@@ -66,9 +66,9 @@ READ_AT_ONCE = 1_000
 class Redriver:
     """The redrives of all groups, at most one per group at a time."""
 
-    def __init__(self, store: MessageStore, served: ServedGroups, changes: GroupChanges) -> None:
+    def __init__(self, store: MessageStore, registry: GroupRegistry, changes: GroupChanges) -> None:
         self._store = store
-        self._served = served
+        self._registry = registry
         self._changes = changes
         self._running: set[str] = set()
         self._is_ending = False
@@ -77,7 +77,7 @@ class Redriver:
         """Make running redrives end: they put no further letters back."""
         self._is_ending = True
 
-    async def redrive(self, group: str, ask: RedriveAsk) -> Redriven:
+    async def redrive(self, group: str, request: RedriveOptions) -> RedriveResult:
         """Put letters back; in a dry run only count them. The first letter that cannot be published
         because of an error ends the redrive. The result then has this error as `failure`, and
         counts the letters that were put back before.
@@ -85,12 +85,12 @@ class Redriver:
         Raises UnknownGroup, UnknownTopic, NoDeadLetters, RedriveRunning, InvalidName, InvalidGroup,
         LimitReached, StateUnavailable.
         """
-        of = self._served.get(group)
-        name = ask.dead_letter_topic or of.record.dead_letter_topic
+        group_server = self._registry.get(group)
+        name = request.dead_letter_topic or group_server.record.dead_letter_topic
         if name is None:
             raise NoDeadLetters(group)
         dead = self._store.topic(name)
-        if dead.topic_id in of.core.topics:
+        if dead.topic_id in group_server.core.topics:
             raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
         progress = check_name("group", f"{group}.redrive")
         self._check_progress_group(progress, group)
@@ -98,31 +98,33 @@ class Redriver:
             raise RedriveRunning(group)
         self._running.add(group)
         try:
-            if ask.dry_run:
-                return await self._count(of, dead, ask, progress)
-            return await self._put_back(of, dead, ask, progress)
+            if request.dry_run:
+                return await self._count(group_server, dead, request, progress)
+            return await self._put_back(group_server, dead, request, progress)
         finally:
             self._running.discard(group)
 
     # -- putting back ------------------------------------------------------------------------
 
     async def _put_back(
-        self, of: ServedGroup, dead: Topic, ask: RedriveAsk, progress: str
-    ) -> Redriven:
-        served = await self._progress_group(progress, of.record.name, dead, of.record.owner)
+        self, group_server: GroupServer, dead: Topic, request: RedriveOptions, progress: str
+    ) -> RedriveResult:
+        served = await self._progress_group(
+            progress, group_server.record.name, dead, group_server.record.owner
+        )
         await served.leave(MEMBER)
-        run = Redriven(dead.name)
-        wanted = None if ask.offsets is None else _AtOffsets.of(ask.offsets)
+        run = RedriveResult(dead.name)
+        wanted = None if request.offsets is None else _AtOffsets.of(request.offsets)
         until_s = monotonic() + LONGEST_S
         empty = 0
-        while run.total < ask.limit:
+        while run.total < request.limit:
             if self._is_ending or monotonic() >= until_s:
                 run.more = True
                 break
             received = await served.receive(
-                Ask(
+                ReceiveRequest(
                     MEMBER,
-                    min(AT_ONCE, ask.limit - run.total),
+                    min(AT_ONCE, request.limit - run.total),
                     AT_ONCE_BYTES,
                     frozenset([dead.topic_id]),
                     wanted,
@@ -131,7 +133,9 @@ class Redriver:
                 0.0,
             )
             if received.deliveries:
-                may_go_on = await self._put_back_together(of, served, received.deliveries, run, ask)
+                may_go_on = await self._put_back_together(
+                    group_server, served, received.deliveries, run, request
+                )
                 if run.failure is not None:
                     break
                 if not may_go_on:
@@ -159,23 +163,23 @@ class Redriver:
 
     async def _put_back_together(
         self,
-        of: ServedGroup,
-        served: ServedGroup,
+        group_server: GroupServer,
+        served: GroupServer,
         deliveries: Sequence[Delivery],
-        run: Redriven,
-        ask: RedriveAsk,
+        run: RedriveResult,
+        request: RedriveOptions,
     ) -> bool:
         """Publish these letters, all letters of one topic together, and acknowledge those that were
-        stored. Return False if `ask.published` says that the caller must stop publishing."""
+        stored. Return False if `request.published` says that the caller must stop publishing."""
         by_topic: dict[int, tuple[Topic, list[Delivery], list[Rows]]] = {}
         stuck: list[Delivery] = []
         for each in deliveries:
-            opened = self._open(of, each.batch, each.row, ask)
+            opened = self._open(group_server, each.batch, each.row, request)
             if opened is None:
                 stuck.append(each)
                 continue
             topic, origin = opened
-            rows = self._rows(of, each, topic, origin)
+            rows = self._rows(group_server, each, topic, origin)
             try:
                 check_batch(as_batch(rows), self._store.limits(topic))
             except LimitExceeded as error:
@@ -199,9 +203,9 @@ class Redriver:
             finally:
                 self._store.topic_room.leave(topic, sum(counted))
             stored += letters[: len(published)]
-            if ask.published is not None and published:
+            if request.published is not None and published:
                 size = sum([each.total_size for each in fitting])
-                may_go_on &= ask.published(len(published), size)
+                may_go_on &= request.published(len(published), size)
             new = sum(not each.duplicate for each in published)
             if new:
                 run.topics[topic.name] = run.topics.get(topic.name, 0) + new
@@ -225,35 +229,37 @@ class Redriver:
 
     async def _settle(
         self,
-        served: ServedGroup,
+        served: GroupServer,
         deliveries: Sequence[Delivery],
         stored: Sequence[Delivery],
         stuck: Sequence[Delivery],
     ) -> None:
         """Acknowledge the stored letters, delay the stuck letters, and release all others."""
-        await _settled(served, Verb.NACK, stuck, delay_ms=STUCK_MS)
+        await _settle_letters(served, Verb.NACK, stuck, delay_ms=STUCK_MS)
         settled = {_place(each) for each in (*stored, *stuck)}
-        await _settled(
+        await _settle_letters(
             served, Verb.RELEASE, [each for each in deliveries if _place(each) not in settled]
         )
-        await _settled(served, Verb.ACK, stored)
+        await _settle_letters(served, Verb.ACK, stored)
 
     def _open(
-        self, of: ServedGroup, batch: Batch, row: int, ask: RedriveAsk
+        self, group_server: GroupServer, batch: Batch, row: int, request: RedriveOptions
     ) -> tuple[Topic, Origin] | None:
         """Return the topic to which a letter goes and the origin of the letter. Return None if the
         letter is stuck: it does not name its origin, or the group does not have the topic now, or
         the caller may not publish to the topic."""
         try:
-            origin = origin_of(batch, row)
+            origin = read_origin(batch, row)
             topic = self._store.topic(origin.topic)
-        except (NotALetter, UnknownTopic):
+        except (NotADeadLetter, UnknownTopic):
             return None
-        if ask.may_publish is not None and not ask.may_publish(topic.name):
+        if request.may_publish is not None and not request.may_publish(topic.name):
             return None
-        return (topic, origin) if topic.topic_id in of.core.topics else None
+        return (topic, origin) if topic.topic_id in group_server.core.topics else None
 
-    def _rows(self, of: ServedGroup, letter: Delivery, topic: Topic, origin: Origin) -> Rows:
+    def _rows(
+        self, group_server: GroupServer, letter: Delivery, topic: Topic, origin: Origin
+    ) -> Rows:
         """Return the original message, to be published again.
 
         In a topic without priority levels, a message with a key goes to the queue of its key. Any
@@ -274,7 +280,9 @@ class Redriver:
             tags=[batch.tag(row)],
             properties=[origin.properties or None],
             producer_id=keyed_producer_id(
-                self._served.receipt_key, "redrive", f"{of.record.name} {_id_of(letter)}"
+                self._registry.receipt_key,
+                "redrive",
+                f"{group_server.record.name} {_id_of(letter)}",
             ),
             producer_epoch=BROKER_EPOCH,
         )
@@ -282,15 +290,15 @@ class Redriver:
     # -- counting ----------------------------------------------------------------------------
 
     async def _count(
-        self, of: ServedGroup, dead: Topic, ask: RedriveAsk, progress: str
-    ) -> Redriven:
+        self, group_server: GroupServer, dead: Topic, request: RedriveOptions, progress: str
+    ) -> RedriveResult:
         """Return the result that a redrive would have, without changing anything."""
-        run = Redriven(dead.name)
-        served = self._served.by_name.get(progress)
-        wanted = filter_of(letters_of(of.record.name))
+        run = RedriveResult(dead.name)
+        served = self._registry.by_name.get(progress)
+        wanted = filter_of(letters_condition(group_server.record.name))
         until_s = monotonic() + LONGEST_S
         for queue in range(dead.queue_count):
-            only = None if ask.offsets is None else set(ask.offsets.get(queue, ()))
+            only = None if request.offsets is None else set(request.offsets.get(queue, ()))
             if only is not None and not only:
                 continue
             lane = None
@@ -319,10 +327,10 @@ class Redriver:
                             continue
                         if lane is not None and lane.cursor.state(at) is State.DONE:
                             continue
-                        if run.total >= ask.limit:
+                        if run.total >= request.limit:
                             run.more = True
                             return run
-                        opened = self._open(of, each.batch, row, ask)
+                        opened = self._open(group_server, each.batch, row, request)
                         if opened is None:
                             run.stuck += 1
                         else:
@@ -336,10 +344,10 @@ class Redriver:
 
     def _check_progress_group(self, progress: str, group: str) -> None:
         """Raise InvalidGroup if a group named `progress` exists and is used for something else."""
-        served = self._served.by_name.get(progress)
+        served = self._registry.by_name.get(progress)
         if served is None:
             return
-        condition = letters_of(group)
+        condition = letters_condition(group)
         is_ours = served.record.config.mode == "competing" and all(
             each.filter == condition for each in served.record.topics.values()
         )
@@ -352,18 +360,18 @@ class Redriver:
 
     async def _progress_group(
         self, progress: str, group: str, dead: Topic, owner: str
-    ) -> ServedGroup:
-        served = self._served.by_name.get(progress)
+    ) -> GroupServer:
+        served = self._registry.by_name.get(progress)
         if served is None or dead.topic_id not in served.core.topics:
             names = () if served is None else tuple(served.record.subscriptions)
-            subscription = TopicSpec(filter=letters_of(group))
+            subscription = TopicSpec(filter=letters_condition(group))
             spec = GroupSpec(
                 topics=dict.fromkeys((*names, dead.name), subscription),
                 max_attempts=0,
                 start="earliest",
             )
             await self._changes.put(progress, spec, owner)
-            served = self._served.get(progress)
+            served = self._registry.get(progress)
         return served
 
 
@@ -391,7 +399,7 @@ class _AtOffsets:
         return [row for row in range(start_row, end_row) if (queue, base + row) in self.places]
 
 
-def _is_any_left(served: ServedGroup, dead: Topic, wanted: _AtOffsets) -> bool:
+def _is_any_left(served: GroupServer, dead: Topic, wanted: _AtOffsets) -> bool:
     """Return whether any of these letters could still be leased. This is possible after an empty
     receive, because a receive reads only a limited number of messages."""
     topic = served.core.topics.get(dead.topic_id)
@@ -404,7 +412,7 @@ def _is_any_left(served: ServedGroup, dead: Topic, wanted: _AtOffsets) -> bool:
     )
 
 
-def _count_stuck(served: ServedGroup, dead: Topic, wanted: _AtOffsets | None) -> int:
+def _count_stuck(served: GroupServer, dead: Topic, wanted: _AtOffsets | None) -> int:
     """Return how many of the wanted letters are delayed because they could not be put back. The
     group `served` has no other delayed messages."""
     lanes = served.lanes_of(dead.topic_id)
@@ -415,8 +423,8 @@ def _count_stuck(served: ServedGroup, dead: Topic, wanted: _AtOffsets | None) ->
     )
 
 
-async def _settled(
-    served: ServedGroup, verb: Verb, letters: Sequence[Delivery], *, delay_ms: int | None = None
+async def _settle_letters(
+    served: GroupServer, verb: Verb, letters: Sequence[Delivery], *, delay_ms: int | None = None
 ) -> None:
     receipts = [each.receipt for each in letters if each.receipt is not None]
     if receipts:

@@ -1,18 +1,18 @@
 """The periodic scan for requests that wait although messages are available.
 
-Each request that the scan finds is a defect of the broker: its wake-up was lost. One call of `look`
-scans a limited number of queues, and the next call continues there. With very many groups or queues
-a round over all groups takes several calls. On the event loop.
+Each request that the scan finds is a defect of the broker: its wake-up was lost. One call of
+`scan_some` scans a limited number of queues, and the next call continues there. With very many
+groups or queues a round over all groups takes several calls. On the event loop.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.serving.group_server import ServedGroup
+from holdfast.groups.serving.group_server import GroupServer
 
-#: One call of `look` scans about this many queues, which takes a few milliseconds.
+#: One call of `scan_some` scans about this many queues, which takes a few milliseconds.
 QUEUES_A_LOOK = 5_000
-#: `_looked` yields after this many queues.
+#: `_scan_round` yields after this many queues.
 _STEP = 500
 
 
@@ -22,20 +22,20 @@ class Scan:
 
     def __init__(
         self,
-        groups: Callable[[], Iterable[ServedGroup]],
+        groups: Callable[[], Iterable[GroupServer]],
         max_offset: Callable[[QueueKey], int | None],
     ) -> None:
         self._groups = groups
         self._max_offset = max_offset
         #: The ends of queues that the groups did not know yet in the last round.
-        self._behind: dict[tuple[ServedGroup, QueueKey], int] = {}
+        self._behind: dict[tuple[GroupServer, QueueKey], int] = {}
         self._round: Iterator[tuple[int, int]] | None = None
 
-    def look(self) -> int:
+    def scan_some(self) -> int:
         """Continue the scan, at most to the end of the round. Serve the requests found and return
         their number."""
         if self._round is None:
-            self._round = self._looked()
+            self._round = self._scan_round()
         left, rescued = QUEUES_A_LOOK, 0
         while left > 0:
             step = next(self._round, None)
@@ -46,20 +46,20 @@ class Scan:
             rescued += step[1]
         return rescued
 
-    def _looked(self) -> Iterator[tuple[int, int]]:
+    def _scan_round(self) -> Iterator[tuple[int, int]]:
         """Scan every group once. Yield repeatedly how many queues (or groups without waiting
         requests) were scanned since the last yield, and how many requests were found and served."""
-        behind: dict[tuple[ServedGroup, QueueKey], int] = {}
-        passed_by = 0
+        behind: dict[tuple[GroupServer, QueueKey], int] = {}
+        skipped = 0
         for group in list(self._groups()):
             if not len(group.waiting):
-                passed_by += 1
-                if passed_by == _STEP:
-                    yield passed_by, 0
-                    passed_by = 0
+                skipped += 1
+                if skipped == _STEP:
+                    yield skipped, 0
+                    skipped = 0
                 continue
             rescued = group.scan()
-            looked_at = 1
+            scanned = 1
             for lane in group.lanes():
                 end = self._max_offset(lane.key)
                 if end is not None and end > lane.cursor.end:
@@ -67,13 +67,13 @@ class Scan:
                     # the group still does not know the message one round later.
                     if lane.cursor.end < self._behind.get((group, lane.key), 0):
                         rescued += 1
-                        group.moved(lane.key, 0, end)
+                        group.note_range(lane.key, 0, end)
                         group.pump()
                     else:
                         behind[group, lane.key] = end
-                looked_at += 1
-                if looked_at >= _STEP:
-                    yield looked_at, rescued
-                    looked_at = rescued = 0
-            yield looked_at, rescued
+                scanned += 1
+                if scanned >= _STEP:
+                    yield scanned, rescued
+                    scanned = rescued = 0
+            yield scanned, rescued
         self._behind = behind

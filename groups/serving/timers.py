@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 
-class Alarm:
-    """Calls `ring` at the time that `set` got last. For the event loop only."""
+class DeadlineTimer:
+    """Calls `fire` at the time that `set` got last. For the event loop only."""
 
-    def __init__(self, ring: Callable[[], None], now_ms: Callable[[], int]) -> None:
-        self._ring = ring
+    def __init__(self, fire: Callable[[], None], now_ms: Callable[[], int]) -> None:
+        self._on_deadline = fire
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
@@ -24,7 +24,7 @@ class Alarm:
             # Add one millisecond: the loop may call slightly too early, and then nothing is due
             # yet.
             delay_s = max(0, deadline_ms - self._now_ms() + 1) / 1000
-            self._handle = self._loop.call_later(delay_s, self._rings)
+            self._handle = self._loop.call_later(delay_s, self._fire)
 
     def stop(self) -> None:
         """Cancel the timer."""
@@ -32,6 +32,6 @@ class Alarm:
             self._handle.cancel()
         self._handle = self._deadline_ms = None
 
-    def _rings(self) -> None:
+    def _fire(self) -> None:
         self._handle = self._deadline_ms = None
-        self._ring()
+        self._on_deadline()

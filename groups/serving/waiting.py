@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.requests import Ask, Pick, Reply
+from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.waiters import Waiter
 from holdfast.groups.errors import GroupError
 from holdfast.groups.serving.clock import GroupClock
@@ -51,7 +51,7 @@ class Ticket(asyncio.Future[Answer]):
 
 
 class Waiting:
-    """The waiting requests. `unpick` releases messages that were leased but not delivered.
+    """The waiting requests. `return_leases` releases messages that were leased but not delivered.
     `changed` is called after this class has changed the core."""
 
     def __init__(
@@ -60,22 +60,24 @@ class Waiting:
         source: StoreHeads,
         clock: GroupClock,
         *,
-        unpick: Callable[[Sequence[Pick]], None],
+        return_leases: Callable[[Sequence[SelectedMessage]], None],
         changed: Callable[[], None],
     ) -> None:
         self._core = core
         self._source = source
         self._clock = clock
-        self._unpick = unpick
+        self._return_leases = return_leases
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._expired: deque[Ticket] = deque()
-        self._bringing: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
+        self._reads: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._core.waiters)
 
-    async def wait(self, ask: Ask, wait_s: float, *, has_looked: bool) -> Reply | None:
+    async def wait(
+        self, request: ReceiveRequest, wait_s: float, *, has_looked: bool
+    ) -> Reply | None:
         """Wait for an answer; return None if none comes in time. Raises GroupError, StoreError.
 
         Set `has_looked` if the request found no message in this same event loop iteration. Then no
@@ -84,7 +86,7 @@ class Waiting:
         ticket = Ticket(self._core)
         now_ms = self._clock.now_ms()
         deadline_ms = now_ms + round(wait_s * 1000)
-        ticket.waiter = self._core.park(ask, ticket, now_ms, deadline_ms, has_looked=has_looked)
+        ticket.waiter = self._core.park(request, ticket, now_ms, deadline_ms, has_looked=has_looked)
         self._changed()
         try:
             answer = await ticket
@@ -92,7 +94,7 @@ class Waiting:
             if not (ticket.cancel() or ticket.cancelled()):
                 answer = ticket.result()  # it was answered in the same loop iteration
                 if isinstance(answer, Reply):
-                    self._unpick(answer.picks)
+                    self._return_leases(answer.messages)
             raise
         finally:
             ticket.waiter = None  # break the reference cycle
@@ -106,11 +108,11 @@ class Waiting:
         for waiter, answer in self._core.serve(self._clock.now_ms()):
             if isinstance(answer, Reply) and not answer.is_answer:
                 assert answer.needs is not None
-                self._bring(*answer.needs)
+                self._read_for_waiters(*answer.needs)
                 continue
             answered += 1
-            is_told = _resolve(waiter, answer)
-            assert is_told  # cancelled requests have left the core
+            is_answered = _resolve(waiter, answer)
+            assert is_answered  # cancelled requests have left the core
         return answered
 
     def expire(self, waiters: Iterable[Waiter]) -> None:
@@ -138,7 +140,7 @@ class Waiting:
 
     async def stop(self) -> None:
         """Cancel the reads in progress and wait for their end."""
-        tasks = list(self._bringing.values())
+        tasks = list(self._reads.values())
         for task in tasks:
             task.cancel()
         if tasks:
@@ -146,13 +148,13 @@ class Waiting:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _bring(self, queue: QueueKey, offset: int) -> None:
+    def _read_for_waiters(self, queue: QueueKey, offset: int) -> None:
         """Start a read that waiting requests need. After the read they are served."""
-        if (queue, offset) not in self._bringing:
-            task = asyncio.create_task(self._brought(queue, offset), name="group-bring")
-            self._bringing[queue, offset] = task
+        if (queue, offset) not in self._reads:
+            task = asyncio.create_task(self._run_read(queue, offset), name="group-bring")
+            self._reads[queue, offset] = task
 
-    async def _brought(self, queue: QueueKey, offset: int) -> None:
+    async def _run_read(self, queue: QueueKey, offset: int) -> None:
         try:
             await self._source.fetch(queue, offset)
         except Exception:
@@ -160,8 +162,8 @@ class Waiting:
             _logger.exception("queue %s could not be read at %d", queue, offset)
             await asyncio.sleep(RETRY_S)
         finally:
-            del self._bringing[queue, offset]
-        self._core.stir(queue[0])
+            del self._reads[queue, offset]
+        self._core.mark_dirty(queue[0])
         self._changed()
 
     def _answer_expired(self) -> None:

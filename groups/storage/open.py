@@ -20,7 +20,7 @@ from holdfast.groups.cursor.rows import CursorKey
 from holdfast.groups.storage.cursor_store import CursorsCorrupt, CursorStore
 from holdfast.groups.storage.group_table import GroupTable
 from holdfast.groups.storage.progress_page import ProgressPage
-from holdfast.groups.storage.restore import Known, QueueRange, restore_cursors
+from holdfast.groups.storage.restore import QueueRange, RestoreInput, restore_cursors
 from holdfast.groups.storage.stored_cursors import StoredCursors
 
 _logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def open_groups(
             cq = queues.get(key)
             return QueueRange() if cq is None else QueueRange(cq.min_offset, cq.max_offset)
 
-        known = Known(
+        known = RestoreInput(
             boot=store.boot + 1,
             now_ms=now_ms,
             pages=page.found,
@@ -102,7 +102,7 @@ def open_groups(
                 "they settled beyond those is delivered again"
             )
         store.begin(restored.writes, found.damaged)
-        restored.written()
+        restored.mark_written()
         page.begin(restored.cursors)
     except BaseException:
         store.stop()

@@ -13,7 +13,7 @@ class PageRoom:
         """No place at this position or beyond was ever used."""
         self._free: dict[int, list[int]] = {}
 
-    def take(self, size: int) -> int:
+    def allocate(self, size: int) -> int:
         """Allocate a place for a record of this size; return its position."""
         places = self._free.get(size)
         if places:
@@ -21,6 +21,6 @@ class PageRoom:
         place, self.end = self.end, self.end + size
         return place
 
-    def give(self, place: int, size: int) -> None:
+    def release(self, place: int, size: int) -> None:
         """Free a place."""
         self._free.setdefault(size, []).append(place)

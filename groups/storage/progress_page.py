@@ -99,7 +99,7 @@ class ProgressPage:
         #: The (position, bytes) that the next `write` writes.
         self._images: list[tuple[int, bytes]] = []
         #: The records that the next `write` frees.
-        self._over: list[Grant] = []
+        self._ended_grants: list[Grant] = []
         #: When to make a new page in place of a void one; 0 if the page is not void.
         self._retry_s = 0.0
         try:
@@ -117,7 +117,7 @@ class ProgressPage:
         """Replace the page by a new one with these cursors, for this boot of the kernel. If there
         is no space, the new page is void. Raises other OSErrors."""
         self._cursors = dict(cursors)
-        self._make()
+        self._create()
         # Without this sync, an old page that was closed cleanly could reappear after a power loss,
         # and would be trusted.
         sync_directory(self._path.parent)
@@ -144,12 +144,12 @@ class ProgressPage:
                 self._grow()
             _write(self._file, self._images)
         except OSError as error:
-            self._void(error)
+            self._invalidate(error)
             return
         self._images = []
-        over, self._over = self._over, []
+        over, self._ended_grants = self._ended_grants, []
         for grant in over:
-            self._give(grant)
+            self._free_place(grant)
 
     def free(self, grants: Iterable[Grant]) -> None:
         """Record that a commit is done for which these records were kept, and free those that are
@@ -158,16 +158,16 @@ class ProgressPage:
         for grant in grants:
             grant.commits_left -= 1
             if grant.is_over and not grant.is_newest:
-                self._give(grant)
+                self._free_place(grant)
 
     def drop(self, key: CursorKey) -> None:
         """Remove a cursor, with the next `write`."""
         cursor, newest = self._cursors.pop(key, None), self._newest.pop(key, None)
         grants = set() if cursor is None else {each.grant for each in cursor.leases}
         for grant in grants | {newest}:
-            if grant is not None and self._is_here(grant):
+            if grant is not None and self._is_in_file(grant):
                 self._images.append((grant.place, bytes(UNIT)))
-                self._over.append(grant)
+                self._ended_grants.append(grant)
 
     def close(self) -> None:
         """Close the page cleanly, so that the next start trusts it. Before `begin`, do nothing. May
@@ -176,7 +176,7 @@ class ProgressPage:
             return
         try:
             if self._retry_s:
-                self._make()
+                self._create()
             if not self._retry_s:
                 os.fsync(self._file)
                 os.pwrite(self._file, _header(CLOSED, self._boot_id), 0)
@@ -201,9 +201,9 @@ class ProgressPage:
         for each in alike.values():
             grant = self._add(key, cursor, each)
             for lease in each:
-                before = cursor.leases.note(lease, grant)
+                before = cursor.leases.attach(lease, grant)
                 if before is not None and before.is_over and not before.is_newest:
-                    self._over.append(before)
+                    self._ended_grants.append(before)
         if not alike:
             self._add(key, cursor, [])
 
@@ -211,35 +211,35 @@ class ProgressPage:
         self._sequence += 1
         image = encode_record(key, cursor, self._sequence, leases)
         size = len(image)
-        place = self._room.take(size)
+        place = self._room.allocate(size)
         grant = Grant(0, place, size, self._generation, cursor.epoch, is_newest=True)
         self._images.append((grant.place, image))
         before = self._newest.get(key)
         if before is not None:
             before.is_newest = False
             if before.epoch != cursor.epoch:  # keep it: until a commit the rows have the old epoch
-                cursor.leases.end(before)
+                cursor.leases.keep_until_commit(before)
             if before.is_over:
-                self._over.append(before)
+                self._ended_grants.append(before)
         self._newest[key] = grant
         return grant
 
-    def _is_here(self, grant: Grant) -> bool:
+    def _is_in_file(self, grant: Grant) -> bool:
         return grant.generation == self._generation and grant.size > 0
 
-    def _give(self, grant: Grant) -> None:
-        if self._is_here(grant):
-            self._room.give(grant.place, grant.size)
+    def _free_place(self, grant: Grant) -> None:
+        if self._is_in_file(grant):
+            self._room.release(grant.place, grant.size)
             grant.size = 0
 
     # -- the file --------------------------------------------------------------------------
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         """Replace the file by a new one with all cursors. If there is no space, the new page is
         void. Raises other OSErrors."""
         self._generation += 1
         self._room = PageRoom(HEADER_BYTES)
-        self._newest, self._images, self._over = {}, [], []
+        self._newest, self._images, self._ended_grants = {}, [], []
         for key, cursor in self._cursors.items():
             cursor.notes = PageNotes()
             for lease in cursor.leases:
@@ -279,12 +279,12 @@ class ProgressPage:
         if found.st_size != self._size or not found.st_nlink:
             raise OSError(f"it has {found.st_size} bytes instead of {self._size}, or is deleted")
 
-    def _void(self, error: OSError) -> None:
+    def _invalidate(self, error: OSError) -> None:
         """Make the page void: truncate or delete the file, so that no start trusts it. A new page
         is made later."""
         _logger.warning("%s is not valid until it is written again: %s", self._path, error)
         self._retry_s = monotonic() + RETRY_S
-        self._images, self._over = [], []
+        self._images, self._ended_grants = [], []
         try:
             os.ftruncate(self._file, 0)
         except OSError:
@@ -293,7 +293,7 @@ class ProgressPage:
     def _recover(self) -> None:
         if monotonic() >= self._retry_s:
             try:
-                self._make()
+                self._create()
             except OSError as error:
                 _logger.warning("%s could not be written again: %s", self._path, error)
                 self._retry_s = monotonic() + RETRY_S

@@ -38,7 +38,7 @@ class QueueRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RestoreInput:
     """The inputs for restoring cursors at a start."""
 
     boot: int
@@ -67,13 +67,15 @@ class Restored:
     #: Descriptions of what was damaged.
     notes: list[str] = field(default_factory=list)
 
-    def written(self) -> None:
+    def mark_written(self) -> None:
         """Record that the writes are durable."""
         for cursor in self.cursors.values():
             cursor.reserved_durable = cursor.reserved_next
 
 
-def restore_cursors(groups: Iterable[GroupRecord], found: StoredCursors, known: Known) -> Restored:
+def restore_cursors(
+    groups: Iterable[GroupRecord], found: StoredCursors, known: RestoreInput
+) -> Restored:
     """Return the cursors of all queues of the groups' topics. `writes` of the result also delete
     the rows of other queues."""
     restored = Restored()
@@ -92,18 +94,18 @@ def restore_cursors(groups: Iterable[GroupRecord], found: StoredCursors, known: 
         if key in found.headless:
             restored.writes += all_of(*key)
         if stored is None:
-            cursor = _begun_anew(key, group, topic, known)
+            cursor = _restart_cursor(key, group, topic, known)
         else:
-            cursor = _restored(key, stored, group, topic, known)
+            cursor = _restore_cursor(key, stored, group, topic, known)
         restored.cursors[key] = cursor
         restored.writes += take_writes(cursor, key_prefix(*key))
     for damaged in found.damaged_cursors():
-        restored.notes.append(_sentence(damaged, owners, restored))
+        restored.notes.append(_damage_note(damaged, owners, restored))
     return restored
 
 
 def _owners(
-    groups: Iterable[GroupRecord], known: Known
+    groups: Iterable[GroupRecord], known: RestoreInput
 ) -> dict[CursorKey, tuple[GroupRecord, Topic]]:
     owners = {}
     for group in groups:
@@ -115,8 +117,8 @@ def _owners(
     return owners
 
 
-def _restored(
-    key: CursorKey, stored: StoredCursor, group: GroupRecord, topic: Topic, known: Known
+def _restore_cursor(
+    key: CursorKey, stored: StoredCursor, group: GroupRecord, topic: Topic, known: RestoreInput
 ) -> Cursor:
     within = known.queue_range(key[1:])
     page = known.pages.get(key, {}).get(stored.row.epoch)
@@ -138,11 +140,13 @@ def _restored(
         is_log_cut=was_seen or may_be_cut or known.is_copy,
     )
     if cursor.epoch != stored.row.epoch:
-        cursor.epoch = _epoch_beside(stored.row.epoch, known.now_ms)
+        cursor.epoch = _epoch_different_from(stored.row.epoch, known.now_ms)
     return cursor
 
 
-def _begun_anew(key: CursorKey, group: GroupRecord, topic: Topic, known: Known) -> Cursor:
+def _restart_cursor(
+    key: CursorKey, group: GroupRecord, topic: Topic, known: RestoreInput
+) -> Cursor:
     within = known.queue_range(key[1:])
     offset = known.stored_offsets(group.name, topic.topic_id).get(key[2], within.log_start)
     cursor = begin_cursor(known.boot, known.now_ms, within, offset)
@@ -150,7 +154,7 @@ def _begun_anew(key: CursorKey, group: GroupRecord, topic: Topic, known: Known) 
     return cursor
 
 
-def _sentence(
+def _damage_note(
     key: CursorKey | None,
     owners: Mapping[CursorKey, tuple[GroupRecord, Topic]],
     restored: Restored,
@@ -170,7 +174,7 @@ def new_epoch(now_ms: int) -> int:
     return max((now_ms - _EPOCHS_BEGIN_MS) // 1000, 1) % (MAX_EPOCH + 1) or 1
 
 
-def _epoch_beside(epoch: int, now_ms: int) -> int:
+def _epoch_different_from(epoch: int, now_ms: int) -> int:
     """Return an epoch that is above `epoch` and not below `new_epoch`. After the largest epoch,
     return 1."""
     return max(epoch_after(epoch), new_epoch(now_ms)) if epoch < MAX_EPOCH else 1

@@ -4,7 +4,7 @@ from functools import partial
 
 from holdfast.consumequeue.topics import check_name
 from holdfast.groups.errors import NoDeadLetters
-from holdfast.groups.service_types import MayPublish, RedriveAsk
+from holdfast.groups.service_types import MayPublish, RedriveOptions
 from holdfast.http_api.access.grants import ANONYMOUS, GROUP_VERBS
 from holdfast.http_api.endpoints.group_access import (
     check_named,
@@ -43,7 +43,7 @@ async def redrive(call: Call[NoParams]) -> Reply:
     check_at_most("limit", asked.limit, most, "max_redrive_letters")
     if not asked.dry_run:
         context.publish_limiter.admit(call.client_name, call.principal)
-    ask = RedriveAsk(
+    ask = RedriveOptions(
         most if asked.limit is None else asked.limit,
         dead,
         _offsets(asked, most),

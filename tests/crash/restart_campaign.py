@@ -9,7 +9,7 @@ that request again after the start, so the state of every message is known exact
 member receives until a reply is empty. The violations are:
 
     waits      a returned or never delivered message waits for the lease of another message
-    overtaken  a later message of the queue, or of the key, is delivered first
+    overtaken_offsets  a later message of the queue, or of the key, is delivered first
     too-early  a leased or delayed message is delivered
     risen      a message is delivered again after its ack or reject was answered `done`
     attempt    the attempt count or the redelivery flag of a delivery is wrong
@@ -171,7 +171,7 @@ class GroupBook:
             for place in [each for each in places if each[0] == queue]:
                 if place[1] < latest and states[place] == "available":
                     what = f"{place} of {self.name} behind {latest}"
-                    raise HistoryViolation("overtaken", f"{what}: {self.messages[place]}")
+                    raise HistoryViolation("overtaken_offsets", f"{what}: {self.messages[place]}")
                 latest = max(latest, place[1])
         there = set(places)
         heads: dict[str, str] = {}
@@ -184,7 +184,9 @@ class GroupBook:
                 raise HistoryViolation("waits", f"{place} of {self.name}: {message}")
             if self.is_keyed:
                 if head in ("leased", "delayed", "taken") and place in there:
-                    raise HistoryViolation("overtaken", f"{place} of {message.key}, {self.name}")
+                    raise HistoryViolation(
+                        "overtaken_offsets", f"{place} of {message.key}, {self.name}"
+                    )
                 heads[message.key] = "taken" if head == "available" else head
 
 

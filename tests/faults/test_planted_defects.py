@@ -39,10 +39,10 @@ from holdfast.consumequeue.index.reput import ReputService
 from holdfast.consumequeue.lmdb_env import env
 from holdfast.groups.cursor import cursor_rows
 from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.cursor.settled_offsets import DoneChunks
+from holdfast.groups.cursor.settled_offsets import SettledOffsets
 from holdfast.groups.serving import dead_letters
 from holdfast.groups.storage.cursor_store import CursorStore
-from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService, Woken
+from holdfast.holdservice.pull_request_hold_service import HoldResult, PullRequestHoldService
 from holdfast.http_api.endpoints import publish_batches
 from tests.faults import planted_checks as checks
 from tests.support.crash_run import OPERATIONS, CrashRun, Operations, run_seed
@@ -149,7 +149,7 @@ def _try_a_failed_sync_again(patch: pytest.MonkeyPatch) -> None:
 def _recheck_before_registering(patch: pytest.MonkeyPatch) -> None:
     hold = PullRequestHoldService.hold
 
-    async def hold_late(self: PullRequestHoldService, waits: Any, **how: Any) -> Woken:
+    async def hold_late(self: PullRequestHoldService, waits: Any, **how: Any) -> HoldResult:
         ends = {key: self._max_offset(key) for key in waits}
         await asyncio.sleep(0)
         stale = copy.copy(self)
@@ -216,8 +216,10 @@ def _deliver_beyond_the_reserve(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_what_was_settled_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
-    restore = DoneChunks.restore
-    patch.setattr(DoneChunks, "restore", lambda floor, chunks, end: restore(floor, chunks, 1 << 62))
+    restore = SettledOffsets.restore
+    patch.setattr(
+        SettledOffsets, "restore", lambda floor, chunks, end: restore(floor, chunks, 1 << 62)
+    )
 
 
 def _send_letters_under_no_name(patch: pytest.MonkeyPatch) -> None:

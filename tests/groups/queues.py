@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.requests import Ask, Pick, Reply
+from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.cursor import Cursor
@@ -124,20 +124,22 @@ class Stage:
     def publish(self, count: int = 1, key: QueueKey = (1, 0), **fields: object) -> None:
         for _ in range(count):
             self.queues.messages[key].append(Message(**fields))  # type: ignore[arg-type]
-        self.group.arrived(key, len(self.queues.messages[key]))
+        self.group.note_end(key, len(self.queues.messages[key]))
 
-    def ask(self, member: str = "a", credit: int = 100, **fields: object) -> Reply:
-        ask = Ask(member, credit, **fields)  # type: ignore[arg-type]
-        reply = self.group.receive(ask, self.now)
+    def ask(self, member: str = "a", max_messages: int = 100, **fields: object) -> Reply:
+        request = ReceiveRequest(member, max_messages, **fields)  # type: ignore[arg-type]
+        reply = self.group.receive(request, self.now)
         while reply.is_cut:
-            self.group.go_on(reply, ask, self.now)
+            self.group.continue_reply(reply, request, self.now)
         return reply
 
-    def take(self, member: str = "a", credit: int = 100, **fields: object) -> list[Pick]:
-        return self.ask(member, credit, **fields).picks
+    def take(
+        self, member: str = "a", max_messages: int = 100, **fields: object
+    ) -> list[SelectedMessage]:
+        return self.ask(member, max_messages, **fields).messages
 
-    def offsets(self, member: str = "a", credit: int = 100, **fields: object) -> list[int]:
-        return [pick.offset for pick in self.take(member, credit, **fields)]
+    def offsets(self, member: str = "a", max_messages: int = 100, **fields: object) -> list[int]:
+        return [message.offset for message in self.take(member, max_messages, **fields)]
 
     def cursor(self, key: QueueKey = (1, 0)) -> Cursor:
         return self.group.topics[key[0]].lanes[key[1]].cursor
@@ -150,7 +152,7 @@ class Stage:
     def commit(self) -> None:
         batch = self.group.take_writes()
         self.disk.write(batch.writes)
-        self.group.committed(batch)
+        self.group.mark_committed(batch)
 
     def later(self, ms: int) -> None:
         self.now += ms
@@ -158,17 +160,17 @@ class Stage:
 
 
 def settle(
-    stage: Stage, verb: Verb, picks: list[Pick], **terms: int | float | bool
+    stage: Stage, verb: Verb, messages: list[SelectedMessage], **terms: int | float | bool
 ) -> list[Status]:
     """Settle received messages."""
-    receipts = [pick.receipt for pick in picks]
+    receipts = [message.receipt for message in messages]
     return stage.group.settle(verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
 
 
-def park(stage: Stage, member: str, credit: int = 100, wait_ms: int = 5_000) -> None:
+def park(stage: Stage, member: str, max_messages: int = 100, wait_ms: int = 5_000) -> None:
     """Let a member wait. Its ticket is its name."""
-    ask = Ask(member, credit)
-    stage.group.park(ask, member, stage.now, stage.now + wait_ms)
+    request = ReceiveRequest(member, max_messages)
+    stage.group.park(request, member, stage.now, stage.now + wait_ms)
 
 
 def served(stage: Stage) -> list[tuple[object, list[int]]]:
@@ -176,5 +178,5 @@ def served(stage: Stage) -> list[tuple[object, list[int]]]:
     found = []
     for waiter, reply in stage.group.serve(stage.now):
         assert isinstance(reply, Reply)
-        found.append((waiter.ticket, [pick.offset for pick in reply.picks]))
+        found.append((waiter.ticket, [message.offset for message in reply.messages]))
     return found

@@ -239,7 +239,7 @@ async def test_floors_are_mirrored_as_stored_offsets(tmp_path: Path) -> None:
         await broker.group()
         await broker.publish(["a", "b", "c"])
         await broker.settle(await broker.receive(2))
-        await broker.groups._mirror.mirror_all()
+        await broker.groups.exporter.export_all()
         assert broker.store.stored_offsets("g", topic).offsets == {0: 2}
         await broker.groups.delete_group("g")
         assert broker.store.groups() == []

@@ -122,7 +122,7 @@ async def test_nothing_is_lost_and_nothing_settled_comes_back(
             skipped_s = broker.skipped_s
             if history.rng.random() < 0.5:  # killed: the next broker starts with the current files
                 await settled(broker.storage)  # a file cannot be copied while it is written
-                await broker.groups._served.get("g").commits.wait()
+                await broker.groups.registry.get("g").commits.wait()
                 copy_running(data_dir, tmp_path / str(life))
                 data_dir = tmp_path / str(life)
     async with running(data_dir) as broker:

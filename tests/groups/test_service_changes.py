@@ -253,7 +253,7 @@ async def test_a_receipt_is_stale_once_its_topic_went_and_came_back(tmp_path: Pa
         numbers: set[int] = set()
         for _ in range(3):  # mostly within a second
             held = await broker.receive()
-            lanes = broker.groups._served.by_name["g"].lanes()
+            lanes = broker.groups.registry.by_name["g"].lanes()
             found = {each.number for lane in lanes for each in lane.cursor.leases}
             assert not numbers & found
             numbers |= found

@@ -13,10 +13,10 @@ from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core import group_receiving, settling, subscribing
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_parts import ENDED_A_TURN, GroupParts
-from holdfast.groups.core.group_receiving import PICKS_A_TURN
-from holdfast.groups.core.queue_lane import Lane
+from holdfast.groups.core.group_receiving import SELECTED_A_TURN
+from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.receipts import ReceiptCodec
-from holdfast.groups.core.selection import InOrder
+from holdfast.groups.core.selection import OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.leases import Leases
 from holdfast.groups.fairness.fair_set import FairSet
@@ -25,8 +25,8 @@ from holdfast.groups.service_types import GroupSpec, Status, TopicSpec, Verb
 from holdfast.groups.serving import describe, group_registry, scanning
 from holdfast.groups.serving.delivering import MESSAGES_A_TURN
 from holdfast.groups.serving.group_changes import CHANGED_A_TURN
-from holdfast.groups.serving.group_registry import GROUP_ITEMS, ServedGroups
-from holdfast.groups.serving.group_server import SETTLED_A_TURN, ServedGroup
+from holdfast.groups.serving.group_registry import GROUP_ITEMS, GroupRegistry
+from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer
 from holdfast.groups.serving.waiting import Waiting
 from holdfast.groups.storage.group_table import GroupTable
 from holdfast.holdservice.config import HoldServiceConfig
@@ -49,13 +49,13 @@ async def test_a_publish_costs_groups_in_which_nobody_waits_nothing(tmp_path: Pa
         await until(lambda: broker.groups.stats().waiting == 1)
         with pytest.MonkeyPatch.context() as patch:
             told: list[int] = []
-            arrived = Group.arrived
+            note_end = Group.note_end
 
             def noted(self: Group, key: Any, end: int) -> None:
                 told.append(self.group_id)
-                arrived(self, key, end)
+                note_end(self, key, end)
 
-            patch.setattr(Group, "arrived", noted)
+            patch.setattr(Group, "note_end", noted)
             await broker.publish("x")
             assert bodies_of(await waiting) == ["x"]
             assert set(told) == {broker.groups.group_state("g7").group_id}
@@ -70,7 +70,7 @@ async def test_what_comes_as_a_receive_begins_to_wait_wakes_it(tmp_path: Path) -
     async with running(tmp_path) as broker:
         await broker.topic(queues=3)
         await broker.group()
-        served = broker.groups._served.by_name["g"]
+        served = broker.groups.registry.by_name["g"]
         ask = served._filling.ask
 
         async def ask_and_then_it_comes(asked: Any) -> Any:
@@ -90,19 +90,19 @@ async def test_group_calls_over_many_queues_take_many_turns(tmp_path: Path) -> N
     async with running(tmp_path) as broker:
         await broker.topic(queues=QUEUES)
         with (
-            calls_a_turn(Lane, "__init__") as lanes,
+            calls_a_turn(QueueLane, "__init__") as lanes,
             calls_a_turn(Cursor, "__init__") as cursors,
             calls_a_turn(group_registry, "take_writes") as rows,
-            calls_a_turn(GroupParts, "_touch") as touched,
+            calls_a_turn(GroupParts, "_update_lane") as touched,
         ):
             await broker.group()
         assert (lanes.total, cursors.total, rows.total) == (QUEUES, QUEUES, QUEUES)
         assert max(lanes.most, cursors.most, rows.most, touched.most) <= CHANGED_A_TURN
         for target in ("latest", "earliest", 1_000_000):
             with (
-                calls_a_turn(Lane, "seek") as moved,
+                calls_a_turn(QueueLane, "seek") as moved,
                 calls_a_turn(broker.store, "queue_state") as looked,
-                calls_a_turn(GroupParts, "_touch") as touched,
+                calls_a_turn(GroupParts, "_update_lane") as touched,
             ):
                 await broker.groups.seek("g", target)
             assert moved.total == QUEUES
@@ -126,11 +126,11 @@ async def test_group_calls_over_many_queues_take_many_turns(tmp_path: Path) -> N
             read.stop()
         assert read.total == QUEUES
         assert read.most <= FLOORS_A_TURN
-        with calls_a_turn(Lane, "configure") as changed:
+        with calls_a_turn(QueueLane, "configure") as changed:
             await broker.groups.put_group("g", GroupSpec(mode="keyed"))
         assert changed.total == QUEUES
         assert changed.most <= MOST
-        with calls_a_turn(Lane, "set_filter") as changed:
+        with calls_a_turn(QueueLane, "set_filter") as changed:
             await broker.groups.put_group("g", GroupSpec({"t": TopicSpec(filter="x")}))
         assert changed.total == 2 * QUEUES
         assert changed.most <= MOST
@@ -148,7 +148,7 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
             await broker.topic(f"t{number}", queues=queues)
         named = {f"t{number}": TopicSpec() for number in range(topics)}
         with (
-            calls_a_turn(Lane, "__init__") as lanes,
+            calls_a_turn(QueueLane, "__init__") as lanes,
             calls_a_turn(Cursor, "__init__") as cursors,
             calls_a_turn(broker.store, "queue_state") as looked,
         ):
@@ -166,20 +166,20 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
         assert described.most <= MOST
         for target in ("earliest", 1_000_000, {name: dict.fromkeys(range(5), 0) for name in named}):
             with (
-                calls_a_turn(Lane, "seek") as moved,
+                calls_a_turn(QueueLane, "seek") as moved,
                 calls_a_turn(broker.store, "queue_state") as looked,
             ):
                 await broker.groups.seek("g", target)
             assert moved.total == topics * queues
             assert max(moved.most, looked.most) <= MOST
         with (
-            calls_a_turn(GroupParts, "_stir") as stirred,
+            calls_a_turn(GroupParts, "_mark_dirty") as dirty,
             calls_a_turn(group_registry, "all_of") as let,
         ):
             await broker.groups.put_group("g", GroupSpec({"t0": TopicSpec()}))
         assert let.total == topics - 1
         assert let.most <= MOST
-        assert stirred.total <= 2 * topics, "each topic that goes stirs no other"
+        assert dirty.total <= 2 * topics, "a topic that goes marks no other as dirty"
         await broker.group("h", topics=named)
         with calls_a_turn(broker.storage.groups.page, "drop") as dropped:
             await broker.groups.delete_group("h")
@@ -212,9 +212,9 @@ async def test_a_topic_that_many_groups_match_comes_to_them_over_many_turns(
         for number in range(groups):
             await broker.group(f"g{number}", topics={"t*": TopicSpec()})
         with (
-            calls_a_turn(ServedGroups, "_subscribe") as subscribed,
+            calls_a_turn(GroupRegistry, "_subscribe") as subscribed,
             calls_a_turn(GroupTable, "changes_of") as encoded,
-            calls_a_turn(Lane, "__init__") as lanes,
+            calls_a_turn(QueueLane, "__init__") as lanes,
         ):
             await broker.topic("t", queues=3)
         assert (subscribed.total, lanes.total) == (groups, 3 * groups)
@@ -240,9 +240,9 @@ async def test_groups_that_a_new_topic_comes_to_have_no_more_queues_than_the_lim
                 each for each in broker.groups.groups() if broker.groups.group_state(each).topics
             ]
             assert len(has) == expected
-            assert broker.groups._served.cursor_count == 4 * expected
+            assert broker.groups.registry.cursor_count == 4 * expected
             await broker.groups.delete_group(has[0])
-            assert broker.groups._served.cursor_count == 4 * (expected - 1)
+            assert broker.groups.registry.cursor_count == 4 * (expected - 1)
 
 
 async def test_messages_in_many_queues_at_once_are_looked_at_over_many_turns(
@@ -254,9 +254,9 @@ async def test_messages_in_many_queues_at_once_are_looked_at_over_many_turns(
         await broker.group()
         waiting = broker.start_receiving(1, wait_s=20.0)
         await until(lambda: broker.groups.stats().waiting == 1)
-        served = broker.groups._served
+        served = broker.groups.registry
         with calls_a_turn(served, "_look_at") as looked:
-            served.arrived([(topic.topic_id, queue) for queue in range(QUEUES)])
+            served.queues_advanced([(topic.topic_id, queue) for queue in range(QUEUES)])
             await until(lambda: looked.total == QUEUES)
         assert looked.most <= MOST
         await broker.publish("x")
@@ -308,7 +308,7 @@ async def test_many_messages_are_received_over_many_turns(
     tmp_path: Path, waits: bool, settled: bool
 ) -> None:
     # 10,000 messages were selected and leased in one loop iteration, and counted in one
-    count = 2 * max(PICKS_A_TURN, MESSAGES_A_TURN) + 1
+    count = 2 * max(SELECTED_A_TURN, MESSAGES_A_TURN) + 1
     bodies = [str(number) for number in range(count)]
     async with running(tmp_path) as broker:
         await broker.topic()
@@ -316,8 +316,8 @@ async def test_many_messages_are_received_over_many_turns(
         if not waits:
             await broker.publish(bodies)
         with (
-            calls_a_turn(group_receiving, "Pick") as picked,
-            calls_a_turn(ServedGroup, "_count") as counted,
+            calls_a_turn(group_receiving, "SelectedMessage") as selected,
+            calls_a_turn(GroupServer, "_count") as counted,
         ):
             receiving = broker.start_receiving(count, settled=settled, wait_s=60.0)
             if waits:
@@ -325,8 +325,8 @@ async def test_many_messages_are_received_over_many_turns(
                 await broker.publish(bodies)
             received = await receiving
         assert bodies_of(received) == bodies
-        assert picked.total == count
-        assert picked.most <= PICKS_A_TURN
+        assert selected.total == count
+        assert selected.most <= SELECTED_A_TURN
         assert (counted.total, counted.most) == (-(-count // MESSAGES_A_TURN), 1)
         assert broker.groups.stats().delivered_total == count
 
@@ -334,13 +334,13 @@ async def test_many_messages_are_received_over_many_turns(
 async def test_a_receive_that_is_cancelled_between_turns_gives_back_what_it_has(
     tmp_path: Path,
 ) -> None:
-    count = 4 * PICKS_A_TURN
+    count = 4 * SELECTED_A_TURN
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.group(max_in_flight=count)
         await broker.publish(["x"] * count)
         receiving = broker.start_receiving(count)
-        await until(lambda: broker.groups.stats().in_flight >= PICKS_A_TURN)
+        await until(lambda: broker.groups.stats().in_flight >= SELECTED_A_TURN)
         receiving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await receiving
@@ -379,7 +379,7 @@ async def test_many_leases_and_delays_end_over_many_turns(tmp_path: Path) -> Non
         await broker.group(max_in_flight=count)
         await broker.publish(bodies)
         received = await broker.receive(count, lease_ms=60_000)
-        with calls_a_turn(InOrder, "returned") as returned:
+        with calls_a_turn(OrderedSelection, "mark_returned") as returned:
             broker.later(61.0)
             await until(lambda: broker.groups.stats().in_flight == 0)
         assert (returned.total, returned.most) == (count, ENDED_A_TURN)
@@ -387,7 +387,7 @@ async def test_many_leases_and_delays_end_over_many_turns(tmp_path: Path) -> Non
         received = await broker.receive(count)
         assert bodies_of(received) == bodies
         await broker.settle(received, Verb.NACK, delay_ms=60_000)
-        with calls_a_turn(InOrder, "returned") as returned:
+        with calls_a_turn(OrderedSelection, "mark_returned") as returned:
             broker.later(61.0)
             await until(lambda: returned.total == count)
         assert returned.most == ENDED_A_TURN
@@ -404,7 +404,7 @@ async def test_leases_in_many_queues_end_over_many_turns(tmp_path: Path) -> None
         while len((await broker.receive(queues, lease_ms=600_000)).deliveries):
             pass
         assert broker.groups.stats().in_flight == queues
-        with calls_a_turn(Lane, "tick") as ticked:
+        with calls_a_turn(QueueLane, "tick") as ticked:
             broker.later(601.0)
             await until(lambda: broker.groups.stats().in_flight == 0)
         assert ticked.most <= ENDED_A_TURN
@@ -421,7 +421,7 @@ async def test_a_member_with_many_leases_leaves_over_many_turns(tmp_path: Path) 
         own = broker.start_receiving(1, wait_s=60.0)
         other = broker.start_receiving(count, member="b", wait_s=60.0)
         await until(lambda: broker.groups.stats().waiting == 2)
-        with calls_a_turn(InOrder, "returned") as returned:
+        with calls_a_turn(OrderedSelection, "mark_returned") as returned:
             await broker.groups.leave("g", "a")
         assert (returned.total, returned.most) == (count, ENDED_A_TURN)
         assert bodies_of(await own) == []
@@ -542,7 +542,7 @@ async def test_the_figures_of_many_groups_are_added_over_many_turns(
     parts: list[int] = []
     add = service._Counts.add
 
-    def noted(counts: service._Counts, groups: Collection[ServedGroup]) -> None:
+    def noted(counts: service._Counts, groups: Collection[GroupServer]) -> None:
         parts.append(len(groups))
         add(counts, groups)
 

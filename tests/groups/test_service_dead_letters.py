@@ -81,7 +81,7 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y", "z"])
         held = await broker.receive()
-        served = broker.groups._served.by_name["g"]
+        served = broker.groups.registry.by_name["g"]
         # No message is marked: the crash happens before that, after letters were appended.
         marked = served.core.dead_lettered
         served.core.dead_lettered = lambda *letter: False  # type: ignore[method-assign]
@@ -132,7 +132,7 @@ async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_pat
 async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "GONE_S", 60.0)
+    monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 60.0)
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.group(dead_letter_topic="dead")
@@ -185,7 +185,7 @@ async def test_a_letter_of_exactly_the_largest_size_is_kept(
         await broker.group(dead_letter_topic="dead")
         await broker.publish("x")
         held = await broker.receive()
-        letters = broker.groups._served.by_name["g"]._letters
+        letters = broker.groups.registry.by_name["g"]._dead_letters
         make = letters._rows
 
         def make_and_set_the_limit(*letter: Any) -> Any:
@@ -209,7 +209,7 @@ async def test_a_letter_of_the_largest_size_is_kept_beside_one_that_is_too_large
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "larger" * 100, "z"])
         held = await broker.receive()
-        letters = broker.groups._served.by_name["g"]._letters
+        letters = broker.groups.registry.by_name["g"]._dead_letters
         make, sizes = letters._rows, list[int]()
 
         def make_and_set_the_limit(*letter: Any) -> Any:
@@ -235,7 +235,7 @@ async def test_letters_that_the_log_does_not_take_for_the_moment_are_sent_again(
         await broker.topic("dead")
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y"])
-        letters = broker.groups._served.by_name["g"]._letters
+        letters = broker.groups.registry.by_name["g"]._dead_letters
         publish, refused = letters._publish, list[int]()
 
         async def refuse_twice(topic: Any, some: Any) -> None:
@@ -264,7 +264,7 @@ async def test_a_message_that_cannot_be_read_for_the_moment_holds_up_no_other_le
         await broker.topic("dead")
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y", "z"])
-        delivering = broker.groups._served.by_name["g"]._delivering
+        delivering = broker.groups.registry.by_name["g"]._delivering
         batch, is_bad = delivering.batch, True
 
         async def fail(queue: Any, offset: int) -> Any:
@@ -285,7 +285,7 @@ async def test_a_message_that_cannot_be_read_for_the_moment_holds_up_no_other_le
 async def test_a_group_whose_letters_cannot_go_stays_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "GONE_S", 0)
+    monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 0)
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.group(dead_letter_topic="dead")
@@ -317,13 +317,13 @@ async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Pat
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y"])
         held = await broker.receive()
-        served = broker.groups._served.by_name["g"]
-        letters = served._letters
+        served = broker.groups.registry.by_name["g"]
+        letters = served._dead_letters
         sent: list[object] = []
         letters.send = sent.extend  # type: ignore[method-assign, assignment]
         await broker.settle(held, Verb.REJECT)
         del letters.send
-        served.trimmed((1, 0), 1)
+        served.note_log_start((1, 0), 1)
         letters.send(sent)  # type: ignore[arg-type]
         found = await _dead(broker, 1)
         assert [each["holdfast-dead-offset"] for each in found] == ["1"]
@@ -341,7 +341,7 @@ async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_le
         await broker.publish("y", "u")
         of_t = await broker.receive(topics=["t"])
         of_u = await broker.receive(topics=["u"])
-        delivering = broker.groups._served.by_name["g"]._delivering
+        delivering = broker.groups.registry.by_name["g"]._delivering
         batch, is_asked, goes_on = delivering.batch, asyncio.Event(), asyncio.Event()
 
         async def hesitate(*args: Any, **how: Any) -> Any:
@@ -353,7 +353,7 @@ async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_le
         await broker.settle(of_t, Verb.REJECT)
         await is_asked.wait()
         await broker.store.delete_topic("t")
-        served = broker.groups._served.by_name["g"]
+        served = broker.groups.registry.by_name["g"]
         await until(lambda: len(served.core.topics) == 1)
         goes_on.set()
         await broker.settle(of_u, Verb.REJECT)
@@ -392,7 +392,7 @@ async def test_large_letters_go_few_at_a_time(
 async def test_a_group_that_lets_a_topic_go_moves_nowhere_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "GONE_S", 60.0)
+    monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 60.0)
     async with running(tmp_path) as broker:
         await _group_of_two_topics(broker)
         await broker.publish("x", "t")
@@ -458,7 +458,7 @@ async def test_a_topic_that_becomes_dead_letters_is_left_once_its_own_have_gone(
         await broker.group(topics={"t*": TopicSpec()}, dead_letter_topic="dead")
         await _reject_all(broker, 200)
         await broker.group("h", topics="x", dead_letter_topic="t")
-        assert broker.groups._served.by_name["g"].core.topics == {}
+        assert broker.groups.registry.by_name["g"].core.topics == {}
         assert broker.store.max_offset((broker.store.topic("dead").topic_id, 0)) == 200
 
 
@@ -466,7 +466,7 @@ async def test_a_topic_that_becomes_dead_letters_is_left_once_its_own_have_gone(
 async def test_a_group_whose_letters_cannot_go_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    monkeypatch.setattr(dead_letters, "GONE_S", 0)
+    monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 0)
     async with running(tmp_path) as broker:
         for name in ("t", "u", "dead"):
             await broker.topic(name)
@@ -517,7 +517,7 @@ async def test_letters_of_a_deleted_topic_are_given_up_with_a_log_line(
 ) -> None:
     async with running(tmp_path) as broker:
         await _group_of_two_topics(broker)
-        letters, goes_on = broker.groups._served.by_name["g"]._letters, asyncio.Event()
+        letters, goes_on = broker.groups.registry.by_name["g"]._dead_letters, asyncio.Event()
         publish = letters._publish
 
         async def hesitate(*args: Any) -> None:

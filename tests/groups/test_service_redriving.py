@@ -12,8 +12,8 @@ from holdfast.groups.errors import NoDeadLetters, RedriveRunning
 from holdfast.groups.service_types import (
     GroupSpec,
     InvalidGroup,
-    RedriveAsk,
-    Redriven,
+    RedriveOptions,
+    RedriveResult,
     TopicSpec,
     Verb,
 )
@@ -22,7 +22,7 @@ from holdfast.groups.serving.redriving import AT_ONCE
 from tests.support.group_broker import GroupBroker, running
 from tests.support.stored import bodies, until
 
-ALL = RedriveAsk(limit=1000)
+ALL = RedriveOptions(limit=1000)
 
 
 async def letters(broker: GroupBroker, *texts: str, **fields: Any) -> None:
@@ -39,8 +39,8 @@ async def reject(broker: GroupBroker, *texts: str, **fields: Any) -> None:
     await until(lambda: broker.groups.stats().dead_letters_total == before + len(texts))
 
 
-async def redrive(broker: GroupBroker, **fields: Any) -> Redriven:
-    return await broker.groups.redrive("g", RedriveAsk(**{"limit": 1000, **fields}))
+async def redrive(broker: GroupBroker, **fields: Any) -> RedriveResult:
+    return await broker.groups.redrive("g", RedriveOptions(**{"limit": 1000, **fields}))
 
 
 async def stored(broker: GroupBroker, topic: str = "t") -> list[bytes]:
@@ -153,7 +153,7 @@ async def test_nobody_can_publish_first_as_the_producer_of_a_letter(tmp_path: Pa
     """If every client could compute the id, any client could make the letter disappear."""
     async with running(tmp_path) as broker:
         await letters(broker, "x")
-        key = broker.groups._served.receipt_key
+        key = broker.groups.registry.receipt_key
         ids = {keyed_producer_id(each, "redrive", "g 1") for each in (key, b"", b"another")}
         assert len(ids) == 3
         assert keyed_producer_id(key, "dead-letter", "g 1") not in ids
@@ -167,7 +167,7 @@ async def test_what_a_crash_kept_from_being_acknowledged_is_stored_once(tmp_path
     async with running(tmp_path) as broker:
         await letters(broker, "x", "y")
         await redrive(broker, limit=0)
-        served = broker.groups._served.by_name["g.redrive"]
+        served = broker.groups.registry.by_name["g.redrive"]
         settle = served.settle
 
         async def crash(verb: Verb, *args: Any, **how: Any) -> Any:
@@ -263,8 +263,8 @@ async def test_a_letter_stays_whose_topic_the_caller_may_not_publish_to(
         await broker.group(topics=both, dead_letter_topic="dead")
         await reject(broker, "x")
         await reject(broker, "y", topic="secret")
-        ask: dict[str, Any] = {"may_publish": lambda topic: topic == "t", "dry_run": dry_run}
-        done = await redrive(broker, **ask)
+        request: dict[str, Any] = {"may_publish": lambda topic: topic == "t", "dry_run": dry_run}
+        done = await redrive(broker, **request)
         assert (done.topics, done.stuck) == ({"t": 1}, 1)
         assert await stored(broker, "secret") == [b"y"]
 

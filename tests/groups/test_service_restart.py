@@ -43,7 +43,7 @@ class Lives:
             if self.is_killed:
                 await settled(broker.storage)  # a file cannot be copied while it is written
                 await asyncio.gather(
-                    *(each.commits.wait() for each in broker.groups._served.by_name.values())
+                    *(each.commits.wait() for each in broker.groups.registry.by_name.values())
                 )
                 copy_running(data_dir, after)
         if not self.is_killed:
@@ -72,9 +72,9 @@ async def test_only_what_is_leased_waits_each_to_its_own_end(
         long = await broker.receive(1, "b", lease_ms=12 * HOUR_MS)
         assert await broker.settle(receipts_of(first)[:4], Verb.RELEASE) == [DONE] * 4
         assert await broker.settle(receipts_of(first)[4:5], Verb.NACK, delay_ms=20_000) == [DONE]
-        assert broker.groups._served.get("g").core.available() == 6
+        assert broker.groups.registry.get("g").core.available() == 6
     async with lives.next() as broker:
-        assert broker.groups._served.get("g").core.available() == 6
+        assert broker.groups.registry.get("g").core.available() == 6
         again = await broker.receive(100, "c")
         fresh = [(str(n), 1, False) for n in (8, 9)]
         assert found(again) == [(str(n), 2, True) for n in range(4)] + fresh
@@ -224,7 +224,7 @@ async def test_the_active_member_goes_on_and_the_others_wait_for_it(
             assert (await broker.receive(9, "b")).deliveries == []
         assert bodies_of(await broker.receive(1, "a")) == ["1"]
         assert await broker.settle(held) == [DONE]
-        assert broker.groups._served.get("g").core.activity.active == "a"
+        assert broker.groups.registry.get("g").core.activity.active == "a"
     async with lives.next() as broker:  # the member does not return
         broker.later(19)
         if mode == "exclusive":

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.key_selection import LOOK_AHEAD
-from holdfast.groups.core.selection import MAX_FILTERS, InOrder
+from holdfast.groups.core.selection import MAX_FILTERS, OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.service_types import Received, TopicSpec, Verb
 from tests.support.calls_a_turn import calls_a_turn
@@ -101,7 +101,7 @@ async def test_what_came_back_is_gone_over_once_whatever_filters_members_ask_wit
         await broker.group(max_in_flight=2 * count)
         await broker.publish(numbers(count), tag="a")
         await broker.settle(await broker.receive(count), Verb.RELEASE)
-        lane = broker.groups._served.by_name["g"].core.topics[1].lanes[0]
+        lane = broker.groups.registry.by_name["g"].core.topics[1].lanes[0]
         with calls_a_turn(Cursor, "is_available") as looked:
             received = await broker.receive(1, filter="a")
             assert looked.total >= count
@@ -110,7 +110,7 @@ async def test_what_came_back_is_gone_over_once_whatever_filters_members_ask_wit
                 received = await broker.receive(1, filter=f"a,b{number}")
             assert bodies_of(received) == [str(number + 1)], "and sees what was taken meanwhile"
             assert looked.total <= 2 * (number + 3)
-        assert isinstance(lane.selection, InOrder)
+        assert isinstance(lane.selection, OrderedSelection)
         assert len(lane.selection._pointers) <= MAX_FILTERS
         assert bodies_of(await broker.receive(count)) == numbers(count)[rotating + 1 :]
 

@@ -286,7 +286,7 @@ async def test_a_crash_as_old_records_get_their_subscriptions_loses_none(tmp_pat
         old = [replace(each, subscriptions={}, owner="") for each in changes._table.all()]
         await changes._store_records(old, LoopBudget())
         for record in old:
-            broker.groups._served.by_name[record.name].record = record
+            broker.groups.registry.by_name[record.name].record = record
         async with crashes(broker, tmp_path / "data") as left:
             await changes.find_topics()
     assert len(left) > 2

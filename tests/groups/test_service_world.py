@@ -132,7 +132,7 @@ async def test_old_messages_are_read_from_the_disk_once_a_batch(tmp_path: Path) 
         topic = broker.store.topic("t")
         read_hot, read = broker.store.read_hot, broker.store.read
         reads: list[int] = []
-        served = broker.groups._served.by_name["g"]
+        served = broker.groups.registry.by_name["g"]
 
         async def counted(*args: object, **how: object) -> object:
             reads.append(args[2])  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ async def test_a_waiting_receive_finds_what_is_far_behind_what_is_not_wanted(
             await broker.publish([f"{n}"] * 200, tag="no")
         await broker.group(topics={"t": TopicSpec(filter="yes")})
         waiting = asyncio.create_task(broker.receive(wait_s=30.0))
-        (lane,) = broker.groups._served.by_name["g"].lanes()
+        (lane,) = broker.groups.registry.by_name["g"].lanes()
         await until(lambda: lane.cursor.floor == 60 * 200)
         await broker.publish("x", tag="yes")
         assert bodies_of(await waiting) == ["x"]

@@ -23,7 +23,7 @@ from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.modes import SingleActive
 from holdfast.groups.core.receipt_state import Receipt
-from holdfast.groups.core.requests import Ask, Pick, Reply
+from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import BOOT_SHIFT, Cursor, State
 from holdfast.groups.cursor.cursor_rows import restore
@@ -171,7 +171,7 @@ class World:
         self.checks = self.deliveries = self.crashes = self.rescues = self.stops = 0
         self.repeated = 0
         #: Requests that may be repeated, with their answers and times.
-        self.asked: list[tuple[Ask, list[Pick], int]] = []
+        self.asked: list[tuple[ReceiveRequest, list[SelectedMessage], int]] = []
         self.saved_active: str | None = None
         self.machine_boot = 1
         directory = Path(mkdtemp(dir=SHARED_MEMORY))
@@ -333,7 +333,7 @@ class World:
 
     def note_pages(self) -> None:
         """Do the service's work in the loop iteration of a change."""
-        for lane in self.group.take_noted():
+        for lane in self.group.take_lanes_with_notes():
             book = self.books[lane.key]
             for lease in (each for row in lane.cursor.notes.leases for each in row):
                 offset = lease.head.offset
@@ -349,7 +349,7 @@ class World:
         self.note_pages()
         batch = self.group.take_writes()
         self.disk.write(batch.writes)
-        self.group.committed(batch)
+        self.group.mark_committed(batch)
         self.saved_active = self.group.activity.active
         sent = {key: book.max_sent for key, book in self.books.items()}
         for key in self.keys:
@@ -456,14 +456,14 @@ class World:
                 )
             )
             book.end += 1
-        self.group.arrived(key, book.end)
+        self.group.note_end(key, book.end)
 
     def receive(self) -> None:
         topics = None if self.rng.random() < 0.8 else frozenset(self.rng.sample([1, 2, 3], 2))
         filter = None
         if self.config.mode != "keyed" and self.rng.random() < 0.2:
             filter = self.rng.choice("xyz")
-        ask = Ask(
+        request = ReceiveRequest(
             self.rng.choice(MEMBERS),
             self.rng.choice([1, 2, 7, 32]),
             self.rng.choice([1 << 40, 300]),
@@ -472,17 +472,19 @@ class World:
             lease_ms=self.rng.choice([None, 1_000, 99_000]),
             settled=self.rng.random() < 0.05,
         )
-        if not ask.settled and self.rng.random() < 0.3:
+        if not request.settled and self.rng.random() < 0.3:
             self.ticket += 1
-            ask = replace(ask, attempt_id=f"request {self.ticket}")
+            request = replace(request, attempt_id=f"request {self.ticket}")
         try:
-            reply = self.group.receive(ask, self.now)
+            reply = self.group.receive(request, self.now)
         except ExclusiveHeld:
             return
-        self.check_reply(ask, reply)
+        self.check_reply(request, reply)
         if not reply.is_answer and self.rng.random() < 0.7:
             self.ticket += 1
-            self.group.park(ask, self.ticket, self.now, self.now + self.rng.randrange(1, 20_000))
+            self.group.park(
+                request, self.ticket, self.now, self.now + self.rng.randrange(1, 20_000)
+            )
 
     def repeat(self) -> None:
         """R5: a repeated request gets the same answer, as far as its leases still exist."""
@@ -490,35 +492,37 @@ class World:
         self.asked = [each for each in self.asked[-20:] if each[2] + kept_ms > self.now]
         if not self.asked:
             return
-        ask, picks, _ = self.rng.choice(self.asked)
+        request, messages, _ = self.rng.choice(self.asked)
         self.expire_books()
         self.group.tick(self.now)
         expected = [
-            (pick.queue, pick.offset)
-            for pick in picks
-            if (thing := self.books[pick.queue].things.get(pick.offset)) is not None
-            and pick.receipt is not None
+            (message.queue, message.offset)
+            for message in messages
+            if (thing := self.books[message.queue].things.get(message.offset)) is not None
+            and message.receipt is not None
             and thing.state is State.LEASED
-            and thing.number == pick.receipt.lease_number
-            and self.books[pick.queue].epoch == pick.receipt.epoch
+            and thing.number == message.receipt.lease_number
+            and self.books[message.queue].epoch == message.receipt.epoch
         ]
         if not expected:
             return
         try:
-            reply = self.group.receive(ask, self.now)
+            reply = self.group.receive(request, self.now)
         except ExclusiveHeld:
             return
         if not reply.is_active or reply.is_notice:
-            assert not reply.picks
+            assert not reply.messages
             return
         self.repeated += 1
-        assert sorted((pick.queue, pick.offset) for pick in reply.picks) == sorted(expected)
-        for pick in reply.picks:
-            thing = self.books[pick.queue].things[pick.offset]
-            assert pick.receipt is not None
-            assert pick.receipt.lease_number == thing.number
-            assert pick.attempt == pick.receipt.attempt == thing.acquisitions + 1
-            thing.deadline = pick.receipt.deadline_ms
+        assert sorted((message.queue, message.offset) for message in reply.messages) == sorted(
+            expected
+        )
+        for message in reply.messages:
+            thing = self.books[message.queue].things[message.offset]
+            assert message.receipt is not None
+            assert message.receipt.lease_number == thing.number
+            assert message.attempt == message.receipt.attempt == thing.acquisitions + 1
+            thing.deadline = message.receipt.deadline_ms
 
     def settle(self) -> None:
         if not self.receipts:
@@ -526,10 +530,10 @@ class World:
         verb = self.rng.choices(list(Verb), [6, 3, 2, 2, 1])[0]
         count = min(len(self.receipts), self.rng.choice([1, 1, 4, 10]))
         # The newest receipts are chosen most often, the oldest rarely.
-        picked = [
+        selected = [
             min(int(self.rng.expovariate(0.08)), len(self.receipts) - 1) for _ in range(count)
         ]
-        chosen = [self.receipts[-1 - index] for index in dict.fromkeys(picked)]
+        chosen = [self.receipts[-1 - index] for index in dict.fromkeys(selected)]
         if self.config.mode == "keyed" and self.config.max_in_flight_per_key > 1:
             chosen.sort(key=lambda each: (each.topic_id, each.queue, each.offset))
             chosen = [each for each in chosen if self.is_first_of_its_key(each)]
@@ -568,7 +572,7 @@ class World:
         key = self.rng.choice(self.keys)
         book = self.books[key]
         log_start = min(book.end, book.log_start + self.rng.randrange(0, 40))
-        self.group.trimmed(key, log_start, self.now)
+        self.group.note_log_start(key, log_start, self.now)
         book.log_start = log_start
         self.trim_book(book, log_start)
 
@@ -607,7 +611,7 @@ class World:
                 assert thing is not None
                 assert letter.is_rejected == thing.is_rejected
                 assert thing.is_rejected or thing.failures == MAX_ATTEMPTS  # I9
-                self.bury(letter.queue, letter.offset)
+                self.mark_dead(letter.queue, letter.offset)
         return None
 
     def pause(self) -> None:
@@ -640,17 +644,17 @@ class World:
             self.settle_world()
             if all(book.start == book.end for book in self.books.values()):
                 return
-            ask, boot = Ask("a", 32), self.boot
+            request, boot = ReceiveRequest("a", 32), self.boot
             try:
-                reply = self.group.receive(ask, self.now)
+                reply = self.group.receive(request, self.now)
             except ExclusiveHeld:  # a crash happened since then: old leases may exist
                 continue
-            self.check_reply(ask, reply)
+            self.check_reply(request, reply)
             if self.boot == boot:
-                for pick in reply.picks:
-                    assert pick.receipt is not None
-                    assert Status.DONE in self.expect(pick.receipt, Verb.ACK, None)
-                    assert self.group.settle(Verb.ACK, [pick.receipt], self.now) == [Status.DONE]
+                for message in reply.messages:
+                    assert message.receipt is not None
+                    assert Status.DONE in self.expect(message.receipt, Verb.ACK, None)
+                    assert self.group.settle(Verb.ACK, [message.receipt], self.now) == [Status.DONE]
         raise AssertionError([book for book in self.books.values() if book.start < book.end])  # I5
 
     # -- checks ------------------------------------------------------------------------------
@@ -661,14 +665,14 @@ class World:
             answered = self.group.serve(self.now)
             needs, boot = False, self.boot
             for waiter, reply in answered:
-                if isinstance(reply, Reply) and waiter.ask.settled:
-                    for pick in reply.picks:  # a crash may lose settlements made when sending
+                if isinstance(reply, Reply) and waiter.request.settled:
+                    for message in reply.messages:  # a crash may lose settlements made when sending
                         self.sent_settled.add(
-                            (pick.queue, self.books[pick.queue].epoch, pick.offset)
+                            (message.queue, self.books[message.queue].epoch, message.offset)
                         )
             for waiter, reply in answered:
                 if isinstance(reply, Reply):
-                    self.check_reply(waiter.ask, reply)
+                    self.check_reply(waiter.request, reply)
                     if self.boot != boot:
                         return  # a crash happened, and all was compared after it
                     needs |= reply.needs is not None and not reply.is_answer
@@ -684,59 +688,65 @@ class World:
             self.check_states()
             self.check_waiters()
 
-    def check_reply(self, ask: Ask, reply: Reply) -> None:
+    def check_reply(self, request: ReceiveRequest, reply: Reply) -> None:
         if reply.commit_first:
             if self.rng.random() < 0.05:
                 return self.crash()  # before anything was sent
-            if not reply.picks or not ask.settled:
+            if not reply.messages or not request.settled:
                 self.commit()
         else:
             self.note_pages()  # before sending: a crash may interrupt the next answer
         self.checks += 1
-        assert reply.is_active or not reply.picks
-        assert not (reply.is_notice and reply.picks)
-        room = ask.credit if ask.settled else min(ask.credit, self.room(ask.member))
-        assert len(reply.picks) <= max(room, 0)  # I10
-        for pick in reply.picks:
-            book = self.books[pick.queue]
-            assert pick.offset == self.first_eligible(ask, pick.queue), (
-                ask,
-                pick,
+        assert reply.is_active or not reply.messages
+        assert not (reply.is_notice and reply.messages)
+        room = (
+            request.max_messages
+            if request.settled
+            else min(request.max_messages, self.room(request.member))
+        )
+        assert len(reply.messages) <= max(room, 0)  # I10
+        for message in reply.messages:
+            book = self.books[message.queue]
+            assert message.offset == self.first_eligible(request, message.queue), (
+                request,
+                message,
             )  # I3, I4, I8, Q5
-            self.check_level(ask, pick.queue)
-            thing = book.thing(pick.offset)
-            if pick.receipt is not None:
-                assert pick.receipt.attempt == thing.acquisitions + 1
-                assert pick.redelivered == (pick.offset < book.seen_below or thing.acquisitions > 0)
-                thing.state, thing.member = State.LEASED, ask.member
+            self.check_level(request, message.queue)
+            thing = book.thing(message.offset)
+            if message.receipt is not None:
+                assert message.receipt.attempt == thing.acquisitions + 1
+                assert message.redelivered == (
+                    message.offset < book.seen_below or thing.acquisitions > 0
+                )
+                thing.state, thing.member = State.LEASED, request.member
                 thing.is_adopted = False
-                thing.number = pick.receipt.lease_number
-                thing.deadline = pick.receipt.deadline_ms
-                self.receipts.append(pick.receipt)
+                thing.number = message.receipt.lease_number
+                thing.deadline = message.receipt.deadline_ms
+                self.receipts.append(message.receipt)
                 if len(self.receipts) > 400:
                     del self.receipts[:100]
-                self.check_alone(ask.member)
+                self.check_alone(request.member)
             else:
-                book.finish(pick.offset)
-                book.settled[pick.offset] = -1, Verb.ACK
-            book.max_sent = max(book.max_sent, pick.offset)
+                book.finish(message.offset)
+                book.settled[message.offset] = -1, Verb.ACK
+            book.max_sent = max(book.max_sent, message.offset)
             self.deliveries += 1
-        if reply.picks and ask.settled:
+        if reply.messages and request.settled:
             self.commit()
-        if reply.picks and ask.attempt_id is not None:
-            self.asked.append((ask, list(reply.picks), self.now))
+        if reply.messages and request.attempt_id is not None:
+            self.asked.append((request, list(reply.messages), self.now))
         is_cut_short = reply.needs is not None or reply.is_notice or not reply.is_active
         is_cut_short |= any(topic.is_paused for topic in self.group.topics.values())
-        if not is_cut_short and len(reply.picks) < room and ask.max_bytes > 1_000:
+        if not is_cut_short and len(reply.messages) < room and request.max_bytes > 1_000:
             for key in self.keys:  # P3
-                assert self.first_eligible(ask, key) is None, (ask, reply, key)
+                assert self.first_eligible(request, key) is None, (request, reply, key)
         return None
 
-    def check_level(self, ask: Ask, key: QueueKey) -> None:
+    def check_level(self, request: ReceiveRequest, key: QueueKey) -> None:
         levels = self.levels[key[0]]
         for other in self.keys:  # Q19
             if other[0] == key[0] and other[1] % levels > key[1] % levels:
-                assert self.first_eligible(ask, other) is None
+                assert self.first_eligible(request, other) is None
 
     def check_alone(self, member: str) -> None:
         if self.config.mode in ("single_active", "exclusive"):  # I12
@@ -786,13 +796,18 @@ class World:
         for waiter in self.group.waiters:  # I13, L15
             if isinstance(self.group.activity, SingleActive):
                 next_member = self.group.activity.next_member()
-                if next_member == waiter.ask.member and self.group._may_begin(next_member):
+                if next_member == waiter.request.member and self.group._may_become_active(
+                    next_member
+                ):
                     self.rescues += 1
-            if self.config.mode in ("single_active", "exclusive") and active != waiter.ask.member:
+            if (
+                self.config.mode in ("single_active", "exclusive")
+                and active != waiter.request.member
+            ):
                 continue
-            if self.room(waiter.ask.member) > 0 or waiter.ask.settled:
+            if self.room(waiter.request.member) > 0 or waiter.request.settled:
                 for key in self.keys:
-                    if (offset := self.first_eligible(waiter.ask, key)) is not None:
+                    if (offset := self.first_eligible(waiter.request, key)) is not None:
                         self.rescues += 1
                         raise AssertionError((self.last, waiter, key, offset))
         assert not self.rescues, "somebody waits for what is there"
@@ -821,8 +836,8 @@ class World:
     def is_old(self, message: Message) -> bool:
         return 0 < message.expires_at_ms <= self.now
 
-    def first_eligible(self, ask: Ask, key: QueueKey) -> int | None:
-        if ask.topics is not None and key[0] not in ask.topics:
+    def first_eligible(self, request: ReceiveRequest, key: QueueKey) -> int | None:
+        if request.topics is not None and key[0] not in request.topics:
             return None
         book, messages = self.books[key], self.queues.messages[key]
         blocked: set[int] = set()
@@ -837,17 +852,17 @@ class World:
             if state is State.AVAILABLE:
                 if not self.is_useless(key, offset):
                     if self.config.mode != "keyed":
-                        if ask.filter is None or str(ask.filter) in message.tag:
+                        if request.filter is None or str(request.filter) in message.tag:
                             return offset
                     elif (
                         number not in blocked
                         and self.has_room_for_key(key, number)
-                        and not self.is_leased_to_another(key, number, ask.member)
+                        and not self.is_leased_to_another(key, number, request.member)
                     ):
                         return offset
                     else:
                         blocked.add(number)
-            elif state is not State.LEASED or book.things[offset].member != ask.member:
+            elif state is not State.LEASED or book.things[offset].member != request.member:
                 blocked.add(number)
         return None
 
@@ -1022,7 +1037,7 @@ class World:
             thing.state, thing.is_rejected = State.DYING, True
         if thing.state is State.DYING:
             if not self.config.has_dead_letters:
-                self.bury(key, offset)
+                self.mark_dead(key, offset)
         elif self.config.mode == "keyed" and not is_restart:
             mine = self.queues.messages[key][offset].key
             for other, each in sorted(book.things.items()):
@@ -1031,7 +1046,7 @@ class World:
                 if mine and is_here and is_later and each.state is State.LEASED:
                     self.end_lease(key, other, None)
 
-    def bury(self, key: QueueKey, offset: int) -> None:
+    def mark_dead(self, key: QueueKey, offset: int) -> None:
         book = self.books[key]
         thing = book.things[offset]
         book.finish(offset)
@@ -1043,7 +1058,7 @@ class World:
         if not self.config.has_dead_letters:
             for offset, thing in list(book.things.items()):
                 if thing.state is State.DYING:
-                    self.bury(key, offset)
+                    self.mark_dead(key, offset)
 
     def expire_books(self, only: QueueKey | None = None) -> None:
         for key, book in self.books.items():

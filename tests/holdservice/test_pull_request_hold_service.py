@@ -17,10 +17,10 @@ from holdfast.holdservice.filters import TagFilter, parse_filter
 from holdfast.holdservice.pull_request_hold_service import (
     CROWD_LEAD_US,
     MAX_LEAD_MS,
+    HoldResult,
     HoldStats,
     Outcome,
     PullRequestHoldService,
-    Woken,
 )
 
 Q0, Q1, OTHER_TOPIC = (1, 0), (1, 1), (2, 0)
@@ -56,7 +56,7 @@ class Broker:
         self.service = PullRequestHoldService(
             config, max_offset=lambda key: self.store.max_offset(key), scan=self.store.scan
         )
-        self.pulls: list[asyncio.Task[Woken]] = []
+        self.pulls: list[asyncio.Task[HoldResult]] = []
         self.expected_rescues = 0
 
     def publish(self, key: QueueKey, text: str, *, tell: bool = True) -> None:
@@ -74,11 +74,11 @@ class Broker:
         wait_s: float = FOREVER_S,
         filter: TagFilter | None = None,
         client: str = "client",
-    ) -> Woken:
+    ) -> HoldResult:
         waits = {Q0: 0} if waits is None else waits
         return await self.service.hold(waits, wait_s=wait_s, client=client, filter=filter)
 
-    async def held(self, *arguments: Any, **options: Any) -> asyncio.Task[Woken]:
+    async def held(self, *arguments: Any, **options: Any) -> asyncio.Task[HoldResult]:
         """Start a hold and return once it is registered."""
         pull = asyncio.create_task(self.hold(*arguments, **options))
         self.pulls.append(pull)
@@ -126,21 +126,21 @@ async def test_a_pull_waits_until_a_message_arrives(broker: Broker) -> None:
     pull = await broker.held()
     broker.publish(Q1, "x")
     broker.publish(Q0, "x")
-    assert await pull == Woken(Outcome.ARRIVED, {Q0: 0})
+    assert await pull == HoldResult(Outcome.ARRIVED, {Q0: 0})
     assert broker.stats.woken_total == 1
     assert broker.stats.held == 0
 
 
 async def test_a_pull_with_a_message_ahead_does_not_wait(broker: Broker) -> None:
     broker.publish(Q1, "x", tell=False)
-    assert await broker.hold({Q0: 0, Q1: 0}) == Woken(Outcome.ARRIVED, {Q0: 0, Q1: 0})
+    assert await broker.hold({Q0: 0, Q1: 0}) == HoldResult(Outcome.ARRIVED, {Q0: 0, Q1: 0})
 
 
 async def test_a_pull_over_several_queues_wakes_by_any(broker: Broker) -> None:
     broker.publish(Q1, "xx")
     pull = await broker.held({Q0: 0, Q1: 2, OTHER_TOPIC: 0})
     broker.publish(Q1, "x")
-    assert await pull == Woken(Outcome.ARRIVED, {Q0: 0, Q1: 2, OTHER_TOPIC: 0})
+    assert await pull == HoldResult(Outcome.ARRIVED, {Q0: 0, Q1: 2, OTHER_TOPIC: 0})
     assert broker.stats.held_queues == 0
 
 
@@ -165,7 +165,7 @@ async def test_a_pull_nobody_answers_ends_at_its_deadline(broker: Broker) -> Non
     # L4
     started = monotonic()
     woken = await broker.hold({Q0: 0, Q1: 0}, wait_s=SOON_S)
-    assert woken == Woken(Outcome.EXPIRED, {Q0: 0, Q1: 0})
+    assert woken == HoldResult(Outcome.EXPIRED, {Q0: 0, Q1: 0})
     assert monotonic() - started >= SOON_S
     assert broker.stats.expired_total == 1
 
@@ -210,7 +210,7 @@ async def test_what_does_not_match_does_not_wake_and_is_not_scanned_again(broker
     pull = await broker.held(filter=A, wait_s=SOON_S)
     broker.publish(Q0, "xx")
     broker.publish(Q0, "x")
-    assert await pull == Woken(Outcome.EXPIRED, {Q0: 3})
+    assert await pull == HoldResult(Outcome.EXPIRED, {Q0: 3})
     assert broker.store.scans == [(Q0, 0, 2), (Q0, 2, 3)]
     assert broker.stats.filtered_total == 2
 
@@ -218,7 +218,7 @@ async def test_what_does_not_match_does_not_wake_and_is_not_scanned_again(broker
 async def test_what_matches_wakes_past_what_does_not(broker: Broker) -> None:
     pull = await broker.held(filter=A)
     broker.publish(Q0, "xxax")
-    assert await pull == Woken(Outcome.ARRIVED, {Q0: 2})
+    assert await pull == HoldResult(Outcome.ARRIVED, {Q0: 2})
 
 
 async def test_a_thousand_waiters_with_one_filter_cost_one_scan(broker: Broker) -> None:
@@ -331,7 +331,7 @@ async def test_when_a_filter_cannot_be_tried_the_pull_reads_and_holds_again(
         offset = len(broker.store.queues[Q0])
         pull = await broker.held({Q0: offset}, filter=A)
         broker.publish(Q0, "x")
-        assert await pull == Woken(Outcome.ARRIVED, {Q0: offset})
+        assert await pull == HoldResult(Outcome.ARRIVED, {Q0: offset})
     assert "ZeroDivisionError" in caplog.text
     await broker.held({Q0: len(broker.store.queues[Q0])}, filter=A)
 
@@ -413,7 +413,7 @@ async def test_stopping_answers_everyone_and_whoever_comes_after(broker: Broker)
     await broker.service.stop()
     await broker.service.stop()
     assert [(await pull).outcome for pull in pulls] == [Outcome.DRAINING] * 2
-    assert await broker.hold() == Woken(Outcome.DRAINING, {Q0: 0})
+    assert await broker.hold() == HoldResult(Outcome.DRAINING, {Q0: 0})
     await broker.service.start()
     await broker.service.start()
     pull = await broker.held()
@@ -430,7 +430,7 @@ async def test_deleting_a_topic_answers_its_pulls(broker: Broker) -> None:
 
 
 async def test_a_queue_that_is_gone_already_is_not_waited_for(broker: Broker) -> None:
-    assert await broker.hold({Q0: 0, (9, 9): 5}) == Woken(Outcome.DELETED, {Q0: 0, (9, 9): 5})
+    assert await broker.hold({Q0: 0, (9, 9): 5}) == HoldResult(Outcome.DELETED, {Q0: 0, (9, 9): 5})
     assert broker.stats.held == 0
 
 
@@ -465,8 +465,8 @@ async def test_the_scan_finds_what_nobody_was_told_of_and_counts_it(
     broker.publish(Q0, "x", tell=False)
     broker.publish(Q1, "xa", tell=False)
     await broker.service._scan_once()
-    assert await pull == Woken(Outcome.ARRIVED, {Q0: 0})
-    assert await filtered == Woken(Outcome.ARRIVED, {Q1: 1})
+    assert await pull == HoldResult(Outcome.ARRIVED, {Q0: 0})
+    assert await filtered == HoldResult(Outcome.ARRIVED, {Q1: 1})
     broker.expected_rescues = 2
 
 
@@ -597,13 +597,13 @@ async def test_others_that_wait_take_places_of_pulls() -> None:
     hold = PullRequestHoldService(
         config, max_offset=lambda key: 0, scan=lambda key, start, end, message_filter: end
     )
-    with hold.taken("a"), hold.taken("a"):
+    with hold.occupied_slot("a"), hold.occupied_slot("a"):
         assert hold.stats().held == hold.stats().held_max == 2
         with pytest.raises(HoldLimitExceeded, match="max_held_per_client"):
             await hold.hold({(1, 0): 0}, wait_s=1, client="a")
         pull = asyncio.create_task(hold.hold({(1, 0): 0}, wait_s=30, client="b"))
         await asyncio.sleep(0)
-        with pytest.raises(HoldLimitExceeded, match="max_held "), hold.taken("c"):
+        with pytest.raises(HoldLimitExceeded, match="max_held "), hold.occupied_slot("c"):
             pass
         assert hold.stats().refused_total == 2
     assert hold.stats().held == 1

@@ -29,8 +29,8 @@ from holdfast.groups.service_types import (
     QueueDescription,
     ReceiveAsk,
     Received,
-    RedriveAsk,
-    Redriven,
+    RedriveOptions,
+    RedriveResult,
     SeekTarget,
     Served,
     Status,
@@ -74,8 +74,8 @@ class FakeGroups:
         self.settled: list[tuple[Verb, list[str], dict[str, Any]]] = []
         self.undelivered_: list[list[str]] = []
         self.left: list[tuple[str, str]] = []
-        self.redrives: list[tuple[str, RedriveAsk]] = []
-        self.redriven: Redriven | None = None
+        self.redrives: list[tuple[str, RedriveOptions]] = []
+        self.redriven: RedriveResult | None = None
         """The result of a redrive. None means that there was nothing to redrive."""
         self.held = 0
         self.is_stopped = asyncio.Event()
@@ -249,11 +249,11 @@ class FakeGroups:
             moved[name] = dict(floors)
         return moved
 
-    async def redrive(self, group: str, ask: RedriveAsk) -> Redriven:
+    async def redrive(self, group: str, ask: RedriveOptions) -> RedriveResult:
         self.group_state(group)
         self._fail()
         self.redrives.append((group, ask))
-        return self.redriven or Redriven(ask.dead_letter_topic or "")
+        return self.redriven or RedriveResult(ask.dead_letter_topic or "")
 
     async def leave(
         self, group: str, member: str, *, may_consume: MayConsume | None = None

@@ -32,8 +32,8 @@ class GroupApi:
         """Advance the time for messages, leases and delays, and let every group process it."""
         self._skip(seconds)
         assert self.broker._groups is not None
-        for group in self.broker._groups._served.by_name.values():
-            group._ring()
+        for group in self.broker._groups.registry.by_name.values():
+            group._on_deadline()
 
     async def ask(self, method: str, path: str, body: object = None) -> Any:
         async with self.session.request(method, path, json=body) as response:

@@ -133,7 +133,7 @@ class GroupBroker:
     def later(self, seconds: float, group: str = "g") -> None:
         """Skip time, and let the group process it."""
         self.skipped_s += seconds
-        self.groups._served.by_name[group]._ring()
+        self.groups.registry.by_name[group]._on_deadline()
 
     # -- inside ------------------------------------------------------------------------------
 

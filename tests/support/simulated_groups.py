@@ -292,7 +292,7 @@ class SimulatedGroups(SimulatedReading):
         """Advance the clock, so that leases grow older."""
         self._passed_s += seconds
         if self._plans_by_topic:
-            self.groups._served.get(GROUP)._ring()
+            self.groups.registry.get(GROUP)._on_deadline()
 
     async def _settle_them(self, deliveries: list[Delivery], verb: Verb, delay_ms: int) -> None:
         receipts, life = [each.receipt or "" for each in deliveries], self._life
@@ -350,7 +350,7 @@ class SimulatedGroups(SimulatedReading):
         self.held.clear()  # their members got no answer: the leases expire
         for plan in self._plans_by_topic.values():
             topic = self.topic(plan)
-            served = self.groups._served.by_name[GROUP]
+            served = self.groups.registry.by_name[GROUP]
             lanes = served.lanes_of(topic.topic_id)
             floors = {lane.key[1]: lane.cursor.floor for lane in lanes}
             for queue, number in enumerate(plan.queues):
@@ -381,7 +381,7 @@ class SimulatedGroups(SimulatedReading):
                 left = [at for at in range(begin, state.max_offset) if book.is_open(at)]
                 if left:
                     raise HistoryViolation("passed", f"queue {number} never gave {left}")
-        lanes = self.groups._served.by_name[GROUP].lanes
+        lanes = self.groups.registry.by_name[GROUP].lanes
         await until(lambda: not any(lane.cursor.dying for lane in lanes()))
         self._judge_letters([letter async for letter in self._letters()])
 
@@ -417,15 +417,15 @@ class SimulatedGroups(SimulatedReading):
         return self._plans_by_topic[delivery.topic.name].queues[delivery.queue]
 
     def _now_ms(self) -> int:
-        return self.groups._served.clock.now_ms()
+        return self.groups.registry.clock.now_ms()
 
 
 class _Places:
     """Wait slots without a limit; no member waits."""
 
-    def at_most(self, wait_s: float) -> float:
+    def limit_wait(self, wait_s: float) -> float:
         return wait_s
 
     @contextmanager
-    def taken(self, client: str) -> Iterator[None]:
+    def occupied_slot(self, client: str) -> Iterator[None]:
         yield

@@ -10,7 +10,7 @@ from holdfast.groups.config import FAIR_ENGINES
 from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.limits import Limits
 from holdfast.groups.core.receipt_state import Receipt
-from holdfast.groups.core.requests import Ask, Pick, Reply
+from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor_rows import restore
 from holdfast.groups.cursor.rows import key_prefix
@@ -43,19 +43,19 @@ def test_what_a_member_holds_returns_to_its_places_when_it_leaves() -> None:  # 
     for offset in range(6):
         stage.take("ab"[offset % 2], 1)
     stage.group.leave("a", stage.now)
-    picks = stage.take("b")
-    assert [pick.offset for pick in picks] == [0, 2, 4, 6]
-    assert [pick.redelivered for pick in picks] == [True, True, True, False]
+    messages = stage.take("b")
+    assert [message.offset for message in messages] == [0, 2, 4, 6]
+    assert [message.redelivered for message in messages] == [True, True, True, False]
 
 
 def test_the_smaller_limit_counts() -> None:  # T18, T19
     stage = Stage(max_in_flight=12, max_in_flight_per_member=10)
     stage.publish(100)
-    picks = stage.take("a")
-    assert len(picks) == 10
+    messages = stage.take("a")
+    assert len(messages) == 10
     assert len(stage.take("b")) == 2
     assert stage.offsets("c") == []
-    settle(stage, Verb.ACK, picks[:3])
+    settle(stage, Verb.ACK, messages[:3])
     assert len(stage.take("a")) == 3
 
 
@@ -65,15 +65,15 @@ def test_a_lease_that_ends_makes_room_and_a_redelivery() -> None:  # T23
     assert stage.offsets("a") == [0, 1]
     assert stage.offsets("b") == []
     stage.later(5_000)
-    picks = stage.take("b")
-    assert [(pick.offset, pick.attempt) for pick in picks] == [(0, 2), (1, 2)]
+    messages = stage.take("b")
+    assert [(message.offset, message.attempt) for message in messages] == [(0, 2), (1, 2)]
 
 
 def test_settled_delivery_is_never_repeated() -> None:  # T22
     stage = Stage()
     stage.publish(3)
     reply = stage.ask(settled=True)
-    assert [pick.receipt for pick in reply.picks] == [None] * 3
+    assert [message.receipt for message in reply.messages] == [None] * 3
     assert reply.commit_first
     assert stage.group.lease_count == 0
     stage.later(10**9)
@@ -83,9 +83,9 @@ def test_settled_delivery_is_never_repeated() -> None:  # T22
 def test_returns_regain_their_places_whatever_their_order() -> None:  # Q1, Q14, Q16
     stage = Stage()
     stage.publish(12)
-    picks = stage.take(credit=10)
+    messages = stage.take(max_messages=10)
     for offset in (7, 2, 5):
-        settle(stage, Verb.RELEASE, [picks[offset]])
+        settle(stage, Verb.RELEASE, [messages[offset]])
     assert stage.offsets("b") == [2, 5, 7, 10, 11]
 
 
@@ -93,7 +93,7 @@ def test_a_dead_prefix_is_looked_at_once() -> None:  # Q13
     stage = Stage()
     stage.publish(3_000)
     for _ in range(3):
-        settle(stage, Verb.ACK, stage.take(credit=1_000)[::-1])
+        settle(stage, Verb.ACK, stage.take(max_messages=1_000)[::-1])
     stage.queues.reads.clear()
     stage.publish(1)
     assert stage.offsets("b") == [3_000]
@@ -112,9 +112,9 @@ def test_a_message_too_old_is_not_delivered() -> None:  # T32
 def test_a_message_too_old_when_it_returns_is_not_delivered_again() -> None:  # Q18
     stage = Stage()
     stage.publish(1, expires_at_ms=stage.now + 100)
-    picks = stage.take()
+    messages = stage.take()
     stage.now += 100
-    assert settle(stage, Verb.RELEASE, picks) == [DONE]
+    assert settle(stage, Verb.RELEASE, messages) == [DONE]
     assert stage.offsets() == []
     assert (stage.cursor().expired_count, stage.cursor().floor) == (1, 1)
 
@@ -122,7 +122,7 @@ def test_a_message_too_old_when_it_returns_is_not_delivered_again() -> None:  # 
 def test_available_leaves_out_what_is_held() -> None:  # A35, T27
     stage = Stage()
     stage.publish(4)
-    assert stage.ask(credit=1).available == 3
+    assert stage.ask(max_messages=1).available == 3
     assert stage.ask().available == 0
 
 
@@ -170,9 +170,9 @@ def test_a_changed_filter_holds_for_what_comes_back_too() -> None:
     stage = Stage()
     stage.publish(2, tag="x")
     stage.publish(1, tag="y")
-    picks = stage.take(credit=2)
+    messages = stage.take(max_messages=2)
     stage.set_filter("y")
-    settle(stage, Verb.RELEASE, picks)
+    settle(stage, Verb.RELEASE, messages)
     assert stage.offsets() == [2]
     assert stage.cursor().floor == 2
 
@@ -185,15 +185,15 @@ def test_a_changed_filter_finds_what_the_one_before_skipped_ahead(mode: str) -> 
     stage.add_queue((1, 0))
     stage.publish(10, tag="few")
     stage.publish(5_000, tag="rest")
-    picks = stage.take(credit=2)
-    settle(stage, Verb.ACK, picks)
+    messages = stage.take(max_messages=2)
+    settle(stage, Verb.ACK, messages)
     assert stage.cursor().next == 2
     assert stage.cursor().available < 5_008, "it has looked ahead"
     stage.commit()
     stage.set_filter("rest")
     assert stage.cursor().available == 5_008
     stage.commit()
-    assert stage.offsets(credit=3) == [10, 11, 12]
+    assert stage.offsets(max_messages=3) == [10, 11, 12]
     stage.commit()
     stored = stage.disk.stored(key_prefix(1, 1, 0))
     assert stored is not None
@@ -214,8 +214,8 @@ def test_a_changed_filter_counts_what_expired_once() -> None:  # R8
     stage.publish(1, tag="x")
     stage.publish(2, tag="xy", expires_at_ms=stage.now)
     stage.publish(1, tag="y")
-    assert stage.offsets(credit=1) == [0]
-    assert stage.offsets("b", credit=1, filter="nobody's") == []
+    assert stage.offsets(max_messages=1) == [0]
+    assert stage.offsets("b", max_messages=1, filter="nobody's") == []
     expired = stage.cursor().expired_count
     stage.set_filter("y")
     assert stage.cursor().expired_count <= expired
@@ -230,7 +230,9 @@ def test_browsing_changes_nothing() -> None:  # Q12, I15
     topics, source = list(stage.group.topics.values()), stage.queues
 
     def look(place: dict[tuple[int, int], int], *, leased: bool = False) -> list[int]:
-        shown = browse(topics, source, place, credit=2, include_leased=leased, now_ms=stage.now)
+        shown = browse(
+            topics, source, place, max_messages=2, include_leased=leased, now_ms=stage.now
+        )
         place.update(shown.place)
         return [offset for _, offset in shown.messages]
 
@@ -247,7 +249,7 @@ def test_browsing_changes_nothing() -> None:  # Q12, I15
 def publish_keys(stage: Stage, *keys: int) -> None:
     for key in keys:
         stage.queues.messages[1, 0].append(Message(key=key))
-    stage.group.arrived((1, 0), len(stage.queues.messages[1, 0]))
+    stage.group.note_end((1, 0), len(stage.queues.messages[1, 0]))
 
 
 def test_a_key_is_one_members_and_others_go_on() -> None:  # I11
@@ -262,9 +264,9 @@ def test_a_key_is_one_members_and_others_go_on() -> None:  # I11
 def test_a_failure_keeps_its_key_waiting_and_takes_back_what_follows() -> None:  # I11
     stage = Stage(mode="keyed")
     publish_keys(stage, 1, 1, 1, 2)
-    picks = stage.take("a")
-    settle(stage, Verb.NACK, picks[:1], delay_ms=500)
-    assert settle(stage, Verb.ACK, picks[1:3]) == [STALE, STALE]
+    messages = stage.take("a")
+    settle(stage, Verb.NACK, messages[:1], delay_ms=500)
+    assert settle(stage, Verb.ACK, messages[1:3]) == [STALE, STALE]
     assert stage.offsets("b") == []
     stage.later(500)
     assert stage.offsets("b") == [0, 1, 2]
@@ -280,9 +282,9 @@ def test_messages_without_a_key_hold_up_nobody() -> None:
 def test_one_of_a_key_at_a_time() -> None:
     stage = Stage(mode="keyed", max_in_flight_per_key=1)
     publish_keys(stage, 1, 1, 2)
-    picks = stage.take("a")
-    assert [pick.offset for pick in picks] == [0, 2]
-    settle(stage, Verb.ACK, picks[:1])
+    messages = stage.take("a")
+    assert [message.offset for message in messages] == [0, 2]
+    settle(stage, Verb.ACK, messages[:1])
     assert stage.offsets("b") == [1]
 
 
@@ -304,16 +306,16 @@ def test_a_keyed_member_has_no_filter() -> None:
 def test_the_next_is_active_once_nothing_is_leased_and_is_told_first() -> None:  # I12, A33, A37
     stage = Stage(mode="single_active")
     stage.publish(4)
-    picks = stage.take("a", 2)
+    messages = stage.take("a", 2)
     waiting = stage.ask("b")
-    assert (waiting.is_active, waiting.available, waiting.picks) == (False, 0, [])
+    assert (waiting.is_active, waiting.available, waiting.messages) == (False, 0, [])
     park(stage, "b")
     stage.group.retire("a")
     assert served(stage) == []
-    settle(stage, Verb.ACK, picks)
+    settle(stage, Verb.ACK, messages)
     ((waiter, notice),) = stage.group.serve(stage.now)
     assert isinstance(notice, Reply)
-    assert (waiter.ticket, notice.is_notice, notice.picks) == ("b", True, [])
+    assert (waiter.ticket, notice.is_notice, notice.messages) == ("b", True, [])
     assert stage.offsets("b") == [2, 3]
     assert not stage.ask("a").is_active
 
@@ -321,11 +323,11 @@ def test_the_next_is_active_once_nothing_is_leased_and_is_told_first() -> None: 
 def test_a_fenced_members_receipts_are_worthless() -> None:  # A34, T29
     stage = Stage(mode="single_active")
     stage.publish(3)
-    picks = stage.take("a")
+    messages = stage.take("a")
     stage.ask("b")
     stage.group.leave("a", stage.now)
     assert stage.ask("b").is_notice
-    assert settle(stage, Verb.ACK, picks) == [STALE] * 3
+    assert settle(stage, Verb.ACK, messages) == [STALE] * 3
     assert stage.offsets("b") == [0, 1, 2]
 
 
@@ -344,13 +346,13 @@ def test_a_silent_active_member_is_fenced() -> None:
 def test_an_exclusive_member_keeps_others_out() -> None:  # T29
     stage = Stage(mode="exclusive", member_ttl_ms=9_000)
     stage.publish(2)
-    picks = stage.take("a", 1)
+    messages = stage.take("a", 1)
     with pytest.raises(ExclusiveHeld) as refused:
         stage.ask("b")
     assert refused.value.holder == "a"
     stage.group.leave("a", stage.now)
     assert stage.offsets("b") == [0, 1]
-    assert settle(stage, Verb.ACK, picks) == [STALE]
+    assert settle(stage, Verb.ACK, messages) == [STALE]
 
 
 # -- priorities ----------------------------------------------------------------------------------
@@ -367,20 +369,28 @@ def with_levels(levels: int, indexes: int = 1) -> Stage:
 def test_the_highest_level_comes_first_and_a_late_one_overtakes() -> None:  # Q19, Q21, Q23
     stage = with_levels(3)
     stage.publish(4, (1, 0))
-    assert [pick.queue[1] for pick in stage.take(credit=2)] == [0, 0]  # Q25: the leases are kept
+    assert [message.queue[1] for message in stage.take(max_messages=2)] == [
+        0,
+        0,
+    ]  # Q25: the leases are kept
     stage.publish(1, (1, 2))
     stage.publish(1, (1, 1))
-    picks = stage.take("b")
-    assert [(pick.queue[1], pick.offset) for pick in picks] == [(2, 0), (1, 0), (0, 2), (0, 3)]
+    messages = stage.take("b")
+    assert [(message.queue[1], message.offset) for message in messages] == [
+        (2, 0),
+        (1, 0),
+        (0, 2),
+        (0, 3),
+    ]
 
 
 def test_a_return_goes_to_its_own_level() -> None:  # Q19
     stage = with_levels(2)
     stage.publish(2, (1, 0))
     stage.publish(2, (1, 1))
-    picks = stage.take(credit=3)
-    settle(stage, Verb.RELEASE, picks)
-    again = [(pick.queue[1], pick.offset) for pick in stage.take("b")]
+    messages = stage.take(max_messages=3)
+    settle(stage, Verb.RELEASE, messages)
+    again = [(message.queue[1], message.offset) for message in stage.take("b")]
     assert again == [(1, 0), (1, 1), (0, 0), (0, 1)]
 
 
@@ -388,7 +398,9 @@ def test_browsing_follows_the_levels() -> None:  # Q22
     stage = with_levels(3)
     for queue in (2, 0, 1):
         stage.publish(4, (1, queue))
-    shown = browse(stage.group.topics.values(), stage.queues, {}, credit=100, now_ms=stage.now)
+    shown = browse(
+        stage.group.topics.values(), stage.queues, {}, max_messages=100, now_ms=stage.now
+    )
     assert [key[1] for key, _ in shown.messages] == [2] * 4 + [1] * 4 + [0] * 4
 
 
@@ -398,14 +410,14 @@ def test_browsing_follows_the_levels() -> None:  # Q22
 def test_a_lost_reply_can_be_had_again() -> None:
     stage = Stage()
     stage.publish(5)
-    first = stage.take(credit=3, attempt_id="x")
+    first = stage.take(max_messages=3, attempt_id="x")
     settle(stage, Verb.ACK, first[:1])
     stage.now += 1_000
-    again = stage.take(credit=3, attempt_id="x")
-    assert [pick.offset for pick in again] == [1, 2]
+    again = stage.take(max_messages=3, attempt_id="x")
+    assert [message.offset for message in again] == [1, 2]
     assert settle(stage, Verb.ACK, first[1:2]) == settle(stage, Verb.ACK, again[1:]) == [DONE]
-    assert stage.offsets(credit=3, attempt_id="x") == [3, 4]
-    assert stage.offsets(credit=3, attempt_id="y") == []
+    assert stage.offsets(max_messages=3, attempt_id="x") == [3, 4]
+    assert stage.offsets(max_messages=3, attempt_id="y") == []
 
 
 @pytest.mark.parametrize("passed_ms", [0, 1_000])
@@ -429,11 +441,11 @@ def test_a_repeat_leaves_out_topics_that_it_does_not_ask_for() -> None:
     stage.publish(2, (1, 0))
     stage.publish(2, (2, 0))
     first = stage.take(attempt_id="x")
-    assert {pick.queue for pick in first} == {(1, 0), (2, 0)}
+    assert {message.queue for message in first} == {(1, 0), (2, 0)}
     assert queues_of(stage.take(attempt_id="x", topics=frozenset({2}))) == [(2, 0)] * 2
     assert queues_of(stage.take(attempt_id="x", may_receive=only_topic_1)) == [(1, 0)] * 2
     nothing = stage.ask(attempt_id="x", topics=frozenset({2}), may_receive=only_topic_1)
-    assert (nothing.picks, nothing.available) == ([], 0)
+    assert (nothing.messages, nothing.available) == ([], 0)
     assert len(stage.take(attempt_id="x")) == 4, "what was left out is still to be had again"
 
 
@@ -445,7 +457,7 @@ def test_a_repeat_does_not_extend_leases_that_it_leaves_out() -> None:  # S1
     stage.now += 9_000
     assert queues_of(stage.take(attempt_id="x", may_receive=only_topic_1)) == [(1, 0)]
     stage.later(2_000)
-    assert stage.ask("b", credit=0).available == 1
+    assert stage.ask("b", max_messages=0).available == 1
     assert queues_of(stage.take("b")) == [(2, 0)]
 
 
@@ -455,8 +467,8 @@ def test_a_request_gets_and_counts_only_topics_that_it_may_receive(settled: bool
     stage = Stage({1: 1, 2: 1})
     stage.publish(3, (1, 0))
     stage.publish(3, (2, 0))
-    reply = stage.ask(credit=1, settled=settled, may_receive=only_topic_1)
-    assert (queues_of(reply.picks), reply.available) == ([(1, 0)], 2)
+    reply = stage.ask(max_messages=1, settled=settled, may_receive=only_topic_1)
+    assert (queues_of(reply.messages), reply.available) == ([(1, 0)], 2)
     assert queues_of(stage.take(settled=settled, may_receive=only_topic_1)) == [(1, 0)] * 2
     assert queues_of(stage.take("b")) == [(2, 0)] * 3
 
@@ -472,9 +484,9 @@ def test_a_reply_that_is_filled_further_keeps_to_what_may_be_received() -> None:
 def test_who_waits_gets_only_what_it_may_receive_of_a_topic_that_comes() -> None:  # S2
     stage = Stage()
     for number in range(40):
-        ask = Ask(f"narrow {number}", 10, may_receive=only_topic_1)
-        stage.group.park(ask, ask.member, stage.now, stage.now + 5_000)
-    stage.group.park(Ask("wide", 10), "wide", stage.now, stage.now + 5_000)
+        request = ReceiveRequest(f"narrow {number}", 10, may_receive=only_topic_1)
+        stage.group.park(request, request.member, stage.now, stage.now + 5_000)
+    stage.group.park(ReceiveRequest("wide", 10), "wide", stage.now, stage.now + 5_000)
     assert served(stage) == []
     stage.group.add_topic(2, weight=1)
     stage.add_queue((2, 0))
@@ -488,8 +500,8 @@ def only_topic_1(topic_id: int) -> bool:
     return topic_id == 1
 
 
-def queues_of(picks: list[Pick]) -> list[QueueKey]:
-    return sorted(pick.queue for pick in picks)
+def queues_of(messages: list[SelectedMessage]) -> list[QueueKey]:
+    return sorted(message.queue for message in messages)
 
 
 # -- waking --------------------------------------------------------------------------------------
@@ -513,9 +525,9 @@ def test_one_message_wakes_one_member_and_members_take_turns() -> None:  # L25, 
 def test_whatever_makes_a_message_available_wakes(cause: str) -> None:  # I13, F10, Q8, Q15
     stage = Stage(lease_ms=5_000, max_in_flight=2)
     stage.publish(2)
-    picks = stage.take("a")
+    messages = stage.take("a")
     if cause == "pause":
-        settle(stage, Verb.ACK, picks)
+        settle(stage, Verb.ACK, messages)
         stage.group.pause(1, True)
         stage.publish()
     elif cause == "room":
@@ -523,12 +535,12 @@ def test_whatever_makes_a_message_available_wakes(cause: str) -> None:  # I13, F
     park(stage, "b", 1, 90_000)
     assert served(stage) == []
     if cause == "arrival":
-        settle(stage, Verb.ACK, picks)
+        settle(stage, Verb.ACK, messages)
         stage.publish()
     elif cause == "return":
-        settle(stage, Verb.RELEASE, picks)
+        settle(stage, Verb.RELEASE, messages)
     elif cause == "delay":
-        settle(stage, Verb.NACK, picks, delay_ms=700)
+        settle(stage, Verb.NACK, messages, delay_ms=700)
         assert served(stage) == []
         assert stage.group.next_deadline() == stage.now + 700
         stage.later(700)
@@ -538,7 +550,7 @@ def test_whatever_makes_a_message_available_wakes(cause: str) -> None:  # I13, F
     elif cause == "leave":
         stage.group.leave("a", stage.now)
     elif cause == "room":
-        settle(stage, Verb.ACK, picks[:1])
+        settle(stage, Verb.ACK, messages[:1])
     else:
         stage.group.pause(1, False)
     assert [member for member, _ in served(stage)] == ["b"]
@@ -547,10 +559,10 @@ def test_whatever_makes_a_message_available_wakes(cause: str) -> None:  # I13, F
 def test_a_key_that_comes_free_wakes() -> None:  # I13
     stage = Stage(mode="keyed")
     publish_keys(stage, 1, 1)
-    picks = stage.take("a", 1)
+    messages = stage.take("a", 1)
     park(stage, "b")
     assert served(stage) == []
-    settle(stage, Verb.ACK, picks)
+    settle(stage, Verb.ACK, messages)
     assert served(stage) == [("b", [1])]
 
 
@@ -569,40 +581,40 @@ def test_a_source_that_must_wait_is_asked_again() -> None:
     stage.publish(2)
     stage.queues.is_cold = True
     reply = stage.ask()
-    assert (reply.picks, reply.needs) == ([], ((1, 0), 0))
+    assert (reply.messages, reply.needs) == ([], ((1, 0), 0))
     park(stage, "a")
     ((_, reply_),) = stage.group.serve(stage.now)
     assert isinstance(reply_, Reply)
     assert reply_.needs == ((1, 0), 0)
     stage.queues.is_cold = False
-    stage.group.stir(1)
+    stage.group.mark_dirty(1)
     assert served(stage) == [("a", [0, 1])]
 
 
 def test_who_waits_behind_a_cold_topic_is_not_forgotten() -> None:  # I13
     stage = Stage({1: 1, 2: 1})
     for topic_id, member in ((1, "a"), (2, "b")):
-        ask = Ask(member, 10, topics=frozenset({topic_id}))
-        stage.group.park(ask, member, stage.now, stage.now + 5_000)
+        request = ReceiveRequest(member, 10, topics=frozenset({topic_id}))
+        stage.group.park(request, member, stage.now, stage.now + 5_000)
     assert served(stage) == []
     stage.publish(1, (1, 0))
     stage.publish(1, (2, 0))
     stage.queues.is_cold = True
     assert served(stage) == [("a", [])]
     stage.queues.is_cold = False
-    stage.group.stir(1)
+    stage.group.mark_dirty(1)
     assert served(stage) == [("a", [0]), ("b", [0])]
 
 
-def filled(stage: Stage, credit: int = 100, **fields: object) -> list[tuple[QueueKey, int]]:
+def filled(stage: Stage, max_messages: int = 100, **fields: object) -> list[tuple[QueueKey, int]]:
     """Receive, and read three messages at a time from disk until the reply needs no more."""
-    ask = Ask("a", credit, **fields)  # type: ignore[arg-type]
-    reply = stage.group.receive(ask, stage.now)
-    while reply.needs is not None and len(reply.picks) < credit:
+    request = ReceiveRequest("a", max_messages, **fields)  # type: ignore[arg-type]
+    reply = stage.group.receive(request, stage.now)
+    while reply.needs is not None and len(reply.messages) < max_messages:
         queue, offset = reply.needs
         stage.queues.cold_from[queue] = offset + 3
-        stage.group.go_on(reply, ask, stage.now)
-    return [(pick.queue, pick.offset) for pick in reply.picks]
+        stage.group.continue_reply(reply, request, stage.now)
+    return [(message.queue, message.offset) for message in reply.messages]
 
 
 @pytest.mark.parametrize("engine", FAIR_ENGINES)
@@ -614,8 +626,8 @@ def test_a_cold_source_changes_neither_order_nor_shares(engine: str, cost: str) 
         for n in weights:
             stage.publish(60, (n, 0), size_bytes=50 + 30 * (n % 4))
     cold.queues.cold_from = {(n, 0): 0 for n in weights}
-    for credit in (1, 7, 200, 32, 500):
-        assert filled(cold, credit) == filled(warm, credit)
+    for max_messages in (1, 7, 200, 32, 500):
+        assert filled(cold, max_messages) == filled(warm, max_messages)
 
 
 def test_a_reply_that_is_filled_further_keeps_its_bounds() -> None:
@@ -632,8 +644,8 @@ def test_nothing_is_added_to_a_reply_of_which_some_was_taken_back(how: str) -> N
     stage = Stage()
     stage.publish(10)
     stage.queues.cold_from[1, 0] = 3
-    ask = Ask("a", 10)
-    reply = stage.group.receive(ask, stage.now)
+    request = ReceiveRequest("a", 10)
+    reply = stage.group.receive(request, stage.now)
     assert reply.needs == ((1, 0), 3)
     if how == "leave":
         stage.group.leave("a", stage.now)
@@ -644,10 +656,10 @@ def test_nothing_is_added_to_a_reply_of_which_some_was_taken_back(how: str) -> N
     elif how == "remove":
         stage.group.remove_topic(1)
     else:
-        assert settle(stage, Verb.ACK, reply.picks[:1]) == [DONE]
+        assert settle(stage, Verb.ACK, reply.messages[:1]) == [DONE]
     stage.queues.cold_from.clear()
-    stage.group.go_on(reply, ask, stage.now)
-    assert [pick.offset for pick in reply.picks] == [0, 1, 2]
+    stage.group.continue_reply(reply, request, stage.now)
+    assert [message.offset for message in reply.messages] == [0, 1, 2]
     assert reply.needs is None
 
 
@@ -655,12 +667,12 @@ def test_nothing_is_added_for_a_member_that_retired() -> None:
     stage = Stage(mode="single_active")
     stage.publish(10)
     stage.queues.cold_from[1, 0] = 3
-    ask = Ask("a", 10)
-    reply = stage.group.receive(ask, stage.now)
+    request = ReceiveRequest("a", 10)
+    reply = stage.group.receive(request, stage.now)
     stage.group.retire("a")
     stage.queues.cold_from.clear()
-    stage.group.go_on(reply, ask, stage.now)
-    assert [pick.offset for pick in reply.picks] == [0, 1, 2]
+    stage.group.continue_reply(reply, request, stage.now)
+    assert [message.offset for message in reply.messages] == [0, 1, 2]
 
 
 def test_a_repeated_request_gets_what_its_answer_was_filled_with() -> None:
@@ -668,7 +680,7 @@ def test_a_repeated_request_gets_what_its_answer_was_filled_with() -> None:
     stage.publish(10)
     stage.queues.cold_from[1, 0] = 3
     assert len(filled(stage, 8, attempt_id="x")) == 8
-    assert stage.offsets(credit=8, attempt_id="x") == list(range(8))
+    assert stage.offsets(max_messages=8, attempt_id="x") == list(range(8))
 
 
 # -- fairness ------------------------------------------------------------------------------------
@@ -684,14 +696,14 @@ def test_the_founding_table_whoever_asks_and_for_how_much(
     for topic_id in weights:
         stage.publish(2_200, (topic_id, 0))
     source = random.Random(1)
-    picks: list[Pick] = []
-    while len(picks) < 11_000:
-        picks += stage.take(source.choice("abc"), source.choice(credits))
+    messages: list[SelectedMessage] = []
+    while len(messages) < 11_000:
+        messages += stage.take(source.choice("abc"), source.choice(credits))
     for topic_id, weight in weights.items():
-        count = sum(pick.queue[0] == topic_id for pick in picks[:11_000])
+        count = sum(message.queue[0] == topic_id for message in messages[:11_000])
         assert count == pytest.approx(50 * weight, rel=0.005)
-        assert [p.offset for p in picks if p.queue[0] == topic_id][:count] == list(range(count))
-    assert sum(stage.group.fair.served.values()) == len(picks)
+        assert [p.offset for p in messages if p.queue[0] == topic_id][:count] == list(range(count))
+    assert sum(stage.group.fair.served.values()) == len(messages)
 
 
 @pytest.mark.parametrize("engine", FAIR_ENGINES)
@@ -700,15 +712,15 @@ def test_time_is_shared_when_time_is_the_cost(engine: str) -> None:
     handling_ms, worked = {1: 100, 2: 1}, {1: 0, 2: 0}
     for topic_id in (1, 2):
         stage.publish(40_000, (topic_id, 0))
-    workers: list[tuple[int, int, list[Pick]]] = [(stage.now, n, []) for n in range(10)]
+    workers: list[tuple[int, int, list[SelectedMessage]]] = [(stage.now, n, []) for n in range(10)]
     end = stage.now + 5_000
     while stage.now < end:
-        stage.now, worker, picks = heapq.heappop(workers)
-        settle(stage, Verb.ACK, picks)
-        picks = stage.take(f"w{worker}", 1)
-        (pick,) = picks
-        worked[pick.queue[0]] += handling_ms[pick.queue[0]]
-        heapq.heappush(workers, (stage.now + handling_ms[pick.queue[0]], worker, picks))
+        stage.now, worker, messages = heapq.heappop(workers)
+        settle(stage, Verb.ACK, messages)
+        messages = stage.take(f"w{worker}", 1)
+        (message,) = messages
+        worked[message.queue[0]] += handling_ms[message.queue[0]]
+        heapq.heappush(workers, (stage.now + handling_ms[message.queue[0]], worker, messages))
     assert worked[1] / sum(worked.values()) == pytest.approx(0.5, abs=0.03)
 
 
@@ -726,12 +738,12 @@ def test_whoever_has_just_looked_is_parked_without_another_look() -> None:
     stage = Stage()
     stage.group.serve(stage.now)
     for member in "ab":
-        ask = Ask(member, 1)
-        assert not stage.group.receive(ask, stage.now).is_answer
-        stage.group.park(ask, member, stage.now, stage.now + 1_000, has_looked=True)
-    looks: list[Ask] = []
+        request = ReceiveRequest(member, 1)
+        assert not stage.group.receive(request, stage.now).is_answer
+        stage.group.park(request, member, stage.now, stage.now + 1_000, has_looked=True)
+    looks: list[ReceiveRequest] = []
     receive = stage.group.receive
-    stage.group.receive = lambda ask, now_ms: looks.append(ask) or receive(ask, now_ms)  # type: ignore[func-returns-value, method-assign]
+    stage.group.receive = lambda request, now_ms: looks.append(request) or receive(request, now_ms)  # type: ignore[func-returns-value, method-assign]
     assert stage.group.serve(stage.now) == []
     assert looks == []
     stage.publish()
@@ -742,18 +754,18 @@ def test_whoever_has_just_looked_is_parked_without_another_look() -> None:
 
 
 def test_a_reply_has_few_of_a_limited_queue_and_the_others_of_the_rest() -> None:
-    # C1: a member that is slow with one queue can ask for messages of the other queues only
+    # C1: a member that is slow with one queue can request for messages of the other queues only
     stage = Stage({})
     stage.group.add_topic(1)
     for queue in range(3):
         stage.add_queue((1, queue))
         stage.publish(4, (1, queue))
     limits = Limits(queues={(1, 0): 0, (1, 1): 2})
-    picks = stage.take("a", 100, limits=limits)
-    assert sorted(pick.queue[1] for pick in picks) == [1, 1, 2, 2, 2, 2]
-    assert [pick.offset for pick in picks if pick.queue[1] == 1] == [0, 1]
+    messages = stage.take("a", 100, limits=limits)
+    assert sorted(message.queue[1] for message in messages) == [1, 1, 2, 2, 2, 2]
+    assert [message.offset for message in messages if message.queue[1] == 1] == [0, 1]
     assert stage.take("a", 100, limits=Limits(queues={(1, 0): 0, (1, 1): 0})) == []
-    rest = [(pick.queue[1], pick.offset) for pick in stage.take("a", 100)]
+    rest = [(message.queue[1], message.offset) for message in stage.take("a", 100)]
     assert sorted(rest) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
 
 
@@ -768,10 +780,10 @@ def test_a_limit_changes_neither_order_nor_what_is_left(cost: str, limit: int) -
     seen: dict[int, list[int]] = {queue: [] for queue in range(5)}
     limits = Limits(queues={(1, 2): limit})
     for round_ in range(100):
-        picks = stage.take("a", 7, limits=limits if round_ < 40 else None)
-        assert round_ >= 40 or sum(pick.queue[1] == 2 for pick in picks) <= limit
-        for pick in picks:
-            seen[pick.queue[1]].append(pick.offset)
+        messages = stage.take("a", 7, limits=limits if round_ < 40 else None)
+        assert round_ >= 40 or sum(message.queue[1] == 2 for message in messages) <= limit
+        for message in messages:
+            seen[message.queue[1]].append(message.offset)
     assert seen == {queue: list(range(20)) for queue in range(5)}
 
 
@@ -803,9 +815,11 @@ def test_who_waits_with_limits_is_passed_over_by_what_they_exclude() -> None:  #
     for queue in range(2):
         stage.add_queue((1, queue))
     for member in "ab":
-        ask = Ask(member, 10, limits=Limits(queues={(1, 0): 0}) if member == "a" else None)
-        assert not stage.group.receive(ask, stage.now).picks
-        stage.group.park(ask, member, stage.now, stage.now + 5_000)
+        request = ReceiveRequest(
+            member, 10, limits=Limits(queues={(1, 0): 0}) if member == "a" else None
+        )
+        assert not stage.group.receive(request, stage.now).messages
+        stage.group.park(request, member, stage.now, stage.now + 5_000)
     stage.publish(1, (1, 0))
     assert served(stage) == [("b", [0])]
     stage.publish(1, (1, 1))

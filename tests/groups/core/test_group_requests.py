@@ -10,7 +10,7 @@ from holdfast.groups.config import FAIR_ENGINES
 from holdfast.groups.core import requests
 from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.requests import Ask, Pick
+from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import State
 from tests.groups.pages import progress_of
@@ -54,10 +54,10 @@ def test_a_flooded_topic_does_not_starve_a_light_one(engine: str) -> None:  # F1
     counts = {1: 0, 2: 0}
     while sum(counts.values()) < 1_010:
         stage.publish(20, (1, 0))  # more messages arrive than are received
-        picks = stage.take(credit=10)
-        settle(stage, Verb.ACK, picks)
-        for pick in picks:
-            counts[pick.queue[0]] += 1
+        messages = stage.take(max_messages=10)
+        settle(stage, Verb.ACK, messages)
+        for message in messages:
+            counts[message.queue[0]] += 1
     assert counts[2] == pytest.approx(10, abs=1)
 
 
@@ -69,8 +69,8 @@ def test_shares_do_not_depend_on_how_much_is_there(
     stage = Stage({1: 2, 2: 1}, engine=engine, max_in_flight=10**6)
     for topic_id, count in enumerate(backlogs, 1):
         stage.publish(count, (topic_id, 0))
-    picks = [pick for _ in range(30) for pick in stage.take(credit=30)]
-    assert sum(pick.queue[0] == 1 for pick in picks) == pytest.approx(600, abs=2)
+    messages = [message for _ in range(30) for message in stage.take(max_messages=30)]
+    assert sum(message.queue[0] == 1 for message in messages) == pytest.approx(600, abs=2)
 
 
 @engines
@@ -80,15 +80,15 @@ def test_a_topic_with_nothing_in_it_changes_nobodys_turn(engine: str) -> None:  
         stage = Stage({1: 3, 2: 1, 3: 2}, engine=engine, max_in_flight=10**6)
         for topic_id in (1, 2, 3):
             stage.publish(400, (topic_id, 0))
-        picks = stage.take(credit=50)
+        messages = stage.take(max_messages=50)
         if has_idle:
             stage.group.add_topic(9, weight=7)
             stage.add_queue((9, 0))
-        picks += stage.take(credit=101)
+        messages += stage.take(max_messages=101)
         if has_idle:
             stage.group.remove_topic(9)
-        picks += stage.take(credit=100)
-        orders.append([(pick.queue, pick.offset) for pick in picks])
+        messages += stage.take(max_messages=100)
+        orders.append([(message.queue, message.offset) for message in messages])
     assert orders[0] == orders[1]
 
 
@@ -99,12 +99,12 @@ def test_when_all_is_settled_no_permit_is_left_and_who_waits_costs_nothing() -> 
     stage = Stage(max_in_flight_per_member=4, lease_ms=5_000, has_dead_letters=False)
     stage.publish(40)
     ends = itertools.cycle((Verb.ACK, Verb.RELEASE, Verb.REJECT, None))
-    while picks := stage.take("ab"[stage.now % 2], 3):
+    while messages := stage.take("ab"[stage.now % 2], 3):
         verb = next(ends)
         if verb is None:
             stage.later(5_001)
         else:
-            settle(stage, verb, picks)
+            settle(stage, verb, messages)
     assert (stage.group.lease_count, stage.group.in_flight.of("a")) == (0, 0)
     assert stage.group.in_flight.room("b") == 4
     park(stage, "a")
@@ -116,14 +116,14 @@ def test_when_all_is_settled_no_permit_is_left_and_who_waits_costs_nothing() -> 
 def test_what_is_settled_makes_room_for_the_next_at_once() -> None:  # F14
     stage = Stage(max_in_flight=1)
     stage.publish(3)
-    picks = stage.take("a")
+    messages = stage.take("a")
     for offset in (1, 2):
         park(stage, "a")
         assert served(stage) == []
-        settle(stage, Verb.ACK, picks)
+        settle(stage, Verb.ACK, messages)
         ((_, reply),) = stage.group.serve(stage.now)
-        picks = reply.picks  # type: ignore[union-attr]
-        assert [pick.offset for pick in picks] == [offset]
+        messages = reply.messages  # type: ignore[union-attr]
+        assert [message.offset for message in messages] == [offset]
 
 
 # -- events that wake requests, and events that do not -------------------------------------------
@@ -137,7 +137,7 @@ def test_notices_late_and_out_of_order_wake_nobody() -> None:  # L12
     assert served(stage) == []
     stage.queues.reads.clear()
     for end in (3, 1, 2):
-        stage.group.arrived((1, 0), end)
+        stage.group.note_end((1, 0), end)
         assert served(stage) == []
     assert (stage.cursor().end, stage.queues.reads) == (3, [])
 
@@ -147,8 +147,8 @@ def test_what_does_not_match_does_not_wake_and_is_looked_at_once(whose: str) -> 
     stage = Stage({})
     stage.group.add_topic(1, filter="y" if whose == "the group's" else None)
     stage.add_queue((1, 0))
-    ask = Ask("a", 10, filter="y" if whose == "the member's" else None)
-    stage.group.park(ask, "a", stage.now, stage.now + 5_000)
+    request = ReceiveRequest("a", 10, filter="y" if whose == "the member's" else None)
+    stage.group.park(request, "a", stage.now, stage.now + 5_000)
     for _ in range(10):
         stage.publish(1_000, tag="x")
         assert served(stage) == []
@@ -157,9 +157,9 @@ def test_what_does_not_match_does_not_wake_and_is_looked_at_once(whose: str) -> 
     assert waiter.ticket == "a"
     stage.queues.reads.clear()
     stage.now += 5_000
-    assert not stage.group.receive(ask, stage.now).picks
+    assert not stage.group.receive(request, stage.now).messages
     assert stage.queues.reads == []
-    stage.group.park(ask, "a", stage.now, stage.now + 5_000)
+    stage.group.park(request, "a", stage.now, stage.now + 5_000)
     stage.publish(1, tag="y")
     assert served(stage) == [("a", [10_000])]
 
@@ -167,19 +167,19 @@ def test_what_does_not_match_does_not_wake_and_is_looked_at_once(whose: str) -> 
 def test_what_comes_to_an_idle_group_is_available_but_for_what_is_held_or_done() -> None:  # A36
     stage = Stage()
     stage.publish(10)
-    picks = stage.take()
-    settle(stage, Verb.ACK, picks[:3] + picks[5:7])
-    assert stage.ask(credit=0).available == 0
+    messages = stage.take()
+    settle(stage, Verb.ACK, messages[:3] + messages[5:7])
+    assert stage.ask(max_messages=0).available == 0
     stage.publish(100)
-    assert stage.ask(credit=0).available == 100
-    settle(stage, Verb.RELEASE, picks[3:5])
-    assert stage.ask(credit=0).available == 102
+    assert stage.ask(max_messages=0).available == 100
+    settle(stage, Verb.RELEASE, messages[3:5])
+    assert stage.ask(max_messages=0).available == 102
 
 
 def test_browsing_leaves_nothing_behind() -> None:  # I15
     stage = Stage()
     stage.publish(6)
-    settle(stage, Verb.NACK, stage.take(credit=2)[:1], delay_ms=700)
+    settle(stage, Verb.NACK, stage.take(max_messages=2)[:1], delay_ms=700)
     stage.commit()
 
     def state() -> object:
@@ -200,7 +200,12 @@ def test_browsing_leaves_nothing_behind() -> None:  # I15
     for is_leased_shown in (False, True):
         topics = stage.group.topics.values()
         shown = browse(
-            topics, stage.queues, {}, credit=9, include_leased=is_leased_shown, now_ms=stage.now
+            topics,
+            stage.queues,
+            {},
+            max_messages=9,
+            include_leased=is_leased_shown,
+            now_ms=stage.now,
         )
         assert shown.messages
     assert state() == before
@@ -239,15 +244,15 @@ def test_however_three_actors_meet_a_message_has_one_holder_and_one_end() -> Non
         stage = Stage(lease_ms=5_000, backoff_ms=())
         stage.publish()
         steps = {actor: iter(each) for actor, each in ACTORS.items()}
-        held: dict[str, list[Pick]] = {"a": [], "b": []}
+        held: dict[str, list[SelectedMessage]] = {"a": [], "b": []}
         ends = 0
         for actor in order:
             step, was_done = next(steps[actor]), stage.cursor().floor == 1
             holder = holder_of(stage.group)
             if step == "receive":
-                picks = stage.take(actor)
-                assert bool(picks) == (not was_done and holder is None), order
-                held[actor] = picks or held[actor]
+                messages = stage.take(actor)
+                assert bool(messages) == (not was_done and holder is None), order
+                held[actor] = messages or held[actor]
             elif step == "the lease ends":
                 stage.later(5_000)
             elif step == "a leaves":
@@ -271,19 +276,19 @@ def test_however_three_actors_meet_a_message_has_one_holder_and_one_end() -> Non
 
 
 def _asked_again(stage: Stage, attempt_id: str) -> list[int]:
-    repeats = stage.group._repeats
-    return [pick.offset for pick in repeats.find("a", attempt_id, stage.now)]
+    repeats = stage.group._answers
+    return [message.offset for message in repeats.find("a", attempt_id, stage.now)]
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(29, "cd"), (30, "bcd"), (31, "bcd")])
 def test_of_the_messages_of_kept_answers_there_is_a_limit(
     monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
 ) -> None:
-    monkeypatch.setattr(requests, "MAX_REPEATED", limit)
+    monkeypatch.setattr(requests, "MAX_ANSWERED_MESSAGES", limit)
     stage = Stage()
     stage.publish(100)
     for attempt_id in "abcd":
-        stage.take(credit=10, attempt_id=attempt_id)
+        stage.take(max_messages=10, attempt_id=attempt_id)
     assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
 
 
@@ -291,15 +296,15 @@ def test_of_the_messages_of_kept_answers_there_is_a_limit(
 def test_of_the_requests_whose_answers_are_kept_there_is_a_limit(
     monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
 ) -> None:
-    monkeypatch.setattr(requests, "MAX_REPEATS", limit)
+    monkeypatch.setattr(requests, "MAX_ANSWERS", limit)
     stage = Stage()
     stage.publish(4)
     for attempt_id in "abcd":
-        stage.take(credit=1, attempt_id=attempt_id)
+        stage.take(max_messages=1, attempt_id=attempt_id)
     assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
 
 
-@pytest.mark.parametrize("limit", ["MAX_REPEATS", "MAX_REPEATED"])
+@pytest.mark.parametrize("limit", ["MAX_ANSWERS", "MAX_ANSWERED_MESSAGES"])
 def test_a_client_pushes_out_its_own_answers_before_those_of_others(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
@@ -307,12 +312,12 @@ def test_a_client_pushes_out_its_own_answers_before_those_of_others(
     monkeypatch.setattr(requests, limit, 3)
     stage = Stage()
     stage.publish(20)
-    stage.take(credit=1, attempt_id="mine", client="modest")
+    stage.take(max_messages=1, attempt_id="mine", client="modest")
     for number in range(10):
-        ask = requests.Ask(f"made up {number}", 1, attempt_id="x", client="greedy")
-        assert len(stage.group.receive(ask, stage.now).picks) == 1
+        request = requests.ReceiveRequest(f"made up {number}", 1, attempt_id="x", client="greedy")
+        assert len(stage.group.receive(request, stage.now).messages) == 1
     assert _asked_again(stage, "mine") == [0]
-    repeats = stage.group._repeats
+    repeats = stage.group._answers
     kept = [n for n in range(10) if repeats.find(f"made up {n}", "x", stage.now)]
     assert kept == [8, 9]
     stage.now += 300_000
@@ -324,12 +329,12 @@ def test_an_answer_that_is_filled_further_counts_once_and_as_a_whole() -> None:
     stage = Stage()
     stage.publish(20)
     stage.queues.cold_from[1, 0] = 5
-    ask = Ask("a", 20, attempt_id="x")
-    reply = stage.group.receive(ask, stage.now)
+    request = ReceiveRequest("a", 20, attempt_id="x")
+    reply = stage.group.receive(request, stage.now)
     del stage.queues.cold_from[1, 0]
-    stage.group.go_on(reply, ask, stage.now)
+    stage.group.continue_reply(reply, request, stage.now)
     assert _asked_again(stage, "x") == [*range(20)]
-    assert stage.group._repeats._message_count == 20
+    assert stage.group._answers._message_count == 20
     stage.now += 300_000
     assert _asked_again(stage, "x") == []
-    assert stage.group._repeats._message_count == 0
+    assert stage.group._answers._message_count == 0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.groups.config import GroupConfig
-from holdfast.groups.core.queue_lane import DeadLetter, Lane
-from holdfast.groups.core.receipt_state import Receipt, Standing, standing
+from holdfast.groups.core.queue_lane import DeadLetter, QueueLane
+from holdfast.groups.core.receipt_state import Receipt, ReceiptState, receipt_state
 from holdfast.groups.cursor.cursor import Cursor, End
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Lease
@@ -43,7 +43,7 @@ def directory(tmp_path: Path) -> Directory:
     return directory
 
 
-def _noted(opened: OpenedGroups) -> None:
+def _lanes_with_notes(opened: OpenedGroups) -> None:
     """Record a change, and kill the broker before it is committed."""
     opened.page.note(KEY, opened.cursors[KEY])
     opened.page.write()
@@ -71,7 +71,7 @@ def test_what_was_delivered_stays_redelivered_though_a_kill_undoes_a_settling(
     save(opened, cursor)
     for offset in range(cursor.end):
         cursor.finish(offset, End.ACKED)
-    _noted(opened)
+    _lanes_with_notes(opened)
     cursor = directory.cursor(OTHER_BOOT)
     assert cursor.floor == 0
     assert cursor.is_redelivery(9)
@@ -83,9 +83,9 @@ def test_a_grace_lasts_though_a_kill_undoes_a_settling(directory: Directory) -> 
     assert cursor.is_in_grace(9)
     for offset in range(10):
         cursor.finish(offset, End.ACKED)
-    cursor.pass_over(10, cursor.end)
+    cursor.skip(10, cursor.end)
     assert cursor.grace_count == 0
-    _noted(opened)
+    _lanes_with_notes(opened)
     cursor = directory.cursor(OTHER_BOOT)
     assert cursor.is_in_grace(9)
     assert cursor.grace_end_ms == NOW_MS + LEASE_MS
@@ -104,9 +104,9 @@ def test_after_kills_and_a_power_loss_the_receipt_of_a_live_lease_counts(
     for _ in range(kills):
         kill(opened)
         opened = directory.open(BOOT)
-        assert standing(opened.cursors[KEY], receipt) == (Standing.LIVE, None)
+        assert receipt_state(opened.cursors[KEY], receipt) == (ReceiptState.LIVE, None)
     kill(opened)
-    assert standing(directory.cursor(OTHER_BOOT), receipt) == (Standing.GRACE, None)
+    assert receipt_state(directory.cursor(OTHER_BOOT), receipt) == (ReceiptState.GRACE, None)
 
 
 def test_a_dead_letter_is_the_same_after_a_power_loss_that_voids_receipts(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_dead_letter_is_the_same_after_a_power_loss_that_voids_receipts(tmp_pa
 
 def _letters(cursor: Cursor) -> list[DeadLetter]:
     config = GroupConfig(has_dead_letters=True)
-    lane = Lane(KEY[0], KEY[1:], cursor, Queues(), config, None, lambda lane: None)
+    lane = QueueLane(KEY[0], KEY[1:], cursor, Queues(), config, None, lambda lane: None)
     return lane.dead_letters
 
 
@@ -141,7 +141,7 @@ def test_of_two_first_leases_of_a_message_the_one_before_a_grace_does_not_count(
     before = Receipt(*KEY, 3, (first_boot << 40) + 4, cursor.epoch, NOW_MS + LEASE_MS, 1, "m")
     longer = before._replace(offset=4, lease_number=before.lease_number + 1)
     for receipt in (before, longer):
-        assert standing(cursor, receipt) == (Standing.GRACE, None)
+        assert receipt_state(cursor, receipt) == (ReceiptState.GRACE, None)
     cursor.adopt(Head(4), "m", longer.lease_number, NOW_MS + 2 * LEASE_MS, NOW_MS)
     cursor.end_grace()
     deliver(cursor, 3)
@@ -150,5 +150,5 @@ def test_of_two_first_leases_of_a_message_the_one_before_a_grace_does_not_count(
     kill(opened)
     kill(directory.open(OTHER_BOOT))
     cursor = directory.cursor(THIRD_BOOT)
-    assert standing(cursor, again) == (Standing.GRACE, None)
-    assert standing(cursor, before) == (Standing.STALE, None)
+    assert receipt_state(cursor, again) == (ReceiptState.GRACE, None)
+    assert receipt_state(cursor, before) == (ReceiptState.STALE, None)

@@ -41,7 +41,7 @@ def state_of(group: Group) -> dict[object, object]:
         "deadline": group.next_deadline(),
     }
     for topic in group.topics.values():
-        found[topic.topic_id] = [[lane.key for lane in lanes] for lanes in topic._listed]
+        found[topic.topic_id] = [[lane.key for lane in lanes] for lanes in topic._rotations]
         for lane in topic.lanes.values():
             found[lane.key] = state_of_cursor(lane.cursor)
     return found | {"in flight": {m: group.in_flight.of(m) for m in group.members}}
@@ -107,18 +107,22 @@ def test_long_queues_are_shared_as_one_by_one(engine: str, cost: str, data: st.D
                         1, (topic_id, queue), size_bytes=size_bytes, tag="xyz"[size_bytes % 3]
                     )
     for _ in range(12):
-        member, credit = rng.choice("abc"), rng.choice([1, 7, 32, 200])
+        member, max_messages = rng.choice("abc"), rng.choice([1, 7, 32, 200])
         asked: dict[str, object] = {
             "max_bytes": rng.choice([400, 5_000, 1 << 40]),
             "settled": rng.random() < 0.1,
             "filter": rng.choice([None, None, "x", "y"]),
         }
         verb, share = rng.choice([Verb.ACK, Verb.NACK, Verb.RELEASE]), rng.random() ** 2
-        taken = [stage.take(member, credit, **asked) for stage in stages]
+        taken = [stage.take(member, max_messages, **asked) for stage in stages]
         assert taken[0] == taken[1]
-        for stage, picks in zip(stages, taken, strict=True):
+        for stage, messages in zip(stages, taken, strict=True):
             stage.later(10)
-            settle(stage, verb, [each for each in picks[: int(share * len(picks))] if each.receipt])
+            settle(
+                stage,
+                verb,
+                [each for each in messages[: int(share * len(messages))] if each.receipt],
+            )
         assert state_of(stages[0].group) == state_of(stages[1].group)
 
 
@@ -133,7 +137,7 @@ def test_a_request_of_one_topic_is_one_run(
     for queue in range(queues):
         stage.add_queue((1, queue))
         stage.publish(20, (1, queue))
-    assert stage.offsets(credit=queues) == [0] * queues, "so much is looked at one by one"
+    assert stage.offsets(max_messages=queues) == [0] * queues, "so much is looked at one by one"
     fair = stage.group.fair
     chosen: list[int | None] = []
     select = fair.select
@@ -143,9 +147,9 @@ def test_a_request_of_one_topic_is_one_run(
         return chosen[-1]
 
     monkeypatch.setattr(fair, "select", counted)
-    picks = stage.take(credit=3 * queues + 1)
-    assert [pick.queue[1] for pick in picks[: 2 * queues]] == 2 * list(range(queues))
-    assert [pick.offset for pick in picks if pick.queue[1] == 0] == [1, 2, 3, 4]
+    messages = stage.take(max_messages=3 * queues + 1)
+    assert [message.queue[1] for message in messages[: 2 * queues]] == 2 * list(range(queues))
+    assert [message.offset for message in messages if message.queue[1] == 0] == [1, 2, 3, 4]
     assert chosen == [1]
 
 
@@ -165,9 +169,9 @@ def test_every_message_of_the_founding_table_is_within_its_bound(
     served, total = dict.fromkeys(WEIGHTS, 0), sum(WEIGHTS.values())
     count = 0
     while count < 20 * total:
-        for pick in stage.take(rng.choice("abc"), rng.choice(credits)):
+        for message in stage.take(rng.choice("abc"), rng.choice(credits)):
             count += 1
-            served[pick.queue[0]] += 1
+            served[message.queue[0]] += 1
             for topic_id, weight in WEIGHTS.items():
                 # One quantum and one cost, or two messages.
                 bound = weight + 1 if engine == "dwrr" else 2

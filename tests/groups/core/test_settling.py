@@ -5,7 +5,7 @@ import pytest
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_parts import ENDED_A_TURN
-from holdfast.groups.core.requests import Ask, Pick
+from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import State
 from holdfast.groups.cursor.cursor_rows import restore
@@ -18,8 +18,10 @@ DONE, STALE = Status.DONE, Status.STALE
 KEY = (1, 0)
 
 
-def settle(stage: Stage, verb: Verb, *picks: Pick, **terms: int | bool) -> list[Status]:
-    receipts = [pick.receipt for pick in picks]
+def settle(
+    stage: Stage, verb: Verb, *messages: SelectedMessage, **terms: int | bool
+) -> list[Status]:
+    receipts = [message.receipt for message in messages]
     return stage.group.settle(verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
 
 
@@ -54,14 +56,14 @@ def restart(
 
 def test_a_repeated_settling_is_done_and_changes_nothing() -> None:  # I6
     stage = new_stage(has_dead_letters=True)
-    for verb, pick in zip((Verb.ACK, Verb.NACK, Verb.RELEASE, Verb.REJECT), stage.take(credit=4),
-                          strict=True):  # fmt: skip
-        assert settle(stage, verb, pick) == [DONE]
-        before = stage.cursor().failures(pick.offset), stage.cursor().available
-        assert settle(stage, verb, pick) == [DONE]
-        assert (stage.cursor().failures(pick.offset), stage.cursor().available) == before
+    verbs = (Verb.ACK, Verb.NACK, Verb.RELEASE, Verb.REJECT)
+    for verb, message in zip(verbs, stage.take(max_messages=4), strict=True):
+        assert settle(stage, verb, message) == [DONE]
+        before = stage.cursor().failures(message.offset), stage.cursor().available
+        assert settle(stage, verb, message) == [DONE]
+        assert (stage.cursor().failures(message.offset), stage.cursor().available) == before
         other = Verb.ACK if verb is not Verb.ACK else Verb.NACK
-        assert settle(stage, other, pick) == [STALE]
+        assert settle(stage, other, message) == [STALE]
 
 
 def test_a_late_ack_counts_while_nobody_has_the_message() -> None:
@@ -76,9 +78,9 @@ def test_a_late_ack_counts_while_nobody_has_the_message() -> None:
 
 def test_a_strict_group_takes_no_late_ack() -> None:
     stage = new_stage(1, strict_leases=True)
-    (pick,) = stage.take()
+    (message,) = stage.take()
     stage.now += 30_000  # the group has not processed it yet
-    assert settle(stage, Verb.ACK, pick) == [STALE]
+    assert settle(stage, Verb.ACK, message) == [STALE]
     assert stage.offsets("b") == [0]
 
 
@@ -96,9 +98,9 @@ def test_cumulative_settles_the_members_own_up_to_the_receipt() -> None:  # T25
 
 def test_extending_moves_the_end() -> None:
     stage = new_stage(1)
-    (pick,) = stage.take()
+    (message,) = stage.take()
     stage.later(20_000)
-    assert settle(stage, Verb.EXTEND, pick, lease_ms=20_000) == [DONE]
+    assert settle(stage, Verb.EXTEND, message, lease_ms=20_000) == [DONE]
     stage.later(19_999)
     assert stage.offsets("b") == []
     stage.later(1)
@@ -166,12 +168,12 @@ def test_a_crash_between_the_dead_letter_and_its_mark_repeats_the_same_id() -> N
 
 def test_old_receipts_settle_and_fresh_messages_go_on() -> None:  # I7, the grace of leases
     stage = new_stage(5_000)
-    picks = stage.take("a", 500)
-    settle(stage, Verb.ACK, *picks[:100])
+    messages = stage.take("a", 500)
+    settle(stage, Verb.ACK, *messages[:100])
     stage.commit()
     restart(stage, page=progress_of(stage.cursor()))
     assert stage.offsets("b", 3) == [500, 501, 502]
-    assert settle(stage, Verb.ACK, *picks) == [DONE] * 500
+    assert settle(stage, Verb.ACK, *messages) == [DONE] * 500
     assert stage.cursor().floor == 500
     stage.later(30_000)
     assert stage.offsets("c", 4) == [500, 501, 502, 503]
@@ -179,36 +181,36 @@ def test_old_receipts_settle_and_fresh_messages_go_on() -> None:  # I7, the grac
 
 def test_what_is_not_settled_is_delivered_again_after_the_last_lease() -> None:
     stage = new_stage(20)
-    picks = stage.take("a", 10, lease_ms=8_000)
+    messages = stage.take("a", 10, lease_ms=8_000)
     stage.commit()
     restart(stage, page=progress_of(stage.cursor()))
-    assert settle(stage, Verb.RELEASE, picks[4]) == [DONE]
-    assert settle(stage, Verb.EXTEND, picks[5], lease_ms=90_000) == [DONE]
+    assert settle(stage, Verb.RELEASE, messages[4]) == [DONE]
+    assert settle(stage, Verb.EXTEND, messages[5], lease_ms=90_000) == [DONE]
     assert stage.offsets("b", 2) == [4, 10]
     stage.later(8_000)
     again = stage.take("b", 9)
-    assert [pick.offset for pick in again] == [0, 1, 2, 3, 6, 7, 8, 9, 11]
-    assert all(pick.redelivered for pick in again[:-1])
+    assert [message.offset for message in again] == [0, 1, 2, 3, 6, 7, 8, 9, 11]
+    assert all(message.redelivered for message in again[:-1])
     assert not again[-1].redelivered
-    assert settle(stage, Verb.ACK, picks[0]) == [STALE]
-    assert settle(stage, Verb.ACK, picks[5]) == [DONE]
+    assert settle(stage, Verb.ACK, messages[0]) == [STALE]
+    assert settle(stage, Verb.ACK, messages[5]) == [DONE]
 
 
 @pytest.mark.parametrize("whose", ["other", "own"])
 def test_a_late_ack_overtakes_no_earlier_message_of_its_key(whose: str) -> None:  # I11
     stage = Stage(mode="keyed")
     stage.queues.messages[KEY] += [Message(key=7) for _ in range(3)]
-    stage.group.arrived(KEY, 3)
-    picks = stage.take("own")
+    stage.group.note_end(KEY, 3)
+    messages = stage.take("own")
     stage.commit()
     restart(stage)  # after a power loss, which loses leases
     stage.later(30_000)
     (again,) = stage.take(whose, 1)
     assert again.offset == 0
     # The first message is leased again: later ones of its key may not be settled before it.
-    assert settle(stage, Verb.ACK, *picks[1:]) == [STALE, STALE]
+    assert settle(stage, Verb.ACK, *messages[1:]) == [STALE, STALE]
     assert settle(stage, Verb.ACK, again) == [DONE]
-    assert settle(stage, Verb.ACK, *picks[1:]) == [DONE, DONE]
+    assert settle(stage, Verb.ACK, *messages[1:]) == [DONE, DONE]
 
 
 def test_without_the_page_the_reserve_waits() -> None:
@@ -223,22 +225,22 @@ def test_without_the_page_the_reserve_waits() -> None:
 
 def test_a_delivery_beyond_the_reserve_waits_for_a_commit() -> None:
     stage = new_stage(3_000)
-    assert stage.ask(credit=1).commit_first
-    assert stage.ask(credit=1).commit_first
+    assert stage.ask(max_messages=1).commit_first
+    assert stage.ask(max_messages=1).commit_first
     stage.commit()
-    assert not stage.ask(credit=900).commit_first
+    assert not stage.ask(max_messages=900).commit_first
     settle(stage, Verb.ACK, *[])
     stage.group.configure(GroupConfig(max_in_flight=9_999, max_in_flight_per_member=9_999))
-    assert stage.ask(credit=900).commit_first
+    assert stage.ask(max_messages=900).commit_first
 
 
 def test_a_redelivery_waits_for_a_commit() -> None:
     stage = new_stage(3)
-    picks = stage.take(credit=1)
+    messages = stage.take(max_messages=1)
     stage.commit()
-    assert not stage.ask(credit=1).commit_first
-    settle(stage, Verb.RELEASE, *picks)
-    assert stage.ask(credit=1).commit_first
+    assert not stage.ask(max_messages=1).commit_first
+    settle(stage, Verb.RELEASE, *messages)
+    assert stage.ask(max_messages=1).commit_first
 
 
 def test_the_first_delivery_of_the_next_active_member_waits_for_a_commit() -> None:
@@ -249,7 +251,7 @@ def test_the_first_delivery_of_the_next_active_member_waits_for_a_commit() -> No
     settle(stage, Verb.ACK, *stage.take("a", 1))
     stage.group.leave("a", stage.now)
     reply = stage.ask("b", 1)
-    assert [pick.redelivered for pick in reply.picks] == [True]
+    assert [message.redelivered for message in reply.messages] == [True]
     assert stage.ask("b", 1).commit_first
     stage.commit()
     assert not stage.ask("b", 1).commit_first
@@ -257,14 +259,14 @@ def test_the_first_delivery_of_the_next_active_member_waits_for_a_commit() -> No
 
 def test_a_log_that_lost_its_end_takes_back_what_was_settled_there() -> None:  # I14
     stage = new_stage(30)
-    picks = stage.take()
-    settle(stage, Verb.ACK, *picks[10:])
+    messages = stage.take()
+    settle(stage, Verb.ACK, *messages[10:])
     stage.commit()
     restart(stage, end=20)
     stage.commit()
     assert stage.cursor().epoch == 2
-    assert settle(stage, Verb.ACK, picks[5]) == [STALE]
-    stage.group.arrived(KEY, 30)
+    assert settle(stage, Verb.ACK, messages[5]) == [STALE]
+    stage.group.note_end(KEY, 30)
     restart(stage)
     stage.later(30_000)
     assert stage.offsets() == [*range(10), *range(20, 30)]
@@ -272,10 +274,10 @@ def test_a_log_that_lost_its_end_takes_back_what_was_settled_there() -> None:  #
 
 def test_the_log_begins_beyond_the_floor() -> None:
     stage = new_stage(30)
-    picks = stage.take(credit=10)
-    settle(stage, Verb.ACK, *picks[2:4])
-    settle(stage, Verb.NACK, picks[5], delay_ms=9_000)
-    stage.group.trimmed(KEY, 8, stage.now)
+    messages = stage.take(max_messages=10)
+    settle(stage, Verb.ACK, *messages[2:4])
+    settle(stage, Verb.NACK, messages[5], delay_ms=9_000)
+    stage.group.note_log_start(KEY, 8, stage.now)
     assert (stage.cursor().floor, stage.cursor().lost_count) == (8, 6)
     assert stage.group.lease_count == 2
     assert stage.group.available() == 20
@@ -285,37 +287,37 @@ def test_the_log_begins_beyond_the_floor() -> None:
 
 def test_a_seek_makes_every_receipt_stale() -> None:
     stage = new_stage(3_000)
-    picks = stage.take(credit=900)
-    settle(stage, Verb.ACK, *picks[::2])
+    messages = stage.take(max_messages=900)
+    settle(stage, Verb.ACK, *messages[::2])
     stage.commit()
     stage.group.seek(KEY, 5)
-    assert settle(stage, Verb.ACK, *picks[1:3]) == [STALE] * 2
+    assert settle(stage, Verb.ACK, *messages[1:3]) == [STALE] * 2
     assert stage.group.lease_count == 0
-    assert stage.offsets(credit=2) == [5, 6]
+    assert stage.offsets(max_messages=2) == [5, 6]
     stage.commit()
     assert stage.disk.tables["ack"] == {}
     restart(stage)
     stage.later(30_000)
-    assert stage.offsets(credit=2) == [5, 6]
+    assert stage.offsets(max_messages=2) == [5, 6]
 
 
 def test_memory_follows_what_is_held() -> None:  # I16
     stage = new_stage(100)
-    (pick,) = stage.take("a", 1)
+    (message,) = stage.take("a", 1)
     for _ in range(5_000):
-        settle(stage, Verb.EXTEND, pick, lease_ms=20_000)
+        settle(stage, Verb.EXTEND, message, lease_ms=20_000)
         settle(stage, Verb.RELEASE, *stage.take("b", 1))
     assert len(stage.cursor().leases._deadlines) <= 200
     with pytest.raises(KeyError):
-        stage.group.receive(Ask("a", 1, topics=frozenset({1})), stage.now)
+        stage.group.receive(ReceiveRequest("a", 1, topics=frozenset({1})), stage.now)
         stage.group.topics[9]
 
 
 def test_a_lease_that_has_ended_does_not_count_while_others_that_ended_are_left() -> None:
     stage = new_stage(2 * ENDED_A_TURN, strict_leases=True)
-    picks = stage.take(credit=2 * ENDED_A_TURN)
+    messages = stage.take(max_messages=2 * ENDED_A_TURN)
     stage.now += 3_600_000
-    assert settle(stage, Verb.ACK, *picks[-2:]) == [STALE, STALE]
+    assert settle(stage, Verb.ACK, *messages[-2:]) == [STALE, STALE]
     assert len(stage.cursor().leases) == ENDED_A_TURN - 2
     assert stage.group.expired_leases == ENDED_A_TURN + 2
     deadline_ms = stage.group.next_deadline()

@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.groups.core.requests import Ask
+from holdfast.groups.core.requests import ReceiveRequest
 from holdfast.groups.core.waiters import FEW, Waiters
 
 
@@ -8,7 +8,7 @@ from holdfast.groups.core.waiters import FEW, Waiters
 @pytest.mark.parametrize("removed", [0, 2, 3])
 def test_all_are_seen_in_turn_though_some_go_meanwhile(count: int, removed: int) -> None:
     waiters = Waiters()
-    held = [waiters.add(Ask("a", 1), number, 1_000) for number in range(count)]
+    held = [waiters.add(ReceiveRequest("a", 1), number, 1_000) for number in range(count)]
     seen = []
     for waiter in waiters:
         seen.append(waiter)
@@ -22,7 +22,7 @@ def test_all_are_seen_in_turn_though_some_go_meanwhile(count: int, removed: int)
 
 def test_deadlines_come_in_order_and_those_that_went_are_passed_over() -> None:
     waiters = Waiters()
-    held = [waiters.add(Ask("a", 1), None, deadline) for deadline in (30, 10, 20, 10)]
+    held = [waiters.add(ReceiveRequest("a", 1), None, deadline) for deadline in (30, 10, 20, 10)]
     assert waiters.next_deadline() == 10
     assert waiters.remove(held[1])
     assert not waiters.remove(held[1])

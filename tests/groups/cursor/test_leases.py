@@ -1,7 +1,7 @@
 """Memory for leases, delays and timers: it depends on their current number, not on past ones."""
 
 from holdfast.groups.core.group_parts import MIN_TIMERS
-from holdfast.groups.core.selection import MIN_BEHIND, InOrder
+from holdfast.groups.core.selection import MIN_RETURNED, OrderedSelection
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Lease, Leases
@@ -46,6 +46,6 @@ def test_what_comes_back_does_not_pile_up_for_a_filter_that_nobody_asks_with_aga
     for _ in range(1_000):
         settle(stage, Verb.RELEASE, stage.take("often", 3))
     selection = stage.group.topics[1].lanes[0].selection
-    assert isinstance(selection, InOrder)
-    assert all(len(each.behind) <= MIN_BEHIND + 6 for each in selection._pointers.values())
+    assert isinstance(selection, OrderedSelection)
+    assert all(len(each.returned) <= MIN_RETURNED + 6 for each in selection._pointers.values())
     assert stage.offsets("late", filter="a") == [0, 1, 2]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.rows import AttemptsRow, CursorRow
-from holdfast.groups.cursor.settled_offsets import FULL, DoneChunks
+from holdfast.groups.cursor.settled_offsets import FULL, SettledOffsets
 
 offsets = st.integers(0, 3_500)
 
@@ -25,7 +25,7 @@ offsets = st.integers(0, 3_500)
     end=offsets,
 )
 def test_it_is_a_set_with_a_floor(steps: list[tuple[str, int, int]], floor: int, end: int) -> None:
-    done, model = DoneChunks(floor), set(range(floor))
+    done, model = SettledOffsets(floor), set(range(floor))
     for verb, start, count in steps:
         if verb == "add":
             assert done.add(start) == (start not in model)
@@ -54,13 +54,13 @@ def test_it_is_a_set_with_a_floor(steps: list[tuple[str, int, int]], floor: int,
         for number in done.chunks()
         if (bits := done.chunk_to_write(number)) is not None
     }
-    again = DoneChunks.restore(min(done.floor, end), written, end)
+    again = SettledOffsets.restore(min(done.floor, end), written, end)
     assert [each in again for each in range(end)] == [each in model for each in range(end)]
     assert end in model or end not in again or again.floor > end
 
 
 def test_a_full_chunk_is_one_byte_and_a_passed_one_is_gone() -> None:
-    done = DoneChunks()
+    done = SettledOffsets()
     for offset in range(1024, 2048):
         done.add(offset)
     assert done.chunks()[1] is FULL
@@ -72,7 +72,7 @@ def test_a_full_chunk_is_one_byte_and_a_passed_one_is_gone() -> None:
 
 
 def test_a_million_settled_offsets_are_passed_by_chunks() -> None:
-    done = DoneChunks()
+    done = SettledOffsets()
     done.add_range(1, 1_000_000)
     assert done.first_open(5) == 1_000_000
     assert len(done.chunks()) == 977

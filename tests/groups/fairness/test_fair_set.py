@@ -29,13 +29,13 @@ def new_set(engine: str, weights: dict[int, int], *, is_active: bool = True) -> 
 
 
 def serve(fair: FairSet, count: int, costs: dict[int, int] | None = None) -> list[int]:
-    picks = []
+    messages = []
     for _ in range(count):
         flow = fair.select(lambda flow: 1 if costs is None else costs.get(flow))
         assert flow is not None
         fair.charge(flow, 1 if costs is None else costs[flow])
-        picks.append(flow)
-    return picks
+        messages.append(flow)
+    return messages
 
 
 def jain(shares: list[float]) -> float:
@@ -75,9 +75,9 @@ def test_a_flow_that_comes_again_has_a_new_place() -> None:
 
 @engines
 def test_the_founding_table(engine: str) -> None:  # F2, F3, F8, P1
-    picks = serve(new_set(engine, WEIGHTS), 100 * ROUND)
+    messages = serve(new_set(engine, WEIGHTS), 100 * ROUND)
     served = dict.fromkeys(WEIGHTS, 0)
-    for count, flow in enumerate(picks, 1):
+    for count, flow in enumerate(messages, 1):
         served[flow] += 1
         for each, weight in WEIGHTS.items():
             # One quantum and one cost, or two messages.
@@ -91,8 +91,8 @@ def test_the_founding_table(engine: str) -> None:  # F2, F3, F8, P1
 
 @engines
 def test_ten_to_one(engine: str) -> None:  # F9
-    picks = serve(new_set(engine, {1: 10, 2: 1}), 11_000)
-    assert picks.count(1) / picks.count(2) == pytest.approx(10, abs=0.05)
+    messages = serve(new_set(engine, {1: 10, 2: 1}), 11_000)
+    assert messages.count(1) / messages.count(2) == pytest.approx(10, abs=0.05)
 
 
 @engines
@@ -102,8 +102,8 @@ def test_multiplying_all_weights_changes_nothing(engine: str) -> None:  # F20, P
     if engine == "sfq":
         assert serve(new_set(engine, thousandfold), 3 * ROUND) == once
     else:  # rounds are longer, but the shares are equal
-        picks = serve(new_set(engine, thousandfold), 1_000 * ROUND)
-        assert all(picks.count(flow) == 1_000 * weight for flow, weight in WEIGHTS.items())
+        messages = serve(new_set(engine, thousandfold), 1_000 * ROUND)
+        assert all(messages.count(flow) == 1_000 * weight for flow, weight in WEIGHTS.items())
 
 
 @engines
@@ -121,10 +121,10 @@ def test_an_idle_flow_changes_nothing(engine: str) -> None:  # P6
 def test_an_idle_share_goes_to_the_others(engine: str) -> None:  # F18
     fair = new_set(engine, WEIGHTS)
     fair.deactivate(9)
-    picks = serve(fair, 180 * 10)
+    messages = serve(fair, 180 * 10)
     for flow in range(9):
-        assert picks.count(flow) == pytest.approx(10 * WEIGHTS[flow], abs=WEIGHTS[flow] + 1)
-    assert 9 not in picks
+        assert messages.count(flow) == pytest.approx(10 * WEIGHTS[flow], abs=WEIGHTS[flow] + 1)
+    assert 9 not in messages
 
 
 @engines
@@ -134,9 +134,9 @@ def test_who_comes_back_gets_no_burst(engine: str) -> None:  # F6, P4
     fair.deactivate(2)
     serve(fair, 10_000)
     fair.activate(2)
-    picks = serve(fair, 100)
-    assert picks[:10].count(2) <= 6
-    assert picks.count(2) == pytest.approx(50, abs=2)
+    messages = serve(fair, 100)
+    assert messages[:10].count(2) <= 6
+    assert messages.count(2) == pytest.approx(50, abs=2)
 
 
 @engines
@@ -262,18 +262,18 @@ def test_the_choice_does_not_depend_on_how_it_is_asked_for(
 ) -> None:  # F15, F21, P2
     whole = serve(new_set(engine, weights), 300)
     fair = new_set(engine, weights)
-    picks: list[int] = []
-    while len(picks) < 300:
-        picks += serve(fair, data.draw(st.sampled_from([1, 7, 32, 100])))
+    messages: list[int] = []
+    while len(messages) < 300:
+        messages += serve(fair, data.draw(st.sampled_from([1, 7, 32, 100])))
         for _ in range(data.draw(st.integers(0, 2))):  # selected, but not served
             fair.select(lambda flow: 1)
-    assert picks[:300] == whole
+    assert messages[:300] == whole
 
 
 def test_both_engines_come_to_the_same_shares() -> None:  # P11
     counts = [serve(new_set(engine, WEIGHTS), 50 * ROUND) for engine in FAIR_ENGINES]
     for flow in WEIGHTS:
-        one, other = (picks.count(flow) for picks in counts)
+        one, other = (messages.count(flow) for messages in counts)
         assert one == pytest.approx(other, rel=0.01)
 
 

@@ -9,7 +9,7 @@ from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.groups.core.group_parts import WriteBatch
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.rows import DeleteRange, Write
-from holdfast.groups.serving.commits import Commits, Writes, merged
+from holdfast.groups.serving.commits import Commits, Writes, merge_batches
 from holdfast.groups.serving.counters import Counters
 from tests.groups.queues import Disk, Stage, settle
 from tests.support.group_broker import turns
@@ -44,14 +44,14 @@ async def test_one_commit_is_under_way_and_the_next_takes_all_that_came_meanwhil
     stage = Stage()
     commits, writer = _commits(stage)
     stage.publish(5_000)
-    stage.take(credit=10)
+    stage.take(max_messages=10)
     first = commits.durable()
     await turns()
     assert len(writer.waiting) == 1
     assert commits.durable() is first, "nothing changed since"
-    stage.take(settled=True, credit=10)
+    stage.take(settled=True, max_messages=10)
     second = commits.durable()
-    stage.take(settled=True, credit=10)
+    stage.take(settled=True, max_messages=10)
     third = commits.durable()
     assert second is third is not first
     await turns()
@@ -72,7 +72,7 @@ async def test_what_could_not_be_written_is_written_with_the_next() -> None:
     stage = Stage()
     commits, writer = _commits(stage)
     stage.publish(10)
-    picks = stage.take(credit=4)
+    messages = stage.take(max_messages=4)
     first = commits.durable()
     await turns()
     writer.answer(StateUnavailable("full"))
@@ -84,7 +84,7 @@ async def test_what_could_not_be_written_is_written_with_the_next() -> None:
     assert len(writer.waiting) == 1, "whoever asks has it tried again at once"
     writer.answer()
     await again
-    assert stage.cursor().reserved_durable > len(picks)
+    assert stage.cursor().reserved_durable > len(messages)
     assert writer.disk.tables["cur"]
     commits.stop()
 
@@ -112,9 +112,9 @@ def test_merged_writes_keep_their_order_and_do_not_grow() -> None:
     one, two, three = (Write("cur", b"k", bytes([n])) for n in (1, 2, 3))
     other = Write("cur", b"l", b"")
     gone = DeleteRange("cur", b"a", b"z")
-    assert merged(of(one, other), of(two)).writes == [two, other]
-    assert merged(of(one, gone), of(two)).writes == [one, gone, two]
-    assert merged(of(one, two), of(gone, three)).writes == [two, gone, three]
+    assert merge_batches(of(one, other), of(two)).writes == [two, other]
+    assert merge_batches(of(one, gone), of(two)).writes == [one, gone, two]
+    assert merge_batches(of(one, two), of(gone, three)).writes == [two, gone, three]
 
 
 def test_of_each_cursor_one_reserve_is_kept_however_often_writing_fails() -> None:
@@ -123,9 +123,9 @@ def test_of_each_cursor_one_reserve_is_kept_however_often_writing_fails() -> Non
     batch = WriteBatch()
     for _ in range(10):
         settle(stage, Verb.ACK, stage.take())
-        stage.take(credit=1_000, settled=True)
-        batch = merged(batch, stage.group.take_writes())
+        stage.take(max_messages=1_000, settled=True)
+        batch = merge_batches(batch, stage.group.take_writes())
     cursor = stage.cursor()
     assert batch.reserves == {cursor: (cursor.epoch, cursor.reserved_next)}
-    stage.group.committed(batch)
+    stage.group.mark_committed(batch)
     assert cursor.reserved_durable == cursor.reserved_next > 10_000

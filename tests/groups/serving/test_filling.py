@@ -74,7 +74,7 @@ async def test_what_comes_back_while_a_reply_is_filled_is_behind_what_that_has_b
     bodies = [f"{n:02}" + "x" * BIG for n in range(20)]
     async with cold(tmp_path, bodies, monkeypatch) as broker:
         first = await broker.receive(1, "b")
-        source = broker.groups._served.by_name["g"].source
+        source = broker.groups.registry.by_name["g"].source
         fetch, may_go = source.fetch, asyncio.Event()
         fetched: list[int] = []
 
@@ -90,7 +90,7 @@ async def test_what_comes_back_while_a_reply_is_filled_is_behind_what_that_has_b
         await broker.settle(first, Verb.RELEASE)
         may_go.set()
         got = bodies_of(await receiving)
-        assert got[: fetched[1] - 1] == bodies[1 : fetched[1]], "picked before it came back"
+        assert got[: fetched[1] - 1] == bodies[1 : fetched[1]], "selected before it came back"
         assert got[fetched[1] - 1 :] == bodies[:1] + bodies[fetched[1] :]
 
 
@@ -100,7 +100,7 @@ async def test_a_receive_that_ends_while_it_is_filled_loses_nothing(
 ) -> None:
     bodies = [f"{n:02}" + "x" * BIG for n in range(20)]
     async with cold(tmp_path, bodies, monkeypatch) as broker:
-        source = broker.groups._served.by_name["g"].source
+        source = broker.groups.registry.by_name["g"].source
         fetch, may_go = source.fetch, asyncio.Event()
         fetched: list[int] = []
 
@@ -126,7 +126,7 @@ async def test_a_receive_that_ends_while_it_is_filled_loses_nothing(
             got = bodies_of(await receiving)
             assert 1 <= len(got) < 5
         else:
-            broker.groups._served.by_name["g"].drain()
+            broker.groups.registry.by_name["g"].drain()
             may_go.set()
             got = bodies_of(await receiving)
             assert got == bodies[: len(got)]

@@ -12,7 +12,7 @@ from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, message_sizes
 from holdfast.consumequeue.topics import QueueKey, Topic, TopicConfig
 from holdfast.groups.core.receipts import ReceiptCodec
-from holdfast.groups.core.requests import Pick
+from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.filter_text import filter_of
 from holdfast.groups.serving.delivering import Delivering
 from holdfast.groups.serving.head_source import MATCHES_A_TURN, StoreHeads
@@ -73,13 +73,13 @@ class _Store:
 
 class _Source:
     def __init__(self, store: _Store, *, has_keys: bool = False) -> None:
-        self.trimmed: list[tuple[QueueKey, int]] = []
+        self.note_log_start: list[tuple[QueueKey, int]] = []
         self.heads = StoreHeads(
             store,
             RecentBatches(1 << 20),
             has_keys=lambda: has_keys,
             wall_ms=lambda: 0,
-            trimmed=lambda key, begin: self.trimmed.append((key, begin)),
+            on_trimmed=lambda key, begin: self.note_log_start.append((key, begin)),
         )
 
     def offsets(self, start: int, end: int, most: int = 64, wanted: str | None = None) -> object:
@@ -152,7 +152,7 @@ async def test_a_queue_that_begins_later_by_now_is_told() -> None:
     source = _Source(_Store(batch(["x"] * 5), begin=3))
     assert source.offsets(0, 5) is None
     await source.heads.fetch(KEY, 0)
-    assert source.trimmed == [(KEY, 3)]
+    assert source.note_log_start == [(KEY, 3)]
     assert source.offsets(3, 5) == ([3, 4], 5)
 
 
@@ -208,7 +208,7 @@ async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_
     store = _Store(batch(["a", "b", "c"]), is_cold=True)
     recent = RecentBatches(1)  # keeps only the newest batch
     heads = StoreHeads(
-        store, recent, has_keys=lambda: False, wall_ms=lambda: 0, trimmed=lambda key, begin: None
+        store, recent, has_keys=lambda: False, wall_ms=lambda: 0, on_trimmed=lambda key, begin: None
     )
     read, others = store.read, batch(["of another queue"])
 
@@ -219,7 +219,7 @@ async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_
 
     store.read = read_beside_others  # type: ignore[method-assign]
     delivering = Delivering(heads, ReceiptCodec(bytes(32)), store.topic_by_id)
-    found, unreadable = await delivering.deliveries([Pick(KEY, 1, 1, False, None)])
+    found, unreadable = await delivering.deliveries([SelectedMessage(KEY, 1, 1, False, None)])
     assert [each.batch.body(each.row) for each in found] == [b"b"]
     assert unreadable == []
 

@@ -52,7 +52,7 @@ STORED = StoredCursor(
 class Opened(CursorStore):
     """A store that can wait for its commits."""
 
-    def committed(self, writes: Writes, now_ms: int = 0) -> Exception | None:
+    def mark_committed(self, writes: Writes, now_ms: int = 0) -> Exception | None:
         ended: list[Exception | None] = []
         has_ended = threading.Event()
 
@@ -112,15 +112,15 @@ def with_crc(key: bytes, value: bytes) -> bytes:
 
 def test_what_was_committed_is_loaded_again(tmp_path: Path, store: Opened) -> None:
     other = rows.key_prefix(7, 3, 2)
-    assert store.committed(WRITES) is None
-    assert store.committed([Write(CUR, other, rows.encode_cursor(CursorRow(0, 0, 1)))]) is None
+    assert store.mark_committed(WRITES) is None
+    assert store.mark_committed([Write(CUR, other, rows.encode_cursor(CursorRow(0, 0, 1)))]) is None
     store.stop()
     store.stop()
     assert loaded(tmp_path) == {KEY: STORED, (7, 3, 2): StoredCursor(CursorRow(0, 0, 1))}
 
 
 def test_the_bytes_on_disk_are_pinned(tmp_path: Path, store: Opened) -> None:
-    store.committed(WRITES, now_ms=1_700_000_000_000)
+    store.mark_committed(WRITES, now_ms=1_700_000_000_000)
     store.stop()
     queue = bytes.fromhex("000000070000000300000001")
     expected = {
@@ -152,9 +152,9 @@ def test_none_deletes_a_row_and_a_range_deletes_what_lies_in_it(
     def chunk(number: int, value: bytes | None = b"\1") -> Write:
         return Write(ACK, rows.numbered_key(PREFIX, number), value)
 
-    store.committed([WRITES[0], *map(chunk, range(6))])
+    store.mark_committed([WRITES[0], *map(chunk, range(6))])
     below = DeleteRange(ACK, rows.numbered_key(PREFIX, 1), rows.numbered_key(PREFIX, 4))
-    store.committed([chunk(5, None), below, DeleteRange(ATT, b"", b"\xff")])
+    store.mark_committed([chunk(5, None), below, DeleteRange(ATT, b"", b"\xff")])
     store.stop()
     assert loaded(tmp_path)[KEY].chunks == {0: FULL, 4: FULL}
 
@@ -174,9 +174,9 @@ def test_all_of_a_group_a_topic_or_a_queue_goes_and_nothing_else(
     of_queues = [write for write in WRITES if write.table != ACTIVE]
     everyone = [(6, 3, 1), (7, 3, 1), (7, 3, 2), (7, 4, 0), (8, 3, 1), (0xFFFFFFFF,) * 3]
     for key in everyone:
-        store.committed([write._replace(key=_moved(write.key, key)) for write in of_queues])
-        store.committed([Write(ACTIVE, rows.group_key(key[0]), b"anna")])
-    store.committed(rows.all_of(*owner))
+        store.mark_committed([write._replace(key=_moved(write.key, key)) for write in of_queues])
+        store.mark_committed([Write(ACTIVE, rows.group_key(key[0]), b"anna")])
+    store.mark_committed(rows.all_of(*owner))
     store.stop()
     if owner != (0xFFFFFFFF,):
         left = {*left, (0xFFFFFFFF,) * 3}
@@ -194,7 +194,7 @@ def _moved(key: bytes, to: tuple[int, int, int]) -> bytes:
 
 
 def test_a_change_is_on_the_disk_when_done_is_called(tmp_path: Path, store: Opened) -> None:
-    assert store.committed(WRITES) is None
+    assert store.mark_committed(WRITES) is None
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / "data.mdb").write_bytes((tmp_path / "data.mdb").read_bytes())
@@ -228,7 +228,7 @@ def test_a_full_map_grows(tmp_path: Path, pages: int) -> None:
     store = begun(tmp_path, pages * 4096)
     for number in range(400):
         write = Write(ACK, rows.numbered_key(PREFIX, number), rows.encode_chunk(1))
-        assert store.committed([WRITES[0], write]) is None
+        assert store.mark_committed([WRITES[0], write]) is None
     store.stop()
     assert len(loaded(tmp_path)[KEY].chunks) == 400
 
@@ -238,13 +238,13 @@ def test_a_change_that_cannot_be_written_leaves_everything_as_it_was(
 ) -> None:
     monkeypatch.setattr("holdfast.consumequeue.lmdb_env.live_env.grow_map", lambda env: False)
     store = begun(tmp_path, 64 * 1024)
-    assert store.committed(WRITES) is None
+    assert store.mark_committed(WRITES) is None
     many = [
         Write(ACK, rows.numbered_key(PREFIX, number), rows.encode_chunk(1)) for number in range(900)
     ]
-    assert isinstance(store.committed([Write(CUR, PREFIX, b"x"), *many], 5), StateFull)
+    assert isinstance(store.mark_committed([Write(CUR, PREFIX, b"x"), *many], 5), StateFull)
     assert store.clock_ms == 0
-    assert store.committed([WRITES[1]]) is None
+    assert store.mark_committed([WRITES[1]]) is None
     store.stop()
     assert loaded(tmp_path) == {KEY: STORED}
 
@@ -267,10 +267,10 @@ def test_a_full_disk_gives_up_the_reserve_and_is_tried_once_more(
     store = Opened(tmp_path, MAP, disk_full=lambda: given_up.append(1))
     store.begin([])
     store.start()
-    assert store.committed(WRITES) is None
+    assert store.mark_committed(WRITES) is None
     assert given_up == [1]
     failures = 2
-    assert isinstance(store.committed(WRITES), StateUnavailable)
+    assert isinstance(store.mark_committed(WRITES), StateUnavailable)
     store.stop()
 
 
@@ -319,11 +319,11 @@ def test_a_power_loss_at_any_write_of_a_commit_leaves_what_was_before(tmp_path: 
     Whichever of the unreferenced pages reach the disk before that, the rows are the old ones.
     """
     store = begun(tmp_path / "store")
-    store.committed(WRITES)
+    store.mark_committed(WRITES)
     data = tmp_path / "store" / "data.mdb"
     before = data.read_bytes()
     more = [Write(ACK, rows.numbered_key(PREFIX, number), b"\1") for number in range(2, 200)]
-    store.committed([Write(CUR, PREFIX, rows.encode_cursor(CursorRow(9, 9, 9))), *more])
+    store.mark_committed([Write(CUR, PREFIX, rows.encode_cursor(CursorRow(9, 9, 9))), *more])
     store.stop()
     after = data.read_bytes()
     before = before.ljust(len(after), b"\0")
@@ -361,7 +361,7 @@ def test_every_start_is_counted_and_the_clock_is_kept(tmp_path: Path) -> None:
     store.begin([])
     store.start()
     for now_ms in (500, 900, 700):
-        store.committed(WRITES, now_ms)
+        store.mark_committed(WRITES, now_ms)
     store.stop()
     assert CursorStore(tmp_path, MAP, readonly=True).clock_ms == 900
 
@@ -401,7 +401,7 @@ def test_without_its_count_of_starts_or_its_clock_nothing_is_believed(
 @pytest.mark.parametrize("row", range(5))
 def test_a_damaged_row_is_named_and_left_out(tmp_path: Path, row: int) -> None:
     store = begun(tmp_path)
-    store.committed(WRITES)
+    store.mark_committed(WRITES)
     store.stop()
     key = {0: b"\1", 1: b"\2", 2: b"\2", 3: b"\3", 4: b"\4"}[row] + WRITES[row].key
     good = raw(tmp_path)[key]

@@ -186,7 +186,7 @@ def test_counts_of_dead_letters_outlive_a_kill(directory: Directory) -> None:
     opened = used(directory)
     cursor = opened.cursors[KEY]
     cursor.give_back(8, End.REJECTED, cursor.leases.get(8).number)  # type: ignore[union-attr]
-    cursor.bury(8, 77)
+    cursor.mark_dead(8, 77)
     save(opened, cursor)
     kill(opened)
     assert directory.cursor().dead_count == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.groups.serving.group_server import ServedGroup
+from holdfast.groups.serving.group_server import GroupServer
 from holdfast.http_api.access.tokens import Token, Tokens
 from tests.support.group_api import GroupApi, bodies, serving_groups, until
 from tests.support.tokens import bearer, make_token
@@ -218,10 +218,10 @@ async def test_a_seek_moves_no_topic_that_the_group_got_while_it_began(
     await api.group("h", {"a.pub": {}}, start="latest")
     narrow = clients.token("consume:a.:=h")
     assert api.broker._groups is not None
-    served = api.broker._groups._served
+    served = api.broker._groups.registry
     catch_up, may_go_on, has_begun = served.catch_up, asyncio.Event(), asyncio.Event()
 
-    async def slow(group: ServedGroup) -> None:
+    async def slow(group: GroupServer) -> None:
         has_begun.set()
         await may_go_on.wait()
         await catch_up(group)

@@ -67,7 +67,7 @@ async def test_a_refused_extension_does_not_lengthen_the_leases_that_a_group_may
     got = await receipts(api)
     show(api, "consume:=mine:=g")
     assert api.broker._groups is not None
-    group = api.broker._groups._served.get("g")
+    group = api.broker._groups.registry.get("g")
     longest_ms = group.record.config.longest_lease_ms
     asked = {"receipts": [got["theirs"]], "lease_ms": longest_ms + 60_000}
     assert await api.refused("POST", "/v1/groups/g/extend", asked) == (403, "forbidden")
@@ -91,7 +91,7 @@ async def test_topic_and_group_of_a_receipt_must_stand_in_one_grant(
 async def test_a_receipt_forged_with_the_key_is_still_refused_by_its_topic(api: GroupApi) -> None:
     """A client that knows the signing key of receipts still needs the grant."""
     assert api.broker._groups is not None
-    codec = api.broker._groups._served.get("g")._codec
+    codec = api.broker._groups.registry.get("g")._codec
     assert isinstance(codec, ReceiptCodec)
     receipt = codec.decode((await receipts(api))["theirs"])
     forged = codec.encode(receipt._replace(member="thief"))

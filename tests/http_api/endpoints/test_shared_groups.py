@@ -26,8 +26,8 @@ from holdfast.groups.service_types import (
     InvalidGroup,
     ReceiveAsk,
     Received,
-    RedriveAsk,
-    Redriven,
+    RedriveOptions,
+    RedriveResult,
     TopicSpec,
     Verb,
 )
@@ -753,7 +753,7 @@ async def letters(group: Api) -> Api:
 
 
 async def test_a_redrive_says_what_went_back(letters: Api) -> None:
-    letters.groups.redriven = Redriven("dead", {"orders": 2, "refunds": 1}, stuck=4, more=True)
+    letters.groups.redriven = RedriveResult("dead", {"orders": 2, "refunds": 1}, stuck=4, more=True)
     answer = await post(letters, "redrive", {"limit": 3, "offsets": {"0": [1, 2]}})
     assert answer.json() == {
         "group": "g",
@@ -764,16 +764,16 @@ async def test_a_redrive_says_what_went_back(letters: Api) -> None:
         "stuck": 4,
         "more": True,
     }
-    assert letters.groups.redrives == [("g", RedriveAsk(3, "dead", {0: [1, 2]}))]
+    assert letters.groups.redrives == [("g", RedriveOptions(3, "dead", {0: [1, 2]}))]
     await letters.ask("POST", f"{G}/redrive")
     most = letters.context.groups_config.max_redrive_letters
-    assert letters.groups.redrives[1:] == [("g", RedriveAsk(most, "dead"))]
+    assert letters.groups.redrives[1:] == [("g", RedriveOptions(most, "dead"))]
 
 
 async def test_a_letter_that_cannot_go_back_is_a_problem_that_counts_those_before(
     letters: Api,
 ) -> None:
-    letters.groups.redriven = Redriven("dead", {"orders": 2})
+    letters.groups.redriven = RedriveResult("dead", {"orders": 2})
     letters.groups.redriven.fail("0A", LimitExceeded("max_message_bytes", 3, 4, 0))
     answer = await post(letters, "redrive", {})
     assert (answer.status, answer.problem) == (413, "message-too-large")
@@ -811,7 +811,7 @@ async def test_a_redrive_is_in_the_audit_log(letters: Api, tmp_path: Path) -> No
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
     audit = letters.context.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
-    letters.groups.redriven = Redriven("dead", {"orders": 2}, stuck=1)
+    letters.groups.redriven = RedriveResult("dead", {"orders": 2}, stuck=1)
     await post(letters, "redrive", {})
     audit.stop()
     line = msgspec.json.decode(file.path.read_bytes())

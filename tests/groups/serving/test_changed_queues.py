@@ -1,10 +1,10 @@
 """The queues that moved since the last call. Pure."""
 
-from holdfast.groups.serving.moved_queues import MovedQueues
+from holdfast.groups.serving.changed_queues import ChangedQueues
 
 
 def test_only_what_moved_since_is_told_each_queue_once() -> None:
-    moved = MovedQueues()
+    moved = ChangedQueues()
     assert moved.since(0, 10) == ([], 0)
     for queue in (3, 1, 3, 2):
         moved.note(queue)
@@ -14,7 +14,7 @@ def test_only_what_moved_since_is_told_each_queue_once() -> None:
 
 
 def test_what_is_too_much_comes_the_next_time() -> None:
-    moved = MovedQueues()
+    moved = ChangedQueues()
     for queue in range(5):
         moved.note(queue)
     found, count = moved.since(0, 2)

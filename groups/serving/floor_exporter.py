@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget
-from holdfast.groups.serving.group_server import ServedGroup
+from holdfast.groups.serving.group_server import GroupServer
 
 _logger = logging.getLogger(__name__)
 
 
-class Mirror:
+class FloorExporter:
     """Copies the floors of the groups that `groups` returns."""
 
     def __init__(
         self,
         store: MessageStore,
-        groups: Callable[[], Iterable[ServedGroup]],
+        groups: Callable[[], Iterable[GroupServer]],
         interval_s: float,
     ) -> None:
         self._store = store
@@ -40,15 +40,15 @@ class Mirror:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-            await self.mirror_all()
+            await self.export_all()
 
-    async def mirror_all(self) -> None:
+    async def export_all(self) -> None:
         """Store all floors that differ from the stored offsets."""
         turn = LoopBudget()
         for group in list(self._groups()):
-            await self.mirror(group, turn)
+            await self.export(group, turn)
 
-    async def mirror(self, group: ServedGroup, turn: LoopBudget) -> None:
+    async def export(self, group: GroupServer, turn: LoopBudget) -> None:
         """Store the floors of a group that differ from its stored offsets. A failure is logged; the
         next round tries again."""
         name = group.record.name
@@ -76,4 +76,4 @@ class Mirror:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.mirror_all()
+            await self.export_all()

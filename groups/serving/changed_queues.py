@@ -2,11 +2,11 @@
 
 A change, called a move here, is that a queue gets messages or that its first messages are removed.
 A group asks for the changes when it needs them. So a change costs nothing for groups that do not
-ask.
+request.
 """
 
 
-class MovedQueues:
+class ChangedQueues:
     """The last change of each queue of one topic."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_p
             return await store_offsets(*args, **how)
 
         broker.store.store_offsets = slowly
-        await broker.groups._mirror.mirror_all()
+        await broker.groups.exporter.export_all()
         topic = broker.store.topic("t")
         assert [broker.store.stored_offsets(name, topic).offsets for name in ("g", "h")] == [
             {0: 1},
