@@ -36,6 +36,12 @@ class ConsumeQueueConfig:
         "Newest index entries of a queue that stay in memory after they are committed.",
         minimum=1,
     )
+    eager_tail: bool = setting(
+        True,
+        "Make new messages readable, and wake the requests that wait for them, in the thread that "
+        "wrote or synced them. False: the reput thread does it, which may first have to finish a "
+        "commit to LMDB.",
+    )
     hot_cache_bytes: int = setting(
         32 * MIB,
         "Size of the cache of decoded batches. It contains recently read batches, for later pulls.",

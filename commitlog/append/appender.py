@@ -21,6 +21,7 @@ from holdfast.commitlog.append.staging import (
     AppendRequest,
     Need,
     QueueKey,
+    ReputInbox,
     Run,
     Runs,
     Staged,
@@ -66,15 +67,10 @@ class SyncQueue(Protocol):
 class Appender:
     """Owns the end of the log: next queue offsets, timestamps, producers' sequences.
 
-    Any thread may call `submit`. The appender thread calls the callbacks:
-
-    - `dispatch` with the headers just written, in log order, before their requests complete;
-    - `completed` with requests that succeeded or failed;
-    - `rolled` with the segment that ended;
-    - `failed` with an unexpected error, which makes the log read-only;
-    - `all_told` at the end of each round, after the other callbacks.
-
-    `poison` calls `completed` and `all_told` in the thread of its caller.
+    Any thread may call `submit`. The appender thread reports to `inbox` the written headers, then
+    the finished requests, and flushes it at the end of each round. It calls `rolled` with the
+    segment that ended, and `failed` with an unexpected error, which makes the log read-only.
+    `poison` reports the failed requests in the thread of its caller.
     """
 
     def __init__(
@@ -87,11 +83,9 @@ class Appender:
         last_timestamp_us: int,
         max_waiting_bytes: int,
         now_us: Callable[[], int],
-        dispatch: Callable[[list[BatchHeader]], None],
-        completed: Callable[[list[AppendRequest]], None],
+        inbox: ReputInbox,
         rolled: Callable[[Segment], None],
         failed: Callable[[Exception], None],
-        all_told: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log
         self._sequences = sequences
@@ -100,17 +94,15 @@ class Appender:
         self._last_timestamp_us = last_timestamp_us
         self._max_waiting_bytes = max_waiting_bytes
         self._now_us = now_us
-        self._dispatch = dispatch
-        self._completed = completed
+        self._inbox = inbox
         self._rolled = rolled
         self._failed = failed
-        self._all_told = all_told
         self._waiting: deque[AppendRequest] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         #: The thread sleeps by acquiring this lock; `wake` releases it once for each sleep.
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
         self._is_asleep = False
         self._closing = False
         self._poisoned: str | None = None
@@ -159,7 +151,7 @@ class Appender:
         with self._lock:
             if self._is_asleep:
                 self._is_asleep = False
-                self._bell.release()
+                self._wakeup.release()
 
     def poison(self, cause: str) -> None:
         """Make the log read-only: fail the waiting requests and refuse new ones. Any thread."""
@@ -170,7 +162,7 @@ class Appender:
             self._waiting.clear()
             self._waiting_bytes = 0
         self._fail(waiting, LogPoisoned(cause))
-        self._all_told()
+        self._inbox.flush()
 
     @property
     def poisoned(self) -> str | None:
@@ -191,10 +183,12 @@ class Appender:
             except Exception as error:  # last resort: an unexpected error makes the log read-only
                 _logger.exception("the appender failed")
                 self.poison(f"{type(error).__name__}: {error}")
-                self._completed([request for request in group if request.error is not None])
+                self._inbox.put_finished(
+                    [request for request in group if request.error is not None]
+                )
                 self._fail([r for r in group if r.error is None], LogPoisoned(str(error)))
                 self._failed(error)
-            self._all_told()
+            self._inbox.flush()
 
     def _take_group(self) -> list[AppendRequest]:
         """Wait for requests, and return those of the next round, at least one. Return [] if the
@@ -206,7 +200,7 @@ class Appender:
                 if self._closing:
                     return []
                 self._is_asleep = True
-            self._bell.acquire()
+            self._wakeup.acquire()
 
     def _next_group(self) -> list[AppendRequest]:
         group: list[AppendRequest] = []
@@ -244,7 +238,7 @@ class Appender:
         finished = [r for r in group if r.error is None and id(r) not in held_back]
         self._sync_queue.written(waiting)
         if failed or finished:
-            self._completed([*failed, *finished])
+            self._inbox.put_finished([*failed, *finished])
 
     def _place(self, request: AppendRequest, staged: Staged, runs: Runs) -> None:
         """Stage the batches of a request, except batches that are stored already. Rows are added
@@ -474,14 +468,14 @@ class Appender:
         the log read-only."""
         if staged.headers:
             self._log.append(staged.buffers, staged.headers)
-            self._dispatch(staged.headers)
+            self._inbox.put_headers(staged.headers)
             staged.clear()
 
     def _fail(self, requests: list[AppendRequest], error: Exception) -> None:
         for request in requests:
             request.error = error
         if requests:
-            self._completed(requests)
+            self._inbox.put_finished(requests)
 
 
 #: The result of a batch that has no offsets yet.

@@ -4,7 +4,7 @@ their offsets but are not written yet. Pure, except for the `context` that calle
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import BatchHeader, Buffer
@@ -34,8 +34,8 @@ class Appended:
 
 @dataclass(slots=True, eq=False)
 class AppendRequest:
-    """The batches of one publish, all for one topic. Each request is passed once to a `completed`
-    callback, that of the Appender or that of the Syncer, with `results` or `error` set."""
+    """The batches of one publish, all for one topic. Each request is passed once to
+    `ReputInbox.put_finished`, with `results` or `error` set."""
 
     topic_id: int
     batches: Sequence[Batch | Rows]
@@ -62,6 +62,23 @@ class AppendRequest:
     def end_physical_offset(self) -> int:
         """Where the last block of the request ends: a sync must reach this offset."""
         return max((result.end_physical_offset for result in self.results), default=0)
+
+
+class ReputInbox(Protocol):
+    """Takes the reports of the appender and the sync thread. A report is only queued; a thread
+    calls `flush` after its last report."""
+
+    def put_headers(self, headers: list[BatchHeader]) -> None:
+        """Report that these blocks were written. They are in log order."""
+
+    def put_durable_offset(self, durable_offset: int) -> None:
+        """Report that the log is synced up to this physical offset."""
+
+    def put_finished(self, requests: list[AppendRequest]) -> None:
+        """Report requests that succeeded or failed. Their blocks were reported before."""
+
+    def flush(self) -> None:
+        """Have the queued reports processed, in this thread or in another one."""
 
 
 class Run:

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from holdfast.commitlog.append.appender import AppendRequest
+from holdfast.commitlog.append.staging import AppendRequest, ReputInbox
 from holdfast.commitlog.errors import LogPoisoned
 from holdfast.commitlog.segments.commit_log import CommitLog
 
@@ -20,11 +20,10 @@ _logger = logging.getLogger(__name__)
 class Syncer:
     """Owns the durable offset. The appender thread calls `written`.
 
-    The sync thread calls the callbacks: `observe` with the seconds that a sync took, `advanced`
-    with the new durable offset, then `completed` with the requests below it, then `all_told`.
-    After a failed sync it calls `failed` once, with the error, and then completes every waiting
-    request with LogPoisoned. From then on, `written` completes the requests that it gets with
-    LogPoisoned, in the thread of its caller.
+    The sync thread calls `observe` with the seconds that a sync took. Then it reports to `inbox`
+    the new durable offset and the requests below it, and flushes it. After a failed sync it calls
+    `failed` once, with the error, and then fails every waiting request with LogPoisoned. From then
+    on, `written` fails the requests that it gets, in the thread of its caller.
     """
 
     def __init__(
@@ -33,20 +32,16 @@ class Syncer:
         *,
         durable_offset: int,
         flush_interval_s: float,
-        advanced: Callable[[int], None],
-        completed: Callable[[list[AppendRequest]], None],
+        inbox: ReputInbox,
         failed: Callable[[Exception], None],
-        all_told: Callable[[], None] = lambda: None,
         observe: Callable[[float], None] = lambda seconds: None,
         monotonic: Callable[[], float],
     ) -> None:
         self._log = log
         self._durable_offset = durable_offset
         self._flush_interval_s = flush_interval_s
-        self._advanced = advanced
-        self._completed = completed
+        self._inbox = inbox
         self._failed = failed
-        self._all_told = all_told
         self._observe = observe
         self._monotonic = monotonic
         self._changed = threading.Condition()
@@ -120,10 +115,10 @@ class Syncer:
                 self._poison(error, str(error), waiting)
                 return
             self._durable_offset = mark
-            self._advanced(mark)
+            self._inbox.put_durable_offset(mark)
             if waiting:
-                self._completed(waiting)
-            self._all_told()
+                self._inbox.put_finished(waiting)
+            self._inbox.flush()
 
     def _sync(self, mark: int) -> None:
         """Sync every segment that overlaps the range from the durable offset to `mark`."""
@@ -145,5 +140,5 @@ class Syncer:
         for request in requests:
             request.error = LogPoisoned(self._poisoned or "sync")
         if requests:
-            self._completed(requests)
-            self._all_told()
+            self._inbox.put_finished(requests)
+            self._inbox.flush()

@@ -1,22 +1,26 @@
-"""Reput: follow the log, add every batch to its queue, wake the callers that wait.
+"""Reput: follow the log, add every batch to its queue, notify the hold service, write the index.
 
 An entry becomes visible when its block is as durable as its topic requires, and never before an
-earlier entry of its queue. Visible entries can be read from memory at once; committer.py writes
-them to LMDB. Reput also completes publishes, so that a client can read from an offset as soon as
-the client knows the offset.
+earlier entry of its queue. Visible entries can be read from memory at once. Reput also completes
+publishes, so that a client can read from an offset as soon as the client knows the offset.
 
-Reput works in passes, and only one pass runs at a time. The thread that holds the lock `_turn` runs
-the pass and may change the in-memory queues. A thread that brings work runs the pass itself if
-`_turn` is free, because waking another thread takes longer than a pass. If work piles up, the reput
-thread does it. No work is left undone: each thread queues its work before it tries to take `_turn`,
-and the holder of `_turn` checks for new work after its pass.
+The appender and the sync thread put reports into an inbox. To process the inbox is a pass: show the
+new entries, then notify. Passes run one at a time; the thread that holds `_pass_lock` runs the pass
+and may change the in-memory queues. The reput thread runs passes, and when a commit is due it
+writes the visible and synced entries to LMDB (committer.py).
+
+The eager tail is a pass that runs early, in the thread that reports. It makes the same
+notifications as the reput thread, but they wait neither for another thread to wake up nor for LMDB.
+Without it the reput thread runs every pass. No report is left in the inbox: a thread reports before
+it tries to take `_pass_lock`, and the holder checks the inbox again after its pass.
 """
 
+import contextlib
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +28,7 @@ from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.append.producer_sequences import ProducerSequences
 from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.segments.segment import keyed_messages
-from holdfast.consumequeue.index.committer import IndexCommitter, Uncommitted
+from holdfast.consumequeue.index.committer import COMMIT_GROUP, IndexCommitter, Uncommitted
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.topics import QueueKey
@@ -33,26 +37,26 @@ _logger = logging.getLogger(__name__)
 
 #: Recovery commits the entries each time that this many have been added.
 _RECOVERY_GROUP = 50_000
-#: One pass handles at most this many work items, then reports their results.
+#: One pass handles at most this many reports, then notifies.
 _PASS_SIZE = 64
-#: A thread that brings work runs at most this many passes; the reput thread does the rest.
-_PASSES_HERE = 2
+#: A thread that reports runs at most this many passes; the reput thread does the rest.
+_EAGER_PASSES = 2
+_FAILED_COMMIT_PAUSE_S = 1.0
 
 
 class _Finished(NamedTuple):
-    """Requests to complete. All their blocks were dispatched earlier."""
+    """Requests to complete. All their blocks were reported earlier."""
 
     requests: list[AppendRequest]
 
 
-#: One work item of reput: written blocks, the new durable offset, finished requests, or for each
-#: queue the offset up to which LMDB has its entries.
-_Work = list[BatchHeader] | int | _Finished | dict[QueueKey, int]
+#: A report: written blocks, the new durable offset, or finished requests.
+_Report = list[BatchHeader] | int | _Finished
 
 
 @dataclass(slots=True)
 class _Pass:
-    """The results of one pass, for `told`."""
+    """The results of one pass, for `on_pass`."""
 
     advanced: dict[QueueKey, int] = field(default_factory=dict)
     finished: list[AppendRequest] = field(default_factory=list)
@@ -61,16 +65,15 @@ class _Pass:
 class ReputService:
     """Owns the in-memory queues and the index to which they are committed.
 
-    The appender thread calls `dispatch`, the sync thread `durable_advanced`, both call `finished`.
-    Each call wakes the reput thread. With `wake=False` a call only queues the work; the caller must
-    then call `attend` after its last report.
+    It is the ReputInbox of the appender thread, which alone calls `put_headers`, and of the sync
+    thread, which alone calls `put_durable_offset`.
 
-    `told` is called after a pass, in the thread that ran the pass, with the new max offset of each
-    queue that got visible entries, and with the finished requests. `needs_durable` returns whether
-    the entries of a topic id wait for the sync; it returns None if there is no such topic.
+    `on_pass` is called after a pass, in the thread that ran the pass, with the new max offset of
+    each queue that got visible entries, and with the finished requests. `needs_durable` returns
+    whether the entries of a topic id wait for the sync; it returns None if there is no such topic.
     `segment_start` returns the start of the segment that holds a physical offset. `sequences` must
-    be as the index has stored them. `failed` is called when a pass fails or the index thread ends
-    early.
+    be as the index has stored them. `failed` is called when a pass or a commit fails for another
+    reason than LMDB.
     """
 
     def __init__(
@@ -81,152 +84,216 @@ class ReputService:
         sequences: ProducerSequences,
         needs_durable: Callable[[int], bool | None],
         segment_start: Callable[[int], int],
-        told: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
+        on_pass: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
         failed: Callable[[Exception], None],
         commit_interval_s: float,
         tail_entries: int,
+        eager_tail: bool,
+        monotonic: Callable[[], float],
     ) -> None:
         self.queues = queues
+        self.committer = IndexCommitter(index, sequences)
         self._durable_offset = 0
         self._needs_durable = needs_durable
         self._segment_start = segment_start
-        self._told = told
+        self._on_pass = on_pass
         self._failed = failed
+        self._commit_interval_s = commit_interval_s
         self._tail_entries = tail_entries
-        self._work: deque[_Work] = deque()
+        self._eager_tail = eager_tail
+        self._monotonic = monotonic
+        self._inbox: deque[_Report] = deque()
         #: Held during a pass, never while waiting for anything.
-        self._turn = threading.Lock()
-        #: The reput thread waits on this queue. True means that there is work, False means stop.
-        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._has_failed = False
+        self._pass_lock = threading.Lock()
+        #: The reput thread sleeps on this queue. The content of its elements has no meaning.
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_asleep = False
+        self._is_stopping = False
         self._is_stopped = False
+        self._has_failed = False
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
         self._position = index.position()
+        self._next_commit_s = 0.0
+        # Each counter has one writer: the thread that reports blocks, and the one that commits.
+        self._appended_blocks = self._appended_messages = 0
+        self._committed_blocks = self._committed_messages = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-reput", daemon=True)
-        self.committer = IndexCommitter(
-            index,
-            sequences,
-            interval_s=commit_interval_s,
-            durable_offset=lambda: self._durable_offset,
-            committed=self._was_committed,
-            failed=failed,
-        )
 
     # -- start, stop, and what other threads call ------------------------------------------
 
-    def recovered(self, header: BatchHeader) -> None:
+    def index_recovered(self, header: BatchHeader) -> None:
         """Index a block that recovery found; call this before `start`. After each _RECOVERY_GROUP
         entries, commit the entries that are proven durable. Recovery writes the other blocks again
         before it ends."""
+        self._count_appended([header])
         self._index_block(header, {}, visible=True)
-        if self.committer.uncommitted_count % _RECOVERY_GROUP == 0:
-            self._trim(self.committer.try_commit(header.durable_offset))
+        if self.uncommitted_count % _RECOVERY_GROUP == 0:
+            self._drop_committed(self.committer.try_commit(header.durable_offset))
 
     def start(self, durable_offset: int) -> None:
-        """Commit the entries that recovery found and start both threads."""
+        """Commit the entries that recovery found and start the thread."""
         self._durable_offset = durable_offset
-        self._trim(self.committer.try_commit(durable_offset))
+        self._drop_committed(self.committer.try_commit(durable_offset))
+        self._schedule_commit(self._commit_interval_s)
         self._thread.start()
-        self.committer.start()
 
     def stop(self) -> None:
-        """Index the dispatched blocks, commit the durable entries, end both threads. May be called
-        twice."""
-        self._bell.put(False)
+        """Process the reports, commit the durable entries, end the thread. May be called twice."""
+        self._is_stopping = True
+        self._wakeups.put(None)
         if self._thread.is_alive():
             self._thread.join()
-        self.committer.stop()
 
-    def dispatch(self, headers: list[BatchHeader], *, wake: bool = True) -> None:
+    def put_headers(self, headers: list[BatchHeader]) -> None:
         """Report that these blocks were written. They must be in log order."""
-        self._put(headers, wake)
+        self._count_appended(headers)
+        self._inbox.append(headers)
 
-    def durable_advanced(self, durable_offset: int, *, wake: bool = True) -> None:
+    def put_durable_offset(self, durable_offset: int) -> None:
         """Report that the log is synced up to this physical offset."""
-        self._put(durable_offset, wake)
+        self._inbox.append(durable_offset)
 
-    def finished(self, requests: list[AppendRequest], *, wake: bool = True) -> None:
-        """Complete these requests, after all work that was reported before has been processed."""
-        self._put(_Finished(requests), wake)
+    def put_finished(self, requests: list[AppendRequest]) -> None:
+        """Complete these requests, after all earlier reports have been processed."""
+        self._inbox.append(_Finished(requests))
 
-    def attend(self) -> None:
-        """Process the queued work in this thread, unless another thread is running a pass."""
-        for _ in range(_PASSES_HERE):
-            if not self._work or not self._turn.acquire(blocking=False):
-                return  # The thread that runs a pass checks for new work after its pass.
-            self._make_pass()
-        if self._work:
-            self._ring()
+    def flush(self) -> None:
+        """Have the inbox processed: with the eager tail in this thread, unless another thread is
+        running a pass, otherwise by the reput thread."""
+        if self._eager_tail:
+            for _ in range(_EAGER_PASSES):
+                if not self._inbox or not self._pass_lock.acquire(blocking=False):
+                    return  # The thread that runs a pass checks the inbox after its pass.
+                self._make_pass()
+        if self._inbox:
+            self._wake_thread()
 
-    def _put(self, work: _Work, wake: bool) -> None:
-        self._work.append(work)
-        if wake:
-            self._ring()
-
-    def _ring(self) -> None:
-        self._bell.put(True)
+    def _wake_thread(self) -> None:
+        if self._is_asleep:
+            self._is_asleep = False
+            self._wakeups.put(None)
         if self._is_stopped:
-            self._work_off()
+            self._drain()
 
     @property
     def reput_offset(self) -> int:
         """Physical offset up to which the log is indexed (in memory)."""
         return self._position.physical_offset
 
-    def _was_committed(self, ends: dict[QueueKey, int]) -> None:
-        """For each queue, drop the entries up to its offset from memory, because LMDB has them."""
-        self._put(ends, wake=False)
-        self.attend()
+    @property
+    def uncommitted_count(self) -> int:
+        """The number of written blocks whose entries are not in LMDB yet."""
+        return max(self._appended_blocks - self._committed_blocks, 0)
+
+    @property
+    def behind_messages(self) -> int:
+        """The number of messages in these blocks."""
+        return max(self._appended_messages - self._committed_messages, 0)
+
+    def _count_appended(self, headers: list[BatchHeader]) -> None:
+        self._appended_blocks += len(headers)
+        self._appended_messages += sum([header.message_count for header in headers])
+
+    # -- the reput thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._wait():
+            if self._inbox:
+                self._pass_lock.acquire()
+                self._make_pass()
+            if self._monotonic() >= self._next_commit_s:
+                self._commit()
+        self._is_stopped = True  # From now on, `flush` processes the inbox in its own thread.
+        self._drain()
+        while self._commit():
+            pass
+
+    def _wait(self) -> bool:
+        """Wait for reports, or until a commit is due. Return False when the service must stop."""
+        self._is_asleep = True
+        # A thread that reports after this check finds `_is_asleep` set.
+        if not self._inbox and not self._is_stopping:
+            with contextlib.suppress(queue.Empty):
+                self._wakeups.get(timeout=max(self._next_commit_s - self._monotonic(), 0))
+        self._is_asleep = False
+        return not self._is_stopping
+
+    def _drain(self) -> None:
+        while self._inbox:
+            self._pass_lock.acquire()
+            self._make_pass()
+
+    def _commit(self) -> bool:
+        """Commit the oldest durable entries; return whether there were any. Passes of other threads
+        may run meanwhile. After a failure of a pass nothing is committed."""
+        if self._has_failed:
+            self._schedule_commit(self._commit_interval_s)
+            return False
+        try:
+            group = self.committer.try_commit(self._durable_offset)
+        except Exception as error:  # last resort: report any unexpected error
+            self._fail(error)
+            return False
+        with self._pass_lock:
+            self._drop_committed(group)
+        pause_s = 0.0 if len(group) == COMMIT_GROUP else self._commit_interval_s
+        if self.committer.failure is not None:  # retries are costly
+            pause_s = max(pause_s, _FAILED_COMMIT_PAUSE_S)
+        self._schedule_commit(pause_s)
+        return bool(group)
+
+    def _schedule_commit(self, pause_s: float) -> None:
+        self._next_commit_s = self._monotonic() + pause_s
+
+    def _drop_committed(self, group: Sequence[Uncommitted]) -> None:
+        """Count these committed entries, and drop them from the queues: LMDB has them."""
+        self._committed_blocks += len(group)
+        self._committed_messages += sum([entry.unit.message_count for entry in group])
+        ends = {entry.key: entry.unit.end_offset for entry in group if entry.key is not None}
+        for key, end in ends.items():
+            cq = self.queues.get(key)
+            if cq is not None:
+                cq.trim_entries(end, self._tail_entries)
+
+    def _fail(self, error: Exception) -> None:
+        """Report an error. From now on passes only complete requests, and nothing is committed."""
+        _logger.exception("reput failed")
+        self._has_failed = True
+        self._failed(error)
 
     # -- passes ----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while self._bell.get():
-            self._work_off()
-        self._is_stopped = True  # From now on, `_ring` processes new work in its own thread.
-        self._work_off()
-
-    def _work_off(self) -> None:
-        while self._work:
-            self._turn.acquire()
-            self._make_pass()
-
     def _make_pass(self) -> None:
-        """Run one pass, report its results, and release `_turn`. After an error, later passes only
-        complete requests."""
+        """Run one pass and release `_pass_lock`."""
+        try:
+            self._process_inbox()
+        except Exception as error:  # last resort, in the thread that runs the pass
+            self._fail(error)
+        finally:
+            self._pass_lock.release()
+
+    def _process_inbox(self) -> None:
         done = _Pass()
         try:
-            self._work_for(done)
-        except Exception as error:  # last resort, in the thread that runs the pass
-            _logger.exception("reput failed")
-            self._has_failed = True
-            self._failed(error)
-        finally:
-            self._turn.release()
-
-    def _work_for(self, done: _Pass) -> None:
-        try:
             for _ in range(_PASS_SIZE):
-                if not self._work:
+                if not self._inbox:
                     break
-                self._handle(self._work.popleft(), done)
+                self._process(self._inbox.popleft(), done)
         finally:
             if done.advanced or done.finished:
-                self._told(done.advanced, done.finished)
+                self._on_pass(done.advanced, done.finished)
 
-    def _handle(self, work: _Work, done: _Pass) -> None:
-        if isinstance(work, _Finished):
-            done.finished += work.requests
+    def _process(self, report: _Report, done: _Pass) -> None:
+        if isinstance(report, _Finished):
+            done.finished += report.requests
         elif self._has_failed:
-            return  # After a failure only `_Finished` items are handled, to complete the requests.
-        elif isinstance(work, dict):
-            self._trim(work)
-        elif isinstance(work, int):
-            self._show_durable(work, done.advanced)
-            # The committer may commit up to here only now, because entries in LMDB must be visible.
-            self._durable_offset = max(self._durable_offset, work)
+            return
+        elif isinstance(report, int):
+            self._show_durable(report, done.advanced)
+            # Only now may entries up to here be committed: entries in LMDB must be visible.
+            self._durable_offset = max(self._durable_offset, report)
         else:
-            for header in work:
+            for header in report:
                 self._index_block(header, done.advanced)
 
     def _index_block(
@@ -283,9 +350,3 @@ class ReputService:
             cq.pending -= 1
             cq.show(unit)
             advanced[key] = cq.max_offset
-
-    def _trim(self, ends: dict[QueueKey, int]) -> None:
-        for key, end in ends.items():
-            cq = self.queues.get(key)
-            if cq is not None:
-                cq.trim_entries(end, self._tail_entries)

@@ -159,7 +159,7 @@ def index_backlog(reput: ReputService, max_entries: int) -> Callable[[], IndexBe
     """Return an alarm that is raised while more than `max_entries` entries are uncommitted."""
 
     def alarm() -> IndexBehind | None:
-        entries = reput.committer.uncommitted_count
+        entries = reput.uncommitted_count
         if entries <= max_entries:
             return None
         return IndexBehind(entries, max_entries, reput.committer.failure)

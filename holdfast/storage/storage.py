@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 from holdfast.commitlog.ageing_clock import AgeingClock
@@ -96,7 +95,7 @@ class Storage:
             self._config,
             self._disk,
             self._events,
-            self._told,
+            self._on_reput_pass,
             self.progress,
             now_us=self._now_us,
             ageing=self._ageing,
@@ -112,9 +111,7 @@ class Storage:
             opened.log,
             durable_offset=opened.recovered.written_offset,
             flush_interval_s=config.commitlog.flush_interval_ms / 1000,
-            advanced=partial(opened.reput.durable_advanced, wake=False),
-            completed=partial(opened.reput.finished, wake=False),
-            all_told=opened.reput.attend,
+            inbox=opened.reput,
             failed=self._sync_failed,
             observe=self._events.synced,
             monotonic=time.monotonic,
@@ -138,9 +135,7 @@ class Storage:
             last_timestamp_us=opened.last_timestamp_us,
             max_waiting_bytes=config.commitlog.max_waiting_bytes,
             now_us=self._now_us,
-            dispatch=partial(opened.reput.dispatch, wake=False),
-            completed=partial(opened.reput.finished, wake=False),
-            all_told=opened.reput.attend,
+            inbox=opened.reput,
             rolled=self._rolled,
             failed=self._append_failed,
         )
@@ -311,15 +306,15 @@ class Storage:
 
     # -- callbacks, in the storage's threads -----------------------------------------------
 
-    def _told(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+    def _on_reput_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
         """Pass the results of reput (the new ends of queues, and finished requests) to the event
         loop with one call."""
         try:
-            self._loop.call_soon_threadsafe(self._tell, advanced, finished)
+            self._loop.call_soon_threadsafe(self._deliver_pass, advanced, finished)
         except RuntimeError:
             _logger.warning("%d publishes ended after the event loop", len(finished))
 
-    def _tell(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+    def _deliver_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
         try:
             if advanced:
                 self._events.arrived(advanced)

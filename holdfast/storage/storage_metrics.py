@@ -59,7 +59,12 @@ class StorageCollector(Collector):
         yield _gauge(
             "holdfast_index_uncommitted_entries",
             "Index entries that are in memory only.",
-            storage.reput.committer.uncommitted_count,
+            storage.reput.uncommitted_count,
+        )
+        yield _gauge(
+            "holdfast_reput_behind_messages",
+            "Appended messages that the reput thread has not written to the index yet.",
+            storage.reput.behind_messages,
         )
         yield _gauge(
             "holdfast_append_waiting_bytes",

@@ -139,7 +139,7 @@ class StorageOpening:
         config: Config,
         disk: Disk,
         events: StorageEvents,
-        told: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
+        on_pass: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
         progress: RecoveryProgress,
         *,
         now_us: Callable[[], int],
@@ -153,7 +153,7 @@ class StorageOpening:
         self._config = config
         self._disk = disk
         self._events = events
-        self._told = told
+        self._on_pass = on_pass
         self._progress = progress
 
     def open(self) -> Opened:
@@ -284,15 +284,17 @@ class StorageOpening:
             sequences=indexed_sequences,
             needs_durable=needs_durable,
             segment_start=segment_start,
-            told=self._told,
+            on_pass=self._on_pass,
             failed=self._events.failed,
             commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
             tail_entries=self._config.consumequeue.tail_entries,
+            eager_tail=self._config.consumequeue.eager_tail,
+            monotonic=time.monotonic,
         )
         sequences = self._sequences_of(index)
         for header in rebuild.rest():
             sequences.record(header)
-            reput.recovered(header)
+            reput.index_recovered(header)
         book.files += [
             Fault(
                 "damaged-file", f"{path.name}: behind a hole at the end of the log, left as it is"

@@ -23,14 +23,14 @@ DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class Event:
-    """A callback's call: dispatch, complete, rolled, written, advanced or failed."""
+    """A report or a callback's call: dispatch, complete, rolled, written, advanced or failed."""
 
     kind: str
     what: object
 
 
 class Events:
-    """All callback calls so far, in order, from any thread."""
+    """A ReputInbox that keeps all reports and callback calls so far, in order, from any thread."""
 
     def __init__(self) -> None:
         self.all: list[Event] = []
@@ -42,7 +42,16 @@ class Events:
             self.all.append(Event(kind, what))
             self._changed.notify_all()
 
-    def completed(self, requests: list[AppendRequest]) -> None:
+    def put_headers(self, headers: list[BatchHeader]) -> None:
+        self.note("dispatch", list(headers))
+
+    def put_durable_offset(self, durable_offset: int) -> None:
+        self.note("advanced", durable_offset)
+
+    def flush(self) -> None:
+        pass
+
+    def put_finished(self, requests: list[AppendRequest]) -> None:
         self.note("complete", list(requests))
         for request in requests:
             self._completed.put(request)
@@ -124,8 +133,7 @@ class Publishing:
             last_timestamp_us=last_timestamp_us,
             max_waiting_bytes=max_waiting_bytes,
             now_us=lambda: self.clock(),
-            dispatch=lambda headers: self.events.note("dispatch", list(headers)),
-            completed=self.events.completed,
+            inbox=self.events,
             rolled=lambda segment: self.events.note("rolled", segment),
             failed=lambda error: self.events.note("failed", error),
         )
@@ -136,8 +144,7 @@ class Publishing:
             self.log,
             durable_offset=0,
             flush_interval_s=flush_interval_s,
-            advanced=lambda mark: self.events.note("advanced", mark),
-            completed=self.events.completed,
+            inbox=self.events,
             failed=lambda error: self.events.note("failed", error),
             monotonic=lambda: 0.0,
         )

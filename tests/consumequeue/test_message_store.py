@@ -55,9 +55,9 @@ from tests.support.stored import (
 ALL: dict[str, Any] = {"max_messages": 1000, "max_bytes": MIB}
 
 
-@pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
-    async with open_storage(small_config(tmp_path)) as storage:
+@pytest.fixture(params=[True, False], ids=["eager tail", "reput thread"])
+async def storage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Storage]:
+    async with open_storage(small_config(tmp_path, eager_tail=request.param)) as storage:
         yield storage
 
 

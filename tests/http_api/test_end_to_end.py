@@ -19,11 +19,14 @@ BATCH = "application/vnd.holdfast.batch"
 
 
 @asynccontextmanager
-async def serving(data_dir: Path, **commitlog: int) -> AsyncIterator[aiohttp.ClientSession]:
+async def serving(
+    data_dir: Path, eager_tail: str = "true", **commitlog: int
+) -> AsyncIterator[aiohttp.ClientSession]:
     flags = {
         "data_dir": str(data_dir),
         "http_api.port": "0",
         "commitlog.segment_bytes": "1MiB",
+        "consumequeue.eager_tail": eager_tail,
         **{f"commitlog.{name}": str(value) for name, value in commitlog.items()},
     }
     async with (
@@ -33,9 +36,11 @@ async def serving(data_dir: Path, **commitlog: int) -> AsyncIterator[aiohttp.Cli
         yield session
 
 
-@pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    async with serving(tmp_path / "data") as session:
+@pytest.fixture(params=["true", "false"], ids=["eager tail", "reput thread"])
+async def session(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[aiohttp.ClientSession]:
+    async with serving(tmp_path / "data", request.param) as session:
         yield session
 
 
@@ -181,8 +186,7 @@ async def test_new_producers_beyond_the_budget_are_refused_and_no_retry_is_store
     tmp_path: Path,
 ) -> None:
     # S4: a request of one publisher made the broker store other publishers' retries twice
-    limits = {"max_producers_per_topic": 3}
-    async with serving(tmp_path / "data", **limits) as session:
+    async with serving(tmp_path / "data", max_producers_per_topic=3) as session:
 
         async def send(producer: int, topic: str = "t") -> tuple[int, Any]:
             headers = {
@@ -207,7 +211,7 @@ async def test_new_producers_beyond_the_budget_are_refused_and_no_retry_is_store
         assert (again[0], again[1].get("duplicate")) == (200, True)
         assert [(await send(number))[0] for number in (2, 3, 4)] == [200, 200, 409]
         assert (await send(4, "other"))[0] == 200
-    async with serving(tmp_path / "data", **limits) as session:
+    async with serving(tmp_path / "data", max_producers_per_topic=3) as session:
         # The use of the budget is known after a restart as well.
         assert [(await send(number))[0] for number in (1, 2, 3, 4)] == [200, 200, 200, 409]
         assert (await send(3))[1].get("duplicate") is True

@@ -49,6 +49,8 @@ class SimulatedProcess:
         self.clock = SimulatedClock()
         self.boot = 1
         """The number of machine starts."""
+        self.eager_tail = False
+        """Changes at each start, so that a run has starts with and without the eager tail."""
         self.flush_interval_ms: int | None = None
         self.commit_interval_ms: int | None = None
         self.faults_to_come: set[str] = set()
@@ -217,6 +219,7 @@ class SimulatedProcess:
 
     def _config(self) -> Config:
         """Return a configuration with small segments and random intervals for the threads."""
+        self.eager_tail = not self.eager_tail
         return Config(
             data_dir=self._data_dir,
             commitlog=CommitLogConfig(
@@ -231,6 +234,7 @@ class SimulatedProcess:
                 map_size_bytes=64 * _MIB,
                 state_map_size_bytes=64 * _MIB,
                 tail_entries=2,
+                eager_tail=self.eager_tail,
                 hot_cache_bytes=self.rng.choice((0, _MIB)),
             ),
             topics=TopicsConfig(default_retention_ms=0),

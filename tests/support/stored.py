@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 _DEADLINE_S = 20.0
 
 
-def small_config(data_dir: Path, **commitlog: Any) -> Config:
+def small_config(data_dir: Path, *, eager_tail: bool = True, **commitlog: Any) -> Config:
     """Return a configuration with segments of 1 MiB, without a space reserve, for manual retention.
 
     `commitlog` overrides the section's values.
@@ -39,7 +39,10 @@ def small_config(data_dir: Path, **commitlog: Any) -> Config:
         data_dir=data_dir,
         commitlog=CommitLogConfig(**values),
         consumequeue=ConsumeQueueConfig(
-            commit_interval_ms=5, map_size_bytes=256 * MIB, state_map_size_bytes=64 * MIB
+            commit_interval_ms=5,
+            map_size_bytes=256 * MIB,
+            state_map_size_bytes=64 * MIB,
+            eager_tail=eager_tail,
         ),
         topics=TopicsConfig(default_retention_ms=0),
     )
@@ -125,7 +128,7 @@ async def settled(storage: Storage) -> None:
         lambda: (
             storage.syncer.durable_offset == storage.log.written_offset
             and storage.reput.reput_offset == storage.log.written_offset
-            and storage.reput.committer.uncommitted_count == 0
+            and storage.reput.uncommitted_count == 0
             and all(cq.pending == 0 for cq in list(storage.reput.queues.values()))
         )
     )

@@ -182,19 +182,18 @@ def test_a_sync_that_failed_elsewhere_is_not_believed_here(publishing: Publishin
 
 
 def test_a_callback_that_fails_is_not_silent() -> None:
-    events = Events()
+    class Broken(Events):
+        def put_durable_offset(self, durable_offset: int) -> None:
+            raise RuntimeError("the loop is gone")
+
+    events = Broken()
     publishing = Publishing()
     publishing.log.roll()
-
-    def broken(mark: int) -> None:
-        raise RuntimeError("the loop is gone")
-
     syncer = Syncer(
         publishing.log,
         durable_offset=0,
         flush_interval_s=3600,
-        advanced=broken,
-        completed=events.completed,
+        inbox=events,
         failed=lambda error: events.note("failed", error),
         monotonic=lambda: 0.0,
     )

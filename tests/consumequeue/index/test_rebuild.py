@@ -91,10 +91,12 @@ class Indexed:
             sequences=self.sequences,
             needs_durable=lambda topic_id: None if topic_id == GONE_TOPIC else True,
             segment_start=lambda offset: offset - offset % SEGMENT_BYTES,
-            told=lambda advanced, finished: None,
+            on_pass=lambda advanced, finished: None,
             failed=lambda error: None,
             commit_interval_s=60,
             tail_entries=1,
+            eager_tail=False,
+            monotonic=lambda: 0.0,
         )
 
     def entries(self) -> dict[QueueKey, list[object]]:
@@ -141,7 +143,7 @@ def test_a_rebuild_makes_what_the_reput_service_makes(
     by_one = Indexed(tmp_path_factory.mktemp("one"))
     reput = by_one.reput()
     for header in headers:
-        reput.recovered(header)
+        reput.index_recovered(header)
     reput.committer.commit(2**62)
 
     # The same in two steps: a rebuild continues an index that a crash interrupted.
@@ -163,7 +165,7 @@ def test_a_rebuild_makes_what_the_reput_service_makes(
         rest_of_it = by_table.reput()
         for header in rebuild.rest():
             assert header.end_physical_offset > durable
-            rest_of_it.recovered(header)
+            rest_of_it.index_recovered(header)
         rest_of_it.committer.commit(2**62)
     assert by_table.index.position() == by_one.index.position()
     assert by_table.entries() == by_one.entries()
@@ -199,10 +201,10 @@ def test_what_lmdb_cannot_take_is_left_to_the_reput_service(
     rebuild.end()
     reput = indexed.reput()
     for header in rebuild.rest():
-        reput.recovered(header)
+        reput.index_recovered(header)
     assert indexed.index.position() == ReputPosition()
     assert [cq.max_offset for cq in indexed.queues.values()] == [4, 3]
-    assert reput.committer.uncommitted_count == len(headers)
+    assert reput.uncommitted_count == len(headers)
     reput.committer.commit(2**62)
     assert indexed.index.position().physical_offset == headers[-1].end_physical_offset
     indexed.index.close()

@@ -1,7 +1,7 @@
-"""The threads that run reput's passes: the one that brings the work, or one that is in a pass
-already.
+"""The threads that run reput's passes: the one that reports (the eager tail), the one that runs a
+pass already, or the reput thread.
 
-No work may be left, however the threads interleave.
+No report may be left, however the threads interleave.
 """
 
 import random
@@ -25,6 +25,7 @@ from tests.consumequeue.index.test_reput import (
     Reput,
     request,
     running,
+    with_and_without_eager_tail,
 )
 
 _DEADLINE_S = 20
@@ -48,12 +49,12 @@ def _told_by(reput: Reput) -> list[str]:
 
 def test_who_brings_work_does_it_while_nobody_has_the_turn(tmp_path: Path) -> None:
     log, asked = Log(), request()
-    with running(tmp_path, commit_interval_s=NEVER_S) as reput:
+    with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
         names = _told_by(reput)
-        reput.service.dispatch([log.write(WRITTEN)], wake=False)
-        reput.service.finished([asked], wake=False)
+        reput.service.put_headers([log.write(WRITTEN)])
+        reput.service.put_finished([asked])
         assert reput.told == []
-        reput.service.attend()
+        reput.service.flush()
         assert reput.told == [{(WRITTEN, 0): 1}]
         assert reput.completed == [[asked]]
         assert names == [threading.current_thread().name]
@@ -68,17 +69,17 @@ def test_who_has_the_turn_does_also_what_others_bring_meanwhile(tmp_path: Path) 
         assert go_on.wait(_DEADLINE_S)
 
     def bring() -> None:
-        reput.service.dispatch([first], wake=False)
-        reput.service.attend()
+        reput.service.put_headers([first])
+        reput.service.flush()
 
     first = log.write(WRITTEN)
-    with running(tmp_path, commit_interval_s=NEVER_S) as reput:
+    with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
         reput.telling = hold
         bringing = threading.Thread(target=bring)
         bringing.start()
         assert in_pass.wait(_DEADLINE_S)
-        reput.service.dispatch([log.write(WRITTEN)], wake=False)
-        reput.service.attend()  # another thread is in a pass: this returns at once
+        reput.service.put_headers([log.write(WRITTEN)])
+        reput.service.flush()  # another thread is in a pass: this returns at once
         assert len(reput.told) == 0
         go_on.set()
         bringing.join(_DEADLINE_S)
@@ -90,11 +91,11 @@ def test_what_piles_up_is_left_to_the_reput_thread(
 ) -> None:
     monkeypatch.setattr(reput_module, "_PASS_SIZE", 1)
     log = Log()
-    with running(tmp_path, commit_interval_s=NEVER_S) as reput:
+    with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
         names = _told_by(reput)
         for _ in range(5):
-            reput.service.dispatch([log.write(WRITTEN)], wake=False)
-        reput.service.attend()
+            reput.service.put_headers([log.write(WRITTEN)])
+        reput.service.flush()
         reput.until(lambda: reput.max_offset(WRITTEN) == 5)
         reput.until(lambda: len(reput.told) == 5)
     assert names == [threading.current_thread().name] * 2 + ["holdfast-reput"] * 3
@@ -106,27 +107,31 @@ def test_a_pass_that_fails_spares_the_thread_that_made_it(tmp_path: Path) -> Non
     def fail(advanced: dict[QueueKey, int]) -> None:
         raise ZeroDivisionError
 
-    with running(tmp_path, commit_interval_s=NEVER_S) as reput:
+    with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
         reput.telling = fail
-        reput.service.dispatch([log.write(WRITTEN)], wake=False)
-        reput.service.finished([asked], wake=False)
-        reput.service.attend()
+        reput.service.put_headers([log.write(WRITTEN)])
+        reput.service.put_finished([asked])
+        reput.service.flush()
         assert [type(error) for error in reput.failures] == [ZeroDivisionError]
-        reput.service.finished([late], wake=False)
-        reput.service.attend()
+        reput.service.put_finished([late])
+        reput.service.flush()
         assert reput.completed == [[asked], [late]]
 
 
-def test_what_is_told_after_the_stop_is_answered(tmp_path: Path) -> None:
+@with_and_without_eager_tail
+def test_what_is_reported_after_the_stop_is_answered(tmp_path: Path, eager_tail: bool) -> None:
     asked = request()
-    with running(tmp_path, commit_interval_s=NEVER_S) as reput:
+    with running(tmp_path, eager_tail=eager_tail, commit_interval_s=NEVER_S) as reput:
         reput.service.stop()
-        reput.service.finished([asked])
+        reput.finish([asked])
         assert reput.completed == [[asked]]
 
 
+@with_and_without_eager_tail
 @pytest.mark.usefixtures("eager_switches")
-def test_what_several_bring_at_the_same_moment_is_all_done(tmp_path: Path) -> None:
+def test_what_several_bring_at_the_same_moment_is_all_done(
+    tmp_path: Path, eager_tail: bool
+) -> None:
     """No later call processes the work: one of the bringing threads must do it."""
     rounds, bringers = 200, 3
     together = threading.Barrier(bringers + 1)
@@ -135,10 +140,10 @@ def test_what_several_bring_at_the_same_moment_is_all_done(tmp_path: Path) -> No
     def bring(number: int) -> None:
         for each in asked:
             together.wait(_DEADLINE_S)
-            reput.service.finished([each[number]], wake=False)
-            reput.service.attend()
+            reput.service.put_finished([each[number]])
+            reput.service.flush()
 
-    with running(tmp_path, commit_interval_s=NEVER_S) as reput:
+    with running(tmp_path, eager_tail=eager_tail, commit_interval_s=NEVER_S) as reput:
         threads = [threading.Thread(target=bring, args=(n,)) for n in range(bringers)]
         for thread in threads:
             thread.start()
@@ -157,11 +162,12 @@ def test_what_several_bring_at_the_same_moment_is_all_done(tmp_path: Path) -> No
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
+    eager_tail=st.booleans(),
     groups=st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=40),
     seed=st.integers(0, 2**32),
 )
 def test_nothing_is_left_lying_and_all_is_told_in_order(
-    tmp_path_factory: pytest.TempPathFactory, groups: list[list[bool]], seed: int
+    tmp_path_factory: pytest.TempPathFactory, eager_tail: bool, groups: list[list[bool]], seed: int
 ) -> None:
     """An appender and a sync thread call the service, and a third thread calls it sometimes.
 
@@ -190,7 +196,9 @@ def test_nothing_is_left_lying_and_all_is_told_in_order(
     too_early: list[tuple[int, int]] = []
     appended = threading.Semaphore(0)
     rests = [rng.random() < 0.3 for _ in groups]
-    with running(tmp_path_factory.mktemp("reput"), commit_interval_s=NEVER_S) as reput:
+    with running(
+        tmp_path_factory.mktemp("reput"), eager_tail=eager_tail, commit_interval_s=NEVER_S
+    ) as reput:
 
         def look(finished: list[AppendRequest]) -> None:
             for asked in finished:
@@ -202,10 +210,10 @@ def test_nothing_is_left_lying_and_all_is_told_in_order(
 
         def append() -> None:
             for group, headers in enumerate(written):
-                reput.service.dispatch(headers, wake=False)
+                reput.service.put_headers(headers)
                 appended.release()
-                reput.service.finished([requests[group][0]], wake=False)
-                reput.service.attend()
+                reput.service.put_finished([requests[group][0]])
+                reput.service.flush()
 
         def sync() -> None:
             group = 0
@@ -214,15 +222,15 @@ def test_nothing_is_left_lying_and_all_is_told_in_order(
                 reached = group + 1
                 while not rests[group] and appended.acquire(blocking=False):
                     reached += 1
-                reput.service.durable_advanced(ends[reached - 1], wake=False)
-                reput.service.finished([requests[n][1] for n in range(group, reached)], wake=False)
-                reput.service.attend()
+                reput.service.put_durable_offset(ends[reached - 1])
+                reput.service.put_finished([requests[n][1] for n in range(group, reached)])
+                reput.service.flush()
                 group = reached
 
         def beside() -> None:
             for group in range(len(written)):
-                reput.service.dispatch([], wake=rests[group])
-                reput.service.attend()
+                if rests[group]:
+                    reput.service.flush()
 
         reput.completing = look
         threads = [threading.Thread(target=work) for work in (append, sync, beside)]

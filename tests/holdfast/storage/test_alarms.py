@@ -31,8 +31,8 @@ def test_no_least_room_and_no_disk_that_answers_stop_nothing() -> None:
 
 @pytest.mark.parametrize(("entries", "is_raised"), [(9, False), (10, False), (11, True)])
 def test_an_index_that_too_much_waits_for_stops_publishing(entries: int, is_raised: bool) -> None:
-    committer = SimpleNamespace(uncommitted_count=entries, failure="no room")
-    reput = SimpleNamespace(committer=committer)
+    committer = SimpleNamespace(failure="no room")
+    reput = SimpleNamespace(uncommitted_count=entries, committer=committer)
     found = index_backlog(cast(Any, reput), 10)()
     assert (found is not None) is is_raised
     assert found is None or "no room" in str(found)
