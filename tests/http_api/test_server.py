@@ -14,6 +14,7 @@ from holdfast.http_api.app import make_app
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.server import ACCEPTS_A_TURN, start_server
 from tests.support.api_server import Api, running_api
+from tests.support.loop_clock import LoopClock
 from tests.support.raw_http import raw_connection
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -73,19 +74,25 @@ async def test_many_connections_are_accepted_in_one_turn_of_the_loop(api: Api) -
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHo"])
 async def test_a_head_that_does_not_come_closes_the_connection(sent: bytes) -> None:
-    async with running_api(header_timeout_ms=50) as api, raw_connection(api.server.port) as one:
+    clock = LoopClock()
+    async with running_api(header_timeout_ms=1000) as api, raw_connection(api.server.port) as one:
+        while not api.server.connection_count:
+            await asyncio.sleep(0)
         await one.send(sent)
-        async with asyncio.timeout(10):
-            assert await one.closed() == b""
+        await clock.advance(1.0)
+        assert await one.closed() == b""
 
 
 async def test_a_second_head_has_the_same_deadline() -> None:
+    clock = LoopClock()
     async with running_api(header_timeout_ms=1000) as api, raw_connection(api.server.port) as one:
         await one.send(HEALTH)
         assert (await one.answer())[0] == 200
         await one.send(b"GET /heal")
-        async with asyncio.timeout(10):
-            assert await one.closed() == b""
+        while not api.context.connections.heads:
+            await asyncio.sleep(0)
+        await clock.advance(1.0)
+        assert await one.closed() == b""
 
 
 @pytest.mark.parametrize(
@@ -126,27 +133,29 @@ async def test_a_head_that_begins_behind_a_held_pull_has_its_deadline_from_the_a
 
 
 async def test_a_head_in_pieces_is_served_and_stops_its_deadline() -> None:
+    clock = LoopClock()
     async with running_api(header_timeout_ms=1000) as api, raw_connection(api.server.port) as one:
         await api.store.create_topic("orders")
         await one.send(PULL[:20])
         await asyncio.sleep(0)
         await one.send(PULL[20:])
         await api.held(1)
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while loop.time() < begun + 1.1:  # the deadline passes, and no pull ends
-            await asyncio.sleep(0.01)
+        await clock.advance(1.1)  # the deadline passes, and no pull ends
         assert api.hold.stats().held == 1
         await api.publish("orders", {"body": "x", "queue": 0})
         assert (await one.answer())[0] == 200
 
 
 async def test_an_idle_connection_is_closed() -> None:
-    async with running_api(keepalive_timeout_ms=50) as api, raw_connection(api.server.port) as one:
+    clock = LoopClock()
+    async with (
+        running_api(keepalive_timeout_ms=1000) as api,
+        raw_connection(api.server.port) as one,
+    ):
         await one.send(HEALTH)
         assert (await one.answer())[0] == 200
-        async with asyncio.timeout(10):
-            assert await one.closed() == b""
+        await clock.advance(1.0)
+        assert await one.closed() == b""
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.tls import TlsFiles, TlsUnusable
 from tests.support.api_server import Api, running_api
 from tests.support.certificates import LONG_AGO, Certificates
+from tests.support.loop_clock import LoopClock
 from tests.support.raw_http import raw_connection
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -40,7 +41,7 @@ async def health(api: Api, context: ssl.SSLContext) -> int:
 async def nobody_left(api: Api) -> None:
     async with asyncio.timeout(10):
         while api.server.connection_count or not api.context.connections.is_empty:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
 
 async def test_requests_are_answered_over_tls(ca: Certificates) -> None:
@@ -234,26 +235,30 @@ async def test_the_names_in_a_verified_certificate_reach_the_request(ca: Certifi
 
 async def test_a_handshake_that_does_not_come_counts_and_ends(ca: Certificates) -> None:
     settings = served_with(ca.issue("server"), header_timeout_ms=3000, max_connections_per_client=1)
+    clock = LoopClock()
     async with running_api(**settings) as api, raw_connection(api.server.port) as silent:
-        async with asyncio.timeout(10):
-            while not api.server.connection_count:
-                await asyncio.sleep(0.001)
-            with pytest.raises((ssl.SSLError, ConnectionError)):
-                await health(api, ca.trusting())
-            assert await silent.closed() == b""
+        while not api.server.connection_count:
+            await asyncio.sleep(0)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await health(api, ca.trusting())
+        await clock.advance(3.0)
+        assert await silent.closed() == b""
         await nobody_left(api)
         assert await health(api, ca.trusting()) == 200
 
 
 async def test_a_head_that_does_not_come_over_tls_closes_the_connection(ca: Certificates) -> None:
     settings = served_with(ca.issue("server"), header_timeout_ms=1000)
+    clock = LoopClock()
     async with (
         running_api(**settings) as api,
         raw_connection(api.server.port, ca.trusting()) as slow,
     ):
+        while not api.context.connections.open:
+            await asyncio.sleep(0)
         await slow.send(b"GET /hea")
-        async with asyncio.timeout(10):
-            assert await slow.closed() == b""
+        await clock.advance(1.0)
+        assert await slow.closed() == b""
 
 
 @pytest.mark.parametrize(
