@@ -184,7 +184,9 @@ class RunningBroker:
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
-                if not selector.select(deadline - time.monotonic()):
+                # Look once more: a wait that was stopped (SIGSTOP) until after its deadline returns
+                # nothing, although there may be a line by now.
+                if not (selector.select(deadline - time.monotonic()) or selector.select(0)):
                     before, logged = logged, self.log_path.stat().st_size
                     if logged == before:
                         self._did_not_start(f"no word of it within {self._start_timeout_s} s")
