@@ -19,7 +19,6 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from holdfast.commitlog.setting import MIB
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.body_reader import overloaded
-from holdfast.http_api.wire.first_step import Begun, begun
 from holdfast.http_api.wire.framing import ends_connection
 from holdfast.http_api.wire.headers import MAX_FIELD_BYTES
 from holdfast.http_api.wire.problems import Problem
@@ -96,8 +95,8 @@ class Connection(Receiving):
 
         `_serve_next` resets it, because a client that sends the next request has the reply.
         """
-        self.task: Begun | None = None
-        """The coroutine that answers the current request. None if no coroutine is waiting."""
+        self.task: asyncio.Task[None] | None = None
+        """The task that answers the current request. None if no request is being answered."""
         self.remote = ""
         """The client's address, as the operating system writes it."""
 
@@ -152,8 +151,9 @@ class Connection(Receiving):
         self._forget()
         if self._lingering is not None:
             self._lingering.cancel()
-        if self.task is not None:
-            self.task.cancel()
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
 
     def finish(self) -> None:
         """Close after the reply to the current request, or now if no request is being answered."""
@@ -171,7 +171,7 @@ class Connection(Receiving):
         self._untaken = nothing
         self._connections.idle.take(self)
         asked = self._next_request()
-        self.task = begun(self._serve(asked), self._loop)
+        self.task = self._loop.create_task(self._serve(asked))
         if self._is_stopped or self._arriving is not None:
             self._set_reading()
 
@@ -255,7 +255,7 @@ class Connection(Receiving):
         if self._request_memory:
             self._request_memory = 0
             self._recount()
-        if self.transport is None:
+        if self.transport is None or self.transport.is_closing():
             return
         if self._waiting is None and self._parser is not None and not self._is_ending:
             self._parse(b"")  # the parser may have unparsed bytes
@@ -268,8 +268,7 @@ class Connection(Receiving):
             else:
                 self._linger()
         elif self._waiting is not None:
-            # In the next loop iteration, so that requests of other connections are served first.
-            self._loop.call_soon(self._serve_next)
+            self._serve_next()
         else:
             self._connections.idle.put(self)
             if self._head_begins:

@@ -115,7 +115,7 @@ class Connections:
     async def finish(self, timeout_s: float) -> None:
         """Wait for the running requests. After half of the time, cancel the remaining requests."""
         for is_last_try in (False, True):
-            tasks = [each.task.as_task() for each in self.open if each.task is not None]
+            tasks = [each.task for each in self.open if each.task is not None]
             if is_last_try:
                 for task in tasks:
                     task.cancel()

@@ -673,6 +673,7 @@ class Receiving(Sending):
         """Drop the parser, the waiting requests and the body, because the connection is lost."""
         self._is_deaf = True
         self._parser = self._waiting = self._arriving = None
+        self._content = EMPTY_PAYLOAD
         self._waiting_memory = self._request_memory = self._head_bytes = 0
         self._recount()
 
