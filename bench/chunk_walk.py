@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_parser import HttpRequestParser
 from rich.console import Console
 from rich.table import Table
@@ -66,7 +65,7 @@ def _parsing(packet: bytes) -> Callable[[], object]:
     loop = asyncio.new_event_loop()
 
     def parse() -> None:
-        parser = HttpRequestParser(cast(BaseProtocol, _Unlimited()), loop, limit=2**20)
+        parser = HttpRequestParser(cast(Any, _Unlimited()), loop, limit=2**20)
         parser.feed_data(_HEAD)
         parser.feed_data(packet)
 

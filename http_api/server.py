@@ -8,9 +8,9 @@ from functools import partial
 
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.wire.aiohttp_parser import check_parser
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.connection_registry import Connections
-from holdfast.http_api.wire.framing import check_parser
 from holdfast.http_api.wire.tls import ServerTls, TlsFiles
 from holdfast.http_api.wire.tls_handshake import TlsDoor
 

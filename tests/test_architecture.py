@@ -116,7 +116,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.machine_memory",
         "holdfast.repair",
         "http_api.access",
-        "http_api.wire.framing",
+        "http_api.wire.aiohttp_parser",
         "http_api.wire.tls",
     ),
     "holdfast.__main__": ("holdfast.cli",),

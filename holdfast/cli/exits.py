@@ -77,7 +77,7 @@ def failure_of(error: Exception) -> Failure | None:
     from holdfast.config import ConfigError
     from holdfast.http_api.access.binding import RemoteWithoutAccess
     from holdfast.http_api.access.token_file import TokensLocked, TokensUnreadable
-    from holdfast.http_api.wire.framing import ParserMissing
+    from holdfast.http_api.wire.aiohttp_parser import ParserMissing
     from holdfast.http_api.wire.tls import TlsUnusable
 
     if isinstance(error, Failure):

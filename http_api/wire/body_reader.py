@@ -12,10 +12,10 @@ import zlib
 from typing import NamedTuple
 
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.wire.aiohttp_parser import HttpProcessingError
 from holdfast.http_api.wire.arriving_bytes import LIMIT, SHARE, ArrivingBytes, GiveWay
 from holdfast.http_api.wire.headers import list_header
 from holdfast.http_api.wire.problems import Problem, request_too_large

@@ -11,20 +11,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
-from aiohttp import hdrs
-from aiohttp.http import HttpVersion11
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
-from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp import EMPTY_PAYLOAD, HttpVersion11, hdrs
 
 from holdfast.commitlog.setting import MIB
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.wire.aiohttp_parser import (
+    MAX_LINE_BYTES,
+    HttpProcessingError,
+    LineTooLong,
+)
 from holdfast.http_api.wire.body_reader import overloaded
 from holdfast.http_api.wire.framing import ends_connection
 from holdfast.http_api.wire.headers import MAX_FIELD_BYTES
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Bytes, Reply, StreamPiece, nothing, problem_reply
 from holdfast.http_api.wire.request import Request
-from holdfast.http_api.wire.request_reader import MAX_LINE_BYTES, HeadTooLarge, NoRoom, Receiving
+from holdfast.http_api.wire.request_reader import HeadTooLarge, NoRoom, Receiving
 
 if TYPE_CHECKING:
     from holdfast.http_api.wire.connection_registry import Connections

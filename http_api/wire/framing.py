@@ -8,9 +8,7 @@ client.
 
 from typing import Protocol
 
-from aiohttp import hdrs
-from aiohttp.http import HttpVersion10, HttpVersion11
-from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
+from aiohttp import HttpVersion10, HttpVersion11, hdrs
 from multidict import MultiMapping
 from yarl import URL
 
@@ -34,23 +32,6 @@ class _Head(Protocol):
     def url(self) -> URL: ...
     @property
     def headers(self) -> MultiMapping[str]: ...
-
-
-class ParserMissing(Exception):
-    """aiohttp's C parser is not installed. Its Python parser had most of the smuggling bugs."""
-
-    def __str__(self) -> str:
-        return (
-            "aiohttp has no HTTP parser written in C here, and the one in Python is not safe "
-            "behind a proxy; install aiohttp's wheel (or a C compiler, then aiohttp again), and "
-            "unset AIOHTTP_NO_EXTENSIONS"
-        )
-
-
-def check_parser(parser: object = HttpRequestParser) -> None:
-    """Raise ParserMissing if requests would be parsed by aiohttp's Python parser."""
-    if parser is HttpRequestParserPy:
-        raise ParserMissing
 
 
 def check_framing(request: _Head) -> None:

@@ -12,8 +12,7 @@ from http import HTTPStatus
 from time import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiohttp import hdrs
-from aiohttp.http import HttpVersion11
+from aiohttp import HttpVersion11, hdrs
 
 from holdfast.http_api.wire.problems import Problem
 

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from aiohttp import hdrs
-from aiohttp.http import HttpVersion, RawRequestMessage
+from aiohttp import HttpVersion, hdrs
 from multidict import CIMultiDictProxy
 from yarl import URL
+
+from holdfast.http_api.wire.aiohttp_parser import RawRequestMessage
 
 if TYPE_CHECKING:
     from holdfast.http_api.wire.connection import Connection

@@ -14,20 +14,22 @@ from collections import deque
 from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, cast
 
-from aiohttp import hdrs, web
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError
-from aiohttp.http_parser import HttpRequestParser
-from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp import EMPTY_PAYLOAD, hdrs, web
 
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.wire.aiohttp_parser import (
+    MAX_HEADERS,
+    BadHttpMessage,
+    HttpProcessingError,
+    HttpRequestParser,
+    RawRequestMessage,
+    new_parser,
+)
 from holdfast.http_api.wire.arriving_bytes import LIMIT
 from holdfast.http_api.wire.body_buffer import ArrivingBody
 from holdfast.http_api.wire.chunk_walk import ChunkWalk, UnclearEnd
 from holdfast.http_api.wire.framing import ends_connection
 from holdfast.http_api.wire.head_size import head_bytes, head_memory, unfinished_head_memory
-from holdfast.http_api.wire.headers import MAX_FIELD_BYTES
 from holdfast.http_api.wire.next_head import begins_with_bare_line_end, head_begins, head_begins_at
 from holdfast.http_api.wire.request import Content, Request
 from holdfast.http_api.wire.response_writer import Sending
@@ -39,16 +41,10 @@ if TYPE_CHECKING:
 #: The size of the shared receive buffer. A head with a small body fits in it. The first bytes of a
 #: large body also arrive in it, so they are copied once more than the rest of the body.
 SCRATCH_BYTES = 16 * 1024
-#: The maximum length of the request line. It must have room for a poll over 1,024 queues, or for a
-#: percent-encoded filter of 4 KiB.
-MAX_LINE_BYTES = 64 * 1024
-MAX_HEADERS = 128
 #: At most this many requests wait while the current one is answered. If as many wait, nothing more
 #: is parsed or read. The limit is low because each small head costs a millisecond, even if its
 #: request is never answered.
 MAX_WAITING = 4
-#: The buffer of a chunked body: reading pauses when twice this many unread bytes are in it.
-_CHUNKED_BYTES = 4 * 1024
 #: If the requests of a connection use at most this much memory, `arriving_bytes` does not count it.
 #: This memory is part of the fixed cost of a connection in docs/limits.md.
 UNCOUNTED_BYTES = 8 * 1024
@@ -253,18 +249,7 @@ class Receiving(Sending):
                 self._no_more_requests(BadHttpMessage(_BARE_LINE_END))
                 return
             self._skip_bytes, self._chunks, self._pauses = 0, None, 0
-            parser = self._parser = HttpRequestParser(
-                cast(BaseProtocol, self),  # a chunked body uses it to pause and resume reading
-                self._loop,
-                _CHUNKED_BYTES,
-                max_line_size=MAX_LINE_BYTES,
-                max_field_size=MAX_FIELD_BYTES,
-                max_headers=MAX_HEADERS,
-                payload_exception=web.RequestPayloadError,
-                auto_decompress=False,
-                # Pause after each request, because an error in later bytes would drop the request.
-                max_msg_queue_size=1,
-            )
+            parser = self._parser = new_parser(self, self._loop)
         body_ends = 0
         if is_new:
             self._text = data

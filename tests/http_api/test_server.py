@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from prometheus_client import CollectorRegistry
 
 from holdfast.http_api.app import make_app
@@ -341,11 +340,6 @@ async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
 
 
 # -- invalid requests ----------------------------------------------------------------------
-
-
-def test_the_parser_is_the_one_written_in_c() -> None:
-    """Most request smuggling bugs were found in the parser written in Python."""
-    assert HttpRequestParser is not HttpRequestParserPy
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,16 @@ import asyncio
 from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.wire.aiohttp_parser import MAX_LINE_BYTES, LineTooLong
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.framing import ends_connection
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import Request
-from holdfast.http_api.wire.request_reader import MAX_LINE_BYTES
 
 
 class AiohttpConnection(RequestHandler):

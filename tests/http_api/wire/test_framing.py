@@ -9,9 +9,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
-from holdfast.http_api.wire.framing import ParserMissing, check_parser
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 
@@ -357,9 +355,3 @@ async def test_the_body_of_a_refused_request_is_never_a_request(api: Api, head: 
         if "connection" not in fields:  # the body was complete, so the connection continues
             assert (await connection.answer())[0] == 200
     assert api.store.publishes == []
-
-
-def test_without_the_parser_in_c_nothing_is_served() -> None:
-    check_parser(HttpRequestParser)
-    with pytest.raises(ParserMissing, match="AIOHTTP_NO_EXTENSIONS"):
-        check_parser(HttpRequestParserPy)

@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
+from holdfast.http_api.wire.aiohttp_parser import MAX_HEADERS
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.head_size import unfinished_head_memory
-from holdfast.http_api.wire.request_reader import MAX_HEADERS, SCRATCH_BYTES, UNCOUNTED_BYTES
+from holdfast.http_api.wire.request_reader import SCRATCH_BYTES, UNCOUNTED_BYTES
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import RawConnection, raw_connection
 

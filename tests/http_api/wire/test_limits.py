@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.wire.request_reader import MAX_LINE_BYTES
+from holdfast.http_api.wire.aiohttp_parser import MAX_LINE_BYTES
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 

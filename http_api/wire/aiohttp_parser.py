@@ -1,0 +1,82 @@
+"""The request parser: the only file that uses parts of aiohttp that are not its public API.
+
+`pyproject.toml` therefore allows only the versions of aiohttp that were tested. If a newer version
+changes something that this package needs, a test in tests/http_api/wire/test_aiohttp_parser.py
+names what has changed.
+"""
+
+import asyncio
+from typing import Protocol, cast
+
+from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
+
+from holdfast.http_api.wire.headers import MAX_FIELD_BYTES
+
+__all__ = [
+    "BadHttpMessage",
+    "HttpProcessingError",
+    "HttpRequestParser",
+    "LineTooLong",
+    "ParserMissing",
+    "RawRequestMessage",
+    "check_parser",
+    "new_parser",
+]
+
+#: The maximum length of the request line. It must have room for a poll over 1,024 queues, or for a
+#: percent-encoded filter of 4 KiB.
+MAX_LINE_BYTES = 64 * 1024
+MAX_HEADERS = 128
+#: The buffer of a chunked body: reading pauses when twice this many unread bytes are in it.
+_CHUNKED_BYTES = 4 * 1024
+
+
+class ParserOwner(Protocol):
+    """What a chunked body (aiohttp's StreamReader) uses of the connection that receives it."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is connected."""
+
+    def pause_reading(self) -> None:
+        """Called when the buffer of the body is full."""
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Called when the buffer has room again, or when the body is complete."""
+
+
+class ParserMissing(Exception):
+    """aiohttp's C parser is not installed. Its Python parser had most of the smuggling bugs."""
+
+    def __str__(self) -> str:
+        return (
+            "aiohttp has no HTTP parser written in C here, and the one in Python is not safe "
+            "behind a proxy; install aiohttp's wheel (or a C compiler, then aiohttp again), and "
+            "unset AIOHTTP_NO_EXTENSIONS"
+        )
+
+
+def check_parser(parser: object = HttpRequestParser) -> None:
+    """Raise ParserMissing if requests would be parsed by aiohttp's Python parser."""
+    if parser is HttpRequestParserPy:
+        raise ParserMissing
+
+
+def new_parser(owner: ParserOwner, loop: asyncio.AbstractEventLoop) -> HttpRequestParser:
+    """Return a parser for the next bytes of a connection. It pauses after each request."""
+    return HttpRequestParser(
+        cast(BaseProtocol, owner),
+        loop,
+        _CHUNKED_BYTES,
+        max_line_size=MAX_LINE_BYTES,
+        max_field_size=MAX_FIELD_BYTES,
+        max_headers=MAX_HEADERS,
+        payload_exception=web.RequestPayloadError,
+        auto_decompress=False,
+        # Pause after each request, because an error in later bytes would drop the request.
+        max_msg_queue_size=1,
+    )
