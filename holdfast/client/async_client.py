@@ -35,11 +35,12 @@ from holdfast.client.errors import (
     UnknownTopic,
 )
 from holdfast.client.produce.async_producer import AsyncProducer
-from holdfast.client.produce.coalescing import SharedPublishing
-from holdfast.client.produce.message_checks import Body, as_bytes
+from holdfast.client.produce.base_producer import ProducerTarget
+from holdfast.client.produce.coalescing import PublishCoalescer
+from holdfast.client.produce.message_checks import Body, encode_body
 from holdfast.client.produce.new_message import NewMessage
-from holdfast.client.produce.options import ProducerOptions, ProducerTarget
-from holdfast.client.produce.publish_request import publish_alone
+from holdfast.client.produce.options import ProducerOptions
+from holdfast.client.produce.publish_request import publish_single
 from holdfast.client.produce.sender import IdentityPool
 from holdfast.client.read.message import (
     LoneMessage,
@@ -53,11 +54,11 @@ from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetCons
 from holdfast.client.read.pull import (
     PullOptions,
     Start,
-    describe_topic,
+    TopicFacts,
+    fetch_topic_facts,
     find_offset,
     pull_queue,
 )
-from holdfast.client.read.pull import TopicDescription as TopicFacts
 from holdfast.client.read.readers import AsyncReader
 from holdfast.client.read.sources import QueueSource, Range, Source, TopicSource
 from holdfast.client.timestamps import Time, as_timestamp_ms
@@ -109,9 +110,9 @@ class AsyncClient(GroupRequests):
         self.url = transport.url
         self._transport = transport
         self._identities = IdentityPool()
-        self._sharing: SharedPublishing | None = None
+        self._coalescer: PublishCoalescer | None = None
         if sharing is not None:
-            self._sharing = SharedPublishing(transport, self._identities, sharing)
+            self._coalescer = PublishCoalescer(transport, self._identities, sharing)
         self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
         self._consumers: set[AsyncConsumer] = set()
 
@@ -134,8 +135,8 @@ class AsyncClient(GroupRequests):
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._transport.close)
-            if self._sharing is not None:
-                stack.push_async_callback(self._sharing.close)
+            if self._coalescer is not None:
+                stack.push_async_callback(self._coalescer.close)
             for consumer in list(self._consumers):
                 stack.push_async_callback(consumer.close)
             for producer in list(self._producers):
@@ -235,7 +236,7 @@ class AsyncClient(GroupRequests):
         synchronous client each call sends its own request.
         """
         message = NewMessage(
-            as_bytes(body),
+            encode_body(body),
             key,
             tag,
             dict(properties) if properties else None,
@@ -243,9 +244,9 @@ class AsyncClient(GroupRequests):
             ttl_ms,
             priority,
         )
-        if self._sharing is not None:
-            return await self._sharing.publish(topic, durability, message)
-        return await publish_alone(
+        if self._coalescer is not None:
+            return await self._coalescer.publish(topic, durability, message)
+        return await publish_single(
             self._transport, self._identities, topic, durability, message.encode()
         )
 
@@ -295,12 +296,12 @@ class AsyncClient(GroupRequests):
     def _producer_target(self, topic: str) -> ProducerTarget:
         async def describe() -> TopicFacts:
             try:
-                return await describe_topic(self._transport, check_name("topic", topic))
+                return await fetch_topic_facts(self._transport, check_name("topic", topic))
             except UnknownTopic:
                 if not (await self._json("GET", "/v1/info")).get("auto_create_topics", True):
                     raise
                 await self._json("PUT", _topic_path(topic), body={})
-                return await describe_topic(self._transport, topic)
+                return await fetch_topic_facts(self._transport, topic)
 
         return ProducerTarget(self._transport, check_name("topic", topic), describe)
 
@@ -421,12 +422,12 @@ class AsyncClient(GroupRequests):
             wait_ms=wait_ms,
         )
         messages = [message for part in pulled.parts for message in part]
-        next_offset = pulled.next_offset
+        next_offset, max_offset = pulled.next_offsets[queue], pulled.max_offsets[queue]
         if len(messages) > max_messages:
             next_offset = messages[max_messages].offset
             del messages[max_messages:]
         skipped = tuple(each for each in pulled.skipped if each.start_offset < next_offset)
-        return PullResult(messages, next_offset, pulled.min_offset, pulled.max_offset, skipped)
+        return PullResult(messages, next_offset, pulled.min_offset or 0, max_offset, skipped)
 
     def consume(
         self,

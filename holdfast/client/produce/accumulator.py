@@ -15,12 +15,12 @@ from typing import Any
 from holdfast.client.errors import UnknownQueue
 from holdfast.client.produce.message_checks import (
     Body,
-    as_bytes,
     check_priority,
     check_text,
     check_ttl,
-    properties_size,
-    too_large,
+    encode_body,
+    measure_properties,
+    message_too_large,
 )
 from holdfast.client.produce.pending_batch import PendingBatch, Stored
 from holdfast.commitlog.format.batch import queue_for_key
@@ -47,10 +47,10 @@ _MAX_FAILURES_KEPT = 1000
 class Accumulator:
     """The batches of one producer that are not settled yet.
 
-    `opened(batch)` is called for each new batch, so that its linger timer can start; `closed()`
-    is called when a full batch has become ready. `is_full` is True while at least `buffer_bytes`
-    are waiting; the accumulator still accepts messages then, and the caller decides whether to
-    add more. `is_roomy` is True while at least half of the buffer is free.
+    `on_opened(batch)` is called for each new batch, so that its linger timer can start;
+    `on_ready()` is called when a full batch has become ready. `is_full` is True while at least
+    `buffer_bytes` are waiting; the accumulator still accepts messages then, and the caller decides
+    whether to add more. `has_room` is True while at least half of the buffer is free.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Accumulator:
         limits: MessageLimits,
         owner: Any,
         clock_us: Callable[[], int],
-        opened: Callable[[PendingBatch], None],
-        closed: Callable[[], None],
+        on_opened: Callable[[PendingBatch], None],
+        on_ready: Callable[[], None],
         priority_levels: int = 1,
         priority: int | None = None,
     ) -> None:
@@ -86,8 +86,8 @@ class Accumulator:
         self._max_body_bytes = limits.max_message_bytes
         self._owner = owner
         self._clock_us = clock_us
-        self._opened = opened
-        self._closed = closed
+        self._on_opened = on_opened
+        self._on_ready = on_ready
 
         self._open: dict[int, PendingBatch] = {}
         none_yet = PendingBatch(0, 0, None)
@@ -97,11 +97,11 @@ class Accumulator:
         self._keyless = [none_yet] * priority_levels
         self._ready: dict[int, deque[PendingBatch]] = {}
         self._busy_queues: set[int] = set()
-        self._unsettled: dict[PendingBatch, None] = {}
+        self._unresolved: dict[PendingBatch, None] = {}
         self._failed: deque[PendingBatch] = deque(maxlen=_MAX_FAILURES_KEPT)
         self._waiting_bytes = 0
         self.is_full = False
-        self.is_roomy = True
+        self.has_room = True
 
         self._index_by_key: dict[str, int] = {}
         self._known_tags: set[str] = set()
@@ -123,9 +123,9 @@ class Accumulator:
         Raises TypeError, ValueError, MessageTooLarge or UnknownQueue; then nothing was added.
         """
         if type(body) is not bytes:
-            body = as_bytes(body)
+            body = encode_body(body)
         if len(body) > self._max_body_bytes:
-            raise too_large("message", len(body), self._max_body_bytes)
+            raise message_too_large("message", len(body), self._max_body_bytes)
         size = len(body) + MESSAGE_OVERHEAD_BYTES
         if (
             key is None
@@ -147,18 +147,20 @@ class Accumulator:
             row = len(batch.bodies)
             batch.bodies.append(body)
             if key is not None:
-                batch.keys = _put(batch.keys, row, key)
+                batch.keys = _set_in_column(batch.keys, row, key)
             if tag is not None:
-                batch.tags = _put(batch.tags, row, tag)
+                batch.tags = _set_in_column(batch.tags, row, tag)
             if properties:
-                batch.properties = _put(batch.properties, row, dict(properties))
+                batch.properties = _set_in_column(batch.properties, row, dict(properties))
             if ttl_ms is not None:
                 expires_us = self._clock_us() + ttl_ms * 1000
-                batch.expires_timestamps_us = _put(batch.expires_timestamps_us, row, expires_us)
+                batch.expires_timestamps_us = _set_in_column(
+                    batch.expires_timestamps_us, row, expires_us
+                )
         batch.size_bytes += size
         if batch.size_bytes >= self._batch_bytes:
             self.close(batch)
-            self._closed()
+            self._on_ready()
         return batch
 
     def _open_keyless(self, level: int) -> PendingBatch:
@@ -194,8 +196,8 @@ class Accumulator:
         batch = self._open.get(queue)
         if batch is None:
             batch = self._open[queue] = PendingBatch(queue, self._clock_us(), self._owner)
-            self._unsettled[batch] = None
-            self._opened(batch)
+            self._unresolved[batch] = None
+            self._on_opened(batch)
         return batch
 
     # -- checking ----------------------------------------------------------------------------
@@ -220,9 +222,11 @@ class Accumulator:
                 self._known_tags.add(tag)
             size += len(tag)
         if properties:
-            properties_bytes = properties_size(properties)
+            properties_bytes = measure_properties(properties)
             if properties_bytes > self._limits.max_properties_bytes:
-                raise too_large("properties", properties_bytes, self._limits.max_properties_bytes)
+                raise message_too_large(
+                    "properties", properties_bytes, self._limits.max_properties_bytes
+                )
             size += properties_bytes
         return size
 
@@ -284,7 +288,7 @@ class Accumulator:
                 break
         return taken
 
-    def settle(
+    def resolve(
         self, batches: Iterable[PendingBatch], outcomes: Iterable[Stored | Exception]
     ) -> None:
         """Record the outcomes of a request's batches; free their queues and their buffer space."""
@@ -294,30 +298,30 @@ class Accumulator:
             batch.keys = batch.tags = batch.properties = batch.expires_timestamps_us = None
             self._busy_queues.discard(batch.queue)
             self._count_waiting(-batch.size_bytes)
-            del self._unsettled[batch]
+            del self._unresolved[batch]
             if isinstance(outcome, Exception):
                 self._failed.append(batch)
 
     def _count_waiting(self, change_bytes: int) -> None:
         self._waiting_bytes += change_bytes
         self.is_full = self._waiting_bytes >= self._buffer_bytes
-        self.is_roomy = self._waiting_bytes <= self._buffer_bytes // 2
+        self.has_room = self._waiting_bytes <= self._buffer_bytes // 2
 
-    def unsettled(self) -> list[PendingBatch]:
+    def unresolved(self) -> list[PendingBatch]:
         """Return all batches that are not settled, oldest first."""
-        return list(self._unsettled)
+        return list(self._unresolved)
 
     def unseen_failures(self) -> list[PendingBatch]:
         """Return the failed batches whose failure no caller has read; forget all failed batches.
 
         Only the last 1,000 failed batches are kept.
         """
-        unseen = [batch for batch in self._failed if not batch.is_looked_at]
+        unseen = [batch for batch in self._failed if not batch.is_failure_seen]
         self._failed.clear()
         return unseen
 
 
-def _put(column: list[Any] | None, row: int, value: Any) -> list[Any]:
+def _set_in_column(column: list[Any] | None, row: int, value: Any) -> list[Any]:
     """Return the column with `value` appended at `row`; missing rows before `row` become None."""
     if column is None:
         column = []

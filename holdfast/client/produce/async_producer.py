@@ -5,24 +5,22 @@ sent when it is full, when its linger time ends, or when a caller waits for it.
 """
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
 import msgspec
 
-from holdfast.client.errors import ProducerBufferFull, ProducerClosed, PublishFailed
-from holdfast.client.produce.accumulator import Accumulator
-from holdfast.client.produce.message_checks import Body
-from holdfast.client.produce.options import (
-    ProducerOptions,
+from holdfast.client.errors import ProducerBufferFull, ProducerClosed
+from holdfast.client.produce.base_producer import (
+    BaseProducer,
     ProducerTarget,
-    accumulator_and_sender,
-    message_result,
-    raise_unseen_failures,
+    adding_failure_to,
+    get_result,
 )
+from holdfast.client.produce.message_checks import Body
+from holdfast.client.produce.options import ProducerOptions
 from holdfast.client.produce.pending_batch import PendingBatch
-from holdfast.client.produce.sender import Sender
 from holdfast.client.read.message import PublishResult
 
 
@@ -43,30 +41,22 @@ class SendHandle(msgspec.Struct, gc=False, frozen=True, eq=False):
     def __await__(self) -> Generator[Any, None, PublishResult]:
         if self._batch.outcome is None:
             producer: AsyncProducer = self._batch.owner
-            yield from producer.settled(self._batch).__await__()
-        return message_result(self._batch, self._row)
+            yield from producer.wait_resolved(self._batch).__await__()
+        return get_result(self._batch, self._row)
 
 
-class AsyncProducer:
+class AsyncProducer(BaseProducer):
     """Batches messages to one topic. Made by `AsyncClient.producer`; belongs to its loop."""
 
     def __init__(self, target: ProducerTarget, options: ProducerOptions) -> None:
-        self.target = target
-        self.options = options
-        self._parts: tuple[Accumulator, Sender] | None = None
-        #: The accumulator that send() uses; None before the start and after close().
-        self._accumulator: Accumulator | None = None
+        super().__init__(target, options, nullcontext())
         self._room = asyncio.Event()
         self._has_ready_batches = False
 
     async def start(self) -> None:
         """Fetch the topic's queues from the broker. `async with` calls this; may be repeated."""
         if self._parts is None:
-            description = await self.target.describe()
-            self._parts = accumulator_and_sender(
-                self, self.target, self.options, description, nullcontext()
-            )
-            self._accumulator, _ = self._parts
+            self._create_parts(await self.target.describe())
 
     def send(
         self,
@@ -100,7 +90,7 @@ class AsyncProducer:
         accumulator = self._accumulator
         if accumulator is None:
             raise ProducerClosed
-        while not accumulator.is_roomy:
+        while not accumulator.has_room:
             self._room.clear()
             await self._room.wait()
         if self._has_ready_batches:
@@ -116,8 +106,8 @@ class AsyncProducer:
         if self._parts is not None:
             accumulator, sender = self._parts
             sender.close_all()
-            for batch in accumulator.unsettled():
-                await self.settled(batch)
+            for batch in accumulator.unresolved():
+                await self.wait_resolved(batch)
 
     async def close(self) -> None:
         """Send all batches, wait for their results, and accept no more messages. May be repeated.
@@ -127,16 +117,15 @@ class AsyncProducer:
         self._accumulator = None
         if self._parts is not None:
             await self.flush()
-            raise_unseen_failures(self.target.topic, self._parts[0])
+            self._raise_unseen_failures()
 
-    async def settled(self, batch: PendingBatch) -> None:
+    async def wait_resolved(self, batch: PendingBatch) -> None:
         """Send a batch now and wait until it is stored or has failed. Handles call this."""
         if batch.outcome is not None:
             return
         if batch.waiter is None:
             batch.waiter = asyncio.Event()
-        assert self._parts is not None
-        self._parts[1].close_batch(batch)
+        self._sender.close_batch(batch)
         await batch.waiter.wait()
 
     async def __aenter__(self) -> Self:
@@ -146,27 +135,18 @@ class AsyncProducer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        try:
+        with adding_failure_to(error):
             await self.close()
-        except PublishFailed as failed:
-            if error is None:
-                raise
-            error.add_note(str(failed))
 
-    # -- called by the accumulator and the sender --------------------------------------------
-
-    def batch_opened(self, batch: PendingBatch) -> None:
-        """Start a new batch's linger timer."""
-        assert self._parts is not None
-        self._parts[1].linger(batch)
+    def _call_on_loop(self, callback: Callable[..., object], *arguments: object) -> None:
+        callback(*arguments)
 
     def batch_ready(self) -> None:
-        """Send the ready batches."""
-        assert self._parts is not None
+        """Send the ready batches, at the next drain() at the latest."""
         self._has_ready_batches = True
-        self._parts[1].pump()
+        super().batch_ready()
 
-    def batches_settled(self, batches: Sequence[PendingBatch]) -> None:
+    def batches_resolved(self, batches: Sequence[PendingBatch]) -> None:
         """Wake the callers that wait for these batches, or for free space in the buffer."""
         for batch in batches:
             if batch.waiter is not None:

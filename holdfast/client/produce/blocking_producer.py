@@ -6,23 +6,21 @@ the accumulator.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import msgspec
 
-from holdfast.client.errors import ProducerClosed, PublishFailed
-from holdfast.client.produce.accumulator import Accumulator
-from holdfast.client.produce.message_checks import Body
-from holdfast.client.produce.options import (
-    ProducerOptions,
+from holdfast.client.errors import ProducerClosed
+from holdfast.client.produce.base_producer import (
+    BaseProducer,
     ProducerTarget,
-    accumulator_and_sender,
-    message_result,
-    raise_unseen_failures,
+    adding_failure_to,
+    get_result,
 )
+from holdfast.client.produce.message_checks import Body
+from holdfast.client.produce.options import ProducerOptions
 from holdfast.client.produce.pending_batch import PendingBatch
-from holdfast.client.produce.sender import Sender
 from holdfast.client.read.message import PublishResult
 from holdfast.client.transport.loop_thread import LoopThread
 
@@ -46,35 +44,27 @@ class BlockingSendHandle(msgspec.Struct, gc=False, frozen=True, eq=False):
         """
         if self._batch.outcome is None:
             producer: Producer = self._batch.owner
-            producer.wait_settled(self._batch, timeout_s)
-        return message_result(self._batch, self._row)
+            producer.wait_resolved(self._batch, timeout_s)
+        return get_result(self._batch, self._row)
 
 
-class Producer:
+class Producer(BaseProducer):
     """Batches messages to one topic. Made by `Client.producer`; any thread may send."""
 
     def __init__(
         self, target: ProducerTarget, options: ProducerOptions, loop_thread: LoopThread
     ) -> None:
-        self._target = target
-        self._options = options
-        self._loop_thread = loop_thread
-        self._lock = threading.Lock()
+        lock = threading.Lock()
         #: Notified when batches are stored or have failed: then their results are known, and there
         #: is free space in the buffer.
-        self._settled = threading.Condition(self._lock)
-        self._parts: tuple[Accumulator, Sender] | None = None
-        #: The accumulator that send() uses; None before the start and after close().
-        self._accumulator: Accumulator | None = None
+        self._resolved = threading.Condition(lock)
+        super().__init__(target, options, lock)
+        self._loop_thread = loop_thread
 
     def start(self) -> None:
         """Fetch the topic's queues from the broker. `with` calls this; may be repeated."""
         if self._parts is None:
-            description = self._loop_thread.run(self._target.describe())
-            self._parts = accumulator_and_sender(
-                self, self._target, self._options, description, self._lock
-            )
-            self._accumulator, _ = self._parts
+            self._create_parts(self._loop_thread.run(self.target.describe()))
 
     def send(
         self,
@@ -97,7 +87,7 @@ class Producer:
         with self._lock:
             accumulator = self._accumulator
             while accumulator is not None and accumulator.is_full:
-                self._settled.wait()
+                self._resolved.wait()
                 accumulator = self._accumulator
             if accumulator is None:
                 raise ProducerClosed
@@ -114,10 +104,10 @@ class Producer:
             return
         accumulator, sender = self._parts
         with self._lock:
-            batches = accumulator.unsettled()
+            batches = accumulator.unresolved()
         if batches:
-            self._loop_thread.call_soon(sender.close_all)
-            self._wait_settled(batches, timeout_s)
+            self._call_on_loop(sender.close_all)
+            self._wait_resolved(batches, timeout_s)
 
     def close(self) -> None:
         """Send all batches, wait for their results, and accept no more messages. May be repeated.
@@ -128,20 +118,19 @@ class Producer:
             self._accumulator = None
         if self._parts is not None:
             self.flush()
-            raise_unseen_failures(self._target.topic, self._parts[0])
+            self._raise_unseen_failures()
 
-    def wait_settled(self, batch: PendingBatch, timeout_s: float | None) -> None:
+    def wait_resolved(self, batch: PendingBatch, timeout_s: float | None) -> None:
         """Send a batch now and wait until it is stored or has failed. Handles call this."""
-        assert self._parts is not None
-        self._loop_thread.call_soon(self._parts[1].close_batch, batch)
-        self._wait_settled([batch], timeout_s)
+        self._call_on_loop(self._sender.close_batch, batch)
+        self._wait_resolved([batch], timeout_s)
 
-    def _wait_settled(self, batches: Sequence[PendingBatch], timeout_s: float | None) -> None:
-        def is_settled() -> bool:
+    def _wait_resolved(self, batches: Sequence[PendingBatch], timeout_s: float | None) -> None:
+        def is_resolved() -> bool:
             return all(batch.outcome is not None for batch in batches)
 
         with self._lock:
-            if not self._settled.wait_for(is_settled, timeout_s):
+            if not self._resolved.wait_for(is_resolved, timeout_s):
                 raise TimeoutError(f"not stored within {timeout_s} s, but still on its way")
 
     def __enter__(self) -> Self:
@@ -151,25 +140,12 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        try:
+        with adding_failure_to(error):
             self.close()
-        except PublishFailed as failed:
-            if error is None:
-                raise
-            error.add_note(str(failed))
 
-    # -- called by the accumulator (in the sending thread) and by the sender (on the loop) -----
+    def _call_on_loop(self, callback: Callable[..., object], *arguments: object) -> None:
+        self._loop_thread.call_soon(callback, *arguments)
 
-    def batch_opened(self, batch: PendingBatch) -> None:
-        """Start a new batch's linger timer."""
-        assert self._parts is not None
-        self._loop_thread.call_soon(self._parts[1].linger, batch)
-
-    def batch_ready(self) -> None:
-        """Send the ready batches."""
-        assert self._parts is not None
-        self._loop_thread.call_soon(self._parts[1].pump)
-
-    def batches_settled(self, batches: Sequence[PendingBatch]) -> None:
+    def batches_resolved(self, batches: Sequence[PendingBatch]) -> None:
         """Wake the threads that wait for these batches, or for free space in the buffer."""
-        self._settled.notify_all()
+        self._resolved.notify_all()

@@ -1,6 +1,6 @@
 """Shared publish requests: messages of concurrent callers on one event loop are sent together.
 
-The messages for the next request wait in a Lane (publish_queue.py), one lane per topic and
+The messages for the next request wait in a PublishQueue (publish_queue.py), one queue per topic and
 durability. Each caller gets the result or error that a separate request would give. If a request is
 refused and one message may be the cause, its messages are sent again in two halves, until that
 message is alone. After a transient failure the same request is repeated, until the timeouts of all
@@ -12,23 +12,23 @@ import copy
 from collections.abc import Iterable, Sequence
 
 from holdfast.client.errors import ApiError, ClientClosed, HoldfastError, UnknownQueue
-from holdfast.client.produce.new_message import NewMessage, may_share
-from holdfast.client.produce.publish_queue import Lane, Waiting
-from holdfast.client.produce.publish_request import PublishRequest, publish_alone
+from holdfast.client.produce.new_message import NewMessage, can_share_request
+from holdfast.client.produce.publish_queue import PendingPublish, PublishQueue
+from holdfast.client.produce.publish_request import PublishRequest, publish_single
 from holdfast.client.produce.sender import IdentityPool, ProducerIdentity
 from holdfast.client.read.message import PublishResult
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import ONCE, RetryPolicy
 
 
-class SharedPublishing:
+class PublishCoalescer:
     """The publishes of one client. Belongs to one event loop; may be created before it runs."""
 
     def __init__(self, transport: Transport, identities: IdentityPool, retry: RetryPolicy) -> None:
         self._transport = transport
         self._identities = identities
         self._retry = retry
-        self._lanes: dict[tuple[str, str | None], Lane] = {}
+        self._queues: dict[tuple[str, str | None], PublishQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -42,104 +42,107 @@ class SharedPublishing:
         as any of its callers waits.
         """
         encoded = message.encode()
-        if not may_share(message, len(encoded)):
-            return await publish_alone(
+        if not can_share_request(message, len(encoded)):
+            return await publish_single(
                 self._transport, self._identities, topic, durability, encoded
             )
         if self._is_closed:
             raise ClientClosed
-        lane = self._lanes.get((topic, durability))
-        if lane is None:
-            lane = self._lanes[topic, durability] = Lane(topic, durability)
+        queue = self._queues.get((topic, durability))
+        if queue is None:
+            queue = self._queues[topic, durability] = PublishQueue(topic, durability)
         outcome = asyncio.get_running_loop().create_future()
-        waiting = Waiting(encoded, self._transport.now_s(), outcome)
-        lane.join(waiting)
-        self._go_on(lane)
+        waiting = PendingPublish(encoded, self._transport.now_s(), outcome)
+        queue.add(waiting)
+        self._start_next_request(queue)
         try:
             result: PublishResult = await outcome
         except asyncio.CancelledError:
             if waiting.request is None:
-                lane.leave(waiting)
+                queue.remove(waiting)
             else:
-                waiting.request.caller_left()
+                waiting.request.remove_caller()
             raise
         return result
 
     async def close(self) -> None:
         """End all waiting messages and requests with ClientClosed. May be repeated."""
         self._is_closed = True
-        for lane in self._lanes.values():
-            _fail(lane.leave_all(), ClientClosed())
+        for queue in self._queues.values():
+            _fail(queue.clear(), ClientClosed())
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _go_on(self, lane: Lane) -> None:
-        """Start the lane's next request if it is due; remove the lane if it is empty.
+    def _start_next_request(self, queue: PublishQueue) -> None:
+        """Start the queue's next request if it is due; remove the queue if it is empty.
 
         The request takes its messages in the loop's next iteration, because callers that got
         their results in this iteration may publish again by then.
         """
-        if lane.begins():
-            task = asyncio.get_running_loop().create_task(self._run(lane))
+        if queue.start_request():
+            task = asyncio.get_running_loop().create_task(self._run(queue))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif lane.is_empty and self._lanes.get(lane.key) is lane:
-            del self._lanes[lane.key]
+        elif queue.is_empty and self._queues.get(queue.key) is queue:
+            del self._queues[queue.key]
 
-    async def _run(self, lane: Lane) -> None:
-        request = _UnderWay(lane)
+    async def _run(self, queue: PublishQueue) -> None:
+        request = _SharedRequest(queue)
         # More messages may wait than fit into one request.
-        self._go_on(lane)
+        self._start_next_request(queue)
         try:
             await self._deliver(request, request.messages)
         except asyncio.CancelledError:
             _fail(request.messages, ClientClosed())
             raise
         finally:
-            request.step_aside()
-            self._go_on(lane)
+            request.unblock_queue()
+            self._start_next_request(queue)
 
-    async def _deliver(self, request: "_UnderWay", messages: Sequence[Waiting]) -> None:
+    async def _deliver(self, request: "_SharedRequest", messages: Sequence[PendingPublish]) -> None:
         """Send messages together and pass the results to the callers. If the broker refuses the
         request because of one message, send the messages in two halves."""
-        messages = _waited_for(messages)
+        messages = _find_waiting(messages)
         if not messages:
             return
-        topic = request.lane.topic
-        identity = self._identities.take(topic)
+        topic = request.queue.topic
+        identity = self._identities.acquire(topic)
         try:
-            results = await self._sent(request, messages, identity)
+            results = await self._send(request, messages, identity)
         except Exception as error:
             failure = error
         else:
-            self._identities.give_back(topic, identity)
+            self._identities.release(topic, identity)
             for message, result in zip(messages, results, strict=True):
                 if not message.outcome.done():
                     message.outcome.set_result(result)
             return
-        if len(messages) > 1 and _may_be_ones_fault(failure):
+        if len(messages) > 1 and _may_be_caused_by_one(failure):
             middle = len(messages) // 2
             await self._deliver(request, messages[:middle])
             await self._deliver(request, messages[middle:])
         else:
             _fail(messages, failure)
 
-    async def _sent(
-        self, request: "_UnderWay", messages: Sequence[Waiting], identity: ProducerIdentity
+    async def _send(
+        self,
+        request: "_SharedRequest",
+        messages: Sequence[PendingPublish],
+        identity: ProducerIdentity,
     ) -> list[PublishResult]:
         """Send messages together, and repeat the request until the broker answers. Callers whose
         timeout ends get the error; the last timeout ends the repetition."""
-        lane = request.lane
-        sent = PublishRequest(lane.topic, lane.durability, [each.encoded for each in messages])
+        queue = request.queue
+        sent = PublishRequest(queue.topic, queue.durability, [each.encoded for each in messages])
         tries = 0
         while True:
             try:
                 return await sent.send(self._transport, identity, ONCE)
             except HoldfastError as error:
-                request.step_aside()
-                self._go_on(lane)
+                request.unblock_queue()
+                self._start_next_request(queue)
                 tries += 1
                 now_s = self._transport.now_s()
                 newest_s = messages[-1].asked_at_s
@@ -153,42 +156,42 @@ class SharedPublishing:
             await self._transport.pause(pause_s)
 
 
-class _UnderWay:
-    """A request with messages of a lane. Create it in the task that sends it."""
+class _SharedRequest:
+    """A request with messages of a queue. Create it in the task that sends it."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.messages = lane.take()
+    def __init__(self, queue: PublishQueue) -> None:
+        self.queue = queue
+        self.messages = queue.take_messages()
         for message in self.messages:
             message.request = self
         self._task = asyncio.current_task()
-        self._is_waited_for = True
+        self._blocks_queue = True
 
-    def step_aside(self) -> None:
-        """Let the lane start its next request without waiting for this one. May be repeated."""
-        if self._is_waited_for:
-            self._is_waited_for = False
-            self.lane.ended()
+    def unblock_queue(self) -> None:
+        """Let the queue start its next request without waiting for this one. May be repeated."""
+        if self._blocks_queue:
+            self._blocks_queue = False
+            self.queue.finish_request()
 
-    def caller_left(self) -> None:
+    def remove_caller(self) -> None:
         """Cancel the request if no caller waits for it any more."""
-        if self._task is not None and not _waited_for(self.messages):
+        if self._task is not None and not _find_waiting(self.messages):
             self._task.cancel()
 
 
-def _waited_for(messages: Iterable[Waiting]) -> list[Waiting]:
+def _find_waiting(messages: Iterable[PendingPublish]) -> list[PendingPublish]:
     return [message for message in messages if not message.outcome.done()]
 
 
-def _fail(messages: Iterable[Waiting], error: Exception) -> None:
+def _fail(messages: Iterable[PendingPublish], error: Exception) -> None:
     """Pass an error to the callers of messages; each caller gets its own copy of the exception."""
-    for message in _waited_for(messages):
+    for message in _find_waiting(messages):
         own = copy.copy(error)
         own.__cause__ = error.__cause__
         message.outcome.set_exception(own)
 
 
-def _may_be_ones_fault(error: Exception) -> bool:
+def _may_be_caused_by_one(error: Exception) -> bool:
     """Return whether the broker has refused a request, and the cause may be a single message or
     the total size of the messages. Then nothing was stored."""
     return isinstance(error, ApiError) and (

@@ -10,7 +10,7 @@ from holdfast.commitlog.format.priority import HIGHEST_PRIORITY
 Body = bytes | bytearray | memoryview | str
 
 
-def as_bytes(body: Body) -> bytes:
+def encode_body(body: Body) -> bytes:
     """Return a message's body as bytes; text becomes UTF-8. Raises TypeError for other types."""
     if isinstance(body, str):
         return body.encode()
@@ -27,10 +27,10 @@ def check_text(what: str, text: str, limit: int) -> None:
         raise ValueError(f"an empty {what}: leave it out instead")
     size = len(text.encode())
     if size > limit:
-        raise too_large(what, size, limit)
+        raise message_too_large(what, size, limit)
 
 
-def properties_size(properties: Mapping[str, str]) -> int:
+def measure_properties(properties: Mapping[str, str]) -> int:
     """Return the total size of names and values. Raises TypeError or ValueError."""
     size = 0
     for name, value in properties.items():
@@ -58,7 +58,7 @@ def check_ttl(ttl_ms: int) -> None:
         raise ValueError(f"ttl_ms is 1 to {MAX_TTL_MS}, not {ttl_ms}")
 
 
-def too_large(what: str, size: int, limit: int) -> MessageTooLarge:
+def message_too_large(what: str, size: int, limit: int) -> MessageTooLarge:
     """Return the same error that the broker would return."""
     return MessageTooLarge(
         413,

@@ -8,7 +8,7 @@ from holdfast.client.produce.message_checks import (
     check_priority,
     check_text,
     check_ttl,
-    properties_size,
+    measure_properties,
 )
 from holdfast.commitlog.format.batch_check import MessageLimits
 
@@ -34,7 +34,7 @@ class NewMessage(msgspec.Struct, omit_defaults=True):
         return msgspec.msgpack.encode(self)
 
 
-def may_share(message: NewMessage, size_bytes: int) -> bool:
+def can_share_request(message: NewMessage, size_bytes: int) -> bool:
     """Return whether a message may share a request. It must be small. It must also pass all checks
     that a client can do, because the broker refuses a whole request for one invalid message."""
     if size_bytes > MAX_SHARED_BYTES:
@@ -50,7 +50,9 @@ def may_share(message: NewMessage, size_bytes: int) -> bool:
             check_text("key", message.key, _LIMITS.max_key_bytes)
         if message.tag is not None:
             check_text("tag", message.tag, _LIMITS.max_tag_bytes)
-        properties_bytes = 0 if message.properties is None else properties_size(message.properties)
+        properties_bytes = (
+            0 if message.properties is None else measure_properties(message.properties)
+        )
     except (TypeError, ValueError, MessageTooLarge):
         return False
     return properties_bytes <= _LIMITS.max_properties_bytes

@@ -27,7 +27,7 @@ class PendingBatch:
         "bodies",
         "born_timestamp_us",
         "expires_timestamps_us",
-        "is_looked_at",
+        "is_failure_seen",
         "is_open",
         "keys",
         "message_count",
@@ -55,7 +55,7 @@ class PendingBatch:
         #: None until the batch is settled.
         self.outcome: Stored | Exception | None = None
         #: Whether a caller has read the batch's failure.
-        self.is_looked_at = False
+        self.is_failure_seen = False
         #: The producer of the batch.
         self.owner = owner
         #: The event for which the producer's callers wait; only the producer uses it.
@@ -63,12 +63,12 @@ class PendingBatch:
 
     def encode(self, *, producer_id: int, sequence: int) -> bytes:
         """Return the batch encoded for the broker."""
-        expires = _filled(self.expires_timestamps_us, len(self.bodies))
+        expires = _pad_column(self.expires_timestamps_us, len(self.bodies))
         return encode_batch(
             self.bodies,
-            keys=_filled(self.keys, len(self.bodies)),
-            tags=_filled(self.tags, len(self.bodies)),
-            properties=_filled(self.properties, len(self.bodies)),
+            keys=_pad_column(self.keys, len(self.bodies)),
+            tags=_pad_column(self.tags, len(self.bodies)),
+            properties=_pad_column(self.properties, len(self.bodies)),
             born_timestamp_us=self.born_timestamp_us,
             expires_timestamps_us=None if expires is None else [each or 0 for each in expires],
             queue_id=self.queue,
@@ -77,5 +77,5 @@ class PendingBatch:
         )
 
 
-def _filled(column: list[Any] | None, count: int) -> list[Any] | None:
+def _pad_column(column: list[Any] | None, count: int) -> list[Any] | None:
     return None if column is None else column + [None] * (count - len(column))

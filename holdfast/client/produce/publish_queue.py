@@ -1,9 +1,9 @@
 """Which publishes share the next request. Pure: no clock, no loop, no locks.
 
-A Lane belongs to one topic and one durability. While no request is in flight, a message is sent at
-once: it never waits only to be sent together with others. Messages that arrive during a request are
-sent together when that request ends, or earlier if they fill a request. A second concurrent request
-that is not full would only make both requests smaller (docs/adr/0015).
+A PublishQueue belongs to one topic and one durability. While no request is in flight, a message is
+sent at once: it never waits only to be sent together with others. Messages that arrive during a
+request are sent together when that request ends, or earlier if they fill a request. A second
+concurrent request that is not full would only make both requests smaller (docs/adr/0015).
 """
 
 from collections import deque
@@ -17,9 +17,9 @@ MAX_TOGETHER_BYTES = 120 * 1024
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
+class PendingPublish:
     """A waiting message. Its caller awaits `outcome`. `request` is the request that contains the
-    message; it is None while the message waits. The code that uses the Lane sets both."""
+    message; it is None while the message waits. The code that uses the PublishQueue sets both."""
 
     encoded: bytes
     asked_at_s: float
@@ -27,17 +27,17 @@ class Waiting:
     request: Any = None
 
 
-class Lane:
+class PublishQueue:
     """The waiting messages in order of arrival, and the number of requests in flight."""
 
     def __init__(self, topic: str, durability: str | None) -> None:
         self.topic = topic
         self.durability = durability
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingPublish] = deque()
         self._waiting_bytes = 0
-        self._under_way = 0
+        self._in_flight = 0
         #: Whether a request was started that has not taken its messages yet.
-        self._is_beginning = False
+        self._is_starting = False
 
     @property
     def key(self) -> tuple[str, str | None]:
@@ -47,44 +47,44 @@ class Lane:
     @property
     def is_empty(self) -> bool:
         """Whether no message waits and no request is in flight."""
-        return not self._waiting and not self._under_way
+        return not self._waiting and not self._in_flight
 
     @property
     def _is_full(self) -> bool:
         """Whether the waiting messages fill a request."""
         return len(self._waiting) >= MAX_TOGETHER or self._waiting_bytes >= MAX_TOGETHER_BYTES
 
-    def join(self, message: Waiting) -> None:
+    def add(self, message: PendingPublish) -> None:
         """Append a message to the waiting ones."""
         self._waiting.append(message)
         self._waiting_bytes += len(message.encoded)
 
-    def leave(self, message: Waiting) -> None:
+    def remove(self, message: PendingPublish) -> None:
         """Remove a waiting message."""
         self._waiting.remove(message)
         self._waiting_bytes -= len(message.encoded)
 
-    def leave_all(self) -> list[Waiting]:
+    def clear(self) -> list[PendingPublish]:
         """Remove and return all waiting messages."""
         messages = list(self._waiting)
         self._waiting.clear()
         self._waiting_bytes = 0
         return messages
 
-    def begins(self) -> bool:
+    def start_request(self) -> bool:
         """If another request must be started now, record it as started and return True. The caller
-        must then start it, and call `take` for it, and later `ended`."""
-        if not self._waiting or self._is_beginning or (self._under_way and not self._is_full):
+        must then start it, and call `take_messages` for it, and later `finish_request`."""
+        if not self._waiting or self._is_starting or (self._in_flight and not self._is_full):
             return False
-        self._is_beginning = True
-        self._under_way += 1
+        self._is_starting = True
+        self._in_flight += 1
         return True
 
-    def take(self) -> list[Waiting]:
+    def take_messages(self) -> list[PendingPublish]:
         """Remove and return the messages for the request that was started. The list is empty if
         all waiting messages have been removed."""
-        self._is_beginning = False
-        taken: list[Waiting] = []
+        self._is_starting = False
+        taken: list[PendingPublish] = []
         room_bytes = MAX_TOGETHER_BYTES
         while self._waiting and len(taken) < MAX_TOGETHER:
             room_bytes -= len(self._waiting[0].encoded)
@@ -94,6 +94,6 @@ class Lane:
         self._waiting_bytes -= sum([len(message.encoded) for message in taken])
         return taken
 
-    def ended(self) -> None:
+    def finish_request(self) -> None:
         """Record that a request has ended, or that the next request need not wait for its end."""
-        self._under_way -= 1
+        self._in_flight -= 1

@@ -60,7 +60,7 @@ class PublishRequest:
         ]
 
 
-async def publish_alone(
+async def publish_single(
     transport: Transport,
     identities: IdentityPool,
     topic: str,
@@ -69,7 +69,7 @@ async def publish_alone(
 ) -> PublishResult:
     """Publish one message in its own request. Raises the errors of PublishRequest.send."""
     request = PublishRequest(topic, durability, (encoded,))
-    identity = identities.take(topic)
+    identity = identities.acquire(topic)
     (result,) = await request.send(transport, identity)
-    identities.give_back(topic, identity)
+    identities.release(topic, identity)
     return result

@@ -63,14 +63,14 @@ class IdentityPool:
     def __init__(self) -> None:
         self._idle: dict[str, list[ProducerIdentity]] = {}
 
-    def take(self, topic: str) -> ProducerIdentity:
+    def acquire(self, topic: str) -> ProducerIdentity:
         """Return an identity for this topic that no other request is using."""
         try:
             return self._idle[topic].pop()
         except (KeyError, IndexError):  # all are in use, or another thread took the last one
             return ProducerIdentity()
 
-    def give_back(self, topic: str, identity: ProducerIdentity) -> None:
+    def release(self, topic: str, identity: ProducerIdentity) -> None:
         """Return an identity to the pool after its request succeeded."""
         identity.next_sequence += 1
         self._idle.setdefault(topic, []).append(identity)
@@ -80,7 +80,7 @@ class Sender:
     """The requests of one producer. Belongs to one event loop.
 
     The sender holds `lock` whenever it uses the accumulator. When the outcomes of batches are set,
-    it calls `settled(batches)` on the loop, with the lock held.
+    it calls `on_resolved(batches)` on the loop, with the lock held.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Sender:
         max_in_flight: int,
         retry: RetryPolicy,
         lock: AbstractContextManager[object],
-        settled: Callable[[Sequence[PendingBatch]], None],
+        on_resolved: Callable[[Sequence[PendingBatch]], None],
     ) -> None:
         self._accumulator = accumulator
         self._transport = transport
@@ -104,7 +104,7 @@ class Sender:
         self._max_in_flight = max_in_flight
         self._retry = retry
         self._lock = lock
-        self._settled = settled
+        self._on_resolved = on_resolved
         self._identities: dict[int, ProducerIdentity] = {}
         self._requests: set[asyncio.Task[list[Stored]]] = set()
         self._has_warned = False
@@ -159,7 +159,7 @@ class Sender:
         callers may wait for them."""
         self._requests.discard(request)
         try:
-            self._settle(batches, request.result())
+            self._resolve(batches, request.result())
         except asyncio.CancelledError:
             # The loop is closing: the batches that still wait fail, too.
             while batches:
@@ -177,18 +177,18 @@ class Sender:
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         _log.log(level, "%d messages to %s failed: %s", message_count, self._path, error)
-        self._settle(batches, [error] * len(batches))
+        self._resolve(batches, [error] * len(batches))
 
     def _take(self) -> list[PendingBatch]:
         with self._lock:
             return self._accumulator.take()
 
-    def _settle(
+    def _resolve(
         self, batches: Sequence[PendingBatch], outcomes: Sequence[Stored | Exception]
     ) -> None:
         with self._lock:
-            self._accumulator.settle(batches, outcomes)
-            self._settled(batches)
+            self._accumulator.resolve(batches, outcomes)
+            self._on_resolved(batches)
 
     def _encode(self, batch: PendingBatch) -> bytes:
         identity = self._identities.get(batch.queue)

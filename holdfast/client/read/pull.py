@@ -98,26 +98,16 @@ class PullOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """The result of a pull from one queue. `topic_id` is None if the reply does not contain it."""
-
-    parts: Sequence[Part]
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    topic_id: int | None
-    skipped: Sequence[Skipped] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Polled:
-    """The result of a poll over several queues."""
+class Fetched:
+    """The result of a pull or poll, by queue. `topic_id` is None if the reply does not contain it;
+    `min_offset` is None for a poll."""
 
     parts: Sequence[Part]
     next_offsets: dict[int, int]
     max_offsets: dict[int, int]
     topic_id: int | None
-    skipped: Sequence[Skipped] = ()
+    skipped: Sequence[Skipped]
+    min_offset: int | None = None
 
 
 class _PullReply(msgspec.Struct):
@@ -145,7 +135,7 @@ class _PollReply(msgspec.Struct):
     queues: list[_QueueState]
 
 
-class QueueDescription(msgspec.Struct):
+class QueueBounds(msgspec.Struct):
     """A queue in a topic's description."""
 
     queue: int
@@ -153,7 +143,7 @@ class QueueDescription(msgspec.Struct):
     max_offset: int
 
 
-class TopicConfig(msgspec.Struct):
+class TopicLimits(msgspec.Struct):
     """The part of a topic's configuration that a client needs."""
 
     max_message_bytes: int
@@ -161,13 +151,13 @@ class TopicConfig(msgspec.Struct):
     """Messages with the same key are stored in this many queues, one per priority level."""
 
 
-class TopicDescription(msgspec.Struct):
+class TopicFacts(msgspec.Struct):
     """The part of a topic's description that a client needs."""
 
     topic_id: int
     queue_count: int
-    queues: list[QueueDescription]
-    config: TopicConfig
+    queues: list[QueueBounds]
+    config: TopicLimits
 
 
 class _OffsetAtTime(msgspec.Struct):
@@ -186,7 +176,7 @@ async def pull_queue(
     *,
     wait_ms: int,
     retry: RetryPolicy | None = None,
-) -> Pulled:
+) -> Fetched:
     """Pull once from one queue. Raises ApiError, ConnectionFailed, BadReply or CorruptBatch."""
     reply = await transport.request(
         "GET",
@@ -198,29 +188,16 @@ async def pull_queue(
     )
     if options.is_filtered:
         pulled = reply.msgpack(_PullReply)
-        return Pulled(
-            _lists(pulled.messages),
-            pulled.next_offset,
-            pulled.min_offset,
-            pulled.max_offset,
-            _topic_id(reply),
-            _skipped(reply, topic),
-        )
-    next_offset = reply.header_int("Holdfast-Next-Offset")
-    min_offset = reply.header_int("Holdfast-Min-Offset")
-    start_offset = min_offset if start.offset is None else start.offset
-    parts = _parts(reply, topic, {queue: start_offset})
-    if parts:
-        # The last batch was sent whole, even if max_messages ends within it.
-        next_offset = max(next_offset, parts[-1].end_offset)
-    return Pulled(
-        parts,
-        next_offset,
-        min_offset,
-        reply.header_int("Holdfast-Max-Offset"),
-        _topic_id(reply),
-        _skipped(reply, topic),
-    )
+        parts: Sequence[Part] = _group_by_queue(pulled.messages)
+        next_offset, max_offset = pulled.next_offset, pulled.max_offset
+        min_offset = pulled.min_offset
+    else:
+        next_offset = reply.header_int("Holdfast-Next-Offset")
+        max_offset = reply.header_int("Holdfast-Max-Offset")
+        min_offset = reply.header_int("Holdfast-Min-Offset")
+        start_offset = min_offset if start.offset is None else start.offset
+        parts = _decode_batches(reply, topic, {queue: start_offset})
+    return _fetched(reply, topic, parts, {queue: next_offset}, {queue: max_offset}, min_offset)
 
 
 async def poll_queues(
@@ -231,7 +208,7 @@ async def poll_queues(
     *,
     wait_ms: int,
     retry: RetryPolicy | None = None,
-) -> Polled:
+) -> Fetched:
     """Pull once from several queues. `offsets` has the offset of each queue; the broker reads the
     queues in the order of `offsets`.
 
@@ -249,32 +226,43 @@ async def poll_queues(
         wait_s=wait_ms / 1000,
         retry=retry,
     )
-    if not is_binary:
+    if is_binary:
+        parts: Sequence[Part] = _decode_batches(reply, topic, offsets)
+        next_offsets = _parse_queue_offsets(reply, "Holdfast-Next-Offset")
+        max_offsets = _parse_queue_offsets(reply, "Holdfast-Max-Offset")
+    else:
         polled = reply.msgpack(_PollReply)
         for state in polled.queues:
             if state.problem is not None:
                 raise api_error(int(state.problem.get("status", 500)), state.problem)
-        return Polled(
-            _lists(polled.messages),
-            {state.queue: state.next_offset for state in polled.queues},
-            {state.queue: state.max_offset for state in polled.queues},
-            _topic_id(reply),
-            _skipped(reply, topic),
-        )
-    next_offsets = _queue_offsets(reply, "Holdfast-Next-Offset")
-    parts = _parts(reply, topic, offsets)
+        parts = _group_by_queue(polled.messages)
+        next_offsets = {state.queue: state.next_offset for state in polled.queues}
+        max_offsets = {state.queue: state.max_offset for state in polled.queues}
+    return _fetched(reply, topic, parts, next_offsets, max_offsets)
+
+
+def _fetched(
+    reply: Reply,
+    topic: str,
+    parts: Sequence[Part],
+    next_offsets: dict[int, int],
+    max_offsets: dict[int, int],
+    min_offset: int | None = None,
+) -> Fetched:
     for part in parts:
-        next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
-    max_offsets = _queue_offsets(reply, "Holdfast-Max-Offset")
-    return Polled(parts, next_offsets, max_offsets, _topic_id(reply), _skipped(reply, topic))
+        if not isinstance(part, MessageList):
+            # The last batch was sent whole, even if max_messages ends within it.
+            next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
+    topic_id, skipped = _parse_topic_id(reply), _parse_skipped(reply, topic)
+    return Fetched(parts, next_offsets, max_offsets, topic_id, skipped, min_offset)
 
 
-async def describe_topic(
+async def fetch_topic_facts(
     transport: Transport, topic: str, *, retry: RetryPolicy | None = None
-) -> TopicDescription:
+) -> TopicFacts:
     """Return the queues and limits of a topic."""
     reply = await transport.request("GET", f"/v1/topics/{topic}", retry=retry)
-    return reply.json(TopicDescription)
+    return reply.json(TopicFacts)
 
 
 async def find_offset(
@@ -298,16 +286,16 @@ async def find_offset(
     return found.offset, found.store_timestamp_ms
 
 
-def _parts(
+def _decode_batches(
     reply: Reply, topic: str, start_offsets: Mapping[int, int]
 ) -> Sequence[MessageBatch | MessageRun]:
     """Return a binary reply's messages without those before the start offsets."""
     if len(start_offsets) == 1 and _is_of_small_batches(reply.body):
         run = BatchRun(reply.body)
         ((queue, start_offset),) = start_offsets.items()
-        strangers = run.field("queue_id") != queue
-        if strangers.any():
-            raise _not_asked_for(reply, int(run.field("queue_id")[strangers.argmax()]))
+        unrequested = run.field("queue_id") != queue
+        if unrequested.any():
+            raise _unrequested_queue(reply, int(run.field("queue_id")[unrequested.argmax()]))
         if bool((run.base_offsets[1:] < run.end_offsets[:-1]).any()):
             raise BadReply(reply.url, f"the batches of queue {queue} are not in order")
         columns = RunColumns(topic, run)
@@ -317,7 +305,7 @@ def _parts(
     for batch in iter_batches(reply.body):
         header = batch.header
         if header.queue_id not in start_offsets:
-            raise _not_asked_for(reply, header.queue_id)
+            raise _unrequested_queue(reply, header.queue_id)
         start_row = max(0, start_offsets[header.queue_id] - header.base_offset)
         if start_row < len(batch):
             parts.append(MessageBatch(topic, batch, start_row, len(batch)))
@@ -333,11 +321,11 @@ def _is_of_small_batches(body: bytes | memoryview) -> bool:
     return first_bytes <= MAX_BYTES_IN_RUNS and 4 * first_bytes <= len(body)
 
 
-def _not_asked_for(reply: Reply, queue: int) -> BadReply:
+def _unrequested_queue(reply: Reply, queue: int) -> BadReply:
     return BadReply(reply.url, f"a batch of queue {queue}, which was not asked for")
 
 
-def _queue_offsets(reply: Reply, header: str) -> dict[int, int]:
+def _parse_queue_offsets(reply: Reply, header: str) -> dict[int, int]:
     """Return the queue:offset pairs of a header."""
     try:
         pairs = (pair.split(":") for pair in reply.headers[header.lower()].split(","))
@@ -346,7 +334,7 @@ def _queue_offsets(reply: Reply, header: str) -> dict[int, int]:
         raise BadReply(reply.url, f"no queue:offset pairs in the header {header}") from error
 
 
-def _skipped(reply: Reply, topic: str) -> list[Skipped]:
+def _parse_skipped(reply: Reply, topic: str) -> list[Skipped]:
     """Return the ranges that the broker skipped, and warn about each, because messages are lost."""
     text = reply.header("Holdfast-Skipped")
     if text is None:
@@ -367,13 +355,13 @@ def _skipped(reply: Reply, topic: str) -> list[Skipped]:
     return skipped
 
 
-def _lists(messages: Sequence[LoneMessage]) -> list[MessageList]:
+def _group_by_queue(messages: Sequence[LoneMessage]) -> list[MessageList]:
     by_queue: dict[int, list[Message]] = {}
     for message in messages:
         by_queue.setdefault(message.queue, []).append(message.as_message())
     return [MessageList(queue, found) for queue, found in by_queue.items()]
 
 
-def _topic_id(reply: Reply) -> int | None:
+def _parse_topic_id(reply: Reply) -> int | None:
     text = reply.header("Holdfast-Topic-Id")
     return int(text) if text is not None and text.isdecimal() else None

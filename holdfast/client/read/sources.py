@@ -5,7 +5,7 @@ the end of the queues it long-polls: the broker holds the request until messages
 `follow`, requests are retried for ever while the broker is unreachable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -13,11 +13,12 @@ from typing import Protocol
 from holdfast.client.errors import TopicRecreated
 from holdfast.client.read.pull import (
     MAX_QUEUES_IN_HEADERS,
+    Fetched,
     Part,
     PullOptions,
-    QueueDescription,
+    QueueBounds,
     Start,
-    describe_topic,
+    fetch_topic_facts,
     find_offset,
     poll_queues,
     pull_queue,
@@ -59,7 +60,60 @@ class Source(Protocol):
         ...
 
 
-class QueueSource:
+class _PollingSource:
+    """What the two sources do alike with each reply."""
+
+    def __init__(
+        self, transport: Transport, topic: str, options: PullOptions, *, follow: bool
+    ) -> None:
+        self._transport = transport
+        self._topic = topic
+        self._options = options
+        self._follow = follow
+        self._retry = FOREVER if follow else None
+        self._topic_id: int | None = None
+        #: Without `follow`: where the reading of each queue ends.
+        self._end_offsets: dict[int, int] = {}
+
+    async def _await_reply(
+        self, request: Awaitable[Fetched], asked: Mapping[int, int], *, may_pause: bool
+    ) -> Fetched:
+        """Return the reply to a request for the messages from the offsets `asked` on. If it has
+        none, and `may_pause` is set, return it EMPTY_PULL_S after the request at the earliest."""
+        asked_at_s = self._transport.now_s()
+        fetched = await request
+        self._check_topic_id(fetched.topic_id)
+        if may_pause and fetched.next_offsets == asked:
+            await self._transport.pause(
+                max(0.0, asked_at_s + EMPTY_PULL_S - self._transport.now_s())
+            )
+        return fetched
+
+    def _check_topic_id(self, topic_id: int | None) -> None:
+        """Raise TopicRecreated if the topic's id has changed. Ignore None (the id is unknown)."""
+        if topic_id is None or topic_id == self._topic_id:
+            return
+        if self._topic_id is not None:
+            raise TopicRecreated(
+                409,
+                "topic-recreated",
+                "Topic recreated",
+                f"{self._topic} was deleted and made again while it was read; start again",
+            )
+        self._topic_id = topic_id
+
+    def _truncate(self, fetched: Fetched) -> Range:
+        """Return the messages before the end offsets of their queues."""
+        ends = self._end_offsets
+        if not ends:
+            return Range(fetched.parts, fetched.next_offsets)
+        return Range(
+            [part.until(ends[part.queue]) for part in fetched.parts],
+            {queue: min(offset, ends[queue]) for queue, offset in fetched.next_offsets.items()},
+        )
+
+
+class QueueSource(_PollingSource):
     """Fetches ranges of one queue. Without `follow`, reading ends at the max_offset of the first
     reply."""
 
@@ -73,47 +127,41 @@ class QueueSource:
         *,
         follow: bool,
     ) -> None:
-        self._transport = transport
-        self._topic = _Topic(topic)
+        super().__init__(transport, topic, options, follow=follow)
         self._queue = queue
         self._start = start
-        self._options = options
-        self._follow = follow
-        self._is_started = False
-        self._end_offset: int | None = None
+        #: None until the first reply.
+        self._next_offset: int | None = None
 
     async def fetch(self) -> Range | None:
         """Return the next range, which may be empty; None at the end."""
-        if self._end_offset is not None and self._start.offset == self._end_offset:
+        queue, offset = self._queue, self._next_offset
+        if offset is not None and offset == self._end_offsets.get(queue):
             return None
         # The first pull does not wait, so that its reply gives the offset for "latest" or for a
         # time at once. Otherwise, if the connection were lost during the wait, the messages that
         # arrive before the next pull would be missed.
-        wait_ms = self._options.wait_ms if self._is_started and self._follow else 0
-        asked_at_s = self._transport.now_s()
-        pulled = await pull_queue(
+        wait_ms = 0 if offset is None or not self._follow else self._options.wait_ms
+        start = self._start if offset is None else Start(offset=offset)
+        request = pull_queue(
             self._transport,
-            self._topic.name,
-            self._queue,
-            self._start,
+            self._topic,
+            queue,
+            start,
             self._options,
             wait_ms=wait_ms,
-            retry=FOREVER if self._follow else None,
+            retry=self._retry,
         )
-        self._topic.check(pulled.topic_id)
-        if self._is_started and pulled.next_offset == self._start.offset:
-            await _pause_after_nothing(self._transport, asked_at_s)
-        fetched = Range(pulled.parts, {self._queue: pulled.next_offset})
-        if not self._follow:
-            if self._end_offset is None:
-                self._end_offset = pulled.max_offset
-            fetched = _cut(fetched, {self._queue: self._end_offset})
-        self._is_started = True
-        self._start = Start(offset=fetched.next_offsets[self._queue])
-        return fetched
+        asked = {} if offset is None else {queue: offset}
+        fetched = await self._await_reply(request, asked, may_pause=True)
+        if offset is None and not self._follow:
+            self._end_offsets = fetched.max_offsets
+        found = self._truncate(fetched)
+        self._next_offset = found.next_offsets[queue]
+        return found
 
 
-class TopicSource:
+class TopicSource(_PollingSource):
     """Fetches ranges of all queues of a topic, including queues that are added later.
 
     While queues have unread messages, each poll names as many of these queues as are needed to fill
@@ -137,47 +185,39 @@ class TopicSource:
     ) -> None:
         if start.offset is not None:
             raise ValueError("offset= belongs to one queue: give queue= too, or start=")
-        self._transport = transport
-        self._topic = _Topic(topic)
+        super().__init__(transport, topic, options, follow=follow)
         self._start = start
-        self._options = options
-        self._retry = FOREVER if follow else None
-        self._follow = follow
         self._given_offsets = offsets or {}
         self._unread: dict[int, int] = {}
         """The next offset of each queue that has unread messages, in polling order."""
         self._at_end: dict[int, int] = {}
         """The next offset of each queue without unread messages, in polling order."""
-        self._end_offsets: dict[int, int] = {}
         self._max_offsets: dict[int, int] = {}
         """The last known end of each queue."""
-        self._look_at_s: float | None = None
+        self._discover_at_s: float | None = None
         self._has_asked = False
 
     async def fetch(self) -> Range | None:
         """Return the next range, which may be empty; None at the end of every queue."""
-        if self._look_at_s is None or (self._follow and self._look_at_s <= self._transport.now_s()):
-            await self._look_for_queues()
+        if self._discover_at_s is None or (
+            self._follow and self._discover_at_s <= self._transport.now_s()
+        ):
+            await self._discover_queues()
         if not self._unread and not self._at_end:
             await self._check_filter()
             return None
         self._has_asked = True
-        asked_at_s = self._transport.now_s()
         asked, wait_ms = self._next_poll()
-        polled = await poll_queues(
-            self._transport,
-            self._topic.name,
-            asked,
-            self._options,
-            wait_ms=wait_ms,
-            retry=self._retry,
+        request = poll_queues(
+            self._transport, self._topic, asked, self._options, wait_ms=wait_ms, retry=self._retry
         )
-        self._topic.check(polled.topic_id)
-        if self._follow and polled.next_offsets == asked:
-            await _pause_after_nothing(self._transport, asked_at_s)
-        fetched = _cut(Range(polled.parts, polled.next_offsets), self._end_offsets)
-        self._advance(asked, fetched.next_offsets, polled.max_offsets)
-        return fetched
+        fetched = await self._await_reply(request, asked, may_pause=self._follow)
+        found = self._truncate(fetched)
+        self._max_offsets.update(fetched.max_offsets)
+        # The polled queues move to the end of the polling order.
+        for queue, before in asked.items():
+            self._record_offset(queue, found.next_offsets.get(queue, before))
+        return found
 
     async def _check_filter(self) -> None:
         """Let the broker validate the filter even if there is nothing to read."""
@@ -185,9 +225,7 @@ class TopicSource:
             return
         self._has_asked = True
         queue, offset = next(iter(self._max_offsets.items()))
-        await poll_queues(
-            self._transport, self._topic.name, {queue: offset}, self._options, wait_ms=0
-        )
+        await poll_queues(self._transport, self._topic, {queue: offset}, self._options, wait_ms=0)
 
     def _next_poll(self) -> tuple[dict[int, int], int]:
         """Return the queues to poll, each with its offset, and how long to wait in ms."""
@@ -204,11 +242,14 @@ class TopicSource:
             return asked, self._options.wait_ms
         return asked, 0 if self._unread else min(self._options.wait_ms, SHORT_WAIT_MS)
 
-    async def _look_for_queues(self) -> None:
+    async def _discover_queues(self) -> None:
         """Find the topic's queues. Later calls find the queues that were added since."""
-        is_first, self._look_at_s = self._look_at_s is None, self._transport.now_s() + NEW_QUEUES_S
-        description = await describe_topic(self._transport, self._topic.name, retry=self._retry)
-        self._topic.check(description.topic_id)
+        is_first, self._discover_at_s = (
+            self._discover_at_s is None,
+            self._transport.now_s() + NEW_QUEUES_S,
+        )
+        description = await fetch_topic_facts(self._transport, self._topic, retry=self._retry)
+        self._check_topic_id(description.topic_id)
         for state in description.queues:
             if state.queue in self._max_offsets:
                 continue
@@ -217,16 +258,16 @@ class TopicSource:
             if not self._follow:
                 self._end_offsets[state.queue] = state.max_offset
                 offset = min(offset, state.max_offset)
-            self._go_on(state.queue, offset)
+            self._record_offset(state.queue, offset)
 
-    async def _start_offset(self, state: QueueDescription) -> int:
+    async def _start_offset(self, state: QueueBounds) -> int:
         given = self._given_offsets.get(state.queue)
         if given is not None:
             return given
         if self._start.timestamp_ms is not None:
             found, _ = await find_offset(
                 self._transport,
-                self._topic.name,
+                self._topic,
                 state.queue,
                 self._start.timestamp_ms,
                 retry=self._retry,
@@ -234,19 +275,7 @@ class TopicSource:
             return found
         return state.min_offset if self._start.start == "earliest" else state.max_offset
 
-    def _advance(
-        self,
-        asked: Mapping[int, int],
-        next_offsets: Mapping[int, int],
-        max_offsets: Mapping[int, int],
-    ) -> None:
-        """Record the next offsets after a poll, and move the polled queues to the end of the
-        polling order."""
-        self._max_offsets.update(max_offsets)
-        for queue, before in asked.items():
-            self._go_on(queue, next_offsets.get(queue, before))
-
-    def _go_on(self, queue: int, offset: int) -> None:
+    def _record_offset(self, queue: int, offset: int) -> None:
         """Record a queue's next offset, and whether the queue has unread messages. If the queue has
         reached its end offset, read it no more."""
         self._unread.pop(queue, None)
@@ -254,39 +283,3 @@ class TopicSource:
         if offset != self._end_offsets.get(queue):
             is_unread = offset < self._max_offsets[queue]
             (self._unread if is_unread else self._at_end)[queue] = offset
-
-
-class _Topic:
-    """A topic's name and its id. A changed id shows that the topic was recreated."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._topic_id: int | None = None
-
-    def check(self, topic_id: int | None) -> None:
-        """Raise TopicRecreated if the id has changed. Ignore None (the id is unknown)."""
-        if topic_id is None or topic_id == self._topic_id:
-            return
-        if self._topic_id is not None:
-            raise TopicRecreated(
-                409,
-                "topic-recreated",
-                "Topic recreated",
-                f"{self.name} was deleted and made again while it was read; start again",
-            )
-        self._topic_id = topic_id
-
-
-def _cut(fetched: Range, end_offsets: Mapping[int, int]) -> Range:
-    """Return the range without the messages at or after the end offsets of their queues."""
-    if not end_offsets:
-        return fetched
-    return Range(
-        [part.until(end_offsets[part.queue]) for part in fetched.parts],
-        {queue: min(offset, end_offsets[queue]) for queue, offset in fetched.next_offsets.items()},
-    )
-
-
-async def _pause_after_nothing(transport: Transport, asked_at_s: float) -> None:
-    """Wait until EMPTY_PULL_S have passed since the request was sent."""
-    await transport.pause(max(0.0, asked_at_s + EMPTY_PULL_S - transport.now_s()))

@@ -46,8 +46,8 @@ def make(notes: Notes | None = None, **changes: Any) -> Accumulator:
         "limits": MessageLimits(),
         "owner": None,
         "clock_us": lambda: 5_000_000,
-        "opened": notes.note_opened,
-        "closed": notes.note_closed,
+        "on_opened": notes.note_opened,
+        "on_ready": notes.note_closed,
     }
     return Accumulator(**{**options, **changes})
 
@@ -114,7 +114,7 @@ def test_each_level_takes_the_indexes_in_turn_a_batch_each() -> None:
     assert mixed[:3] == mixed[3:]
     assert [queue % 3 for queue in mixed[:3]] == [0, 1, 2]
     accumulator.close_all()
-    assert all(batch.message_count for batch in accumulator.unsettled())
+    assert all(batch.message_count for batch in accumulator.unresolved())
 
 
 def test_a_queue_that_is_named_has_its_level() -> None:
@@ -131,7 +131,7 @@ def test_a_queue_that_is_named_has_its_level() -> None:
     ):
         with pytest.raises(ValueError, match=r"priority|ttl_ms"):
             refused()
-    assert len(accumulator.unsettled()) == 1
+    assert len(accumulator.unresolved()) == 1
 
 
 def test_messages_say_when_they_expire() -> None:  # T32
@@ -194,7 +194,7 @@ def test_a_message_that_is_refused_leaves_nothing(
     batch = accumulator.add(b"good", queue=0)
     with pytest.raises(error):
         accumulator.add(**message)
-    for batch in accumulator.unsettled():
+    for batch in accumulator.unresolved():
         accumulator.close(batch)
     (batch,) = accumulator.take()
     assert len(Batch.decode(batch.encode(producer_id=1, sequence=0))) == 1
@@ -213,7 +213,7 @@ def test_a_queue_has_one_request_under_way() -> None:
     assert accumulator.take() == [first]
     second = [accumulator.add(BODY) for _ in range(10)][-1]
     assert accumulator.take() == []
-    accumulator.settle([first], [STORED])
+    accumulator.resolve([first], [STORED])
     assert accumulator.take() == [second]
 
 
@@ -221,13 +221,13 @@ def test_a_request_takes_several_queues_and_no_more_than_a_retry_may_have() -> N
     accumulator = make(queue_count=2)
     for _ in range(2 * 10 * (MAX_BATCHES_PER_QUEUE + 1)):
         accumulator.add(BODY)
-    batches = accumulator.unsettled()
+    batches = accumulator.unresolved()
     taken = accumulator.take()
     assert Counter(batch.queue for batch in taken) == {
         0: MAX_BATCHES_PER_QUEUE,
         1: MAX_BATCHES_PER_QUEUE,
     }
-    accumulator.settle(taken, [STORED] * len(taken))
+    accumulator.resolve(taken, [STORED] * len(taken))
     assert set(accumulator.take()) == set(batches) - set(taken)
 
 
@@ -252,7 +252,7 @@ def test_the_buffer_is_full_when_its_bytes_wait_until_they_are_settled() -> None
         accumulator.add(BODY)
         was_full.append(accumulator.is_full)
     taken = accumulator.take()
-    accumulator.settle(taken, [STORED] * len(taken))
+    accumulator.resolve(taken, [STORED] * len(taken))
     was_full.append(accumulator.is_full)
     assert was_full == [False] * 19 + [True, False]
 
@@ -261,7 +261,7 @@ def test_open_batches_of_many_queues_stay_within_half_the_buffer() -> None:
     accumulator = make(queue_count=1000, batch_bytes=2**20, buffer_bytes=2**20)
     for queue in range(1000):
         accumulator.add(b"x" * 300, queue=queue)
-    assert sum(batch.size_bytes for batch in accumulator.unsettled()) < 2**20 // 2
+    assert sum(batch.size_bytes for batch in accumulator.unresolved()) < 2**20 // 2
     accumulator.add(b"x" * 300, queue=5)
     assert [batch.queue for batch in accumulator.take()] == [5]
 
@@ -269,8 +269,8 @@ def test_open_batches_of_many_queues_stay_within_half_the_buffer() -> None:
 def test_failures_that_nobody_saw_are_told_once() -> None:
     accumulator = make(queue=0, batch_bytes=1)
     seen, unseen = accumulator.add(b"1"), accumulator.add(b"2")
-    accumulator.settle(accumulator.take(), [ClientClosed(), ClientClosed()])
-    seen.is_looked_at = True
+    accumulator.resolve(accumulator.take(), [ClientClosed(), ClientClosed()])
+    seen.is_failure_seen = True
     assert accumulator.unseen_failures() == [unseen]
     assert accumulator.unseen_failures() == []
 
@@ -278,7 +278,7 @@ def test_failures_that_nobody_saw_are_told_once() -> None:
 def test_settled_messages_are_let_go() -> None:
     accumulator = make(queue=0, batch_bytes=1)
     batch = accumulator.add(b"1", key="k")
-    accumulator.settle(accumulator.take(), [STORED])
+    accumulator.resolve(accumulator.take(), [STORED])
     assert batch.bodies == []
     assert batch.keys is None
     assert (batch.message_count, batch.outcome) == (1, STORED)
@@ -317,7 +317,7 @@ def test_every_message_leaves_once_and_in_its_queues_order(
         request = under_way.pop(index % len(under_way))
         for batch in request:
             arrived.setdefault(batch.queue, []).extend(batch.bodies)
-        accumulator.settle(request, [STORED] * len(request))
+        accumulator.resolve(request, [STORED] * len(request))
 
     for number, (action, key, size) in enumerate(actions):
         if action == "send":
@@ -334,4 +334,4 @@ def test_every_message_leaves_once_and_in_its_queues_order(
         if under_way:
             settle(0)
     assert arrived == sent
-    assert accumulator.unsettled() == []
+    assert accumulator.unresolved() == []

@@ -21,7 +21,7 @@ from holdfast.client.errors import (
     Unauthenticated,
     UnknownQueue,
 )
-from holdfast.client.produce.coalescing import SharedPublishing
+from holdfast.client.produce.coalescing import PublishCoalescer
 from holdfast.client.produce.new_message import NewMessage
 from holdfast.client.produce.sender import IdentityPool
 from holdfast.client.read.message import PublishResult
@@ -306,8 +306,8 @@ async def test_a_client_forgets_the_topics_that_nobody_publishes_to(
 ) -> None:
     async with AsyncClient(shared_broker.url) as client:
         await asyncio.gather(*(client.publish(f"{topic}-{number}", b"x") for number in range(5)))
-        assert client._sharing is not None
-        assert not client._sharing._lanes
+        assert client._coalescer is not None
+        assert not client._coalescer._queues
 
 
 async def test_a_broker_gives_each_of_many_callers_his_own_place_or_error(
@@ -374,7 +374,7 @@ class ClockedRequests(Transport):
 
 async def test_each_is_told_when_his_own_time_is_over() -> None:
     requests = ClockedRequests()
-    sharing = SharedPublishing(requests, IdentityPool(), RetryPolicy(give_up_after_s=10))
+    sharing = PublishCoalescer(requests, IdentityPool(), RetryPolicy(give_up_after_s=10))
     ends: dict[str, float] = {}
 
     async def publish(name: str) -> None:

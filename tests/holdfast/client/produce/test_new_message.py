@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.client.produce.new_message import MAX_SHARED_BYTES, NewMessage, may_share
+from holdfast.client.produce.new_message import MAX_SHARED_BYTES, NewMessage, can_share_request
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ from holdfast.client.produce.new_message import MAX_SHARED_BYTES, NewMessage, ma
     ],
 )
 def test_what_the_broker_would_refuse_is_kept_apart(message: NewMessage, shares: bool) -> None:
-    assert may_share(message, 10) is shares
+    assert can_share_request(message, 10) is shares
 
 
 def test_what_is_large_is_kept_apart() -> None:
-    assert may_share(NewMessage(b"x"), MAX_SHARED_BYTES)
-    assert not may_share(NewMessage(b"x"), MAX_SHARED_BYTES + 1)
+    assert can_share_request(NewMessage(b"x"), MAX_SHARED_BYTES)
+    assert not can_share_request(NewMessage(b"x"), MAX_SHARED_BYTES + 1)

@@ -3,55 +3,55 @@ import pytest
 from holdfast.client.produce.publish_queue import (
     MAX_TOGETHER,
     MAX_TOGETHER_BYTES,
-    Lane,
-    Waiting,
+    PendingPublish,
+    PublishQueue,
 )
 
 
-def lane_of(*bodies: bytes) -> Lane:
-    lane = Lane("orders", None)
+def queue_of(*bodies: bytes) -> PublishQueue:
+    queue = PublishQueue("orders", None)
     for body in bodies:
-        lane.join(Waiting(body, 0.0))
-    return lane
+        queue.add(PendingPublish(body, 0.0))
+    return queue
 
 
-def bodies(messages: list[Waiting]) -> list[bytes]:
+def bodies(messages: list[PendingPublish]) -> list[bytes]:
     return [message.encoded for message in messages]
 
 
 def test_nothing_waits_while_nothing_is_under_way() -> None:
-    lane = lane_of(b"1")
-    assert lane.begins()
-    assert bodies(lane.take()) == [b"1"]
+    queue = queue_of(b"1")
+    assert queue.start_request()
+    assert bodies(queue.take_messages()) == [b"1"]
 
 
 def test_a_request_that_begins_takes_what_comes_until_it_leaves() -> None:
-    lane = lane_of(b"1")
-    assert lane.begins()
-    lane.join(Waiting(b"2", 0.0))
-    assert not lane.begins()
-    assert bodies(lane.take()) == [b"1", b"2"]
+    queue = queue_of(b"1")
+    assert queue.start_request()
+    queue.add(PendingPublish(b"2", 0.0))
+    assert not queue.start_request()
+    assert bodies(queue.take_messages()) == [b"1", b"2"]
 
 
 def test_what_comes_meanwhile_goes_together_once_the_request_has_ended() -> None:
-    lane = lane_of(b"1")
-    assert lane.begins()
-    lane.take()
+    queue = queue_of(b"1")
+    assert queue.start_request()
+    queue.take_messages()
     for body in (b"2", b"3", b"4"):
-        lane.join(Waiting(body, 0.0))
-        assert not lane.begins()
-    lane.ended()
-    assert lane.begins()
-    assert bodies(lane.take()) == [b"2", b"3", b"4"]
-    assert not lane.is_empty
-    lane.ended()
-    assert lane.is_empty
+        queue.add(PendingPublish(body, 0.0))
+        assert not queue.start_request()
+    queue.finish_request()
+    assert queue.start_request()
+    assert bodies(queue.take_messages()) == [b"2", b"3", b"4"]
+    assert not queue.is_empty
+    queue.finish_request()
+    assert queue.is_empty
 
 
-def test_an_empty_lane_begins_nothing() -> None:
-    lane = lane_of()
-    assert lane.is_empty
-    assert not lane.begins()
+def test_an_empty_queue_begins_nothing() -> None:
+    queue = queue_of()
+    assert queue.is_empty
+    assert not queue.start_request()
 
 
 @pytest.mark.parametrize(
@@ -66,43 +66,43 @@ def test_an_empty_lane_begins_nothing() -> None:
 def test_a_request_takes_so_much_and_the_rest_goes_with_the_next(
     size: int, count: int, first: int
 ) -> None:
-    lane = lane_of(*[b"x" * size] * count)
-    assert lane.begins()
-    assert len(lane.take()) == first
-    lane.ended()
-    assert lane.begins()
-    assert len(lane.take()) == count - first
+    queue = queue_of(*[b"x" * size] * count)
+    assert queue.start_request()
+    assert len(queue.take_messages()) == first
+    queue.finish_request()
+    assert queue.start_request()
+    assert len(queue.take_messages()) == count - first
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, MAX_TOGETHER), (MAX_TOGETHER_BYTES // 4, 4)])
 def test_a_full_request_waits_for_none_that_is_under_way(size: int, count: int) -> None:
-    lane = lane_of(b"1")
-    assert lane.begins()
-    lane.take()
+    queue = queue_of(b"1")
+    assert queue.start_request()
+    queue.take_messages()
     for _ in range(count):
-        assert not lane.begins()
-        lane.join(Waiting(b"x" * size, 0.0))
-    assert lane.begins()
-    lane.take()
-    lane.join(Waiting(b"2", 0.0))
-    assert not lane.begins()
+        assert not queue.start_request()
+        queue.add(PendingPublish(b"x" * size, 0.0))
+    assert queue.start_request()
+    queue.take_messages()
+    queue.add(PendingPublish(b"2", 0.0))
+    assert not queue.start_request()
 
 
 def test_who_leaves_is_not_taken_and_takes_no_room() -> None:
-    lane = lane_of(b"1", b"2")
-    leaving = Waiting(b"x" * MAX_TOGETHER_BYTES, 0.0)
-    lane.join(leaving)
-    assert lane.begins()
-    lane.leave(leaving)
-    assert bodies(lane.take()) == [b"1", b"2"]
-    lane.join(Waiting(b"3", 0.0))
-    assert not lane.begins()
+    queue = queue_of(b"1", b"2")
+    leaving = PendingPublish(b"x" * MAX_TOGETHER_BYTES, 0.0)
+    queue.add(leaving)
+    assert queue.start_request()
+    queue.remove(leaving)
+    assert bodies(queue.take_messages()) == [b"1", b"2"]
+    queue.add(PendingPublish(b"3", 0.0))
+    assert not queue.start_request()
 
 
 def test_all_may_leave_a_request_that_begins() -> None:
-    lane = lane_of(b"1", b"2")
-    assert lane.begins()
-    assert bodies(lane.leave_all()) == [b"1", b"2"]
-    assert lane.take() == []
-    lane.ended()
-    assert lane.is_empty
+    queue = queue_of(b"1", b"2")
+    assert queue.start_request()
+    assert bodies(queue.clear()) == [b"1", b"2"]
+    assert queue.take_messages() == []
+    queue.finish_request()
+    assert queue.is_empty

@@ -7,12 +7,12 @@ import pytest
 
 from holdfast.client.read import sources
 from holdfast.client.read.pull import (
-    Polled,
+    Fetched,
     PullOptions,
-    QueueDescription,
+    QueueBounds,
     Start,
-    TopicConfig,
-    TopicDescription,
+    TopicFacts,
+    TopicLimits,
 )
 from holdfast.client.read.sources import (
     AT_END_PER_POLL,
@@ -32,19 +32,19 @@ class Broker:
         self.pauses: list[float] = []
         self.is_stuck = False
 
-    async def describe_topic(self, *_: Any, **__: Any) -> TopicDescription:
-        queues = [QueueDescription(queue, 0, end) for queue, end in self.ends.items()]
-        return TopicDescription(1, len(queues), queues, TopicConfig(1))
+    async def fetch_topic_facts(self, *_: Any, **__: Any) -> TopicFacts:
+        queues = [QueueBounds(queue, 0, end) for queue, end in self.ends.items()]
+        return TopicFacts(1, len(queues), queues, TopicLimits(1))
 
     async def poll_queues(
         self, _: Any, __: str, offsets: Mapping[int, int], options: PullOptions, **more: Any
-    ) -> Polled:
+    ) -> Fetched:
         self.asked.append((list(offsets), more["wait_ms"]))
         left, next_offsets = 0 if self.is_stuck else options.max_messages, {}
         for queue, offset in offsets.items():
             taken = min(left, self.ends[queue] - offset)
             next_offsets[queue], left = offset + taken, left - taken
-        return Polled([], next_offsets, {queue: self.ends[queue] for queue in offsets}, 1)
+        return Fetched([], next_offsets, {queue: self.ends[queue] for queue in offsets}, 1, ())
 
     def now_s(self) -> float:
         return 0.0
@@ -62,7 +62,7 @@ class Broker:
 def broker(monkeypatch: pytest.MonkeyPatch, ends: Mapping[int, int]) -> Broker:
     found = Broker(ends)
     monkeypatch.setattr(sources, "poll_queues", found.poll_queues)
-    monkeypatch.setattr(sources, "describe_topic", found.describe_topic)
+    monkeypatch.setattr(sources, "fetch_topic_facts", found.fetch_topic_facts)
     return found
 
 
