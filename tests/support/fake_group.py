@@ -66,13 +66,13 @@ class FakeGroup:
         self.asked.append((name, asked))
         if self.before is not None and (given := await self.before(name, asked)) is not None:
             return given
-        answer = await self._answer(name, asked)
+        answer = await self.reply_to(name, asked)
         if self.lose.get(name):
             self.lose[name] -= 1
             return drop(request)
         return answer
 
-    async def _answer(self, name: str, asked: dict[str, Any]) -> web.StreamResponse:
+    async def reply_to(self, name: str, asked: dict[str, Any]) -> web.StreamResponse:
         if name == "put":
             self.exists = True
             return web.json_response(self._described())
@@ -192,3 +192,10 @@ async def fake_group(**settings: Any) -> AsyncIterator[tuple[FakeGroup, AsyncCli
         group.url = server.url
         async with AsyncClient(server.url) as client:
             yield group, client
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until the condition is true, for 30 s at most."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)

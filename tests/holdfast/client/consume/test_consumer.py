@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import threading
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -12,18 +14,18 @@ from holdfast.client.async_client import AsyncClient
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.errors import ExclusiveHeld, Forbidden
 from holdfast.client.sync_client import Client
-from tests.support.fake_group import GROUP, FakeGroup, fake_group
+from tests.support.fake_group import GROUP, FakeGroup, fake_group, until
 from tests.support.scripted_server import problem
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def offsets(group: FakeGroup) -> list[int]:
     return sorted(offset for _, _, offset in group.acked)
+
+
+def are_extended(group: FakeGroup, receipts: set[str], before: int) -> bool:
+    """Return whether requests after the first `before` ones have extended all these leases."""
+    extended = {r for body in group.named("extend")[before:] for r in body["receipts"]}
+    return receipts <= extended
 
 
 # -- iterating -------------------------------------------------------------------------------
@@ -215,6 +217,7 @@ async def test_acknowledgements_leave_together() -> None:
 
 async def test_an_acknowledgement_leaves_after_a_while_or_when_it_is_waited_for() -> None:
     # T26
+    assert signature(AsyncClient.consume).parameters["ack_interval_ms"].default == 5
     async with fake_group() as (group, client):
         group.publish(4)
         options: dict[str, Any] = {"concurrency": 3, "serial_by": "nothing"}
@@ -230,10 +233,10 @@ async def test_an_acknowledgement_leaves_after_a_while_or_when_it_is_waited_for(
 
 async def test_without_a_word_an_acknowledgement_leaves_within_5_ms_and_at_the_end() -> None:
     # T26
+    assert signature(AsyncClient.consume).parameters["ack_interval_ms"].default == 5
     async with fake_group() as (group, client):
         group.publish(2)
         async with client.consume("t", GROUP, concurrency=2, serial_by="nothing") as consumer:
-            assert consumer._member.options.ack_interval_ms == 5
             (await anext(consumer)).ack()
             await until(lambda: offsets(group) == [0])
         async with client.consume(
@@ -252,9 +255,7 @@ async def test_when_all_is_settled_nothing_is_buffered_and_one_request_waits() -
                 (await anext(consumer)).ack()
             waiting = asyncio.create_task(consumer.next())
             await until(lambda: len(group.acked) == 20 and not group.available)
-            await until(lambda: not consumer._member._unconfirmed)
-            membership = consumer._member
-            assert (len(membership.ready), len(membership._leases), len(group.leased)) == (0, 0, 0)
+            await until(lambda: not group.leased)
             await until(lambda: len(group.answers) == len(group.named("receive")) - 1)
             asked = group.named("receive")[-1]
             assert asked["max_messages"] <= 8
@@ -316,12 +317,7 @@ async def test_leases_are_extended_at_half_their_time_in_hand_and_not_begun() ->
             waiting = set(group.leased)
             for _ in range(2):
                 before = len(group.named("extend"))
-                await until(
-                    lambda before=before: (
-                        waiting
-                        <= {r for body in group.named("extend")[before:] for r in body["receipts"]}
-                    )
-                )
+                await until(partial(are_extended, group, waiting, before))
             delivery.ack()
             assert await delivery.ack() == "done"
             settled = len(group.named("extend"))
@@ -383,7 +379,7 @@ async def test_what_follows_a_key_that_came_back_may_be_on_its_way() -> None:
             receives += name == "receive"
             if name != "receive" or receives != 2:
                 return None
-            answer = await group._answer(name, asked)
+            answer = await group.reply_to(name, asked)
             await until(lambda: group.named("nack"))
             return answer
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,17 +11,12 @@ from aiohttp import web
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.read.pull import PullOptions
 from holdfast.client.sync_client import Client
-from holdfast.client.transport.async_transport import AsyncTransport
+from holdfast.client.transport.async_connection import AsyncConnection
+from holdfast.client.transport.http1 import ReplyParser
 from tests.support.fake_broker import running_fake_broker
-from tests.support.fake_group import GROUP, fake_group
+from tests.support.fake_group import GROUP, fake_group, until
 
 TIMEOUT_S = 30
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 # -- requests on the wire --------------------------------------------------------------------
@@ -69,15 +65,15 @@ async def test_the_client_waits_ten_seconds_longer_than_it_asks_the_broker_to_ho
 ) -> None:
     # L6
     waits: list[float] = []
-    once = AsyncTransport._send_once
+    exchange = AsyncConnection.exchange
 
     async def note(
-        self: AsyncTransport, head: Any, blocks: Any, wait_s: float, *, safe: bool
-    ) -> Any:
+        self: AsyncConnection, head: bytes, body: Sequence[bytes], wait_s: float
+    ) -> ReplyParser:
         waits.append(wait_s)
-        return await once(self, head, blocks, wait_s, safe=safe)
+        return await exchange(self, head, body, wait_s)
 
-    monkeypatch.setattr(AsyncTransport, "_send_once", note)
+    monkeypatch.setattr(AsyncConnection, "exchange", note)
     async with fake_group() as (group, client):
         group.publish(1)
         async with client.consume("t", GROUP) as consumer:

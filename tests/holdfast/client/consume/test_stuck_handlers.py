@@ -12,13 +12,7 @@ import pytest
 from holdfast.client.consume.consumer import AsyncConsumer
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.consume.processing_times import FEW
-from tests.support.fake_group import GROUP, FakeGroup, fake_group
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
+from tests.support.fake_group import GROUP, FakeGroup, fake_group, until
 
 
 class Work:

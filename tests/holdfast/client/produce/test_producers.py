@@ -15,6 +15,9 @@ from holdfast.client.errors import (
 )
 from holdfast.client.read.message import PublishResult
 from holdfast.client.sync_client import Client
+from holdfast.client.transport.async_transport import AsyncTransport
+from holdfast.client.transport.retry import FOREVER
+from holdfast.client.transport.target import Target
 from holdfast.commitlog.format.batch import queue_for_key
 from holdfast.commitlog.format.message_id import format_message_id
 from tests.support.publish_server import TOPIC_ID, StoredTopic, publish_server
@@ -292,14 +295,15 @@ async def test_a_client_closed_by_force_fails_what_is_under_way() -> None:
     topic = StoredTopic()
     topic.may_answer.clear()
     async with publish_server(topic) as server:
-        client = AsyncClient(server.url)
+        transport = AsyncTransport(Target.parse(server.url, None, None), FOREVER)
+        client = AsyncClient.over(transport)
         producer = client.producer("orders")
         await producer.start()
         handle = asyncio.ensure_future(producer.send(b"x"))
         async with asyncio.timeout(10):
             while not topic.publishes:
                 await asyncio.sleep(0.001)
-        await client._transport.close()
+        await transport.close()
         with pytest.raises(ClientClosed):
             await handle
         await client.close()

@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 
-from holdfast.client.consume.delivery import ReceivedMessage
+from holdfast.client.consume.delivery import DeliveredMessage
 from holdfast.client.read.message import LoneMessage, Message, MessageBatch
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
@@ -123,7 +123,7 @@ def test_a_long_body_is_shortened_when_shown() -> None:
 )
 def test_a_message_is_a_dict_of_plain_values(body: bytes, shown: dict[str, str]) -> None:
     # C8
-    message = lone(body)
+    message = delivered(body).as_message()
     assert message.to_dict() == {
         "topic": "t",
         "queue": 2,
@@ -137,25 +137,25 @@ def test_a_message_is_a_dict_of_plain_values(body: bytes, shown: dict[str, str])
         **shown,
     }
     assert json.loads(json.dumps(message.to_dict())) == message.to_dict()
-    received = ReceivedMessage(message.body, message._columns, 0, "r", 3, True)
+    received = delivered(body).as_received()
     more = {"receipt": "r", "attempt": 3, "redelivered": True}
     assert received.to_dict() == {**message.to_dict(), **more}
 
 
 def test_a_body_is_read_as_text_and_as_json() -> None:
     # C8
-    message = lone(b'{"a": [1, "\xc3\xa9"]}')
+    message = delivered(b'{"a": [1, "\xc3\xa9"]}').as_message()
     assert message.text == '{"a": [1, "é"]}'
     assert message.json() == {"a": [1, "é"]}
     with pytest.raises(UnicodeDecodeError):
-        _ = lone(b"\xff").text
+        _ = delivered(b"\xff").as_message().text
     for body in (b"\xff", b"{", b""):
         with pytest.raises(ValueError):
-            lone(body).json()
+            delivered(body).as_message().json()
 
 
-def lone(body: bytes) -> Message:
-    return LoneMessage(
+def delivered(body: bytes) -> DeliveredMessage:
+    return DeliveredMessage(
         topic="t",
         queue=2,
         offset=5,
@@ -166,4 +166,7 @@ def lone(body: bytes) -> Message:
         properties={"p": "q"},
         born_timestamp_ms=6,
         store_timestamp_ms=7,
-    ).as_message()
+        receipt="r",
+        attempt=3,
+        redelivered=True,
+    )

@@ -95,8 +95,7 @@ async def held(client: AsyncClient) -> None:
 
 async def parked(client: AsyncClient) -> float:
     """Return the number of pulls that the broker holds."""
-    reply = await client._transport.request("GET", "/metrics")
-    lines = bytes(reply.body).decode().splitlines()
+    lines = (await client.metrics()).splitlines()
     (line,) = (line for line in lines if "long_poll_parked " in line and line[0] != "#")
     return float(line.split()[1])
 
