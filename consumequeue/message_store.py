@@ -17,9 +17,9 @@ from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.damage.damage_book import DamageBook
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index.index import Index
-from holdfast.consumequeue.maintenance.read_lease_service import ReadLease, ReadLeasing
+from holdfast.consumequeue.maintenance.read_lease_service import ReadLease, ReadLeaseService
 from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
-from holdfast.consumequeue.publishing import Published, Publisher
+from holdfast.consumequeue.publishing import Publisher, StoredBatch
 from holdfast.consumequeue.reading.fetched import Fetched
 from holdfast.consumequeue.reading.lookups import Lookups
 from holdfast.consumequeue.reading.queue_reading import QueueReader, QueueState
@@ -38,7 +38,7 @@ __all__ = [
     "Fetched",
     "MessageFilter",
     "MessageStore",
-    "Published",
+    "StoredBatch",
     "QueueKey",
     "QueueState",
     "ReadLease",
@@ -79,8 +79,8 @@ class MessageStore:
 
         changes = StateChanges(state, appender)
         self.commit_state = changes.commit
-        self.to_its_end = changes.to_its_end
-        self.changes_done = changes.done
+        self.run_shielded = changes.run_shielded
+        self.wait_for_changes = changes.wait
 
         topics = TopicChanges(
             table,
@@ -138,7 +138,7 @@ class MessageStore:
         self.splits = lookups.splits
         self.segments = lookups.segments
 
-        self.read_leases = ReadLeasing(
+        self.read_leases = ReadLeaseService(
             readable=reading.readable,
             limits=LeaseLimits(
                 queue_config.max_read_leases,

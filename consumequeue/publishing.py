@@ -14,13 +14,13 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.message_rows import Rows
 from holdfast.consumequeue.admission import PublishAdmission
 from holdfast.consumequeue.errors import UnknownTopic
-from holdfast.consumequeue.state.changes import settle
+from holdfast.consumequeue.state.changes import complete_future
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import Topic, check_queue
 
 
 @dataclass(slots=True)
-class Published:
+class StoredBatch:
     """The place of one batch of a publish. `durable` is True if the batch was synced before the
     publish was acknowledged."""
 
@@ -63,7 +63,7 @@ class Publisher:
         durability: str | None = None,
         client: str = "",
         refusal: Exception | None = None,
-    ) -> list[Published]:
+    ) -> list[StoredBatch]:
         """Append messages that are checked and have a queue id. Return the place of each batch, in
         the order of `batches`.
 
@@ -103,7 +103,7 @@ class Publisher:
         finally:
             self._waiting.pop(future, None)
         return [
-            Published(
+            StoredBatch(
                 result.queue_id,
                 result.base_offset,
                 result.message_count,
@@ -132,11 +132,11 @@ class Publisher:
                 self._timer = self._loop.call_at(until_s, self._expire)
                 return
             del self._waiting[future]
-            settle(future, SyncTimeout(self._timeout_ms))
+            complete_future(future, SyncTimeout(self._timeout_ms))
 
     def finish(self, requests: list[AppendRequest]) -> None:
         """Complete the publishes of these requests, which are stored or have failed."""
         for request in requests:
             if isinstance(request.context, asyncio.Future):
                 self._admission.leave(request.size)
-                settle(request.context, request.error)
+                complete_future(request.context, request.error)

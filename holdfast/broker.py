@@ -99,10 +99,10 @@ class Broker:
         storage = self._storage = Storage(
             self._config,
             StorageEvents(
-                arrived=self._arrived,
-                failed=lambda error: self._from_thread(self._fail, error),
-                synced=collector.observe_sync,
-                trimmed=self._trimmed,
+                on_arrival=self._arrived,
+                on_failure=lambda error: self._from_thread(self._fail, error),
+                on_sync=collector.observe_sync,
+                on_trim=self._trimmed,
             ),
         )
         hold = self._hold = PullRequestHoldService(

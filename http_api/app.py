@@ -206,7 +206,7 @@ class App:
         if self._context.phase() != "recovering":
             await self._context.hold.stop()
             self._context.groups.drain()
-        await self._context.changes_done()
+        await self._context.wait_for_changes()
 
     async def stop(self) -> None:
         """Stop measuring the event loop. May be called twice."""

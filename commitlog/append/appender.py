@@ -17,14 +17,14 @@ import numpy as np
 
 from holdfast.commitlog.append.producer_sequences import ProducerSequences
 from holdfast.commitlog.append.staging import (
-    Appended,
     AppendRequest,
+    AppendResult,
     Need,
     QueueKey,
     ReputInbox,
-    Run,
-    Runs,
-    Staged,
+    RowRun,
+    RowRuns,
+    StagedBlocks,
 )
 from holdfast.commitlog.errors import (
     LogClosed,
@@ -40,7 +40,7 @@ from holdfast.commitlog.format.message_rows import Rows, encode_rows, with_run
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment, keyed_messages
 
-__all__ = ["AppendRequest", "Appended", "Appender", "SyncQueue"]
+__all__ = ["AppendRequest", "AppendResult", "Appender", "SyncQueue"]
 
 _logger = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class Appender:
     """Owns the end of the log: next queue offsets, timestamps, producers' sequences.
 
     Any thread may call `submit`. The appender thread reports to `inbox` the written headers, then
-    the finished requests, and flushes it at the end of each round. It calls `rolled` with the
-    segment that ended, and `failed` with an unexpected error, which makes the log read-only.
+    the finished requests, and flushes it at the end of each round. It calls `on_roll` with the
+    segment that ended, and `on_failure` with an unexpected error, which makes the log read-only.
     `poison` reports the failed requests in the thread of its caller.
     """
 
@@ -84,8 +84,8 @@ class Appender:
         max_waiting_bytes: int,
         now_us: Callable[[], int],
         inbox: ReputInbox,
-        rolled: Callable[[Segment], None],
-        failed: Callable[[Exception], None],
+        on_roll: Callable[[Segment], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self._log = log
         self._sequences = sequences
@@ -95,8 +95,8 @@ class Appender:
         self._max_waiting_bytes = max_waiting_bytes
         self._now_us = now_us
         self._inbox = inbox
-        self._rolled = rolled
-        self._failed = failed
+        self._on_roll = on_roll
+        self._on_failure = on_failure
         self._waiting: deque[AppendRequest] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -187,7 +187,7 @@ class Appender:
                     [request for request in group if request.error is not None]
                 )
                 self._fail([r for r in group if r.error is None], LogPoisoned(str(error)))
-                self._failed(error)
+                self._on_failure(error)
             self._inbox.flush()
 
     def _take_group(self) -> list[AppendRequest]:
@@ -214,9 +214,9 @@ class Appender:
         return group
 
     def _append_group(self, group: list[AppendRequest]) -> None:
-        staged = Staged()
+        staged = StagedBlocks()
         need = Need.of([batch for request in group for batch in request.batches])
-        runs = Runs(has_room=self._log.has_room(*need))
+        runs = RowRuns(has_room=self._log.has_room(*need))
         for request in group:
             try:
                 self._place(request, staged, runs)
@@ -240,7 +240,7 @@ class Appender:
         if failed or finished:
             self._inbox.put_finished([*failed, *finished])
 
-    def _place(self, request: AppendRequest, staged: Staged, runs: Runs) -> None:
+    def _place(self, request: AppendRequest, staged: StagedBlocks, runs: RowRuns) -> None:
         """Stage the batches of a request, except batches that are stored already. Rows are added
         to the run of their queue (a Run becomes one batch), where rows of later requests may join
         them.
@@ -267,14 +267,16 @@ class Appender:
                     if request.error is not None:
                         return
 
-    def _known(self, request: AppendRequest, staged: Staged, runs: Runs) -> list[Appended | None]:
+    def _known(
+        self, request: AppendRequest, staged: StagedBlocks, runs: RowRuns
+    ) -> list[AppendResult | None]:
         """Return for each batch of a request where an earlier attempt stored it; None for a new
         batch.
 
         If a batch follows a new batch of the same producer and queue, the result is None too;
         `_place_batch` looks up the second batch after the first one has its offsets."""
         self._check_routing(request, staged, runs)
-        found: list[Appended | None] = []
+        found: list[AppendResult | None] = []
         new: set[tuple[int, int]] = set()
         for batch in request.batches:
             producer_id = _producer_of(batch)
@@ -297,7 +299,7 @@ class Appender:
             found.append(before)
         return found
 
-    def _check_routing(self, request: AppendRequest, staged: Staged, runs: Runs) -> None:
+    def _check_routing(self, request: AppendRequest, staged: StagedBlocks, runs: RowRuns) -> None:
         """Check the queues of a retried request. Raise RoutedOtherwise if an earlier attempt went
         to other queues, and SequenceTooOld if the broker no longer remembers that attempt."""
         producer_id = _producer_of(request.batches[0]) if request.batches else 0
@@ -313,7 +315,9 @@ class Appender:
             self._last_timestamp_us,
         )
 
-    def _reserve(self, batches: Sequence[Batch | Rows], staged: Staged, runs: Runs) -> bool:
+    def _reserve(
+        self, batches: Sequence[Batch | Rows], staged: StagedBlocks, runs: RowRuns
+    ) -> bool:
         """Reserve room for all `batches` in the active segment, in addition to the staged blocks
         and waiting runs; roll to a new segment if necessary. If this returns True, only the write
         can still fail.
@@ -340,8 +344,8 @@ class Appender:
         request: AppendRequest,
         index: int,
         batch: Batch | Rows,
-        staged: Staged,
-        runs: Runs,
+        staged: StagedBlocks,
+        runs: RowRuns,
     ) -> None:
         """Stage a batch, or add its rows to the run of their queue."""
         key = (request.topic_id, batch.queue_id)
@@ -356,7 +360,7 @@ class Appender:
             request.results[index] = before
         elif isinstance(batch, Rows):
             if run is None:
-                run = runs[key] = Run()
+                run = runs[key] = RowRun()
             run.add(request, index, batch)
             if batch.producer_id:
                 runs.producers.add(batch.producer_id)
@@ -364,7 +368,7 @@ class Appender:
             stamped = self._stamp(batch.header, key, _summary(batch), staged)
             self._sequences.record(stamped)
             staged.add(stamped, batch.block[HEADER_SIZE:])
-            request.results[index] = _appended(stamped, stamped.base_offset, len(batch))
+            request.results[index] = _append_result(stamped, stamped.base_offset, len(batch))
 
     def _refuse(self, request: AppendRequest, error: Exception) -> None:
         """Fail a request that could not be placed. Until its producer retries the request, the
@@ -384,7 +388,7 @@ class Appender:
                 only_known=is_too_many,
             )
 
-    def _stored_before(self, batch: Batch | Rows, key: QueueKey) -> Appended | None:
+    def _stored_before(self, batch: Batch | Rows, key: QueueKey) -> AppendResult | None:
         """Return where an earlier attempt of this idempotent publish was stored, None if there is
         no stored attempt. Raise SequenceGap, SequenceTooOld or ProducerFenced."""
         if isinstance(batch, Rows) and not batch.producer_id:
@@ -393,7 +397,7 @@ class Appender:
         before = self._sequences.find(publish, *key, self._last_timestamp_us)
         if before is None:
             return None
-        return Appended(
+        return AppendResult(
             key[1],
             before.base_offset,
             before.message_count,
@@ -402,14 +406,14 @@ class Appender:
             duplicate=True,
         )
 
-    def _place_runs(self, staged: Staged, runs: Runs) -> None:
+    def _place_runs(self, staged: StagedBlocks, runs: RowRuns) -> None:
         """Stage every run as one batch."""
         for key in list(runs):
             self._place_run(key, staged, runs)
         runs.producers.clear()
         runs.need = Need()
 
-    def _place_run(self, key: QueueKey, staged: Staged, runs: Runs) -> None:
+    def _place_run(self, key: QueueKey, staged: StagedBlocks, runs: RowRuns) -> None:
         """Stage a queue's run as one batch. On a LogError, fail all publishes of the run."""
         run = runs.pop(key)
         header, payload = encode_rows(run.rows)
@@ -424,11 +428,11 @@ class Appender:
         staged.add(stamped, payload)
         base_offset = stamped.base_offset
         for (request, index), rows in zip(run.requests, run.rows, strict=True):
-            request.results[index] = _appended(stamped, base_offset, len(rows))
+            request.results[index] = _append_result(stamped, base_offset, len(rows))
             base_offset += len(rows)
 
     def _stamp(
-        self, header: BatchHeader, key: QueueKey, summary: int, staged: Staged
+        self, header: BatchHeader, key: QueueKey, summary: int, staged: StagedBlocks
     ) -> BatchHeader:
         """Return the header of the next batch to stage, with its offsets, ids and timestamp. First
         roll to a new segment if necessary; raise what `CommitLog.roll` raises."""
@@ -445,7 +449,7 @@ class Appender:
         self._next_offsets[key] = stamped.end_offset
         return stamped
 
-    def _make_room(self, header: BatchHeader, staged: Staged) -> None:
+    def _make_room(self, header: BatchHeader, staged: StagedBlocks) -> None:
         """Roll to the next segment if this batch does not fit. Raise what `CommitLog.roll`
         raises."""
         keys = keyed_messages(header)
@@ -461,9 +465,9 @@ class Appender:
     def _roll(self, size: int, keys: int, blocks: int) -> None:
         ended = self._log.roll(size, keys, blocks)
         if ended is not None:
-            self._rolled(ended)
+            self._on_roll(ended)
 
-    def _write(self, staged: Staged) -> None:
+    def _write(self, staged: StagedBlocks) -> None:
         """Write the staged blocks. After an OSError the end of the log is unknown, so `_run` makes
         the log read-only."""
         if staged.headers:
@@ -479,15 +483,15 @@ class Appender:
 
 
 #: The result of a batch that has no offsets yet.
-_NOWHERE = Appended(0, 0, 0, 0, 0)
+_NOWHERE = AppendResult(0, 0, 0, 0, 0)
 
 
 def _producer_of(batch: Batch | Rows) -> int:
     return batch.producer_id if isinstance(batch, Rows) else batch.header.producer_id
 
 
-def _appended(stamped: BatchHeader, base_offset: int, count: int) -> Appended:
-    return Appended(
+def _append_result(stamped: BatchHeader, base_offset: int, count: int) -> AppendResult:
+    return AppendResult(
         stamped.queue_id,
         base_offset,
         count,

@@ -42,7 +42,7 @@ REMEMBERED_BATCHES = 5
 BROKER_EPOCH = 2**32 - 1
 
 
-class Sequenced(Protocol):
+class ProducerFields(Protocol):
     """The producer fields of a publish: a batch header or Rows."""
 
     @property
@@ -142,7 +142,7 @@ class ProducerSequences:
         return self._total
 
     def reserve(
-        self, publish: Sequenced, topic_id: int, queue_id: int, client: str, now_us: int
+        self, publish: ProducerFields, topic_id: int, queue_id: int, client: str, now_us: int
     ) -> None:
         """Reserve room in the limits for a batch that is new according to `find`, until `record`
         or `end_reservations`. Raise TooManyProducers if a limit is reached."""
@@ -182,7 +182,7 @@ class ProducerSequences:
             del self._of_client[client]
 
     def find(
-        self, publish: Sequenced, topic_id: int, queue_id: int, now_us: int
+        self, publish: ProducerFields, topic_id: int, queue_id: int, now_us: int
     ) -> StoredSequence | None:
         """Return where this publish was stored before, None if it is the next one to store.
 
@@ -219,7 +219,7 @@ class ProducerSequences:
         return None
 
     def check_routing(
-        self, publish: Sequenced, topic_id: int, counts: Mapping[int, int], now_us: int
+        self, publish: ProducerFields, topic_id: int, counts: Mapping[int, int], now_us: int
     ) -> None:
         """Check a retried request against its stored attempt. `counts` maps each queue of the
         request to its number of messages.
@@ -262,7 +262,7 @@ class ProducerSequences:
         if state is None or header.producer_epoch != state.epoch:
             owner = state.owner if state is not None else client or ""
             state = ProducerState(header.producer_epoch, owner=owner)
-        known = self._known_with(header.producer_epoch)
+        known = self._producers_with(header.producer_epoch)
         if known.get(key) is not state:
             self._forget(key)
             known[key] = state
@@ -285,12 +285,12 @@ class ProducerSequences:
         if known is self._producers and state.weight != before:
             self._count(key, state.owner, state.weight - before)
 
-    def _known_with(self, epoch: int) -> OrderedDict[ProducerKey, ProducerState]:
+    def _producers_with(self, epoch: int) -> OrderedDict[ProducerKey, ProducerState]:
         return self._of_broker if epoch == BROKER_EPOCH else self._producers
 
     def reopen(
         self,
-        publish: Sequenced,
+        publish: ProducerFields,
         topic_id: int,
         queue_id: int,
         now_us: int,
@@ -333,13 +333,13 @@ class ProducerSequences:
         rows of the same producer would replace are skipped. Return the keys of the producers."""
         if not len(publishes):
             return set()
-        telling = self._telling(publishes)
-        for publish in headers_in(Run(telling, telling[:0])):
+        newest = self._newest_of_each(publishes)
+        for publish in headers_in(Run(newest, newest[:0])):
             self._record(publish)
         keys = np.unique(publishes[["producer_id", "topic_id"]])
         return {(int(producer_id), int(topic_id)) for producer_id, topic_id in keys}
 
-    def _telling(self, mine: Headers) -> Headers:
+    def _newest_of_each(self, mine: Headers) -> Headers:
         """Return the last REMEMBERED_BATCHES rows of each producer, topic and queue. Return all
         rows if a producer changes its epoch within these rows, or if the rows span at least the
         expiry time."""
@@ -403,6 +403,6 @@ class ProducerSequences:
     def restore(self, key: ProducerKey, state: ProducerState) -> None:
         """Restore a state that `state` returned earlier. Call this in the order of the states'
         timestamps, oldest first."""
-        self._known_with(state.epoch)[key] = state
+        self._producers_with(state.epoch)[key] = state
         if state.epoch != BROKER_EPOCH:
             self._count(key, state.owner, state.weight)

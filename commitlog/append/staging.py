@@ -20,7 +20,7 @@ QueueKey = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Appended:
+class AppendResult:
     """Where one batch of a publish is stored. `duplicate` is True if an earlier attempt of the
     publish stored it."""
 
@@ -49,7 +49,7 @@ class AppendRequest:
     refusal: Exception | None = None
     """If this is set, nothing of the request may be stored, and the request fails with this error.
     But a request that is already completely stored succeeds, as a duplicate."""
-    results: list[Appended] = field(default_factory=list)
+    results: list[AppendResult] = field(default_factory=list)
     """One result for each of `batches`, valid if the request completed without an error."""
     error: Exception | None = None
     size: int = field(init=False)
@@ -81,7 +81,7 @@ class ReputInbox(Protocol):
         """Have the queued reports processed, in this thread or in another one."""
 
 
-class Run:
+class RowRun:
     """Rows that will become one batch, each with its request and the index of its result."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Need(NamedTuple):
         return Need(self.size + other.size, self.keys + other.keys, self.blocks + other.blocks)
 
 
-class Runs(dict[QueueKey, Run]):
+class RowRuns(dict[QueueKey, RowRun]):
     """The waiting run of each queue."""
 
     def __init__(self, *, has_room: bool) -> None:
@@ -151,7 +151,7 @@ class Runs(dict[QueueKey, Run]):
         """The room that is reserved for these runs."""
 
 
-class Staged:
+class StagedBlocks:
     """Blocks that have their offsets but are not written yet."""
 
     def __init__(self) -> None:

@@ -22,8 +22,8 @@ class Syncer:
 
     The sync thread calls `observe` with the seconds that a sync took. Then it reports to `inbox`
     the new durable offset and the requests below it, and flushes it. After a failed sync it calls
-    `failed` once, with the error, and then fails every waiting request with LogPoisoned. From then
-    on, `written` fails the requests that it gets, in the thread of its caller.
+    `on_failure` once, with the error, and then fails every waiting request with LogPoisoned. From
+    then on, `written` fails the requests that it gets, in the thread of its caller.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Syncer:
         durable_offset: int,
         flush_interval_s: float,
         inbox: ReputInbox,
-        failed: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
         observe: Callable[[float], None] = lambda seconds: None,
         monotonic: Callable[[], float],
     ) -> None:
@@ -41,7 +41,7 @@ class Syncer:
         self._durable_offset = durable_offset
         self._flush_interval_s = flush_interval_s
         self._inbox = inbox
-        self._failed = failed
+        self._on_failure = on_failure
         self._observe = observe
         self._monotonic = monotonic
         self._changed = threading.Condition()
@@ -80,16 +80,16 @@ class Syncer:
                 if requests or not self._timing:
                     self._changed.notify()
                 return
-        self._give_up(requests)
+        self._fail_requests(requests)
 
     def _run(self) -> None:
         try:
-            self._sync_what_comes()
+            self._sync_until_closed()
         except Exception as error:  # last resort: an unexpected error makes the log read-only
             _logger.exception("the sync thread failed")
             self._poison(error, f"{type(error).__name__}: {error}", [])
 
-    def _sync_what_comes(self) -> None:
+    def _sync_until_closed(self) -> None:
         while True:
             with self._changed:
                 while not self._unsynced and not self._closing:
@@ -132,11 +132,12 @@ class Syncer:
             waiting = [*waiting, *self._waiting]
             self._waiting = []
         try:
-            self._failed(error)  # first: callers that get their result must find a read-only log
+            # Before the requests fail: their callers must find a read-only log.
+            self._on_failure(error)
         finally:
-            self._give_up(waiting)
+            self._fail_requests(waiting)
 
-    def _give_up(self, requests: list[AppendRequest]) -> None:
+    def _fail_requests(self, requests: list[AppendRequest]) -> None:
         for request in requests:
             request.error = LogPoisoned(self._poisoned or "sync")
         if requests:

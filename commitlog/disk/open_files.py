@@ -29,10 +29,10 @@ class PooledFile:
         self._lock = threading.Lock()
         self._writes = 0
         self._is_dirty = False
-        self._is_held = False
+        self._must_stay_open = False
         self._is_closed = False
         self.was_used = True
-        """Whether the file was used since the pool's last call of `rest`."""
+        """Whether the file was used since the pool's last call of `try_close`."""
 
     def write(self, buffers: Sequence[Bytes], position: int) -> None:
         """Write all of `buffers`, one after another, at `position`."""
@@ -82,28 +82,28 @@ class PooledFile:
         """Close the file for good; may be called twice. Later use raises OSError(EBADF)."""
         with self._lock:
             file, self._file, self._is_closed = self._file, None, True
-        self._pool.left(self)
+        self._pool.unregister(self)
         if file is not None:
             file.close()
 
     # -- for the pool ----------------------------------------------------------------------
 
-    def hold(self) -> None:
+    def keep_open(self) -> None:
         """Open the file and keep it open, so that reads still work after its name is deleted or
         changed."""
-        self._is_held = True
+        self._must_stay_open = True
         self._opened()
 
-    def renamed(self, path: Path) -> None:
+    def set_path(self, path: Path) -> None:
         """Set the new path after a rename, and allow the pool to close the file again."""
         self._path = path
-        self._is_held = False
+        self._must_stay_open = False
 
-    def rest(self) -> bool:
+    def try_close(self) -> bool:
         """Close the file until its next use, and return True. Return False if the file must stay
         open, or was used since the last call. Reads in progress can finish."""
         with self._lock:
-            if self.was_used or self._is_dirty or self._is_held:
+            if self.was_used or self._is_dirty or self._must_stay_open:
                 self.was_used = False
                 return False
             self._file = None  # the descriptor closes when its last user is done
@@ -122,7 +122,7 @@ class PooledFile:
             if file is None:
                 file = self._file = self._pool.inner.open(self._path)
         if is_new:
-            self._pool.entered(self)
+            self._pool.register_open(self)
         return file
 
 
@@ -131,7 +131,7 @@ class PooledDisk:
 
     def __init__(self, inner: Disk, most: int) -> None:
         """At most `most` files stay open, plus files that must stay open: files with unsynced
-        writes, and files for which `hold` was called."""
+        writes, and files for which `keep_open` was called."""
         self.inner = inner
         self._most = most
         self._lock = threading.Lock()
@@ -148,11 +148,11 @@ class PooledDisk:
     def create(self, path: Path, size: int) -> File:
         """Create a file of `size` bytes and allocate its room. If OSError(ENOSPC) is raised, no
         file remains."""
-        return self._added(path, self.inner.create(path, size))
+        return self._pooled(path, self.inner.create(path, size))
 
     def open(self, path: Path) -> File:
         """Open an existing file for reading and writing."""
-        return self._added(path, self.inner.open(path))
+        return self._pooled(path, self.inner.open(path))
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename a file within its directory and sync the directory."""
@@ -162,24 +162,24 @@ class PooledDisk:
                 self._by_path[target] = file
                 file.registered_path = target
         if replaced is not None:
-            replaced.hold()
+            replaced.keep_open()
         if file is not None:
-            file.hold()  # if the sync of the directory fails, it is unknown which name is valid
+            file.keep_open()  # if the directory cannot be synced, it is unknown which name is valid
         self.inner.rename(source, target)
         if file is not None:
-            file.renamed(target)
+            file.set_path(target)
 
     def remove(self, path: Path) -> None:
         """Remove a file and sync its directory; a missing file is no error."""
         with self._lock:
             file = self._by_path.get(path)
         if file is not None:
-            file.hold()
+            file.keep_open()
         self.inner.remove(path)
         if file is not None:
-            self.left(file)
+            self.unregister(file)
 
-    def entered(self, file: PooledFile) -> None:
+    def register_open(self, file: PooledFile) -> None:
         """Register a file that was opened, and close other files if too many are open."""
         with self._lock:
             self._open.append(file)
@@ -187,10 +187,10 @@ class PooledDisk:
                 if len(self._open) <= self._most:
                     return
                 oldest = self._open.popleft()
-                if oldest is file or not oldest.rest():
+                if oldest is file or not oldest.try_close():
                     self._open.append(oldest)
 
-    def left(self, file: PooledFile) -> None:
+    def unregister(self, file: PooledFile) -> None:
         """Unregister a file that was closed for good or removed. Reads of a removed file can
         finish; its descriptor closes after the last read."""
         with self._lock:
@@ -199,11 +199,11 @@ class PooledDisk:
             if self._by_path.get(file.registered_path) is file:
                 del self._by_path[file.registered_path]
 
-    def _added(self, path: Path, file: File) -> File:
+    def _pooled(self, path: Path, file: File) -> File:
         pooled = PooledFile(self, path, file)
         with self._lock:
             self._by_path[path] = pooled
-        self.entered(pooled)
+        self.register_open(pooled)
         return pooled
 
 

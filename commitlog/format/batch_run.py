@@ -25,7 +25,7 @@ from holdfast.commitlog.format.header_table import (
     has_flag,
     header_crcs,
 )
-from holdfast.commitlog.format.split_bodies import BodiesApart
+from holdfast.commitlog.format.split_bodies import SplitBodies
 
 _TOTAL_SIZE = struct.Struct("<8xI")
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
@@ -41,14 +41,14 @@ class BatchRun:
     Every array has one row per block, in order. Positions count from the start of the buffer.
     """
 
-    def __init__(self, blocks: Buffer | BodiesApart) -> None:
+    def __init__(self, blocks: Buffer | SplitBodies) -> None:
         """`blocks` is one buffer, or blocks with their bodies in a separate buffer. Raise what
         `Batch.decode` raises for the first block that is not intact."""
         self.buffer: Buffer
         self.bodies: Buffer
         """The buffer to which the starts of section "bodies" refer."""
-        self._apart: BodiesApart | None = None
-        if isinstance(blocks, BodiesApart):
+        self._apart: SplitBodies | None = None
+        if isinstance(blocks, SplitBodies):
             self._apart = blocks
             self.buffer, self.bodies = blocks.buffer.toreadonly(), blocks.bodies.toreadonly()
             self.positions = blocks.positions

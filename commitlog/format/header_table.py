@@ -114,7 +114,7 @@ def intact_headers(data: bytes, position: int, physical_offset: int) -> Headers:
     return _intact(gathered(data, starts), places)
 
 
-def intact_headers_apart(
+def intact_split_headers(
     read: Callable[[int, int], bytes], start: int, end: int, most: int
 ) -> Headers:
     """Return the headers of adjacent blocks that start at physical offsets from `start` to before

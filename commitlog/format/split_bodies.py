@@ -17,7 +17,7 @@ from holdfast.commitlog.format.header_table import Int64s, UInt32s
 
 
 @dataclass(frozen=True, slots=True)
-class BodiesApart:
+class SplitBodies:
     """The positions of blocks whose bodies are in `bodies`. The other parts of the blocks are in
     `buffer`: for each block its head (header and body offsets), then its rest (all bytes after the
     bodies). A rest begins with the padding after the bodies; it is placed so that the sections
@@ -39,7 +39,7 @@ class BodiesApart:
         message_counts: Int64s,
         body_bytes: Int64s,
         bodies: memoryview | None = None,
-    ) -> "BodiesApart":
+    ) -> "SplitBodies":
         """Return uninitialized room for blocks of these sizes. `bodies` may be a buffer that
         contains the bodies already. Raise CorruptBatch if a block's bodies are larger than the
         block."""

@@ -32,7 +32,7 @@ _ZEROS = bytes(1024 * 1024)
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveryResult:
     """The result of a recovery."""
 
     written_offset: int
@@ -58,7 +58,7 @@ def recover(
     from_counts: tuple[int, int, int],
     on_blocks: Callable[[Run], None],
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Recovered:
+) -> RecoveryResult:
     """Scan the opened log from `from_offset`, and make it ready for appends.
 
     `from_counts` has three numbers: the start offset of the segment that contains `from_offset`,
@@ -67,7 +67,7 @@ def recover(
     certain that recovery does not cut them. `progress` gets (bytes done, bytes in total), once for
     each run. OSError propagates.
     """
-    result = Recovered(written_offset=from_offset)
+    result = RecoveryResult(written_offset=from_offset)
     # The writes of a killed process may be only in the page cache. Sync them first: data that
     # is derived from a block must not survive a power failure that loses the block.
     for segment in log.segments:
@@ -94,7 +94,7 @@ def recover(
     # bytes were durable.
     unproven: deque[tuple[Segment, Damage | Run]] = deque()
 
-    def settle() -> None:
+    def resolve() -> None:
         while unproven:
             segment, found = unproven[0]
             if not isinstance(found, Damage):
@@ -118,7 +118,7 @@ def recover(
             durable = max(durable, found.header.durable_offset)
             progress(found.header.physical_offset - from_offset, total)
         unproven.append((segment, found))
-        settle()
+        resolve()
     for index, (behind, unsure) in enumerate(unproven):
         if isinstance(unsure, Damage) and unsure.reason == MISSING_SEGMENT:
             # No crash loses this file: its name was durable before the next segment was created.
@@ -138,7 +138,7 @@ def recover(
                 torn.reason,
             )
     walked = [segment for segment in log.segments if segment.end_offset > from_offset]
-    _settle_segments(log, active)
+    _mark_ended_segments(log, active)
     _write_again(log, durable)
     # `walked` includes the prepared segment: bytes that were cut in it must not come back.
     for segment in walked:
@@ -162,7 +162,7 @@ def pieces(log: CommitLog, segment: Segment, damage: Damage) -> list[Damage]:
     ] or [damage]
 
 
-def _settle_segments(log: CommitLog, active: Segment | None) -> None:
+def _mark_ended_segments(log: CommitLog, active: Segment | None) -> None:
     """Mark the segments that take no more blocks: all except `active`. The segments after `active`
     are empty. `active` is None if the last segment has an end mark or ends in corruption."""
     if active is not None:

@@ -44,7 +44,7 @@ class SegmentKeeper:
         """Run `task` in the thread. An exception from it is logged; the thread goes on."""
         self._tasks.put(task)
 
-    def rolled(self, ended: Segment) -> None:
+    def seal_ended(self, ended: Segment) -> None:
         """Prepare the next segment and seal `ended`. The appender thread calls this after a
         roll."""
         self.submit(self._log.prepare_next)

@@ -25,8 +25,8 @@ class DamageKeeper:
         self._commit_state = commit_state
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        book.changed = self._changed
-        self._changed()
+        book.changed = self._start_saving
+        self._start_saving()
 
     async def stop(self) -> None:
         """Store the remaining changes, then stop. May be called twice."""
@@ -34,11 +34,11 @@ class DamageKeeper:
         if self._task is not None:
             await self._task
 
-    def _changed(self) -> None:
+    def _start_saving(self) -> None:
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._keep(), name="damage")
+            self._task = asyncio.get_running_loop().create_task(self._save(), name="damage")
 
-    async def _keep(self) -> None:
+    async def _save(self) -> None:
         while changes := self._book.take_changes():
             try:
                 await self._commit_state(changes)

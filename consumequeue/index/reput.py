@@ -72,8 +72,8 @@ class ReputService:
     each queue that got visible entries, and with the finished requests. `needs_durable` returns
     whether the entries of a topic id wait for the sync; it returns None if there is no such topic.
     `segment_start` returns the start of the segment that holds a physical offset. `sequences` must
-    be as the index has stored them. `failed` is called when a pass or a commit fails for another
-    reason than LMDB.
+    be as the index has stored them. `on_failure` is called when a pass or a commit fails for
+    another reason than LMDB.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ReputService:
         needs_durable: Callable[[int], bool | None],
         segment_start: Callable[[int], int],
         on_pass: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
-        failed: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
         commit_interval_s: float,
         tail_entries: int,
         eager_tail: bool,
@@ -97,7 +97,7 @@ class ReputService:
         self._needs_durable = needs_durable
         self._segment_start = segment_start
         self._on_pass = on_pass
-        self._failed = failed
+        self._on_failure = on_failure
         self._commit_interval_s = commit_interval_s
         self._tail_entries = tail_entries
         self._eager_tail = eager_tail
@@ -259,7 +259,7 @@ class ReputService:
         """Report an error. From now on passes only complete requests, and nothing is committed."""
         _logger.exception("reput failed")
         self._has_failed = True
-        self._failed(error)
+        self._on_failure(error)
 
     # -- passes ----------------------------------------------------------------------------
 

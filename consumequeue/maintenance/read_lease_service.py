@@ -23,7 +23,7 @@ class ReadLease:
     until_ms: int
 
 
-class ReadLeasing:
+class ReadLeaseService:
     """Grants read leases. `readable(topic, queue, offset)` raises if a queue cannot be read from
     an offset."""
 

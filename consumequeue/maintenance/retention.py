@@ -38,7 +38,9 @@ Begins = dict[QueueKey, int]
 _KEPT_FOR_NOBODY = (STATE_TOPIC_ID, GAP_TOPIC_ID)
 
 
-def expired(index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_us: int) -> Begins:
+def find_expired(
+    index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_us: int
+) -> Begins:
     """Return the new min offsets that a topic's own limits require. Queues whose min offset does
     not change are not included."""
     config = topic.config
@@ -63,7 +65,7 @@ def expired(index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], now_
     return begins
 
 
-def held_back(
+def limit_to_leases(
     index: Index, queues: Mapping[int, ConsumeQueue], begins: Begins, pins: Mapping[int, int]
 ) -> Begins:
     """Return the new min offsets of one topic's queues, as far as read leases allow. `pins` has the

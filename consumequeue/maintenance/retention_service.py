@@ -14,13 +14,13 @@ from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index.index import Index
-from holdfast.consumequeue.maintenance.read_lease_service import ReadLeasing
+from holdfast.consumequeue.maintenance.read_lease_service import ReadLeaseService
 from holdfast.consumequeue.maintenance.retention import (
     Begins,
     SegmentQueues,
     apply_begins,
-    expired,
-    held_back,
+    find_expired,
+    limit_to_leases,
     queues_by_index,
     queues_in,
     unneeded,
@@ -45,7 +45,7 @@ class RetentionService:
     """Decides what is deleted. `run_once` may be called at any time; passes run one by one.
 
     `commit_state` makes a change of the state durable. With `keep_unknown_topics`, a topic that
-    is not in the table may have been lost instead of deleted, so its messages are kept. `trimmed`
+    is not in the table may have been lost instead of deleted, so its messages are kept. `on_trim`
     is called on the loop with the new min offsets of queues.
 
     A topic's own limits respect `read_leases` unless `is_disk_low` returns True. The limit on the
@@ -61,13 +61,13 @@ class RetentionService:
         table: TopicTable,
         keep_unknown_topics: bool,
         commit_state: Callable[[Changes], Awaitable[None]],
-        read_leases: ReadLeasing,
+        read_leases: ReadLeaseService,
         is_disk_low: Callable[[], bool],
         in_thread: InThread,
         max_total_bytes: int,
         interval_s: float,
         now_us: Callable[[], int],
-        trimmed: Callable[[Begins], None] = lambda begins: None,
+        on_trim: Callable[[Begins], None] = lambda begins: None,
     ) -> None:
         self._log = log
         self._index = index
@@ -81,7 +81,7 @@ class RetentionService:
         self._max_total_bytes = max_total_bytes
         self._interval_s = interval_s
         self._now_us = now_us
-        self._trimmed = trimmed
+        self._on_trim = on_trim
         self._contents: dict[int, SegmentQueues] = {}
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -117,7 +117,9 @@ class RetentionService:
                 await self._expire(
                     topic.topic_id,
                     queues,
-                    await self._in_thread(partial(expired, self._index, topic, queues, now_us)),
+                    await self._in_thread(
+                        partial(find_expired, self._index, topic, queues, now_us)
+                    ),
                 )
             await self._drop_deleted_topics(by_topic)
             indexed = await self._indexed_segments()
@@ -140,7 +142,7 @@ class RetentionService:
             pinned = self._read_leases.pinned(topic_id)
             if pinned is not None and not self._is_disk_low():
                 begins = await self._in_thread(
-                    partial(held_back, self._index, queues, begins, pinned.starts)
+                    partial(limit_to_leases, self._index, queues, begins, pinned.starts)
                 )
             await self._move(begins)
 
@@ -166,7 +168,7 @@ class RetentionService:
             await self._forget_deleted(stored)
         if begins:
             await self._in_thread(partial(self._apply, begins))
-            self._trimmed(begins)
+            self._on_trim(begins)
 
     async def _forget_deleted(self, topic_ids: list[int]) -> None:
         """Delete the records that were just stored, if their topic was deleted meanwhile."""

@@ -1,7 +1,7 @@
 """Changes of the durable state. Each change is on disk before its result is reported.
 
 Belongs to the event loop. A change that was started runs to its end even if its caller is
-cancelled, so that memory and disk always agree. `done` waits for such changes.
+cancelled, so that memory and disk always agree. `wait` waits for such changes.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ class StateChanges:
 
     async def commit(self, changes: Changes) -> None:
         """Make a change of the state durable, then record it in the log's state topic. Do not
-        cancel this call; `to_its_end` prevents that. Raises StateUnavailable."""
+        cancel this call; `run_shielded` prevents that. Raises StateUnavailable."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def written(error: Exception | None) -> None:
-            self._loop.call_soon_threadsafe(settle, future, error)
+            self._loop.call_soon_threadsafe(complete_future, future, error)
 
         self._state.commit(changes, written)
         await future
         self._journal(changes)
 
-    async def to_its_end(self, change: Coroutine[Any, Any, _T]) -> _T:
+    async def run_shielded(self, change: Coroutine[Any, Any, _T]) -> _T:
         """Await a change and let it run to its end even if this call is cancelled."""
         task = self._loop.create_task(change)
         self._under_way.add(task)
@@ -49,10 +49,10 @@ class StateChanges:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_pass_over)
+            task.add_done_callback(_log_abandoned_failure)
             raise
 
-    async def done(self) -> None:
+    async def wait(self) -> None:
         """Wait until every change of topics and stored offsets that was started has ended."""
         while self._under_way:
             await asyncio.wait(self._under_way)
@@ -67,7 +67,7 @@ class StateChanges:
             _logger.warning("a change of the state was not recorded in the log: %s", error)
 
 
-def settle(future: "asyncio.Future[None]", error: Exception | None) -> None:
+def complete_future(future: "asyncio.Future[None]", error: Exception | None) -> None:
     """Complete a future with a result or an error, unless it is already done."""
     if future.done():
         return
@@ -77,7 +77,7 @@ def settle(future: "asyncio.Future[None]", error: Exception | None) -> None:
         future.set_exception(error)
 
 
-def _pass_over(task: "asyncio.Task[Any]") -> None:
+def _log_abandoned_failure(task: "asyncio.Task[Any]") -> None:
     """Log the error of a change whose caller was cancelled, so that asyncio does not warn of it."""
     if not task.cancelled() and task.exception() is not None:
         _logger.warning("a change that nobody waits for failed: %s", task.exception())

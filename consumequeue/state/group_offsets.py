@@ -66,7 +66,9 @@ class GroupOffsets:
         check_name("group", group)
         for queue in offsets:
             check_queue(topic, queue)
-        return await self._state.to_its_end(self._store_offsets(group, topic, offsets, if_version))
+        return await self._state.run_shielded(
+            self._store_offsets(group, topic, offsets, if_version)
+        )
 
     def check_offsets(self, topic: Topic, offsets: Mapping[int, int]) -> None:
         """Raise UnknownQueue, or OffsetBeyondEnd for an offset beyond the end of its queue."""
@@ -106,7 +108,7 @@ class GroupOffsets:
     async def forget_offsets(self, group: str, topics: Collection[str] | None = None) -> None:
         """Durably delete the offsets that a group has stored on these topics, or on all topics if
         `topics` is None. A group without offsets no longer exists. Raises StateUnavailable."""
-        await self._state.to_its_end(self._forget_offsets(group, topics))
+        await self._state.run_shielded(self._forget_offsets(group, topics))
 
     async def _forget_offsets(self, group: str, topics: Collection[str] | None) -> None:
         if not self._table.has_group(group):

@@ -74,7 +74,7 @@ class TopicChanges:
         TopicConflict, StateUnavailable.
         """
         check_name("topic", name)
-        return await self._state.to_its_end(
+        return await self._state.run_shielded(
             self._create(name, queues, priority_levels, fields or {})
         )
 
@@ -131,7 +131,7 @@ class TopicChanges:
 
         Raises UnknownTopic, InvalidTopicChange, KeyedBacklog, LimitReached, StateUnavailable.
         """
-        return await self._state.to_its_end(self._change(name, queues, priority_levels, fields))
+        return await self._state.run_shielded(self._change(name, queues, priority_levels, fields))
 
     async def _change(
         self,
@@ -177,7 +177,7 @@ class TopicChanges:
     async def delete(self, name: str) -> None:
         """Delete a topic, its messages and the offsets that groups stored for it. Raises
         UnknownTopic, StateUnavailable."""
-        await self._state.to_its_end(self._delete(name))
+        await self._state.run_shielded(self._delete(name))
 
     async def _delete(self, name: str) -> None:
         async with self._lock:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from holdfast.consumequeue.state.changes import settle
+from holdfast.consumequeue.state.changes import complete_future
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_parts import WriteBatch
 from holdfast.groups.cursor.rows import DeleteRange, Write
@@ -150,7 +150,7 @@ async def commit_rows(writer: CursorWriter, writes: Writes, *, now_ms: int) -> N
     stored: asyncio.Future[None] = loop.create_future()
 
     def done(error: Exception | None) -> None:
-        loop.call_soon_threadsafe(settle, stored, error)
+        loop.call_soon_threadsafe(complete_future, stored, error)
 
     writer.commit(writes, done, now_ms=now_ms)
     await stored

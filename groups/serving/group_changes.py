@@ -84,7 +84,7 @@ class GroupChanges:
         filters = None
         if spec.topics is not None:
             filters = await self._registry.filters.parse(filter_texts(spec.topics))
-        return await self._store.to_its_end(
+        return await self._store.run_shielded(
             self._put(name, spec, owner, filters, check_topic, check_dead_letters, check_loser)
         )
 
@@ -218,7 +218,7 @@ class GroupChanges:
     async def topic_created(self, topic: Topic) -> None:
         """Add a new topic to every group that subscribes to it. The groups begin at its first
         message."""
-        await self._store.to_its_end(self._topic_created(topic))
+        await self._store.run_shielded(self._topic_created(topic))
 
     async def _topic_created(self, topic: Topic) -> None:
         async with self._lock:
@@ -426,7 +426,7 @@ class GroupChanges:
     async def delete(self, name: str, check_topic: CheckTopic | None = None) -> None:
         """Delete a group and its stored offsets; GroupService.delete_group lists the exceptions."""
         self._registry.get(name)
-        await self._store.to_its_end(self._delete(name, check_topic))
+        await self._store.run_shielded(self._delete(name, check_topic))
 
     async def _delete(self, name: str, check_topic: CheckTopic | None) -> None:
         group = self._registry.get(name)
@@ -462,7 +462,7 @@ class GroupChanges:
         old leases have expired."""
         asked = min(max(lease_ms, SHORTEST_LEASE_MS), self._config.max_lease_ms)
         if asked > group.record.config.longest_lease_ms:
-            await self._store.to_its_end(self._raise_longest_lease(group, asked))
+            await self._store.run_shielded(self._raise_longest_lease(group, asked))
 
     async def _raise_longest_lease(self, group: GroupServer, lease_ms: int) -> None:
         async with self._lock:

@@ -364,7 +364,7 @@ class GroupServer:
         settling = self._settle(verb, receipts, check_topic, allow, terms, cumulative=is_cumulative)
         if len(receipts) <= SETTLED_A_TURN and not is_cumulative:
             return await settling
-        return await self._store.to_its_end(settling)
+        return await self._store.run_shielded(settling)
 
     async def _settle(
         self,

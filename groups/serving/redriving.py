@@ -24,7 +24,7 @@ from holdfast.commitlog.format.message_rows import Rows, as_batch
 from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.consumequeue.errors import LimitReached, StoreError, TopicFull, UnknownTopic
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.consumequeue.publishing import Published
+from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.groups.core.requests import ReceiveRequest
 from holdfast.groups.cursor.cursor import State
@@ -193,7 +193,7 @@ class Redriver:
         for topic, letters, of_topic in by_topic.values():
             counted, full = self._enter(topic, of_topic)
             fitting = of_topic[: len(counted)]
-            published: Sequence[Published] = ()
+            published: Sequence[StoredBatch] = ()
             try:
                 if fitting:
                     published = await self._store.publish(topic, fitting, durability="fsync")

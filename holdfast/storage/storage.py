@@ -36,7 +36,7 @@ from holdfast.groups.storage.open import OpenedGroups
 from holdfast.groups.storage.progress_page import kernel_boot_id
 from holdfast.storage.alarms import DISK, Alarms, index_backlog
 from holdfast.storage.storage_opening import (
-    Opened,
+    OpenDataDir,
     RecoveryProgress,
     StorageEvents,
     StorageOpening,
@@ -76,7 +76,7 @@ class Storage:
         self.progress = RecoveryProgress()
         self.read_only: str | None = None
         """The reason why publishing is impossible, None if it is possible."""
-        self._opened: Opened | None = None
+        self._opened: OpenDataDir | None = None
         self.damage_keeper: DamageKeeper | None = None
         self._data_dir: DataDir | None = None
 
@@ -103,7 +103,7 @@ class Storage:
         )
         self._loop = asyncio.get_running_loop()
         # If this task is cancelled, it must not wait for recovery. The caller then calls `close`,
-        # which sets `is_unwanted`; this ends the recovery.
+        # which sets `is_cancelled`; this ends the recovery.
         opening_it = self._loop.run_in_executor(self._executor, opening.open)
         opened = self._opened = await opening_it
         config = self._config
@@ -112,8 +112,8 @@ class Storage:
             durable_offset=opened.recovered.written_offset,
             flush_interval_s=config.commitlog.flush_interval_ms / 1000,
             inbox=opened.reput,
-            failed=self._sync_failed,
-            observe=self._events.synced,
+            on_failure=self._on_sync_failure,
+            observe=self._events.on_sync,
             monotonic=time.monotonic,
         )
         self.keeper = SegmentKeeper(opened.log)
@@ -136,8 +136,8 @@ class Storage:
             max_waiting_bytes=config.commitlog.max_waiting_bytes,
             now_us=self._now_us,
             inbox=opened.reput,
-            rolled=self._rolled,
-            failed=self._append_failed,
+            on_roll=self._on_roll,
+            on_failure=self._on_append_failure,
         )
         self.store = MessageStore(
             log=opened.log,
@@ -167,7 +167,7 @@ class Storage:
             max_total_bytes=config.commitlog.max_total_bytes,
             interval_s=config.commitlog.retention_interval_ms / 1000,
             now_us=self._ageing.now_us,
-            trimmed=self._events.trimmed,
+            on_trim=self._events.on_trim,
         )
         self._ageing.start(opened.last_timestamp_us)
         self.scrub = Scrub(
@@ -200,7 +200,7 @@ class Storage:
         self.readers.start()
         self.damage_keeper = DamageKeeper(opened.damage, self.store.commit_state)
         # After a crash, the log may lack the last changes of the state.
-        self._note_state()
+        self._append_snapshot()
         return self.store
 
     async def close(self) -> None:
@@ -212,16 +212,16 @@ class Storage:
             await self.retention.stop()
             if self.damage_keeper is not None:  # None if the start was cancelled
                 await self.damage_keeper.stop()
-            await self.store.changes_done()
+            await self.store.wait_for_changes()
             await asyncio.get_running_loop().run_in_executor(None, self._stop_threads, opened)
             self._opened = None
-        self.progress.is_unwanted = True
+        self.progress.is_cancelled = True
         await asyncio.to_thread(self._executor.shutdown)
         if self._data_dir is not None:
             self._data_dir.close()
             self._data_dir = None
 
-    def _stop_threads(self, opened: Opened) -> None:
+    def _stop_threads(self, opened: OpenDataDir) -> None:
         self.scrub.stop()
         self.appender.stop()
         self.syncer.stop()
@@ -317,29 +317,29 @@ class Storage:
     def _deliver_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
         try:
             if advanced:
-                self._events.arrived(advanced)
+                self._events.on_arrival(advanced)
         finally:
             self.store.finish(finished)
 
-    def _sync_failed(self, error: Exception) -> None:
+    def _on_sync_failure(self, error: Exception) -> None:
         self.read_only = f"a sync of the log failed: {error}"
         self.appender.poison(self.read_only)
 
-    def _append_failed(self, error: Exception) -> None:
+    def _on_append_failure(self, error: Exception) -> None:
         """Handle a failed append. After a disk error the broker is read-only; any other error is
         a defect of the code and fails the broker."""
         if isinstance(error, OSError):
             self.read_only = f"a write to the log failed: {error}"
         else:
-            self._events.failed(error)
+            self._events.on_failure(error)
 
-    def _rolled(self, ended: Segment) -> None:
+    def _on_roll(self, ended: Segment) -> None:
         """Let the keeper seal the ended segment, and append a snapshot of the state to the new
         segment. Called in the appender thread."""
-        self.keeper.rolled(ended)
-        self._note_state()
+        self.keeper.seal_ended(ended)
+        self._append_snapshot()
 
-    def _note_state(self) -> None:
+    def _append_snapshot(self) -> None:
         """Append a snapshot of the whole state to the log, before the waiting publishes."""
         assert self._opened is not None
         records = dict(self._opened.state.records)

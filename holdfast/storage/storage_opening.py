@@ -24,7 +24,7 @@ from holdfast.commitlog.disk.data_dir import DataDir
 from holdfast.commitlog.disk.disk import Disk, free_bytes, sync_directory
 from holdfast.commitlog.errors import MISSING_SEGMENT
 from holdfast.commitlog.segments.commit_log import CommitLog
-from holdfast.commitlog.segments.recovery import Recovered, recover
+from holdfast.commitlog.segments.recovery import RecoveryResult, recover
 from holdfast.config import Config
 from holdfast.consumequeue.damage.damage_book import DamageBook, Fault
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
@@ -56,7 +56,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-class OpeningUnwanted(Exception):
+class OpeningCancelled(Exception):
     """The broker must stop before recovery has ended. The next start recovers again."""
 
 
@@ -67,27 +67,27 @@ class RecoveryProgress:
     step: str = "opening"
     done_bytes: int = 0
     total_bytes: int = 0
-    is_unwanted: bool = False
-    """Set to True when the result is no longer needed. Opening then raises OpeningUnwanted."""
+    is_cancelled: bool = False
+    """Set to True when the result is no longer needed. Opening then raises OpeningCancelled."""
 
 
 @dataclass(slots=True)
 class StorageEvents:
-    """Callbacks of the storage. `arrived` and `trimmed` are called on the event loop, `failed` and
-    `synced` in the storage's threads."""
+    """Callbacks of the storage. `on_arrival` and `on_trim` are called on the event loop,
+    `on_failure` and `on_sync` in the storage's threads."""
 
-    arrived: Callable[[dict[QueueKey, int]], None]
+    on_arrival: Callable[[dict[QueueKey, int]], None]
     """Called with the new max offsets of queues."""
-    failed: Callable[[Exception], None]
+    on_failure: Callable[[Exception], None]
     """Called with an error after which only a restart of the broker helps."""
-    synced: Callable[[float], None] = lambda seconds: None
+    on_sync: Callable[[float], None] = lambda seconds: None
     """Called with the duration of each sync of the log, in seconds."""
-    trimmed: Callable[[Mapping[QueueKey, int]], None] = lambda begins: None
+    on_trim: Callable[[Mapping[QueueKey, int]], None] = lambda begins: None
     """Called with the new min offsets of queues."""
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenDataDir:
     """An open data directory whose threads are not started yet."""
 
     log: CommitLog
@@ -97,7 +97,7 @@ class Opened:
     queues: dict[QueueKey, ConsumeQueue]
     sequences: ProducerSequences
     reput: ReputService
-    recovered: Recovered
+    recovered: RecoveryResult
     damage: DamageBook
     """The known damage."""
     groups: OpenedGroups
@@ -156,7 +156,7 @@ class StorageOpening:
         self._on_pass = on_pass
         self._progress = progress
 
-    def open(self) -> Opened:
+    def open(self) -> OpenDataDir:
         """Open and recover. If the disk is full, release the reserve and try again.
         UnknownFormatVersion, lmdb.Error and OSError propagate; then all files are closed."""
         try:
@@ -167,7 +167,7 @@ class StorageOpening:
             self._data_dir.release_reserve()
             return self._open_with_sound_index()
 
-    def _open_with_sound_index(self) -> Opened:
+    def _open_with_sound_index(self) -> OpenDataDir:
         try:
             return self._open()
         except IndexCorrupt as error:
@@ -175,7 +175,7 @@ class StorageOpening:
             _delete_index(self._data_dir.consumequeue)
             return self._open()
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenDataDir:
         """Open everything. Raise IndexCorrupt when damage of the index is found."""
         with ExitStack() as closing:
             self._progress.step = "opening the log"
@@ -242,7 +242,7 @@ class StorageOpening:
         index: Index,
         indexed_ends: dict[QueueKey, int],
         book: DamageBook,
-    ) -> Opened:
+    ) -> OpenDataDir:
         """Scan the log from the position up to which the index is complete, and bring index, state
         and groups up to date. If this returns, the caller must close the files."""
         table = TopicTable(state.records)
@@ -285,7 +285,7 @@ class StorageOpening:
             needs_durable=needs_durable,
             segment_start=segment_start,
             on_pass=self._on_pass,
-            failed=self._events.failed,
+            on_failure=self._events.on_failure,
             commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
             tail_entries=self._config.consumequeue.tail_entries,
             eager_tail=self._config.consumequeue.eager_tail,
@@ -314,7 +314,7 @@ class StorageOpening:
         self._progress.step = "restoring groups"
         groups = self._open_groups(state, table, queues)
         book.files += [Fault("damaged-groups", each) for each in groups.faults]
-        return Opened(
+        return OpenDataDir(
             log,
             state,
             table,
@@ -361,13 +361,13 @@ class StorageOpening:
         return sequences
 
     def _set_progress(self, done: int, total: int) -> None:
-        if self._progress.is_unwanted:
-            raise OpeningUnwanted
+        if self._progress.is_cancelled:
+            raise OpeningCancelled
         self._progress.done_bytes = done
         self._progress.total_bytes = total
 
 
-def _log_recovered(opened: Opened, was_in_order: bool | None, seconds: float) -> None:
+def _log_recovered(opened: OpenDataDir, was_in_order: bool | None, seconds: float) -> None:
     """Log how the previous run ended, if that is known, and what recovery found."""
     how = {
         None: "recovered",

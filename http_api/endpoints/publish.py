@@ -24,7 +24,7 @@ from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.commitlog.format.message_rows import Rows, as_batch
 from holdfast.commitlog.format.priority import HIGHEST_PRIORITY, queue_of
 from holdfast.consumequeue.errors import TopicFull, UnknownTopic
-from holdfast.consumequeue.message_store import Published
+from holdfast.consumequeue.message_store import StoredBatch
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.authorization import missing_grant
@@ -284,7 +284,7 @@ def _check_queue_count(indexes: Mapping[int, list[int]], context: ApiContext) ->
 
 
 def _results(
-    topic: Topic, published: Sequence[Published], indexes: Mapping[int, list[int]]
+    topic: Topic, published: Sequence[StoredBatch], indexes: Mapping[int, list[int]]
 ) -> list[PublishResult]:
     """Return the queue and offset of each message, in the order of the request."""
     results: dict[int, PublishResult] = {}
@@ -295,7 +295,7 @@ def _results(
 
 
 def _encode_results(
-    media: str, topic: Topic, published: Sequence[Published], indexes: Mapping[int, list[int]]
+    media: str, topic: Topic, published: Sequence[StoredBatch], indexes: Mapping[int, list[int]]
 ) -> list[bytes]:
     results = _results(topic, published, indexes)
     # In portions, so that the interpreter can switch to another thread in between.
@@ -495,7 +495,7 @@ def _rows(
 
 async def _publish(
     call: Call[PublishParams], topic: Topic, batches: Sequence[Batch | Rows]
-) -> list[Published]:
+) -> list[StoredBatch]:
     context = call.context
     size = sum([batch.total_size for batch in batches])
     room = context.store.topic_room
@@ -533,7 +533,7 @@ def _result(topic: Topic, queue: int, offset: int) -> PublishResult:
     return PublishResult(queue, offset, format_message_id(topic.topic_id, queue, offset))
 
 
-def _batch_result(topic: Topic, published: Published) -> PublishResult:
+def _batch_result(topic: Topic, published: StoredBatch) -> PublishResult:
     result = _result(topic, published.queue, published.base_offset)
     result.count = published.count
     if published.duplicate:
@@ -544,7 +544,7 @@ def _batch_result(topic: Topic, published: Published) -> PublishResult:
 _IS_DURABLE, _IS_DUPLICATE = attrgetter("durable"), attrgetter("duplicate")
 
 
-def _reply(results: list[PublishResult], published: Sequence[Published]) -> PublishReply:
+def _reply(results: list[PublishResult], published: Sequence[StoredBatch]) -> PublishReply:
     return PublishReply(
         results,
         durable=all(map(_IS_DURABLE, published)),

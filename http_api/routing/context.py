@@ -132,8 +132,8 @@ class ApiContext:
     async def run_shielded(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end even if its client disconnects, and return its result.
 
-        If the caller is cancelled, only the waiting ends. The change continues, and `changes_done`
-        waits for it.
+        If the caller is cancelled, only the waiting ends. The change continues, and
+        `wait_for_changes` waits for it.
         """
         task = asyncio.ensure_future(change)
         self._changes.add(task)
@@ -144,7 +144,7 @@ class ApiContext:
             task.add_done_callback(_retrieve_exception)
             raise
 
-    async def changes_done(self) -> None:
+    async def wait_for_changes(self) -> None:
         """Wait until all changes that `run_shielded` has begun have ended."""
         while self._changes:
             await asyncio.wait(self._changes)

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Buffer
 from holdfast.commitlog.format.batch_layout import layout_of
-from holdfast.commitlog.format.split_bodies import BodiesApart, unwritten
+from holdfast.commitlog.format.split_bodies import SplitBodies, unwritten
 
 #: Fills a buffer with the next bytes of the reply; raises the connection's errors.
 Fill = Callable[[memoryview], None]
@@ -96,14 +96,14 @@ class BlockGatherer:
         self._most_messages = max(self._most_messages, messages)
         return None
 
-    def blocks(self) -> BodiesApart:
+    def blocks(self) -> SplitBodies:
         """Return the blocks of all gathered replies, in the form that BatchRun reads."""
         sizes, counts, of_bodies = (
             np.array([getattr(header, name) for header in self._headers], np.int64)
             for name in ("total_size", "message_count", "body_bytes")
         )
         bodies = self._room[: self._bodies_end]
-        apart = BodiesApart.room_for(sizes, counts, of_bodies, bodies)
+        apart = SplitBodies.room_for(sizes, counts, of_bodies, bodies)
         pieces = self._pieces
         for at, (head, _, rest) in enumerate(apart.places()):
             start, offsets, _, behind = pieces[4 * at : 4 * at + 4]

@@ -11,7 +11,7 @@ from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import Int64s
 from holdfast.commitlog.format.segment_format import Blocks
-from holdfast.commitlog.format.split_bodies import BodiesApart, unwritten
+from holdfast.commitlog.format.split_bodies import SplitBodies, unwritten
 from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES
 from holdfast.spark.files.segment_file import SegmentFile
 
@@ -84,7 +84,7 @@ def _read_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
     they are not copied again."""
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
     bodies = rows["body_bytes"].astype(np.int64)
-    apart = BodiesApart.room_for(sizes, rows["message_count"].astype(np.int64), bodies)
+    apart = SplitBodies.room_for(sizes, rows["message_count"].astype(np.int64), bodies)
     views = list(apart.places())
     for first, end in _extents(places[1:] - (places + sizes)[:-1], near_bytes=0):
         whole = [view for block in views[first:end] for view in block if len(view)]

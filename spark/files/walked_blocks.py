@@ -22,7 +22,7 @@ from holdfast.commitlog.format.header_table import (
     Headers,
     block_ends,
     intact_headers,
-    intact_headers_apart,
+    intact_split_headers,
 )
 from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
@@ -88,7 +88,7 @@ class WalkedBlocks:
         """Return headers of consecutive blocks from the physical offset `at` on. The result is
         empty only if no block begins there."""
         if self._are_large:
-            headers = intact_headers_apart(self._file.read, at, border, _AT_ONCE)
+            headers = intact_split_headers(self._file.read, at, border, _AT_ONCE)
         else:
             window = min(self._window, self._file.end_offset - at)
             headers = intact_headers(self._file.read(at, window), 0, at)

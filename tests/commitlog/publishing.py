@@ -134,8 +134,8 @@ class Publishing:
             max_waiting_bytes=max_waiting_bytes,
             now_us=lambda: self.clock(),
             inbox=self.events,
-            rolled=lambda segment: self.events.note("rolled", segment),
-            failed=lambda error: self.events.note("failed", error),
+            on_roll=lambda segment: self.events.note("rolled", segment),
+            on_failure=lambda error: self.events.note("failed", error),
         )
 
     def with_syncer(self, flush_interval_s: float = 3600.0) -> "Publishing":
@@ -145,7 +145,7 @@ class Publishing:
             durable_offset=0,
             flush_interval_s=flush_interval_s,
             inbox=self.events,
-            failed=lambda error: self.events.note("failed", error),
+            on_failure=lambda error: self.events.note("failed", error),
             monotonic=lambda: 0.0,
         )
         self.appender = self._make_appender(self.syncer)

@@ -840,7 +840,7 @@ async def test_a_change_whose_asker_has_left_still_comes_to_its_end(
         await until(lambda: slow_state.waiting)
         storing.cancel()
         slow_state.release()
-        await store.changes_done()
+        await store.wait_for_changes()
         assert storing.cancelled()
         assert store.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
         topics = store.topics()
@@ -864,7 +864,7 @@ async def test_a_change_that_fails_when_its_asker_has_left_is_logged(
     await until(lambda: slow_state.waiting)
     left.cancel()
     slow_state.release()
-    await store.changes_done()
+    await store.wait_for_changes()
     await until(lambda: "a change that nobody waits for failed" in caplog.text)
 
 

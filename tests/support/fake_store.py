@@ -33,16 +33,16 @@ from holdfast.consumequeue.errors import (
 )
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.lost_ranges import LostRange
-from holdfast.consumequeue.maintenance.read_lease_service import ReadLeasing
+from holdfast.consumequeue.maintenance.read_lease_service import ReadLeaseService
 from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
 from holdfast.consumequeue.message_store import (
     Fetched,
     MessageFilter,
     MessageStore,
-    Published,
     QueueKey,
     QueueState,
     Split,
+    StoredBatch,
     StoredOffsets,
 )
 from holdfast.consumequeue.reading.poll_shares import Shares, reading_order
@@ -85,7 +85,7 @@ class FakeStore:
         self._blocks: dict[int, Batch] = {}
         self._offsets: dict[str, dict[int, StoredOffsets]] = {}
         self._next_topic_id = 1
-        self.read_leases = ReadLeasing(
+        self.read_leases = ReadLeaseService(
             readable=self._readable,
             limits=LeaseLimits(3, 100, 1000, 1000),
             now_ms=lambda: time.time_ns() // 1_000_000,
@@ -214,7 +214,7 @@ class FakeStore:
         durability: str | None = None,
         client: str = "",
         refusal: Exception | None = None,
-    ) -> list[Published]:
+    ) -> list[StoredBatch]:
         if refusal is not None:
             raise refusal
         if self.publish_error is not None:
@@ -230,7 +230,7 @@ class FakeStore:
             await self.publish_gate.wait()
         return published
 
-    def _append(self, topic: Topic, batch: Batch, durable: bool) -> Published:
+    def _append(self, topic: Topic, batch: Batch, durable: bool) -> StoredBatch:
         header = batch.header
         self._check_queue(topic, header.queue_id)
         queue = self._queues.setdefault((topic.topic_id, header.queue_id), FakeQueue())
@@ -258,7 +258,7 @@ class FakeStore:
                 queue.units[-1].end_queue_bytes if queue.units else 0,
             )
         )
-        return Published(header.queue_id, stamped.base_offset, len(batch), durable, False, now_us)
+        return StoredBatch(header.queue_id, stamped.base_offset, len(batch), durable, False, now_us)
 
     # -- reading ---------------------------------------------------------------------------
 

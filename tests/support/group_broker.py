@@ -45,7 +45,7 @@ class GroupBroker:
         self.storage = Storage(
             config,
             StorageEvents(
-                arrived=self._arrived, failed=self.failures.append, trimmed=self._trimmed
+                on_arrival=self._arrived, on_failure=self.failures.append, on_trim=self._trimmed
             ),
             now_us=self._now_us,
             boot_id=boot_id,

@@ -217,7 +217,7 @@ class SimulatedGroups(SimulatedReading):
 
     def _events(self) -> StorageEvents:
         return StorageEvents(
-            arrived=self._arrived, failed=lambda error: None, trimmed=self._trimmed
+            on_arrival=self._arrived, on_failure=lambda error: None, on_trim=self._trimmed
         )
 
     def _arrived(self, advanced: dict[QueueKey, int]) -> None:

@@ -241,7 +241,7 @@ class SimulatedProcess:
         )
 
     def _events(self) -> StorageEvents:
-        return StorageEvents(arrived=lambda advanced: None, failed=lambda error: None)
+        return StorageEvents(on_arrival=lambda advanced: None, on_failure=lambda error: None)
 
     def fork(self) -> random.Random:
         """Return a new random source, for one draw of `rng`.

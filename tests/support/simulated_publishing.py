@@ -19,7 +19,7 @@ from holdfast.commitlog.errors import (
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import UnknownTopic
-from holdfast.consumequeue.message_store import Published
+from holdfast.consumequeue.message_store import StoredBatch
 from holdfast.consumequeue.topics import Topic
 from tests.support.history import History
 from tests.support.simulated_clients import MOST_TRIES, Attempt, Plan, Producer
@@ -172,7 +172,7 @@ class SimulatedPublishing(SimulatedProcess):
         if is_over:
             producer.unanswered.remove(attempt)
 
-    def _note(self, plan: Plan, attempt: Attempt, results: list[Published]) -> None:
+    def _note(self, plan: Plan, attempt: Attempt, results: list[StoredBatch]) -> None:
         for result, sends in zip(results, attempt.sends, strict=True):
             if result.count != len(sends):
                 raise BrokerViolation(f"{result} answers {len(sends)} messages")
@@ -181,7 +181,7 @@ class SimulatedPublishing(SimulatedProcess):
                 place = plan.queues[result.queue], result.base_offset + row
                 self.history.acknowledged(send, *place, durable=result.durable)
 
-    def _must_be_readable(self, plan: Plan, result: Published) -> None:
+    def _must_be_readable(self, plan: Plan, result: StoredBatch) -> None:
         """Check that an acknowledged offset can be read.
 
         A publish in written mode to a durable topic is exempt: it becomes visible after the sync.

@@ -12,7 +12,7 @@ from holdfast.commitlog.format.header_table import Run, headers_in
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.log_scan import Damage, scan_log
-from holdfast.commitlog.segments.recovery import Recovered, recover
+from holdfast.commitlog.segments.recovery import RecoveryResult, recover
 from holdfast.commitlog.segments.segment import keyed_messages
 from tests.support.batches import stamped
 
@@ -50,7 +50,7 @@ class SmallLog:
 
     def open(
         self, from_offset: int | None = None, from_counts: tuple[int, int, int] = (0, 0, 0)
-    ) -> Recovered:
+    ) -> RecoveryResult:
         """Open and recover, by default from the start of the log."""
         self.log.open()
         recovered = recover(

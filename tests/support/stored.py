@@ -54,7 +54,7 @@ async def open_storage(
 ) -> AsyncIterator[Storage]:
     """Open the storage; close it at the end. The test fails if a part of the storage fails."""
     failures: list[Exception] = []
-    storage = Storage(config, StorageEvents(arrived=arrived, failed=failures.append))
+    storage = Storage(config, StorageEvents(on_arrival=arrived, on_failure=failures.append))
     storage.lock()
     try:
         await storage.open()

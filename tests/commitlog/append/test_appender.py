@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.commitlog.append import appender as appender_module
 from holdfast.commitlog.append import staging
-from holdfast.commitlog.append.appender import Appended, AppendRequest
+from holdfast.commitlog.append.appender import AppendRequest, AppendResult
 from holdfast.commitlog.append.producer_sequences import ProducerLimits
 from holdfast.commitlog.errors import (
     BatchTooLarge,
@@ -54,7 +54,7 @@ def test_a_written_publish_is_dispatched_then_answered(publishing: Publishing) -
     [header] = publishing.dispatched()
     assert request.error is None
     assert request.results == [
-        Appended(
+        AppendResult(
             queue_id=0,
             base_offset=0,
             message_count=1,

@@ -194,7 +194,7 @@ def test_a_callback_that_fails_is_not_silent() -> None:
         durable_offset=0,
         flush_interval_s=3600,
         inbox=events,
-        failed=lambda error: events.note("failed", error),
+        on_failure=lambda error: events.note("failed", error),
         monotonic=lambda: 0.0,
     )
     syncer.start()

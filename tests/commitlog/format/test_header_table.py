@@ -14,8 +14,8 @@ from holdfast.commitlog.format.header_table import (
     block_ends,
     headers_in,
     intact_headers,
-    intact_headers_apart,
     intact_run,
+    intact_split_headers,
     keyed_message_count,
     run_of,
 )
@@ -96,7 +96,7 @@ def _headers(data: bytes) -> list[bytes]:
     def read(physical_offset: int, size: int) -> bytes:
         return data[physical_offset - AT :][:size]
 
-    apart = intact_headers_apart(read, AT, AT + len(DATA), MOST)
+    apart = intact_split_headers(read, AT, AT + len(DATA), MOST)
     assert at_once.tobytes() == apart.tobytes()
     return [each.tobytes() for each in apart]
 
@@ -162,7 +162,7 @@ def test_headers_apart_are_as_many_as_asked_for_and_begin_before_the_end() -> No
         def read(physical_offset: int, size: int) -> bytes:
             return DATA[physical_offset - AT :][:size]
 
-        return len(intact_headers_apart(read, AT, end, most))
+        return len(intact_split_headers(read, AT, end, most))
 
     assert [found(ends[-1], most) for most in (0, 1, 6, 7, 8)] == [0, 1, 6, 7, 7]
     assert [found(ends[2] + by, MOST) for by in (-1, 0, 1)] == [3, 3, 4]

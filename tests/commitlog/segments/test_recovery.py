@@ -10,7 +10,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.segment_format import END_MARK_SIZE
 from holdfast.commitlog.segments.log_scan import Damage
-from holdfast.commitlog.segments.recovery import Recovered, recover
+from holdfast.commitlog.segments.recovery import RecoveryResult, recover
 from tests.commitlog.format.test_batch_header import resealed
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import (
@@ -59,7 +59,7 @@ def _zeroed(data: bytes, start: int) -> bytes:
 
 def test_nothing_is_recovered_from_an_empty_log(tmp_path: Path) -> None:
     small = SmallLog(tmp_path / "log")
-    assert small.open() == Recovered(written_offset=0)
+    assert small.open() == RecoveryResult(written_offset=0)
     small.append(raw_batch())
     small.close()
 
@@ -72,7 +72,7 @@ def test_a_sound_log_is_walked_and_left_as_it_is(small: SmallLog) -> None:
     reopened = small.reopened()
     recovered = reopened.open()
     assert reopened.headers == headers
-    assert recovered == Recovered(
+    assert recovered == RecoveryResult(
         written_offset=headers[-1].end_physical_offset,
         blocks=4,
         bytes=sum(header.total_size for header in headers),
@@ -139,7 +139,7 @@ def test_a_walk_from_the_very_end_finds_nothing_and_goes_on_there(small: SmallLo
     _blocks(small, 2)
     end = small.log.written_offset
     reopened = small.reopened()
-    assert reopened.open(end, (0, 2, 0)) == Recovered(written_offset=end)
+    assert reopened.open(end, (0, 2, 0)) == RecoveryResult(written_offset=end)
     assert _blocks(reopened, 1) == [end]
     reopened.close()
 

@@ -53,7 +53,7 @@ def test_a_roll_has_the_next_prepared_and_the_last_sealed(small: SmallLog) -> No
     keeper.start()
     ended = small.log.roll()
     assert ended is not None
-    keeper.rolled(ended)
+    keeper.seal_ended(ended)
     _worked_off(keeper)
     assert ended.sealed
     assert small.log.footer(ended) is not None

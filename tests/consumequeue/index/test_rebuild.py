@@ -92,7 +92,7 @@ class Indexed:
             needs_durable=lambda topic_id: None if topic_id == GONE_TOPIC else True,
             segment_start=lambda offset: offset - offset % SEGMENT_BYTES,
             on_pass=lambda advanced, finished: None,
-            failed=lambda error: None,
+            on_failure=lambda error: None,
             commit_interval_s=60,
             tail_entries=1,
             eager_tail=False,

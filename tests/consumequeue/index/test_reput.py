@@ -93,7 +93,7 @@ class Reput:
             needs_durable=lambda topic_id: self.needs_durable.get(topic_id),
             segment_start=lambda offset: offset // SEGMENT * SEGMENT,
             on_pass=self._on_pass,
-            failed=self._failed,
+            on_failure=self._failed,
             commit_interval_s=commit_interval_s,
             tail_entries=2,
             eager_tail=eager_tail,

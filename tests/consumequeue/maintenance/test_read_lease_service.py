@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.consumequeue.errors import OffsetTrimmed, UnknownReadLease
-from holdfast.consumequeue.maintenance.read_lease_service import ReadLeasing
+from holdfast.consumequeue.maintenance.read_lease_service import ReadLeaseService
 from holdfast.consumequeue.topics import Topic
 from holdfast.storage.storage import Storage
 from tests.support.stored import (
@@ -29,7 +29,7 @@ class Clock:
         return self.now_s
 
 
-def leasing(storage: Storage) -> tuple[ReadLeasing, Clock]:
+def leasing(storage: Storage) -> tuple[ReadLeaseService, Clock]:
     clock = Clock()
     storage.store.read_leases._monotonic = clock
     return storage.store.read_leases, clock

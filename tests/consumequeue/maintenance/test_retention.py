@@ -19,7 +19,7 @@ from holdfast.consumequeue.maintenance import retention
 from holdfast.consumequeue.maintenance.retention import (
     SegmentQueues,
     apply_begins,
-    expired,
+    find_expired,
     queues_in,
     unneeded,
 )
@@ -52,7 +52,7 @@ def queue(*batches: tuple[int, int], count: int = 10) -> ConsumeQueue:
 
 
 def begins(index: Index, a_topic: Topic, *queues: ConsumeQueue) -> dict[int, int]:
-    found = expired(index, a_topic, dict(enumerate(queues)), NOW_US)
+    found = find_expired(index, a_topic, dict(enumerate(queues)), NOW_US)
     assert all(key[0] == a_topic.topic_id for key in found)
     return {key[1]: begin for key, begin in found.items()}
 
@@ -146,7 +146,7 @@ def test_what_is_kept_is_young_enough_small_enough_and_no_less_than_that(
             if at >= oldest and sum(u.size for u in units if u.store_timestamp_us >= at) <= size
         )
     a_topic = topic(topic_id, ms=None if age_us is None else 0, size=size)
-    found = expired(index, a_topic, queues, 25 - (age_us or 0))
+    found = find_expired(index, a_topic, queues, 25 - (age_us or 0))
     for number, shape in enumerate(shapes):
         kept = [u for u in queue(*sorted(shape)).entries if u.store_timestamp_us >= oldest]
         begin = kept[0].base_offset if kept else len(shape) * 10

@@ -111,7 +111,7 @@ async def test_a_storage_in_alarm_refuses_publishers_alone(
     monkeypatch.setattr(alarms, "free_bytes", lambda directory: 10)
     storage = Storage(
         small_config(tmp_path / "data", min_free_bytes=11),
-        StorageEvents(arrived=lambda advanced: None, failed=lambda error: None),
+        StorageEvents(on_arrival=lambda advanced: None, on_failure=lambda error: None),
     )
     storage.lock()
     store = await storage.open()

@@ -149,7 +149,7 @@ async def test_a_newer_block_in_the_middle_is_named_and_can_be_passed_over(
         passed = await store.read(topic, 0, 4, skip_corrupt=True, **limits)
         assert bodies(passed) == [b"5", b"6", b"7", b"8", b"9"]
         assert [fault.reason for fault in storage.degraded] == ["unknown-version"]
-        await store.changes_done()
+        await store.wait_for_changes()
     async with open_storage(small_config(tmp_path)) as storage:
         assert [fault.reason for fault in storage.degraded] == ["unknown-version"]
 

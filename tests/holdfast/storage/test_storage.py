@@ -190,7 +190,7 @@ async def test_a_start_that_is_cancelled_while_disks_are_measured_closes_in_orde
         await asyncio.Event().wait()
 
     storage = Storage(
-        small_config(tmp_path), StorageEvents(arrived=lambda _: None, failed=lambda _: None)
+        small_config(tmp_path), StorageEvents(on_arrival=lambda _: None, on_failure=lambda _: None)
     )
     storage.lock()
     with monkeypatch.context() as patched:

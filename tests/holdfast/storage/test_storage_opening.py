@@ -21,7 +21,7 @@ from holdfast.consumequeue.state.changes import StateChanges
 from holdfast.consumequeue.state.store import StateStore
 from holdfast.storage import storage_opening
 from holdfast.storage.storage import Storage, StorageEvents
-from holdfast.storage.storage_opening import OpeningUnwanted
+from holdfast.storage.storage_opening import OpeningCancelled
 from tests.support.stored import (
     MIB,
     batch,
@@ -33,7 +33,7 @@ from tests.support.stored import (
     until,
 )
 
-EVENTS = StorageEvents(arrived=lambda advanced: None, failed=lambda error: None)
+EVENTS = StorageEvents(on_arrival=lambda advanced: None, on_failure=lambda error: None)
 WANTED = [(n, str(n).encode()) for n in range(10)]
 
 
@@ -75,8 +75,8 @@ async def test_opening_ends_early_when_nobody_waits_for_it(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "consumequeue")
     storage = Storage(small_config(tmp_path), EVENTS)
     storage.lock()
-    storage.progress.is_unwanted = True
-    with pytest.raises(OpeningUnwanted):
+    storage.progress.is_cancelled = True
+    with pytest.raises(OpeningCancelled):
         await storage.open()
     await storage.close()
     assert open_files(tmp_path) == []

@@ -20,7 +20,7 @@ from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import BatchFlag
 from holdfast.consumequeue.config import TopicsConfig
-from holdfast.consumequeue.message_store import Published
+from holdfast.consumequeue.message_store import StoredBatch
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.endpoints import publish as publish_module
 from holdfast.http_api.endpoints.publish import (
@@ -318,7 +318,7 @@ async def test_of_a_binary_request_each_duplicate_is_named(
 ) -> None:
     append = api.store._append
 
-    def first_again(topic: Topic, batch: Batch, durable: bool) -> Published:
+    def first_again(topic: Topic, batch: Batch, durable: bool) -> StoredBatch:
         published = append(topic, batch, durable)
         return replace(published, duplicate=published.queue == 0)
 

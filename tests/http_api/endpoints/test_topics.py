@@ -141,5 +141,5 @@ async def test_a_creation_whose_client_went_away_comes_to_its_end(
     while api.server.connection_count:
         await asyncio.sleep(0)
     gate.set()
-    await api.context.changes_done()
+    await api.context.wait_for_changes()
     assert api.store.topic("new").queue_count == 4

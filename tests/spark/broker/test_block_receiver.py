@@ -13,7 +13,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
-from holdfast.commitlog.format.split_bodies import BodiesApart
+from holdfast.commitlog.format.split_bodies import SplitBodies
 from holdfast.spark.arrow.decoder import decode, select_rows
 from holdfast.spark.broker import block_receiver
 from holdfast.spark.broker.block_receiver import BlockGatherer
@@ -54,7 +54,7 @@ def stretch(batches: list[Sent]) -> bytes:
     return b"".join(blocks_of(batches))
 
 
-Received = Buffer | BodiesApart
+Received = Buffer | SplitBodies
 
 
 def gathered(gatherer: BlockGatherer, data: bytes) -> Buffer | None:
@@ -89,7 +89,7 @@ def test_bodies_apart_are_the_same_rows(batches: list[Sent]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
         apart = received(data)
-    assert isinstance(apart, BodiesApart)
+    assert isinstance(apart, SplitBodies)
     assert rows(apart) == rows(data)
 
 
@@ -167,7 +167,7 @@ def test_the_first_block_says_whether_blocks_are_large(
     first = stretch([Sent([b"x" * 999])])
     monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", len(first) - by)
     found = received(stretch([Sent([b"x" * 999]), Sent([b"y"])]))
-    assert isinstance(found, BodiesApart) == (by >= 0)
+    assert isinstance(found, SplitBodies) == (by >= 0)
 
 
 def test_what_is_damaged_comes_as_it_is_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_what_is_damaged_comes_as_it_is_or_is_refused(monkeypatch: pytest.Monkey
         changed[size] ^= 1 << rng.randrange(8)
         for each in (data[:size], bytes(changed), data + data[:size]):
             found = received(each)
-            if not isinstance(found, BodiesApart):
+            if not isinstance(found, SplitBodies):
                 assert bytes(found) == each
         with pytest.raises((CorruptBatch, UnknownFormatVersion)):
             BatchRun(received(bytes(changed)))
