@@ -2,11 +2,11 @@
 
 A Group belongs to one event loop. Its caller reports events and carries out the results:
 
-    reply = group.receive(request, now)     # if empty: hold it with group.park(request, ...)
-    statuses = group.settle(verb, receipts, now)
+    reply = receive(group, request, now)    # receiving.py; if empty: group.park(request, ...)
+    statuses = settle(group, verb, receipts, now)           # settling.py
     group.note_end(queue, end); group.tick(now); ...        # events
-    for waiter, answer in group.serve(now): ...             # after any event, without an await
-    batch = group.take_writes(); write; group.mark_committed(batch)
+    for waiter, answer in serve(group, now): ...            # after any event, without an await
+    batch = group.outbox.take_writes(); write; group.outbox.mark_committed(batch)
 
 `now_ms` must never decrease, even over a restart, because receipts contain deadlines. No wake-up
 is lost: every change that makes a message available marks its topic as dirty (`mark_dirty`). `park`
@@ -15,24 +15,159 @@ to the waiting requests until no request can get a message.
 """
 
 from collections.abc import Callable, Iterable
-from heapq import heappop
 
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.core.group_parts import ENDED_A_TURN
-from holdfast.groups.core.group_receiving import GroupReceiving
-from holdfast.groups.core.modes import SingleActive
-from holdfast.groups.core.requests import ReceiveRequest, Reply
-from holdfast.groups.core.waiters import Waiter
-from holdfast.groups.cursor.cursor import End
+from holdfast.groups.config import SHORTEST_LEASE_MS, GroupConfig
+from holdfast.groups.core.costs import Costs
+from holdfast.groups.core.group_topic import GroupTopic
+from holdfast.groups.core.in_flight import AllInFlight, InFlight
+from holdfast.groups.core.members import Members
+from holdfast.groups.core.modes import SingleActive, member_rule
+from holdfast.groups.core.outbox import Outbox
+from holdfast.groups.core.queue_lane import QueueLane
+from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.requests import AnswerCache, ReceiveRequest, SelectedMessage
+from holdfast.groups.core.timers import Timers
+from holdfast.groups.core.waiters import Waiter, Waiters
+from holdfast.groups.cursor.cursor import Cursor, End
+from holdfast.groups.cursor.heads import HeadSource
 from holdfast.groups.cursor.leases import Lease
-from holdfast.groups.errors import GroupError
+from holdfast.groups.fairness.fair_set import FairSet
+
+#: At most this many leases end in one event loop iteration because their deadline passed or their
+#: member left. Each takes about 10 microseconds. The same limit holds for delays that end, and for
+#: queues whose timers are checked.
+ENDED_A_TURN = 500
 
 MayEnd = Callable[[int], bool]
 """A function that returns whether the caller may end leases of a topic, given the topic's id."""
 
 
-class Group(GroupReceiving):
+class Group:
     """The state of one group. The caller makes or restores the cursors of its queues."""
+
+    def __init__(
+        self,
+        group_id: int,
+        config: GroupConfig,
+        source: HeadSource,
+        everyone: AllInFlight | None = None,
+    ) -> None:
+        """`everyone` counts the leases of all groups."""
+        self.group_id = group_id
+        self.config = config
+        self.topics: dict[int, GroupTopic] = {}
+        self.fair = FairSet(config.engine)
+        self.activity = member_rule(config.mode)
+        self.members = Members(config.member_ttl_ms)
+        self.waiters = Waiters()
+        self.in_flight = InFlight(config, everyone)
+        self.costs = Costs(config.cost)
+        self.answers = AnswerCache(config.repeat_ms)
+        self.outbox = Outbox(group_id, self.activity)
+        #: The topics of which more messages may be available than when `serve` last offered them
+        #: to the waiting requests.
+        self.dirty_topics: set[int] = set()
+        #: How many leases have expired, or were revoked because an earlier lease of their key
+        #: expired.
+        self.expired_leases = 0
+        self._source = source
+        self._timers = Timers()
+
+    @property
+    def lease_count(self) -> int:
+        """The number of leased messages."""
+        return self.in_flight.total
+
+    # -- settings, topics and queues ---------------------------------------------------------
+
+    def configure(self, config: GroupConfig) -> None:
+        """Change the settings for future deliveries. The mode may change only while nothing is
+        leased."""
+        self.configure_group(config)
+        for topic in self.topics.values():
+            for lane in topic.lanes.values():
+                self.configure_lane(lane)
+        self.mark_all_dirty()
+
+    def configure_lane(self, lane: QueueLane) -> None:
+        """Apply the group's settings to a queue."""
+        lane.configure(self.config)
+        self.lane_changed(lane)
+
+    def configure_group(self, config: GroupConfig) -> None:
+        """Change the settings of the group, but not of its queues. The caller must then call
+        `configure_lane` for each queue."""
+        before, self.config = self.config, config
+        self.in_flight.config = config
+        self.members.ttl_ms = config.member_ttl_ms
+        if config.engine != before.engine:
+            weights = {topic_id: self.fair.weight(topic_id) for topic_id in self.topics}
+            self.fair = FairSet(config.engine)
+            for topic_id, weight in weights.items():
+                self.fair.add(topic_id, weight)
+        if config.cost != before.cost:
+            self.costs = Costs(config.cost)
+        if config.mode != before.mode:
+            assert not self.lease_count
+            self.activity = self.outbox.activity = member_rule(config.mode)
+            self.outbox.durable_fencing_epoch = 0
+
+    def add_topic(
+        self, topic_id: int, *, weight: int = 1, levels: int = 1, filter: object | None = None
+    ) -> None:
+        """Add a topic without queues; the caller adds these with `add_queue`."""
+        self.topics[topic_id] = GroupTopic(topic_id, levels, filter)
+        self.fair.add(topic_id, weight)
+
+    def add_queue(self, key: QueueKey, cursor: Cursor) -> None:
+        """Add a queue of a topic, at the position of its cursor."""
+        topic = self.topics[key[0]]
+        lane = QueueLane(
+            self.group_id, key, cursor, self._source, self.config, topic.filter, self.update_lane
+        )
+        topic.add(lane)
+        self._count_restored_leases(lane)
+        cursor.notes.is_dirty = True
+        self.update_lane(lane)
+        self._mark_dirty(topic)
+
+    def remove_topic(self, topic_id: int) -> None:
+        """Remove a topic and end its leases. The caller must delete its rows."""
+        topic = self.topics.pop(topic_id)
+        ended: list[Lease] = []
+        may_deliver = False
+        for lane in topic.lanes.values():
+            ended += lane.cursor.leases
+            may_deliver |= self.in_flight.count_returned(-lane.counted_returned)
+            self._timers.set(lane.key, None)
+            self.outbox.remove(lane)
+        self.fair.remove(topic_id)
+        self.account_ended(topic_id, ended, None)
+        if may_deliver:
+            self.mark_all_dirty()
+
+    def set_filter(self, lane: QueueLane, filter: object | None) -> None:
+        """Change the filter of a queue. Messages that the old filter skipped are offered again if
+        they are at the queue's `next` or beyond. Below `next` they are not offered again, because
+        later messages were already delivered."""
+        lane.set_filter(filter)
+        self.lane_changed(lane)
+
+    def offer_skipped(self, lane: QueueLane) -> None:
+        """Make skipped messages available again: those at `next` and beyond that the queue's filter
+        does not match. The caller must do this before it stores another filter, so that a crash in
+        between loses no message. The topic must be paused until then."""
+        self.set_filter(lane, lane.view.filter)
+
+    def set_weight(self, topic_id: int, weight: int) -> None:
+        """Change a topic's weight for future deliveries."""
+        self.fair.set_weight(topic_id, weight)
+
+    def pause(self, topic_id: int, is_paused: bool) -> None:
+        """Pause or resume the deliveries of a topic."""
+        self.topics[topic_id].is_paused = is_paused
+        self._mark_dirty(self.topics[topic_id])
 
     # -- waiting requests --------------------------------------------------------------------
 
@@ -55,7 +190,7 @@ class Group(GroupReceiving):
         for topic_id in (
             self.topics if request.topics is None else request.topics & self.topics.keys()
         ):
-            self._dirty_topics.add(topic_id)
+            self.dirty_topics.add(topic_id)
         return self.waiters.add(request, ticket, deadline_ms)
 
     def cancel(self, waiter: Waiter) -> bool:
@@ -63,69 +198,51 @@ class Group(GroupReceiving):
         answered."""
         return self.waiters.remove(waiter)
 
-    def serve(self, now_ms: int) -> list[tuple[Waiter, Reply | GroupError]]:
-        """Return the waiting requests that can be answered now, with their answers. The others
-        continue to wait.
-
-        If an answer has no messages and its `needs` is set, the answer is not final, and its
-        request is still held. The caller must then read the queue at the offset in `needs`,
-        `mark_dirty` the topic, and call `serve` again.
-        """
-        answered: list[tuple[Waiter, Reply | GroupError]] = []
-        while self._dirty_topics and len(self.waiters):
-            dirty, self._dirty_topics = self._dirty_topics, set()
-            without_result: set[object] = set()
-            for waiter in self.waiters:
-                equivalence_key = self._equivalence_key(waiter.request)
-                if equivalence_key in without_result or not self._may_match(waiter, dirty):
-                    continue
-                answer: Reply | GroupError
-                try:
-                    answer = self.receive(waiter.request, now_ms)
-                except GroupError as error:
-                    answer = error
-                if isinstance(answer, GroupError) or answer.is_answer:
-                    self.waiters.remove(waiter)
-                    answered.append((waiter, answer))
-                    if self._are_exhausted(dirty):
-                        break
-                elif answer.needs is not None:
-                    answered.append((waiter, answer))
-                    self._dirty_topics |= dirty
-                    return answered
-                else:
-                    without_result.add(equivalence_key)
-        self._dirty_topics.clear()
-        return answered
-
-    def mark_dirty(self, topic_id: int) -> None:
-        """Mark a topic as dirty, because more of its messages may be in memory now. The next
-        `serve` offers its messages to the waiting requests again."""
-        if topic_id in self.topics:
-            self._mark_dirty(self.topics[topic_id])
+    def stop_waiting(self, member: str, may_end: MayEnd | None = None) -> list[Waiter]:
+        """Remove and return a member's waiting requests; the caller must answer them without
+        messages. A request that may get messages of a topic that `may_end` does not permit is
+        kept: it continues to wait."""
+        kept = [] if may_end is None else [each for each in self.topics if not may_end(each)]
+        waiters = [
+            each
+            for each in self.waiters
+            if each.request.member == member and not any(map(each.request.takes, kept))
+        ]
+        for waiter in waiters:
+            self.waiters.remove(waiter)
+        return waiters
 
     # -- events ------------------------------------------------------------------------------
 
     def note_end(self, key: QueueKey, end: int) -> None:
         """Record that all messages of a queue below `end` are durable."""
-        lane = self._lane(key)
+        lane = self.lane(key)
         if lane is not None and lane.note_end(end):
-            self._lane_changed(lane)
+            self.lane_changed(lane)
 
     def note_log_start(self, key: QueueKey, log_start: int, now_ms: int) -> None:
         """Record that the first offset of a queue is `log_start` now."""
-        lane = self._lane(key)
+        lane = self.lane(key)
         if lane is not None:
-            self._end(lane, lane.trim(log_start), now_ms)
+            self.finish_leases(lane, lane.trim(log_start), now_ms)
 
     def seek(self, key: QueueKey, target: int) -> None:
         """Continue a queue at another offset; all its receipts become stale."""
-        lane = self._lane(key)
+        lane = self.lane(key)
         if lane is not None:
             ended = list(lane.cursor.leases)
             lane.seek(target)
-            self._ended(key[0], ended, None)
-            self._lane_changed(lane)
+            self.account_ended(key[0], ended, None)
+            self.lane_changed(lane)
+
+    def dead_lettered(self, key: QueueKey, offset: int, position: int) -> bool:
+        """Record that a dead letter is durable at `position`. Return False if the message was not
+        dying."""
+        lane = self.lane(key)
+        if lane is None or not lane.dead_lettered(offset, position):
+            return False
+        self.update_lane(lane)
+        return True
 
     def leave(self, member: str, now_ms: int, may_end: MayEnd | None = None) -> list[Waiter]:
         """Remove a member that left or was fenced, and make its messages available again, in
@@ -142,21 +259,7 @@ class Group(GroupReceiving):
             return waiters
         self.members.forget(member)
         if self.activity.leave(member):
-            self._mark_all_dirty()
-        return waiters
-
-    def stop_waiting(self, member: str, may_end: MayEnd | None = None) -> list[Waiter]:
-        """Remove and return a member's waiting requests; the caller must answer them without
-        messages. A request that may get messages of a topic that `may_end` does not permit is
-        kept: it continues to wait."""
-        kept = [] if may_end is None else [each for each in self.topics if not may_end(each)]
-        waiters = [
-            each
-            for each in self.waiters
-            if each.request.member == member and not any(map(each.request.takes, kept))
-        ]
-        for waiter in waiters:
-            self.waiters.remove(waiter)
+            self.mark_all_dirty()
         return waiters
 
     def leases_of(self, member: str, may_end: MayEnd | None = None) -> list[tuple[QueueKey, Lease]]:
@@ -175,88 +278,180 @@ class Group(GroupReceiving):
         """End the given leases and make their messages available again. Leases that are not live
         any more are ignored."""
         for key, lease in leases:
-            lane, offset = self._lane(key), lease.head.offset
+            lane, offset = self.lane(key), lease.head.offset
             if lane is not None and lane.cursor.leases.get(offset) is lease:
                 back = lane.give_back(offset, End.REVOKED, lease.number, now_ms)
-                self._end(lane, back, now_ms)
+                self.finish_leases(lane, back, now_ms)
 
     def retire(self, member: str) -> None:
         """Give the active member no more messages. It may still settle its leases; the next
         member becomes active when these leases have ended."""
         if isinstance(self.activity, SingleActive) and self.activity.retire(member):
-            self._mark_all_dirty()
+            self.mark_all_dirty()
+
+    def resume(self, member: str, now_ms: int) -> None:
+        """Restore the active member after a restart. Other members wait until this member leaves or
+        its time to live is over."""
+        self.outbox.written_active = member
+        self.activity.resume(member)
+        self.members.seen(member, now_ms)
+        if self.activity.active is None:
+            return
+        # Another member may have leases: it had just become active, but its name was not stored
+        # yet, so its reply was not sent. Return its messages.
+        for topic in self.topics.values():
+            for lane in topic.lanes.values():
+                for lease in lane.cursor.leases:
+                    if lease.member != member:
+                        offset = lease.head.offset
+                        back = lane.give_back(offset, End.REVOKED, lease.number, now_ms)
+                        self.finish_leases(lane, back, now_ms)
 
     def next_deadline(self) -> int | None:
         """Return when to call `tick`; None if nothing has a deadline. The time may be earlier than
         necessary."""
-        while self._timers:
-            deadline_ms, key = self._timers[0]
-            lane = self._lane(key)
-            if lane is not None and lane.timer == deadline_ms:
-                break
-            heappop(self._timers)
-        times = [self._timers[0][0]] if self._timers else []
-        times += filter(None, (self.waiters.next_deadline(), self.members.next_end()))
-        return min(times, default=None)
+        times = (
+            self._timers.next_deadline(),
+            self.waiters.next_deadline(),
+            self.members.next_end(),
+        )
+        return min(filter(None, times), default=None)
 
     def tick(self, now_ms: int) -> list[Waiter]:
         """End the leases, delays, members and requests whose time is over. Return these requests;
         the caller must answer them without messages. The work of one call is bounded: if some is
         left, `next_deadline` returns a time that has passed."""
         left = ENDED_A_TURN
-        while left > 0 and self._timers and self._timers[0][0] <= now_ms:
-            deadline_ms, key = heappop(self._timers)
-            lane = self._lane(key)
-            if lane is not None and lane.timer == deadline_ms:
-                lane.timer = None
-                left -= max(1, self._expire_due(lane, now_ms, left))
+        while left > 0 and (key := self._timers.take_due(now_ms)) is not None:
+            lane = self.topics[key[0]].lanes[key[1]]
+            left -= max(1, self.expire_due(lane, now_ms, left))
         due = self.waiters.due(now_ms)
         for member in self.members.silent(now_ms):
             due += self.leave(member, now_ms)
         return due
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------
+
+    def lane(self, key: QueueKey) -> QueueLane | None:
+        """Return the lane of a queue; None if the group does not have the queue."""
+        topic = self.topics.get(key[0])
+        return None if topic is None else topic.lanes.get(key[1])
+
+    def available(self, request: ReceiveRequest | None = None) -> int:
+        """Return how many messages this request could get now. If `request` is None, count the
+        messages of all topics. The result is an upper bound, because filters may not have been
+        applied to all messages yet."""
+        if request is None or (request.topics is None and request.may_receive is None):
+            return sum(topic.available for topic in self.topics.values())
+        asked = self.topics if request.topics is None else request.topics & self.topics.keys()
+        return sum(self.topics[each].available for each in asked if request.takes(each))
+
+    def allowed_lease_ms(self, lease_ms: int | None) -> int:
+        """Return how long a lease lasts if a request asks for `lease_ms`."""
+        asked = self.config.lease_ms if lease_ms is None else lease_ms
+        return min(max(asked, SHORTEST_LEASE_MS), self.config.longest_lease_ms)
+
+    def may_become_active(self, member: str) -> bool:
+        """Return whether a member may become active: True if no other member has a lease and no
+        message is in grace."""
+        if self.in_flight.has_others(member):
+            return False
+        return not any(
+            lane.cursor.grace_count
+            for topic in self.topics.values()
+            for lane in topic.lanes.values()
+        )
+
+    # -- effects of a change, for receiving.py and settling.py --------------------------------
+
+    def mark_dirty(self, topic_id: int) -> None:
+        """Mark a topic as dirty, because more of its messages may be in memory now. The next
+        `serve` offers its messages to the waiting requests again."""
+        if topic_id in self.topics:
+            self._mark_dirty(self.topics[topic_id])
+
+    def _mark_dirty(self, topic: GroupTopic) -> None:
+        if not topic.is_drained():
+            self.fair.activate(topic.topic_id)
+        self.dirty_topics.add(topic.topic_id)
+
+    def mark_all_dirty(self) -> None:
+        """Mark every topic as dirty."""
+        for topic in self.topics.values():
+            self._mark_dirty(topic)
+
+    def lane_changed(self, lane: QueueLane) -> None:
+        """Update the group's data about a lane (see `update_lane`), and mark its topic as dirty:
+        messages of the lane may be available now."""
+        topic = self.topics[lane.key[0]]
+        topic.add_to_rotation(lane)
+        self.update_lane(lane)
+        self._mark_dirty(topic)
+
+    def update_lane(self, lane: QueueLane) -> None:
+        """Update the group's data about a lane: counts, timer and pending writes."""
+        available = lane.cursor.available
+        if available != lane.counted:
+            self.topics[lane.key[0]].available += available - lane.counted
+            lane.counted = available
+        returned = len(lane.cursor.attempts)
+        if returned != lane.counted_returned:
+            may_deliver = self.in_flight.count_returned(returned - lane.counted_returned)
+            lane.counted_returned = returned
+            if may_deliver:
+                self.mark_all_dirty()
+        self._timers.set(lane.key, lane.next_deadline())
+        self.outbox.add(lane)
+
+    def expire_due(self, lane: QueueLane, now_ms: int, most: int = ENDED_A_TURN) -> int:
+        """End the leases and the delays of a lane that are due, at most `most` leases and `most`
+        delays. Return how many ended."""
+        delays = lane.cursor.delays
+        delayed = len(delays)
+        ended = lane.tick(now_ms, most)
+        self.expired_leases += len(ended)
+        self.finish_leases(lane, ended, now_ms)
+        return len(ended) + delayed - len(delays)
+
+    def finish_leases(self, lane: QueueLane, ended: list[Lease], now_ms: int) -> None:
+        """Account for leases that ended, and offer the messages that are now available."""
+        self.account_ended(lane.key[0], ended, now_ms)
+        self.lane_changed(lane)
+
+    def account_ended(
+        self, topic_id: int, ended: list[Lease], now_ms: int | None, used_ms: float | None = None
+    ) -> None:
+        """Update counts and charges for leases of a topic that ended. `used_ms` is how long the
+        member worked on each message, if known. If `now_ms` is None, no charge is corrected."""
+        is_room_made = False
+        for lease in ended:
+            is_room_made |= self.in_flight.remove(lease.member)
+            if now_ms is not None:
+                difference = self.costs.difference(topic_id, lease, now_ms, used_ms)
+                self.fair.correct(topic_id, difference)
+        if is_room_made or (not self.lease_count and self.config.mode == "single_active"):
+            self.mark_all_dirty()
+
+    def _count_restored_leases(self, lane: QueueLane) -> None:
+        """Count the leases of a lane that are from before a restart. Restore the stored replies
+        (`AnswerCache`) that contained the messages of these leases."""
+        cursor = lane.cursor
+        for lease in cursor.leases:
+            self.in_flight.add(lease.member)
+            self.members.seen(lease.member, lease.delivered_ms, lease.deadline_ms)
+            if lease.attempt_id is not None:
+                offset, number, attempt = lease.head.offset, lease.number, lease.attempt
+                receipt = Receipt(
+                    self.group_id, *lane.key, offset, number, cursor.epoch, lease.deadline_ms,
+                    attempt, lease.member,
+                )  # fmt: skip
+                message = SelectedMessage(
+                    lane.key, offset, attempt, cursor.is_redelivery(offset), receipt
+                )
+                self.answers.restore(lease.member, lease.attempt_id, [message], lease.delivered_ms)
 
     def _is_present(self, member: str) -> bool:
         """Return whether a member holds leases or waits for messages."""
         return self.in_flight.of(member) > 0 or any(
             waiter.request.member == member for waiter in self.waiters
         )
-
-    def _are_exhausted(self, dirty: set[int]) -> bool:
-        """Return whether the dirty topics have no messages left for any member. In single active
-        mode always return False, because a waiting request may also get a notice."""
-        is_about_messages = self.config.mode != "single_active"
-        return is_about_messages and not any(map(self.fair.is_active, dirty))
-
-    def _equivalence_key(self, request: ReceiveRequest) -> object:
-        """Return a value that is equal for similar requests: if one of them gets nothing now, the
-        others get nothing either."""
-        if self.config.mode == "competing":
-            room = self.in_flight.room(request.member) > 0
-            return (
-                request.topics,
-                request.may_receive,
-                request.filter,
-                room,
-                request.settled,
-                request.limits,
-            )
-        return (
-            request.member,
-            request.topics,
-            request.may_receive,
-            request.filter,
-            request.settled,
-            request.limits,
-        )
-
-    def _may_match(self, waiter: Waiter, dirty: set[int]) -> bool:
-        """Return whether this waiting request may get messages of the dirty topics."""
-        active = self.activity.active
-        if active is not None and waiter.request.member != active:
-            return False
-        request = waiter.request
-        if request.topics is not None and request.topics.isdisjoint(dirty):
-            return False
-        return request.may_receive is None or any(map(request.may_receive, dirty))

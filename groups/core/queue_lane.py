@@ -53,8 +53,6 @@ class QueueLane:
         self.counted = 0
         #: The group's counts include this many returned messages of this lane.
         self.counted_returned = 0
-        #: The deadline for which the group has set a timer.
-        self.timer: int | None = None
         #: Whether the lane is in the rotation of its topic (GroupTopic).
         self.is_in_rotation = False
         self._on_skipped = touched

@@ -19,12 +19,15 @@ its own status, so one call may settle some messages and not others. If a receip
 the second use changes nothing.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from holdfast.groups.core.group import Group
 from holdfast.groups.core.modes import MemberRule
 from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.receipt_state import Receipt, ReceiptState, receipt_state
+from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.cursor.cursor import End
 from holdfast.groups.cursor.leases import Lease
 
@@ -67,6 +70,145 @@ class Terms:
 
 
 def settle(
+    group: Group,
+    verb: Verb,
+    receipts: Sequence[Receipt | None],
+    now_ms: int,
+    *,
+    delay_ms: int | None = None,
+    lease_ms: int | None = None,
+    used_ms: float | None = None,
+    cumulative: bool = False,
+) -> list[Status]:
+    """Apply a verb to each receipt, and return a status for each. A receipt that could not be
+    decoded is given as None. The results are durable once the rows of the next `take_writes`
+    are.
+
+    `used_ms` is the time that the member worked on each message, if known. If `cumulative` is
+    true, each acknowledged receipt also acknowledges the messages that its member has leased
+    at lower offsets of the same queue."""
+    if cumulative and verb is Verb.ACK:
+        settle(group, verb, leased_below(group, receipts, now_ms), now_ms, used_ms=used_ms)
+    terms = Terms(verb, now_ms, group.allowed_lease_ms(lease_ms), delay_ms)
+    touched: dict[QueueLane, None] = {}
+    statuses = [_settle_one(group, receipt, terms, used_ms, touched) for receipt in receipts]
+    for lane in touched:
+        group.update_lane(lane)
+    return statuses
+
+
+def leased_below(group: Group, receipts: Iterable[Receipt | None], now_ms: int) -> list[Receipt]:
+    """For each receipt, find the messages that its member has leased at lower offsets of the
+    same queue. Return receipts for these messages. Ignore a given receipt with which an ack
+    would change nothing."""
+    highest: dict[tuple[QueueLane, str], int] = {}
+    looked: set[QueueLane] = set()
+    for receipt in receipts:
+        if receipt is None or receipt.group_id != group.group_id:
+            continue
+        lane = group.lane((receipt.topic_id, receipt.queue))
+        if lane is None:
+            continue
+        _expire(group, lane, receipt.offset, now_ms, is_first=lane not in looked)
+        looked.add(lane)
+        if _would_settle(lane, group.activity, receipt, Verb.ACK):
+            offset = highest.get((lane, receipt.member), 0)
+            highest[lane, receipt.member] = max(offset, receipt.offset)
+    return [
+        Receipt(
+            group.group_id, *lane.key, lease.head.offset, lease.number, lane.cursor.epoch,
+            lease.deadline_ms, lease.attempt, member,
+        )
+        for (lane, member), offset in highest.items()
+        for lease in lane.cursor.leases.of_member(member, offset)
+    ]  # fmt: skip
+
+
+def release_undelivered(group: Group, receipts: Sequence[Receipt | None], now_ms: int) -> int:
+    """Release the messages of a reply that was not delivered; return how many.
+
+    Leave out messages whose leases were extended since: the member has these messages from the
+    reply to a repeat of the request."""
+    undelivered = [each for each in receipts if each is not None and not _is_extended(group, each)]
+    settle(group, Verb.RELEASE, undelivered, now_ms)
+    return len(undelivered)
+
+
+def settle_unreadable(group: Group, messages: Sequence[SelectedMessage], now_ms: int) -> None:
+    """Settle selected messages that can no longer be read, and count them as lost."""
+    settle(
+        group,
+        Verb.ACK,
+        [message.receipt for message in messages if message.receipt is not None],
+        now_ms,
+    )
+    for message in messages:
+        lane = group.lane(message.queue)
+        if lane is not None:
+            lane.cursor.count_lost()
+            group.update_lane(lane)
+
+
+def _is_extended(group: Group, receipt: Receipt) -> bool:
+    lane = group.lane((receipt.topic_id, receipt.queue))
+    lease = None if lane is None else lane.cursor.leases.get(receipt.offset)
+    return (
+        lease is not None
+        and lease.number == receipt.lease_number
+        and lease.deadline_ms > receipt.deadline_ms
+    )
+
+
+def _settle_one(
+    group: Group,
+    receipt: Receipt | None,
+    terms: Terms,
+    used_ms: float | None,
+    touched: dict[QueueLane, None],
+) -> Status:
+    """Settle one receipt and add its lane to `touched`. The caller updates each of these lanes
+    once, after all receipts of the call."""
+    if receipt is None or receipt.group_id != group.group_id:
+        return Status.INVALID
+    lane = group.lane((receipt.topic_id, receipt.queue))
+    if lane is None:
+        return Status.STALE
+    _expire(group, lane, receipt.offset, terms.now_ms, is_first=lane not in touched)
+    leases_before, active = len(lane.cursor.leases), group.activity.active
+    status, ended = settle_receipt(lane, group.activity, receipt, terms)
+    adopted = len(lane.cursor.leases) - leases_before + len(ended)
+    if adopted:
+        group.in_flight.add(receipt.member)
+    if status is Status.DONE:
+        until = terms.now_ms + terms.lease_ms if terms.verb is Verb.EXTEND else 0
+        group.members.seen(receipt.member, terms.now_ms, until)
+        group.account_ended(lane.key[0], ended, terms.now_ms, used_ms)
+        if terms.verb in (Verb.NACK, Verb.RELEASE) or group.config.mode == "keyed":
+            group.lane_changed(lane)
+    # Even if the receipt was stale, its check may have settled unwanted messages.
+    touched[lane] = None
+    if group.activity.active != active:  # the member has proven that it was active before
+        group.mark_all_dirty()
+    return status
+
+
+def _expire(group: Group, lane: QueueLane, offset: int, now_ms: int, *, is_first: bool) -> None:
+    """Expire the lease of `offset` if it is due, before its receipt is checked. If `is_first`
+    (this is the first receipt of the call for this lane), also expire other leases that are
+    due, as many as one event loop iteration may expire."""
+    leases = lane.cursor.leases
+    if (first := leases.next_deadline()) is None or first > now_ms:
+        return
+    if is_first:
+        group.expire_due(lane, now_ms)
+    lease = leases.get(offset)
+    if lease is not None and lease.deadline_ms <= now_ms:
+        ended = lane.expire(lease, now_ms)
+        group.expired_leases += len(ended)
+        group.finish_leases(lane, ended, now_ms)
+
+
+def settle_receipt(
     lane: QueueLane, activity: MemberRule, receipt: Receipt, terms: Terms
 ) -> tuple[Status, list[Lease]]:
     """Apply a verb to one receipt of this lane; return its status and the leases that ended."""
@@ -95,7 +237,7 @@ def settle(
     return Status.DONE, ended
 
 
-def would_settle(lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb) -> bool:
+def _would_settle(lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb) -> bool:
     """Return whether this receipt, used with this verb, would change anything now."""
     state, _ = receipt_state(lane.cursor, receipt)
     if state in (ReceiptState.USED, ReceiptState.STALE):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from holdfast.consumequeue.state.changes import complete_future
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.group_parts import WriteBatch
+from holdfast.groups.core.outbox import WriteBatch
 from holdfast.groups.cursor.rows import DeleteRange, Write
 from holdfast.groups.serving.counters import Counters
 
@@ -98,7 +98,7 @@ class Commits:
     # -- inside ------------------------------------------------------------------------------
 
     def _is_dirty(self) -> bool:
-        return self._group.has_changes or bool(self._extra) or self._failed_batch is not None
+        return self._group.outbox.has_writes or bool(self._extra) or self._failed_batch is not None
 
     def _new(self) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = self._loop.create_future()
@@ -109,7 +109,7 @@ class Commits:
         self._scheduled = None
         if self._current is not None:
             return
-        batch = self._group.take_writes()
+        batch = self._group.outbox.take_writes()
         batch.writes[:0] = self._extra  # deletions come before new rows with the same keys
         self._extra = []
         if self._failed_batch is not None:
@@ -127,7 +127,7 @@ class Commits:
         assert current is not None
         if error is None:
             self._counters.commits += 1
-            self._group.mark_committed(batch)
+            self._group.outbox.mark_committed(batch)
             current.set_result(None)
             self.begin()
             return

@@ -13,6 +13,7 @@ from time import monotonic
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.groups.core.group import Group
+from holdfast.groups.core.receiving import continue_reply, receive
 from holdfast.groups.core.requests import ReceiveRequest, Reply
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.head_source import FETCH_BYTES, StoreHeads
@@ -54,7 +55,7 @@ class Filling:
         """Return a reply with the messages that are available now. If the reply is empty because
         the core needs a read, do the read and try again. Raises GroupError, StoreError."""
         for _ in range(MAX_FETCHES):
-            reply = self._core.receive(request, self._clock.now_ms())
+            reply = receive(self._core, request, self._clock.now_ms())
             self._changed()
             if reply.is_answer or reply.needs is None:
                 break
@@ -70,7 +71,7 @@ class Filling:
         while reply.messages and not _is_full(reply, request) and not self._is_stopping:
             if reply.is_cut:
                 await asyncio.sleep(0)
-                self._core.continue_reply(reply, request, self._clock.now_ms())
+                continue_reply(self._core, reply, request, self._clock.now_ms())
                 self._changed()
                 continue
             if reply.needs is None or fetches == MAX_FETCHES or monotonic() >= until_s:
@@ -84,7 +85,7 @@ class Filling:
                     "a reply ends before %s, which cannot be read: %s", reply.needs, error
                 )
                 return
-            self._core.continue_reply(reply, request, self._clock.now_ms())
+            continue_reply(self._core, reply, request, self._clock.now_ms())
             self._changed()
 
 

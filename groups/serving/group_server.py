@@ -27,8 +27,8 @@ from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic
-from holdfast.groups.core.group import Group, MayEnd
-from holdfast.groups.core.group_parts import ENDED_A_TURN
+from holdfast.groups.core import settling
+from holdfast.groups.core.group import ENDED_A_TURN, Group, MayEnd
 from holdfast.groups.core.in_flight import AllInFlight
 from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.receipt_state import Receipt
@@ -191,7 +191,7 @@ class GroupServer:
             self.core.configure_group(record.config)
             async for lanes in in_slices(self.lanes()):
                 for lane in lanes:
-                    if self._lane(lane.key) is lane:
+                    if self.core.lane(lane.key) is lane:
                         self.core.configure_lane(lane)
         self.pump()
 
@@ -201,7 +201,7 @@ class GroupServer:
 
     def has_queue(self, key: QueueKey) -> bool:
         """Return whether a queue belongs to the group."""
-        return self._lane(key) is not None
+        return self.core.lane(key) is not None
 
     def lanes_of(self, topic_id: int) -> list[QueueLane]:
         """Return the lanes of a topic; an empty list if the group does not have the topic."""
@@ -361,10 +361,10 @@ class GroupServer:
             "used_ms": used_ms,
         }
         is_cumulative = cumulative and verb is Verb.ACK
-        settling = self._settle(verb, receipts, check_topic, allow, terms, cumulative=is_cumulative)
+        settled = self._settle(verb, receipts, check_topic, allow, terms, cumulative=is_cumulative)
         if len(receipts) <= SETTLED_A_TURN and not is_cumulative:
-            return await settling
-        return await self._store.run_shielded(settling)
+            return await settled
+        return await self._store.run_shielded(settled)
 
     async def _settle(
         self,
@@ -391,7 +391,7 @@ class GroupServer:
             if cumulative:
                 await self._settle_below(verb, part, terms)
             await self._settling_permitted()
-            settled = self.core.settle(verb, part, self._clock.now_ms(), **terms)
+            settled = settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
             for status, count in Counter(settled).items():
                 self.counters.settled[verb.value, status.value] += count
             self.pump()
@@ -411,10 +411,10 @@ class GroupServer:
     ) -> None:
         """For each receipt, settle the messages that its member has leased at lower offsets of the
         same queue."""
-        below = self.core.leased_below(receipts, self._clock.now_ms())
+        below = settling.leased_below(self.core, receipts, self._clock.now_ms())
         async for part in in_slices(below, SETTLED_A_TURN):
             await self._settling_permitted()
-            self.core.settle(verb, part, self._clock.now_ms(), **terms)
+            settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
             self.pump()
         if below:
             await asyncio.sleep(0)
@@ -430,7 +430,7 @@ class GroupServer:
         async for part in in_slices(targets):
             await self._dead_letters.wait_for_queues(part)
             for key in part:
-                lane = self._lane(key)
+                lane = self.core.lane(key)
                 if lane is not None:  # the group may have lost the topic meanwhile
                     self.core.seek(key, targets[key])
                     self.source.forget(key)
@@ -455,7 +455,7 @@ class GroupServer:
     def note_range(self, key: QueueKey, log_start: int, end: int) -> None:
         """Record the present first offset (`log_start`) and end of a queue. The caller must then
         call `pump`."""
-        lane = self._lane(key)
+        lane = self.core.lane(key)
         if lane is not None and log_start > lane.cursor.log_start:
             self.core.note_log_start(key, log_start, self._clock.now_ms())
         self.core.note_end(key, end)
@@ -480,7 +480,7 @@ class GroupServer:
         page and start a commit. Must be called after every change, before the next await."""
         if not self._is_ending:
             self.waiting.serve()
-            self._dead_letters.send(self.core.take_dead_letters())
+            self._dead_letters.send(self.core.outbox.take_dead_letters())
             self._timer.set(self.core.next_deadline())
         self._note_pages()
         self.commits.begin()
@@ -510,7 +510,9 @@ class GroupServer:
     def _release(self, receipts: Sequence[Receipt | None]) -> None:
         part, rest = receipts[:SETTLED_A_TURN], receipts[SETTLED_A_TURN:]
         if part:
-            self.counters.undelivered += self.core.release_undelivered(part, self._clock.now_ms())
+            self.counters.undelivered += settling.release_undelivered(
+                self.core, part, self._clock.now_ms()
+            )
             self.pump()
         if rest:
             self._release_soon(self._release, rest)
@@ -528,7 +530,7 @@ class GroupServer:
             _logger.warning(
                 "offset %s of queue %s cannot be read any more", message.offset, message.queue
             )
-        self.core.unreadable(messages, self._clock.now_ms())
+        settling.settle_unreadable(self.core, messages, self._clock.now_ms())
         self.pump()
 
     def _count(self, deliveries: Sequence[Delivery]) -> None:
@@ -560,17 +562,13 @@ class GroupServer:
                 decoded.append(None)
         return decoded
 
-    def _lane(self, key: QueueKey) -> QueueLane | None:
-        topic = self.core.topics.get(key[0])
-        return None if topic is None else topic.lanes.get(key[1])
-
     def _note_pages(self) -> None:
         """Write new leases to the progress page. This must be done before a member gets their
         messages."""
-        for lane in self.core.take_lanes_with_notes():
+        for lane in self.core.outbox.take_lanes_with_notes():
             self._pages.note((self.core.group_id, *lane.key), lane.cursor)
         self._pages.write()
-        self._pages.free(self.core.take_free_grants())
+        self._pages.free(self.core.outbox.take_free_grants())
 
     def topics(self) -> list[Topic]:
         """Return the group's topics."""

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.group import Group
+from holdfast.groups.core.receiving import serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.waiters import Waiter
 from holdfast.groups.errors import GroupError
@@ -105,7 +106,7 @@ class Waiting:
     def serve(self) -> int:
         """Answer the requests that can get messages now; return how many."""
         answered = 0
-        for waiter, answer in self._core.serve(self._clock.now_ms()):
+        for waiter, answer in serve(self._core, self._clock.now_ms()):
             if isinstance(answer, Reply) and not answer.is_answer:
                 assert answer.needs is not None
                 self._read_for_waiters(*answer.needs)

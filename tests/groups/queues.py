@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
+from holdfast.groups.core import settling
 from holdfast.groups.core.group import Group
+from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor import rows
@@ -128,9 +130,9 @@ class Stage:
 
     def ask(self, member: str = "a", max_messages: int = 100, **fields: object) -> Reply:
         request = ReceiveRequest(member, max_messages, **fields)  # type: ignore[arg-type]
-        reply = self.group.receive(request, self.now)
+        reply = receive(self.group, request, self.now)
         while reply.is_cut:
-            self.group.continue_reply(reply, request, self.now)
+            continue_reply(self.group, reply, request, self.now)
         return reply
 
     def take(
@@ -150,9 +152,9 @@ class Stage:
             self.group.set_filter(lane, filter)
 
     def commit(self) -> None:
-        batch = self.group.take_writes()
+        batch = self.group.outbox.take_writes()
         self.disk.write(batch.writes)
-        self.group.mark_committed(batch)
+        self.group.outbox.mark_committed(batch)
 
     def later(self, ms: int) -> None:
         self.now += ms
@@ -164,7 +166,7 @@ def settle(
 ) -> list[Status]:
     """Settle received messages."""
     receipts = [message.receipt for message in messages]
-    return stage.group.settle(verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
+    return settling.settle(stage.group, verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
 
 
 def park(stage: Stage, member: str, max_messages: int = 100, wait_ms: int = 5_000) -> None:
@@ -176,7 +178,7 @@ def park(stage: Stage, member: str, max_messages: int = 100, wait_ms: int = 5_00
 def served(stage: Stage) -> list[tuple[object, list[int]]]:
     """Serve the waiting requests; return the answered members and the offsets of their messages."""
     found = []
-    for waiter, reply in stage.group.serve(stage.now):
+    for waiter, reply in serve(stage.group, stage.now):
         assert isinstance(reply, Reply)
         found.append((waiter.ticket, [message.offset for message in reply.messages]))
     return found

@@ -10,12 +10,11 @@ import pytest
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.groups import service
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.core import group_receiving, settling, subscribing
-from holdfast.groups.core.group import Group
-from holdfast.groups.core.group_parts import ENDED_A_TURN, GroupParts
-from holdfast.groups.core.group_receiving import SELECTED_A_TURN
+from holdfast.groups.core import receiving, settling, subscribing
+from holdfast.groups.core.group import ENDED_A_TURN, Group
 from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.receipts import ReceiptCodec
+from holdfast.groups.core.receiving import SELECTED_A_TURN
 from holdfast.groups.core.selection import OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.leases import Leases
@@ -93,7 +92,7 @@ async def test_group_calls_over_many_queues_take_many_turns(tmp_path: Path) -> N
             calls_a_turn(QueueLane, "__init__") as lanes,
             calls_a_turn(Cursor, "__init__") as cursors,
             calls_a_turn(group_registry, "take_writes") as rows,
-            calls_a_turn(GroupParts, "_update_lane") as touched,
+            calls_a_turn(Group, "update_lane") as touched,
         ):
             await broker.group()
         assert (lanes.total, cursors.total, rows.total) == (QUEUES, QUEUES, QUEUES)
@@ -102,7 +101,7 @@ async def test_group_calls_over_many_queues_take_many_turns(tmp_path: Path) -> N
             with (
                 calls_a_turn(QueueLane, "seek") as moved,
                 calls_a_turn(broker.store, "queue_state") as looked,
-                calls_a_turn(GroupParts, "_update_lane") as touched,
+                calls_a_turn(Group, "update_lane") as touched,
             ):
                 await broker.groups.seek("g", target)
             assert moved.total == QUEUES
@@ -173,7 +172,7 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
             assert moved.total == topics * queues
             assert max(moved.most, looked.most) <= MOST
         with (
-            calls_a_turn(GroupParts, "_mark_dirty") as dirty,
+            calls_a_turn(Group, "_mark_dirty") as dirty,
             calls_a_turn(group_registry, "all_of") as let,
         ):
             await broker.groups.put_group("g", GroupSpec({"t0": TopicSpec()}))
@@ -316,14 +315,14 @@ async def test_many_messages_are_received_over_many_turns(
         if not waits:
             await broker.publish(bodies)
         with (
-            calls_a_turn(group_receiving, "SelectedMessage") as selected,
+            calls_a_turn(receiving, "SelectedMessage") as selected,
             calls_a_turn(GroupServer, "_count") as counted,
         ):
-            receiving = broker.start_receiving(count, settled=settled, wait_s=60.0)
+            waiting = broker.start_receiving(count, settled=settled, wait_s=60.0)
             if waits:
                 await until(lambda: broker.groups.stats().waiting == 1)
                 await broker.publish(bodies)
-            received = await receiving
+            received = await waiting
         assert bodies_of(received) == bodies
         assert selected.total == count
         assert selected.most <= SELECTED_A_TURN
@@ -339,11 +338,11 @@ async def test_a_receive_that_is_cancelled_between_turns_gives_back_what_it_has(
         await broker.topic()
         await broker.group(max_in_flight=count)
         await broker.publish(["x"] * count)
-        receiving = broker.start_receiving(count)
+        waiting = broker.start_receiving(count)
         await until(lambda: broker.groups.stats().in_flight >= SELECTED_A_TURN)
-        receiving.cancel()
+        waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await receiving
+            await waiting
         await until(lambda: broker.groups.stats().in_flight == 0)
         assert len(bodies_of(await broker.receive(count))) == count
 
@@ -360,7 +359,7 @@ async def test_many_receipts_are_settled_over_many_turns(tmp_path: Path, verb: V
         receipts = [*receipts_of(received), "none", *receipts_of(received)[:1]]
         with (
             calls_a_turn(ReceiptCodec, "decode") as decoded,
-            calls_a_turn(settling, "settle") as settled,
+            calls_a_turn(settling, "settle_receipt") as settled,
         ):
             statuses = await broker.settle(receipts, verb)
         assert (decoded.total, settled.total) == (count + 2, count + 1)
@@ -439,7 +438,7 @@ async def test_many_messages_are_acknowledged_by_one_receipt_over_many_turns(
         await broker.group(max_in_flight=count + 1)
         await broker.publish(["x"] * (count + 1))
         receipts = receipts_of(await broker.receive(count + 1))
-        with calls_a_turn(settling, "settle") as settled:
+        with calls_a_turn(settling, "settle_receipt") as settled:
             assert await broker.settle(receipts[-2:-1], cumulative=True) == [Status.DONE]
         assert (settled.total, settled.most) == (count, SETTLED_A_TURN)
         assert broker.groups.stats().in_flight == 1
@@ -486,7 +485,7 @@ async def test_a_large_reply_that_was_not_sent_is_given_back_over_many_turns(
         receipts = receipts_of(await broker.receive(count))
         with (
             calls_a_turn(ReceiptCodec, "decode") as decoded,
-            calls_a_turn(settling, "settle") as settled,
+            calls_a_turn(settling, "settle_receipt") as settled,
         ):
             broker.groups.undelivered("g", receipts)
             assert decoded.total == SETTLED_A_TURN, "the first at once"

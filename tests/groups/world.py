@@ -23,8 +23,9 @@ from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.modes import SingleActive
 from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.receiving import receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
-from holdfast.groups.core.settling import Status, Verb
+from holdfast.groups.core.settling import Status, Verb, settle
 from holdfast.groups.cursor.cursor import BOOT_SHIFT, Cursor, State
 from holdfast.groups.cursor.cursor_rows import restore
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE
@@ -333,7 +334,7 @@ class World:
 
     def note_pages(self) -> None:
         """Do the service's work in the loop iteration of a change."""
-        for lane in self.group.take_lanes_with_notes():
+        for lane in self.group.outbox.take_lanes_with_notes():
             book = self.books[lane.key]
             for lease in (each for row in lane.cursor.notes.leases for each in row):
                 offset = lease.head.offset
@@ -343,13 +344,13 @@ class World:
                     book.noted[offset] = *end, is_unknown
             self.page.note((7, *lane.key), lane.cursor)
         self.page.write()
-        self.page.free(self.group.take_free_grants())
+        self.page.free(self.group.outbox.take_free_grants())
 
     def commit(self) -> None:
         self.note_pages()
-        batch = self.group.take_writes()
+        batch = self.group.outbox.take_writes()
         self.disk.write(batch.writes)
-        self.group.mark_committed(batch)
+        self.group.outbox.mark_committed(batch)
         self.saved_active = self.group.activity.active
         sent = {key: book.max_sent for key, book in self.books.items()}
         for key in self.keys:
@@ -476,7 +477,7 @@ class World:
             self.ticket += 1
             request = replace(request, attempt_id=f"request {self.ticket}")
         try:
-            reply = self.group.receive(request, self.now)
+            reply = receive(self.group, request, self.now)
         except ExclusiveHeld:
             return
         self.check_reply(request, reply)
@@ -507,7 +508,7 @@ class World:
         if not expected:
             return
         try:
-            reply = self.group.receive(request, self.now)
+            reply = receive(self.group, request, self.now)
         except ExclusiveHeld:
             return
         if not reply.is_active or reply.is_notice:
@@ -544,8 +545,8 @@ class World:
             cumulative = cumulative and self.rng.random() < 0.1
             if cumulative and Status.DONE in expected and self.is_live(receipt):
                 self.finish_below(receipt)
-            (status,) = self.group.settle(
-                verb, [receipt], self.now, delay_ms=delay, cumulative=cumulative
+            (status,) = settle(
+                self.group, verb, [receipt], self.now, delay_ms=delay, cumulative=cumulative
             )
             assert status in expected, (status, expected, verb, receipt)
         if self.rng.random() < 0.3:
@@ -598,7 +599,7 @@ class World:
 
         A higher rate of crashes would leave too few letters that are completed.
         """
-        letters = self.group.take_dead_letters()
+        letters = self.group.outbox.take_dead_letters()
         crash_at = self.rng.randrange(len(letters)) if letters and self.rng.random() < 0.2 else -1
         for at, letter in enumerate(letters):
             book = self.books[letter.queue]
@@ -646,7 +647,7 @@ class World:
                 return
             request, boot = ReceiveRequest("a", 32), self.boot
             try:
-                reply = self.group.receive(request, self.now)
+                reply = receive(self.group, request, self.now)
             except ExclusiveHeld:  # a crash happened since then: old leases may exist
                 continue
             self.check_reply(request, reply)
@@ -654,7 +655,9 @@ class World:
                 for message in reply.messages:
                     assert message.receipt is not None
                     assert Status.DONE in self.expect(message.receipt, Verb.ACK, None)
-                    assert self.group.settle(Verb.ACK, [message.receipt], self.now) == [Status.DONE]
+                    assert settle(self.group, Verb.ACK, [message.receipt], self.now) == [
+                        Status.DONE
+                    ]
         raise AssertionError([book for book in self.books.values() if book.start < book.end])  # I5
 
     # -- checks ------------------------------------------------------------------------------
@@ -662,7 +665,7 @@ class World:
     def settle_world(self) -> None:
         """Serve the waiting requests, then compare everything."""
         for _ in range(100):
-            answered = self.group.serve(self.now)
+            answered = serve(self.group, self.now)
             needs, boot = False, self.boot
             for waiter, reply in answered:
                 if isinstance(reply, Reply) and waiter.request.settled:
@@ -796,7 +799,7 @@ class World:
         for waiter in self.group.waiters:  # I13, L15
             if isinstance(self.group.activity, SingleActive):
                 next_member = self.group.activity.next_member()
-                if next_member == waiter.request.member and self.group._may_become_active(
+                if next_member == waiter.request.member and self.group.may_become_active(
                     next_member
                 ):
                     self.rescues += 1

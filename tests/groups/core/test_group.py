@@ -7,11 +7,14 @@ import pytest
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import FAIR_ENGINES
+from holdfast.groups.core import receiving, settling
 from holdfast.groups.core.browsing import browse
+from holdfast.groups.core.group import Group
 from holdfast.groups.core.limits import Limits
 from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
-from holdfast.groups.core.settling import Status, Verb
+from holdfast.groups.core.settling import Status, Verb, release_undelivered
 from holdfast.groups.cursor.cursor_rows import restore
 from holdfast.groups.cursor.rows import key_prefix
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
@@ -313,7 +316,7 @@ def test_the_next_is_active_once_nothing_is_leased_and_is_told_first() -> None: 
     stage.group.retire("a")
     assert served(stage) == []
     settle(stage, Verb.ACK, messages)
-    ((waiter, notice),) = stage.group.serve(stage.now)
+    ((waiter, notice),) = serve(stage.group, stage.now)
     assert isinstance(notice, Reply)
     assert (waiter.ticket, notice.is_notice, notice.messages) == ("b", True, [])
     assert stage.offsets("b") == [2, 3]
@@ -425,13 +428,13 @@ def test_what_a_repeat_has_delivered_does_not_come_back_with_the_lost_reply(pass
     # The client repeated its request before the broker noticed that the first reply was lost.
     stage = Stage()
     stage.publish(3)
-    lost = stage.take(credit=2, attempt_id="x")
+    lost = stage.take(max_messages=2, attempt_id="x")
     stage.now += passed_ms
-    again = stage.take(credit=2, attempt_id="x")
-    assert stage.group.release_undelivered([pick.receipt for pick in lost], stage.now) == 0
+    again = stage.take(max_messages=2, attempt_id="x")
+    assert release_undelivered(stage.group, [pick.receipt for pick in lost], stage.now) == 0
     assert stage.offsets("b") == [2]
     assert settle(stage, Verb.ACK, again[:1]) == [DONE]
-    assert stage.group.release_undelivered([pick.receipt for pick in again[1:]], stage.now) == 1
+    assert release_undelivered(stage.group, [pick.receipt for pick in again[1:]], stage.now) == 1
     assert stage.offsets("b") == [1]
 
 
@@ -583,7 +586,7 @@ def test_a_source_that_must_wait_is_asked_again() -> None:
     reply = stage.ask()
     assert (reply.messages, reply.needs) == ([], ((1, 0), 0))
     park(stage, "a")
-    ((_, reply_),) = stage.group.serve(stage.now)
+    ((_, reply_),) = serve(stage.group, stage.now)
     assert isinstance(reply_, Reply)
     assert reply_.needs == ((1, 0), 0)
     stage.queues.is_cold = False
@@ -609,11 +612,11 @@ def test_who_waits_behind_a_cold_topic_is_not_forgotten() -> None:  # I13
 def filled(stage: Stage, max_messages: int = 100, **fields: object) -> list[tuple[QueueKey, int]]:
     """Receive, and read three messages at a time from disk until the reply needs no more."""
     request = ReceiveRequest("a", max_messages, **fields)  # type: ignore[arg-type]
-    reply = stage.group.receive(request, stage.now)
+    reply = receive(stage.group, request, stage.now)
     while reply.needs is not None and len(reply.messages) < max_messages:
         queue, offset = reply.needs
         stage.queues.cold_from[queue] = offset + 3
-        stage.group.continue_reply(reply, request, stage.now)
+        continue_reply(stage.group, reply, request, stage.now)
     return [(message.queue, message.offset) for message in reply.messages]
 
 
@@ -645,7 +648,7 @@ def test_nothing_is_added_to_a_reply_of_which_some_was_taken_back(how: str) -> N
     stage.publish(10)
     stage.queues.cold_from[1, 0] = 3
     request = ReceiveRequest("a", 10)
-    reply = stage.group.receive(request, stage.now)
+    reply = receive(stage.group, request, stage.now)
     assert reply.needs == ((1, 0), 3)
     if how == "leave":
         stage.group.leave("a", stage.now)
@@ -658,7 +661,7 @@ def test_nothing_is_added_to_a_reply_of_which_some_was_taken_back(how: str) -> N
     else:
         assert settle(stage, Verb.ACK, reply.messages[:1]) == [DONE]
     stage.queues.cold_from.clear()
-    stage.group.continue_reply(reply, request, stage.now)
+    continue_reply(stage.group, reply, request, stage.now)
     assert [message.offset for message in reply.messages] == [0, 1, 2]
     assert reply.needs is None
 
@@ -668,10 +671,10 @@ def test_nothing_is_added_for_a_member_that_retired() -> None:
     stage.publish(10)
     stage.queues.cold_from[1, 0] = 3
     request = ReceiveRequest("a", 10)
-    reply = stage.group.receive(request, stage.now)
+    reply = receive(stage.group, request, stage.now)
     stage.group.retire("a")
     stage.queues.cold_from.clear()
-    stage.group.continue_reply(reply, request, stage.now)
+    continue_reply(stage.group, reply, request, stage.now)
     assert [message.offset for message in reply.messages] == [0, 1, 2]
 
 
@@ -729,32 +732,38 @@ def test_receipts_of_others_are_invalid() -> None:
     stage.publish()
     other = Receipt(9, 1, 0, 0, 1, 1, 1, 1, "a")
     unknown = Receipt(1, 5, 0, 0, 1, 1, 1, 1, "a")
-    assert stage.group.settle(Verb.ACK, [None, other, unknown], stage.now) == [
+    assert settling.settle(stage.group, Verb.ACK, [None, other, unknown], stage.now) == [
         INVALID, INVALID, STALE,
     ]  # fmt: skip
 
 
-def test_whoever_has_just_looked_is_parked_without_another_look() -> None:
+def test_whoever_has_just_looked_is_parked_without_another_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stage = Stage()
-    stage.group.serve(stage.now)
+    serve(stage.group, stage.now)
     for member in "ab":
         request = ReceiveRequest(member, 1)
-        assert not stage.group.receive(request, stage.now).is_answer
+        assert not receive(stage.group, request, stage.now).is_answer
         stage.group.park(request, member, stage.now, stage.now + 1_000, has_looked=True)
     looks: list[ReceiveRequest] = []
-    receive = stage.group.receive
-    stage.group.receive = lambda request, now_ms: looks.append(request) or receive(request, now_ms)  # type: ignore[func-returns-value, method-assign]
-    assert stage.group.serve(stage.now) == []
+
+    def count(group: Group, request: ReceiveRequest, now_ms: int) -> Reply:
+        looks.append(request)
+        return receive(group, request, now_ms)
+
+    monkeypatch.setattr(receiving, "receive", count)
+    assert serve(stage.group, stage.now) == []
     assert looks == []
     stage.publish()
-    assert [waiter.ticket for waiter, _ in stage.group.serve(stage.now)] == ["a"]
+    assert [waiter.ticket for waiter, _ in serve(stage.group, stage.now)] == ["a"]
 
 
 # -- limits of queues and keys -------------------------------------------------------------------
 
 
 def test_a_reply_has_few_of_a_limited_queue_and_the_others_of_the_rest() -> None:
-    # C1: a member that is slow with one queue can request for messages of the other queues only
+    # C1: a member that is slow with one queue can ask for messages of the other queues only
     stage = Stage({})
     stage.group.add_topic(1)
     for queue in range(3):
@@ -818,7 +827,7 @@ def test_who_waits_with_limits_is_passed_over_by_what_they_exclude() -> None:  #
         request = ReceiveRequest(
             member, 10, limits=Limits(queues={(1, 0): 0}) if member == "a" else None
         )
-        assert not stage.group.receive(request, stage.now).messages
+        assert not receive(stage.group, request, stage.now).messages
         stage.group.park(request, member, stage.now, stage.now + 5_000)
     stage.publish(1, (1, 0))
     assert served(stage) == [("b", [0])]

@@ -10,6 +10,7 @@ from holdfast.groups.config import FAIR_ENGINES
 from holdfast.groups.core import requests
 from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.group import Group
+from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import State
@@ -121,7 +122,7 @@ def test_what_is_settled_makes_room_for_the_next_at_once() -> None:  # F14
         park(stage, "a")
         assert served(stage) == []
         settle(stage, Verb.ACK, messages)
-        ((_, reply),) = stage.group.serve(stage.now)
+        ((_, reply),) = serve(stage.group, stage.now)
         messages = reply.messages  # type: ignore[union-attr]
         assert [message.offset for message in messages] == [offset]
 
@@ -157,7 +158,7 @@ def test_what_does_not_match_does_not_wake_and_is_looked_at_once(whose: str) -> 
     assert waiter.ticket == "a"
     stage.queues.reads.clear()
     stage.now += 5_000
-    assert not stage.group.receive(request, stage.now).messages
+    assert not receive(stage.group, request, stage.now).messages
     assert stage.queues.reads == []
     stage.group.park(request, "a", stage.now, stage.now + 5_000)
     stage.publish(1, tag="y")
@@ -209,7 +210,7 @@ def test_browsing_leaves_nothing_behind() -> None:  # I15
         )
         assert shown.messages
     assert state() == before
-    assert not stage.group.has_changes
+    assert not stage.group.outbox.has_writes
 
 
 # -- one message, three actors -------------------------------------------------------------------
@@ -276,7 +277,7 @@ def test_however_three_actors_meet_a_message_has_one_holder_and_one_end() -> Non
 
 
 def _asked_again(stage: Stage, attempt_id: str) -> list[int]:
-    repeats = stage.group._answers
+    repeats = stage.group.answers
     return [message.offset for message in repeats.find("a", attempt_id, stage.now)]
 
 
@@ -315,9 +316,9 @@ def test_a_client_pushes_out_its_own_answers_before_those_of_others(
     stage.take(max_messages=1, attempt_id="mine", client="modest")
     for number in range(10):
         request = requests.ReceiveRequest(f"made up {number}", 1, attempt_id="x", client="greedy")
-        assert len(stage.group.receive(request, stage.now).messages) == 1
+        assert len(receive(stage.group, request, stage.now).messages) == 1
     assert _asked_again(stage, "mine") == [0]
-    repeats = stage.group._answers
+    repeats = stage.group.answers
     kept = [n for n in range(10) if repeats.find(f"made up {n}", "x", stage.now)]
     assert kept == [8, 9]
     stage.now += 300_000
@@ -330,11 +331,11 @@ def test_an_answer_that_is_filled_further_counts_once_and_as_a_whole() -> None:
     stage.publish(20)
     stage.queues.cold_from[1, 0] = 5
     request = ReceiveRequest("a", 20, attempt_id="x")
-    reply = stage.group.receive(request, stage.now)
+    reply = receive(stage.group, request, stage.now)
     del stage.queues.cold_from[1, 0]
-    stage.group.continue_reply(reply, request, stage.now)
+    continue_reply(stage.group, reply, request, stage.now)
     assert _asked_again(stage, "x") == [*range(20)]
-    assert stage.group._answers._message_count == 20
+    assert stage.group.answers._message_count == 20
     stage.now += 300_000
     assert _asked_again(stage, "x") == []
-    assert stage.group._answers._message_count == 0
+    assert stage.group.answers._message_count == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.groups.config import COSTS, FAIR_ENGINES, MODES
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.group_topic import Offer, Run, first_of
+from holdfast.groups.core.group_topic import GroupTopic, Offer, Run, first_of
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.fairness.fair_set import HeadCost
@@ -21,11 +21,21 @@ WEIGHTS = {topic_id: 4 * (topic_id + 1) for topic_id in range(10)}
 engines = pytest.mark.parametrize("engine", FAIR_ENGINES)
 
 
+class OneByOneTopic(GroupTopic):
+    """A topic from which each message is selected alone."""
+
+    def run(self, offered: Offer, *how: Any) -> Run:
+        return first_of(super().run(offered, *how), 1)
+
+
 class OneByOne(Group):
     """A group that selects again after each message."""
 
-    def _run(self, order: Any, offered: Offer, room: int) -> Run:
-        return first_of(super()._run(order, offered, room), 1)
+    def add_topic(
+        self, topic_id: int, *, weight: int = 1, levels: int = 1, filter: object | None = None
+    ) -> None:
+        super().add_topic(topic_id, weight=weight, levels=levels, filter=filter)
+        self.topics[topic_id] = OneByOneTopic(topic_id, levels, filter)
 
 
 def state_of(group: Group) -> dict[object, object]:

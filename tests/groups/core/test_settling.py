@@ -3,8 +3,9 @@
 import pytest
 
 from holdfast.groups.config import GroupConfig
-from holdfast.groups.core.group import Group
-from holdfast.groups.core.group_parts import ENDED_A_TURN
+from holdfast.groups.core import settling
+from holdfast.groups.core.group import ENDED_A_TURN, Group
+from holdfast.groups.core.receiving import receive
 from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import State
@@ -22,7 +23,7 @@ def settle(
     stage: Stage, verb: Verb, *messages: SelectedMessage, **terms: int | bool
 ) -> list[Status]:
     receipts = [message.receipt for message in messages]
-    return stage.group.settle(verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
+    return settling.settle(stage.group, verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
 
 
 def new_stage(count: int = 10, **config: object) -> Stage:
@@ -114,14 +115,14 @@ def test_only_failures_count_and_the_last_makes_a_dead_letter() -> None:  # I9
     stage.take()
     stage.later(30_000)
     for _ in range(3):
-        assert stage.group.take_dead_letters() == []
+        assert stage.group.outbox.take_dead_letters() == []
         settle(stage, Verb.NACK, *stage.take())
-    (letter,) = stage.group.take_dead_letters()
+    (letter,) = stage.group.outbox.take_dead_letters()
     lease = stage.cursor().attempts[0].last_lease
     letter_id = "0000000100000001" + "0" * 24 + f"{lease:016X}"
     assert (letter.letter_id, letter.failures) == (letter_id, 3)
     assert stage.cursor().state(0) is State.DYING
-    assert stage.group.take_dead_letters() == []
+    assert stage.group.outbox.take_dead_letters() == []
     assert stage.group.dead_lettered(KEY, 0, 77)
     assert not stage.group.dead_lettered(KEY, 0, 77)
     assert (stage.cursor().floor, stage.cursor().dead_count) == (1, 1)
@@ -133,7 +134,7 @@ def test_only_failures_count_and_the_last_makes_a_dead_letter() -> None:  # I9
 def test_without_dead_letters_it_is_dropped() -> None:
     stage = new_stage(1)
     settle(stage, Verb.REJECT, *stage.take())
-    assert stage.group.take_dead_letters() == []
+    assert stage.group.outbox.take_dead_letters() == []
     assert stage.cursor().changes.settled == {0}
     assert stage.cursor().settled[0].position == NOT_KEPT
     assert stage.cursor().floor == 1
@@ -156,9 +157,9 @@ def test_a_crash_between_the_dead_letter_and_its_mark_repeats_the_same_id() -> N
     stage.commit()
     settle(stage, Verb.REJECT, *stage.take())
     stage.commit()
-    (letter,) = stage.group.take_dead_letters()
+    (letter,) = stage.group.outbox.take_dead_letters()
     restart(stage)
-    (again,) = stage.group.take_dead_letters()
+    (again,) = stage.group.outbox.take_dead_letters()
     assert again == letter
     assert stage.offsets() == []
 
@@ -309,7 +310,7 @@ def test_memory_follows_what_is_held() -> None:  # I16
         settle(stage, Verb.RELEASE, *stage.take("b", 1))
     assert len(stage.cursor().leases._deadlines) <= 200
     with pytest.raises(KeyError):
-        stage.group.receive(ReceiveRequest("a", 1, topics=frozenset({1})), stage.now)
+        receive(stage.group, ReceiveRequest("a", 1, topics=frozenset({1})), stage.now)
         stage.group.topics[9]
 
 

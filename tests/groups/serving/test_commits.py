@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.consumequeue.errors import StateUnavailable
-from holdfast.groups.core.group_parts import WriteBatch
+from holdfast.groups.core.outbox import WriteBatch
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.rows import DeleteRange, Write
 from holdfast.groups.serving.commits import Commits, Writes, merge_batches
@@ -124,8 +124,8 @@ def test_of_each_cursor_one_reserve_is_kept_however_often_writing_fails() -> Non
     for _ in range(10):
         settle(stage, Verb.ACK, stage.take())
         stage.take(max_messages=1_000, settled=True)
-        batch = merge_batches(batch, stage.group.take_writes())
+        batch = merge_batches(batch, stage.group.outbox.take_writes())
     cursor = stage.cursor()
     assert batch.reserves == {cursor: (cursor.epoch, cursor.reserved_next)}
-    stage.group.mark_committed(batch)
+    stage.group.outbox.mark_committed(batch)
     assert cursor.reserved_durable == cursor.reserved_next > 10_000

@@ -1,0 +1,108 @@
+"""What a group hands to its caller: rows to write, page notes and dead letters. Pure."""
+
+from holdfast.groups.core.modes import MemberRule
+from holdfast.groups.core.queue_lane import DeadLetter, QueueLane
+from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.cursor.cursor_rows import has_changes, take_writes
+from holdfast.groups.cursor.leases import Grant
+from holdfast.groups.cursor.rows import ACTIVE, DeleteRange, Write, group_key, key_prefix
+
+
+class WriteBatch:
+    """The rows of one transaction, and what becomes true when they are durable."""
+
+    def __init__(self) -> None:
+        self.writes: list[Write | DeleteRange] = []
+        #: For each cursor: its epoch, and the offset below which messages may be delivered once
+        #: the rows are durable.
+        self.reserves: dict[Cursor, tuple[int, int]] = {}
+        #: How often the active member had changed when the rows were made.
+        self.fencing_epoch = 0
+        #: Records of the progress page that are not needed once the rows are durable.
+        self.ended_grants: list[Grant] = []
+
+
+class Outbox:
+    """The changes of one group that its caller has not taken yet."""
+
+    def __init__(self, group_id: int, activity: MemberRule) -> None:
+        self._group_id = group_id
+        #: Its active member is written with the rows.
+        self.activity = activity
+        #: The active member as last written.
+        self.written_active: str | None = None
+        #: The value of `activity.fencing_epoch` in the last commit. If it equals the current value,
+        #: it is durable that the previous active member has lost its leases.
+        self.durable_fencing_epoch = 0
+        self._lanes_with_rows: dict[QueueLane, None] = {}
+        self._lanes_with_notes: dict[QueueLane, None] = {}
+        self._lanes_with_dead_letters: dict[QueueLane, None] = {}
+        #: Records of the progress page that are no longer needed.
+        self._free_grants: list[Grant] = []
+
+    def add(self, lane: QueueLane) -> None:
+        """Add the changes of a lane, if it has any."""
+        if lane.dead_letters:
+            self._lanes_with_dead_letters[lane] = None
+        if lane.cursor.notes:
+            self._lanes_with_notes[lane] = None
+        if has_changes(lane.cursor):
+            self._lanes_with_rows[lane] = None
+
+    def remove(self, lane: QueueLane) -> None:
+        """Drop the changes of a lane that the group loses."""
+        self._lanes_with_dead_letters.pop(lane, None)
+        self._lanes_with_notes.pop(lane, None)
+        self._lanes_with_rows.pop(lane, None)
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether `take_writes` would return rows."""
+        return bool(self._lanes_with_rows) or self.activity.active != self.written_active
+
+    def take_writes(self) -> WriteBatch:
+        """Return all rows that changed since the last call, for one transaction."""
+        batch = WriteBatch()
+        batch.fencing_epoch = self.activity.fencing_epoch
+        for lane in self._lanes_with_rows:
+            prefix = key_prefix(self._group_id, *lane.key)
+            batch.writes += take_writes(lane.cursor, prefix)
+            batch.reserves[lane.cursor] = lane.cursor.epoch, lane.cursor.reserved_next
+            batch.ended_grants += lane.cursor.leases.ended_grants
+            lane.cursor.leases.ended_grants = []
+        self._lanes_with_rows.clear()
+        active = self.activity.active
+        if active != self.written_active:
+            value = None if active is None else active.encode()
+            batch.writes.append(Write(ACTIVE, group_key(self._group_id), value))
+            self.written_active = active
+        return batch
+
+    def mark_committed(self, batch: WriteBatch) -> None:
+        """Record that a batch is durable."""
+        self.durable_fencing_epoch = batch.fencing_epoch
+        for cursor, (epoch, reserved_next) in batch.reserves.items():
+            if cursor.epoch == epoch:
+                cursor.reserved_durable = max(cursor.reserved_durable, reserved_next)
+        self._free_grants += batch.ended_grants
+
+    def take_lanes_with_notes(self) -> list[QueueLane]:
+        """Return the lanes with changes for the progress page since the last call."""
+        lanes = [lane for lane in self._lanes_with_notes if lane.cursor.notes]
+        self._lanes_with_notes.clear()
+        return lanes
+
+    def take_free_grants(self) -> list[Grant]:
+        """Return the page records of leases whose end is committed to the disk."""
+        grants, self._free_grants = self._free_grants, []
+        return grants
+
+    def take_dead_letters(self) -> list[DeadLetter]:
+        """Return the messages to append to the dead-letter topic. Each is returned by one call
+        only."""
+        letters = []
+        for lane in self._lanes_with_dead_letters:
+            letters += lane.dead_letters
+            lane.dead_letters = []
+        self._lanes_with_dead_letters.clear()
+        return letters

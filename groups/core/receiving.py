@@ -1,0 +1,333 @@
+"""How a group serves requests: choose messages by fairness, lease them, issue receipts. Pure."""
+
+from dataclasses import dataclass
+
+from holdfast.groups.core.group import Group
+from holdfast.groups.core.group_topic import Offer, Run, first_of, in_turn
+from holdfast.groups.core.limits import Limits, Room
+from holdfast.groups.core.queue_lane import QueueLane
+from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
+from holdfast.groups.core.waiters import Waiter
+from holdfast.groups.cursor.heads import Head, NeedsRead
+from holdfast.groups.errors import FilterNotAllowed, GroupError
+
+#: At most this many messages are chosen ("selected") for one reply in one event loop iteration.
+#: Each takes about 10 microseconds.
+SELECTED_A_TURN = 500
+
+
+def receive(group: Group, request: ReceiveRequest, now_ms: int) -> Reply:
+    """Return what a member gets now. Raises ExclusiveHeld, FilterNotAllowed."""
+    if request.filter is not None and group.config.mode == "keyed":
+        raise FilterNotAllowed(group.config.mode)
+    admission = group.activity.admit(request.member, group.may_become_active)
+    group.members.seen(request.member, now_ms)
+    if not admission.is_active:
+        return Reply(is_active=False)
+    if admission.is_notice:
+        return Reply(available=group.available(request), is_notice=True)
+    if request.attempt_id is not None:
+        reply = _repeat_answer(group, request, request.attempt_id, now_ms)
+        if reply is not None:
+            return reply
+    reply = Reply()
+    _fill(group, reply, request, now_ms)
+    reply.available = group.available(request)
+    return reply
+
+
+def continue_reply(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> None:
+    """Continue to fill a reply that stopped early: at SELECTED_A_TURN messages, or because a
+    message had to be read from the log first. The messages already selected stay, so their
+    order and the topics' shares are the same as without the stop. Add nothing if the member
+    has lost any of the reply's leases meanwhile."""
+    reply.needs, reply.is_cut = None, False
+    if _has_all(group, reply, request.member):
+        _fill(group, reply, request, now_ms)
+    reply.available = group.available(request)
+
+
+def serve(group: Group, now_ms: int) -> list[tuple[Waiter, Reply | GroupError]]:
+    """Return the waiting requests that can be answered now, with their answers. The others
+    continue to wait.
+
+    If an answer has no messages and its `needs` is set, the answer is not final, and its
+    request is still held. The caller must then read the queue at the offset in `needs`,
+    `mark_dirty` the topic, and call `serve` again.
+    """
+    answered: list[tuple[Waiter, Reply | GroupError]] = []
+    while group.dirty_topics and len(group.waiters):
+        dirty, group.dirty_topics = group.dirty_topics, set()
+        without_result: set[object] = set()
+        for waiter in group.waiters:
+            equivalence_key = _equivalence_key(group, waiter.request)
+            if equivalence_key in without_result or not _may_match(group, waiter, dirty):
+                continue
+            answer: Reply | GroupError
+            try:
+                answer = receive(group, waiter.request, now_ms)
+            except GroupError as error:
+                answer = error
+            if isinstance(answer, GroupError) or answer.is_answer:
+                group.waiters.remove(waiter)
+                answered.append((waiter, answer))
+                if _are_exhausted(group, dirty):
+                    break
+            elif answer.needs is not None:
+                answered.append((waiter, answer))
+                group.dirty_topics |= dirty
+                return answered
+            else:
+                without_result.add(equivalence_key)
+    group.dirty_topics.clear()
+    return answered
+
+
+def _are_exhausted(group: Group, dirty: set[int]) -> bool:
+    """Return whether the dirty topics have no messages left for any member. In single active
+    mode always return False, because a waiting request may also get a notice."""
+    is_about_messages = group.config.mode != "single_active"
+    return is_about_messages and not any(map(group.fair.is_active, dirty))
+
+
+def _equivalence_key(group: Group, request: ReceiveRequest) -> object:
+    """Return a value that is equal for similar requests: if one of them gets nothing now, the
+    others get nothing either."""
+    if group.config.mode == "competing":
+        room = group.in_flight.room(request.member) > 0
+        return (
+            request.topics,
+            request.may_receive,
+            request.filter,
+            room,
+            request.settled,
+            request.limits,
+        )
+    return (
+        request.member,
+        request.topics,
+        request.may_receive,
+        request.filter,
+        request.settled,
+        request.limits,
+    )
+
+
+def _may_match(group: Group, waiter: Waiter, dirty: set[int]) -> bool:
+    """Return whether this waiting request may get messages of the dirty topics."""
+    active = group.activity.active
+    if active is not None and waiter.request.member != active:
+        return False
+    request = waiter.request
+    if request.topics is not None and request.topics.isdisjoint(dirty):
+        return False
+    return request.may_receive is None or any(map(request.may_receive, dirty))
+
+
+@dataclass(slots=True)
+class _Order:
+    """A request while its reply is being filled."""
+
+    reply: Reply
+    request: ReceiveRequest
+    now_ms: int
+    deadline_ms: int
+
+
+def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> None:
+    room = request.max_messages
+    if not request.settled:
+        room = min(room, len(reply.messages) + group.in_flight.room(request.member))
+    most = min(room, len(reply.messages) + SELECTED_A_TURN)
+    returned_only = not (request.settled or group.in_flight.may_deliver_new)
+    if reply.room is None and (returned_only or request.limits is not None):
+        reply.room = Room(request.limits or Limits())
+    if reply.room is not None:
+        reply.room.returned_only = returned_only
+    order = _Order(reply, request, now_ms, now_ms + group.allowed_lease_ms(request.lease_ms))
+    peeked: dict[int, Offer | None] = {}
+
+    def head_cost(topic_id: int) -> int | None:
+        if topic_id not in peeked:
+            is_taken = request.takes(topic_id)
+            peeked[topic_id] = (
+                _peek(group, topic_id, request, now_ms, reply.room) if is_taken else None
+            )
+        found = peeked[topic_id]
+        return None if found is None else group.costs.at_delivery(topic_id, found[1])
+
+    served: dict[QueueLane, None] = {}
+    try:
+        while len(reply.messages) < most:
+            topic_id = group.fair.select(head_cost)
+            if topic_id is None:
+                break
+            found = peeked.pop(topic_id)
+            assert found is not None
+            if reply.messages and reply.size_bytes + found[1].size_bytes > request.max_bytes:
+                break
+            run = _run(group, order, found, most - len(reply.messages))
+            _deliver(group, order, run)
+            for lane, _ in run:
+                served[lane] = None
+            # Peek even if the reply is full now: if the topic has no messages left for any
+            # member, the peek makes the topic inactive, and `serve` relies on that.
+            peeked[topic_id] = _peek(group, topic_id, request, now_ms, reply.room)
+        reply.is_cut = len(reply.messages) == most < room
+    except NeedsRead as needed:
+        reply.needs = needed.queue, needed.offset
+    finally:
+        if reply.room is not None:
+            reply.room.put_back()
+    for lane in served:
+        group.update_lane(lane)
+    if reply.messages and not request.settled:
+        group.members.seen(request.member, now_ms, order.deadline_ms)
+    if reply.messages and request.attempt_id is not None:
+        group.answers.note(
+            request.member, request.attempt_id, reply.messages, now_ms, request.client
+        )
+
+
+def _has_all(group: Group, reply: Reply, member: str) -> bool:
+    """Return whether a member may be served and still has every lease of a reply."""
+    if group.config.mode in ("single_active", "exclusive") and group.activity.active != member:
+        return False
+    for message in reply.messages:
+        if message.receipt is not None:
+            lane = group.lane(message.queue)
+            lease = None if lane is None else lane.cursor.leases.get(message.offset)
+            if lease is None or lease.number != message.receipt.lease_number:
+                return False
+    return True
+
+
+def _peek(
+    group: Group, topic_id: int, request: ReceiveRequest, now_ms: int, room: Room | None
+) -> Offer | None:
+    topic = group.topics[topic_id]
+    found = topic.peek(request.member, request.filter, now_ms, room)
+    if found is None and topic.is_drained():
+        group.fair.deactivate(topic_id)
+    return found
+
+
+def _run(group: Group, order: "_Order", offered: Offer, room: int) -> Run:
+    """Return the run of messages to deliver together: the offered message, and those that
+    successive requests for one message each would get next. All messages of a run are of one
+    topic and have the same cost."""
+    lane, first = offered
+    topic_id = lane.key[0]
+    most, limits = 1, order.reply.room
+    if room > 1 and not (limits is not None and limits.returned_only):
+        most = min(room, group.fair.turns(topic_id, group.costs.at_delivery(topic_id, first)))
+    if most == 1:
+        return [(lane, [first])]
+    run = group.topics[topic_id].run(offered, order.request.filter, order.now_ms, most, limits)
+    size_bytes = sum([head.size_bytes for _, heads in run for head in heads])
+    if order.reply.size_bytes + size_bytes > order.request.max_bytes or not group.costs.are_alike:
+        run = first_of(run, _fitting(group, order, [heads for _, heads in run]))
+    return run
+
+
+def _fitting(group: Group, order: "_Order", columns: list[list[Head]]) -> int:
+    """Return how many messages from the beginning of a run have the cost of the first message
+    and fit into the bytes that the request allows. The result is at least 1."""
+    first = columns[0][0]
+    size_bytes = order.reply.size_bytes
+    for count, head in enumerate(in_turn(columns)):
+        size_bytes += head.size_bytes
+        is_equal = group.costs.are_alike or head.size_bytes == first.size_bytes
+        if count and (size_bytes > order.request.max_bytes or not is_equal):
+            return count
+    return sum(map(len, columns))
+
+
+def _deliver(group: Group, order: "_Order", run: Run) -> None:
+    reply, request, topic_id = order.reply, order.request, run[0][0].key[0]
+    charge = group.costs.at_delivery(topic_id, run[0][1][0])
+    if request.settled or group.outbox.durable_fencing_epoch != group.activity.fencing_epoch:
+        reply.commit_first = True
+    before = len(reply.messages)
+    if len(run) == 1:
+        reply.messages += _take(group, order, *run[0], charge)
+    else:
+        reply.messages += in_turn([_take(group, order, *each, charge) for each in run])
+    if reply.room is not None:
+        for lane, heads in run:
+            for head in heads:
+                reply.room.take(lane.key, head.key)
+    count = len(reply.messages) - before
+    if not request.settled:
+        group.in_flight.add(request.member, count)
+    group.fair.charge(topic_id, charge, count)
+    group.topics[topic_id].advance(run, has_left_out=reply.room is not None)
+
+
+def _take(
+    group: Group, order: "_Order", lane: QueueLane, heads: list[Head], charge: int
+) -> list[SelectedMessage]:
+    """Lease messages of one lane; settle them if the request asked for that (`settled`)."""
+    reply, request, deadline_ms = order.reply, order.request, order.deadline_ms
+    key, cursor, member = lane.key, lane.cursor, request.member
+    # If the last offset is beyond the durable reserve, commit before the reply is sent: after a
+    # restart the broker must know that these messages may have been delivered.
+    if heads[-1].offset >= cursor.reserved_durable:
+        reply.commit_first = True
+    for head in heads:
+        reply.size_bytes += head.size_bytes
+    messages = []
+    if request.settled:
+        for offset, *_ in heads:
+            redelivered = cursor.is_redelivery(offset)
+            messages.append(SelectedMessage(key, offset, cursor.attempt(offset), redelivered, None))
+        lane.take_settled(heads, member)
+        return messages
+    group_id, epoch, (topic_id, queue) = group.group_id, cursor.epoch, key
+    were_seen = bool(cursor.attempts) or heads[0].offset < cursor.seen_below
+    leases = lane.lease(heads, member, deadline_ms, order.now_ms, charge, request.attempt_id)
+    for lease in leases:
+        offset, number, attempt = lease.head.offset, lease.number, lease.attempt
+        redelivered = were_seen and cursor.is_redelivery(offset)
+        if redelivered:  # after a restart the broker must know the end of the earlier lease
+            reply.commit_first = True
+        receipt = Receipt(
+            group_id, topic_id, queue, offset, number, epoch, deadline_ms, attempt, member
+        )
+        messages.append(SelectedMessage(key, offset, attempt, redelivered, receipt))
+    return messages
+
+
+def _repeat_answer(
+    group: Group, request: ReceiveRequest, attempt_id: str, now_ms: int
+) -> Reply | None:
+    """Return the earlier reply to this attempt id again, without the messages whose leases
+    have ended. Extend the other leases. Return None if no message is left.
+
+    Leave out messages that this request does not ask for or may not get: the first attempt
+    may have come from another client, with more permissions."""
+    messages = []
+    found = group.answers.find(request.member, attempt_id, now_ms)
+    taken = {each for each in {message.queue[0] for message in found} if request.takes(each)}
+    for message in found:
+        if message.queue[0] not in taken:
+            continue
+        lane = group.lane(message.queue)
+        if message.receipt is None:
+            messages.append(message)
+        elif lane is not None and lane.cursor.epoch == message.receipt.epoch:
+            lease = lane.cursor.leases.get(message.offset)
+            if lease is not None and lease.number == message.receipt.lease_number:
+                # Always later, which distinguishes the receipts of the two replies.
+                deadline_ms = max(
+                    lease.deadline_ms + 1, now_ms + group.allowed_lease_ms(request.lease_ms)
+                )
+                lane.cursor.extend(lease, deadline_ms)
+                group.members.seen(request.member, now_ms, deadline_ms)
+                receipt = message.receipt._replace(deadline_ms=deadline_ms)
+                messages.append(message._replace(receipt=receipt))
+                group.update_lane(lane)
+    if not messages:
+        return None
+    return Reply(messages, group.available(request), commit_first=True)
