@@ -22,7 +22,7 @@ from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
 from holdfast.consumequeue.publishing import Publisher, StoredBatch
 from holdfast.consumequeue.reading.fetched import Fetched
 from holdfast.consumequeue.reading.lookups import Lookups
-from holdfast.consumequeue.reading.queue_reading import QueueReader, QueueState
+from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.reading.reader import MessageFilter
 from holdfast.consumequeue.reading.splits import Split
 from holdfast.consumequeue.state.changes import StateChanges
@@ -32,7 +32,7 @@ from holdfast.consumequeue.state.store import StateStore
 from holdfast.consumequeue.state.topic_changes import TopicChanges
 from holdfast.consumequeue.state.topic_room import TopicRoom
 from holdfast.consumequeue.state.topic_table import TopicTable
-from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.consumequeue.topics import QueueKey, QueueState, Topic
 
 __all__ = [
     "Fetched",

@@ -50,6 +50,17 @@ class Topic:
         return self.queue_count // self.priority_levels
 
 
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Where a queue begins and ends. `bytes` is the stored size from min_offset to max_offset."""
+
+    queue: int
+    min_offset: int
+    max_offset: int
+    bytes: int
+    newest_timestamp_us: int | None
+
+
 @lru_cache(1024)
 def check_name(kind: str, name: str, *, own: bool = False) -> str:
     """Return `name` if it is allowed as the name of a `kind` ("topic" or "group").

@@ -11,15 +11,14 @@ from aiohttp import hdrs
 
 from holdfast.http_api.access.auditing import AuditedRequest, record_denial
 from holdfast.http_api.access.authorization import UNKNOWN, Denied
-from holdfast.http_api.access.browsers import ORIGIN
 from holdfast.http_api.access.cors import CrossOrigin
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.access.hosts import names_in
 from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.access_log import AccessLog
-from holdfast.http_api.endpoints.events import EventStreams, reconnect_later
+from holdfast.http_api.endpoints.events import reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
-from holdfast.http_api.metrics.counters import StateCollector
+from holdfast.http_api.endpoints.state_metrics import StateCollector
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
@@ -30,7 +29,7 @@ from holdfast.http_api.routing.route import Route
 from holdfast.http_api.routing.router import Router
 from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.framing import check_framing
-from holdfast.http_api.wire.headers import list_header
+from holdfast.http_api.wire.headers import ORIGIN, list_header
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import Request
@@ -45,7 +44,6 @@ _LAG_INTERVAL_S = 1.0
 
 def make_app(context: ApiContext) -> "App":
     """Return the application that serves the API. `start_server` starts it."""
-    context.streams = EventStreams(context.config.max_event_streams)
     context.openapi = openapi_document(ROUTES, context.config, context.version)
     context.registry.register(StateCollector(context))
     return App(context, Router(ROUTES))
@@ -106,14 +104,16 @@ class App:
                 check_framing(request)
                 preflight = self._preflight(request)
                 if preflight is None:
-                    route, values, principal = context.access.admit(
-                        request, self._router, self._pages
+                    principal, refusal = context.access.identify(request)
+                    route, values = self._find_route(request, refusal)
+                    context.access.check(
+                        principal, refusal, route.access, values, request.headers, self._pages
                     )
             except Problem:
                 if limiter is not None:
-                    asker = context.access.asker(request)
-                    limiter.admit(request, asker)
-                    payer = asker
+                    caller = context.access.principal_of(request)
+                    limiter.admit(request, caller)
+                    payer = caller
                 raise
             if preflight is not None:
                 if limiter is not None:
@@ -123,7 +123,7 @@ class App:
             else:
                 path, who = route.path, principal.name
                 if route.act and context.audit is not None:
-                    act = AuditedRequest(context.audit, request, route, values, principal)
+                    act = AuditedRequest(context.audit, request, route.act, values, principal)
                 if limiter is not None and not route.is_open:
                     limiter.admit(request, principal)
                     payer = principal
@@ -159,6 +159,21 @@ class App:
         if self._access_log is not None:
             self._access_log.log_request(request, who, reply, took_s)
         return reply
+
+    def _find_route(
+        self, request: Request, refusal: Denied | None
+    ) -> tuple[Route, Mapping[str, str]]:
+        """Return the route of a request, and the parameters in its path.
+
+        Raises Problem (not-found, method-not-allowed); to a caller that is not authenticated, this
+        raises `refusal` instead.
+        """
+        try:
+            return self._router.find(request.method, request.url.raw_path)
+        except Problem:
+            if refusal is not None:
+                raise refusal from None
+            raise
 
     def _preflight(self, request: Request) -> Reply | None:
         """Return the reply to a browser's CORS preflight request; None for any other request.

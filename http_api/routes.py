@@ -35,9 +35,8 @@ from holdfast.http_api.endpoints.operations import (
     get_openapi,
     get_ready,
 )
-from holdfast.http_api.endpoints.poll import PollParams, poll
 from holdfast.http_api.endpoints.publish import PublishParams, publish
-from holdfast.http_api.endpoints.pull import PullParams, pull
+from holdfast.http_api.endpoints.pull import PollParams, PullParams, poll, pull
 from holdfast.http_api.endpoints.pull_reply import PULL_TYPES, SKIPPED_HEADER
 from holdfast.http_api.endpoints.read_leases import end_read_lease, extend_read_lease
 from holdfast.http_api.endpoints.receive import receive

@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.layers import (
     FORMER_NAMES,
-    KNOWN_CYCLES,
     MODULES,
     PARTS,
     WITHIN,
@@ -182,7 +181,7 @@ def test_parts_are_imported_by_their_one_name(name: str) -> None:
 def test_sub_packages_import_one_way(package: str) -> None:
     assert sorted(WITHIN[package]) == sub_packages(package), "say in WITHIN what each may import"
     for place, other, name, imported in imports_within(package):
-        if place in WITHIN[package] and (name, imported) not in KNOWN_CYCLES:
+        if place in WITHIN[package]:
             allowed = WITHIN[package][place]
             assert other in allowed, f"{package}.{place} may not import {other}: {name}, {imported}"
 
@@ -194,20 +193,14 @@ def test_every_package_with_sub_packages_has_a_table() -> None:
 
 
 @pytest.mark.parametrize("package", sorted(WITHIN))
-def test_a_package_has_no_circle_except_the_known_ones(package: str) -> None:
+def test_a_package_has_no_import_cycle(package: str) -> None:
     graph: dict[str, set[str]] = defaultdict(set)
-    for place, other, name, imported in imports_within(package):
-        if (name, imported) not in KNOWN_CYCLES:
-            graph[place].add(other)
+    for place, other, _, _ in imports_within(package):
+        graph[place].add(other)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
-
-
-def test_every_known_circle_still_exists() -> None:
-    found = {each[2:] for package in WITHIN for each in imports_within(package)}
-    assert found >= KNOWN_CYCLES, "remove from KNOWN_CYCLES what no longer exists"
 
 
 def test_a_sub_package_imports_nothing_itself() -> None:

@@ -53,7 +53,7 @@ class Shares:
     def subtract(self, fetched: Fetched | None) -> None:
         """Subtract what this queue delivered (None if its read failed); continue with the next."""
         self._queues_left -= 1
-        if fetched is None:
+        if fetched is None or not self._queues_left:
             return
         self._passes_left -= len(fetched.skipped)
         if self._whole_batches:

@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -38,7 +37,7 @@ from holdfast.consumequeue.reading.reader import (
 )
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.thread_calls import call_in_thread
-from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
+from holdfast.consumequeue.topics import QueueKey, QueueState, Topic, check_queue
 
 #: A filtered read on the event loop scans at most this many bytes.
 MAX_HOT_SCAN_BYTES = 64 * 1024
@@ -60,17 +59,6 @@ _T = TypeVar("_T")
 
 #: Reasons why one queue of a `read_many` cannot be read.
 Unreadable = OffsetTrimmed | OffsetBeyondEnd | QueueCorrupt
-
-
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """Where a queue begins and ends. `bytes` is the stored size from min_offset to max_offset."""
-
-    queue: int
-    min_offset: int
-    max_offset: int
-    bytes: int
-    newest_timestamp_us: int | None
 
 
 class QueueReader:
@@ -171,19 +159,18 @@ class QueueReader:
         skipped and their ranges are reported in `skipped`. Raises UnknownTopic, UnknownQueue,
         OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt.
         """
-        place = self._locate(topic, queue, offset)
-        if place is None:
-            return self._read_nothing(topic, queue, offset)
-        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
-        hot = self._read_hot(topic, place, wanted)
-        if hot is not None:
-            return hot
-        try:
-            async with self._filtered_reads if filter is not None else nullcontext():
-                fetched = await self.in_thread(lambda: self._disk_reader.read(place, wanted))
-        except CorruptRecord as error:
-            raise self._read_error(topic, place, error) from error
-        return self._record_damage(topic, place, fetched)
+        found = await self.read_many(
+            topic,
+            {queue: offset},
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            filter=filter,
+            skip_corrupt=skip_corrupt,
+        )
+        fetched = found[queue]
+        if isinstance(fetched, Fetched):
+            return fetched
+        raise fetched
 
     async def read_many(
         self,
@@ -272,8 +259,9 @@ class QueueReader:
             if fetched is None:
                 return places[number:]
             shares.subtract(fetched)
-            left -= fetched.block_bytes
             found[place.key[1]] = fetched
+            if number + 1 < len(places):
+                left -= fetched.block_bytes
         return []
 
     def _read_hot(self, topic: Topic, place: Place, wanted: Wanted) -> Fetched | None:

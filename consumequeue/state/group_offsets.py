@@ -8,12 +8,11 @@ from weakref import WeakValueDictionary
 
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.errors import LimitReached, OffsetBeyondEnd, OffsetsChanged, UnknownTopic
-from holdfast.consumequeue.reading.queue_reading import QueueState
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.state.changes import StateChanges
 from holdfast.consumequeue.state.records import StoredOffsets, encode_offsets, offsets_key
 from holdfast.consumequeue.state.topic_table import TopicTable
-from holdfast.consumequeue.topics import Topic, check_name, check_queue
+from holdfast.consumequeue.topics import QueueState, Topic, check_name, check_queue
 
 
 class GroupOffsets:

@@ -10,7 +10,6 @@ from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.wire.problems import Problem
 
 if TYPE_CHECKING:
-    from holdfast.http_api.routing.route import Route
     from holdfast.http_api.wire.reply import Reply
     from holdfast.http_api.wire.request import Request
 
@@ -26,7 +25,10 @@ def record_denial(audit: AuditLog, request: "Request", problem: Denied) -> None:
 
 
 class AuditedRequest:
-    """Records the outcome of one authorized administrative request in the audit log."""
+    """Records the outcome of one authorized administrative request in the audit log.
+
+    `act` names the request in the log; `path` has the parameters in its path.
+    """
 
     __slots__ = ("_about", "_act", "_audit", "_principal", "_request")
 
@@ -34,13 +36,13 @@ class AuditedRequest:
         self,
         audit: AuditLog,
         request: "Request",
-        route: "Route",
+        act: str,
         path: Mapping[str, str],
         principal: Principal,
     ) -> None:
         self._audit = audit
         self._request = request
-        self._act = route.act
+        self._act = act
         about = "/".join(path[name] for name in ("group", "topic") if name in path)
         self._about = redact_secrets(about)
         self._principal = principal.name

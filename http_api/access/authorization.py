@@ -1,9 +1,10 @@
 """Authentication and authorization: who calls, and may the caller do this? Used on the event loop.
 
-`Access.admit` checks every request before its body is read, and before a reply can reveal what
-exists. With authentication, a caller without a valid token gets 401 for every path that needs a
-token, and for unknown paths, so it cannot find out which paths exist. Without authentication,
-every caller may use every endpoint, except those that are closed to everyone.
+`app.py` calls `Access.identify`, finds the route, and calls `Access.check`, before the request's
+body is read, and before a reply can reveal what exists. With authentication, a caller without a
+valid token gets 401 for every path that needs a token, and for unknown paths, so it cannot find out
+which paths exist. Without authentication, every caller may use every endpoint, except those that
+are closed to everyone.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs
 
-from holdfast.http_api.access.browsers import ORIGIN, SEC_FETCH_SITE, is_from_another_site
+from holdfast.http_api.access.browsers import is_from_another_site
 from holdfast.http_api.access.grants import (
     ANONYMOUS,
     GROUP_VERBS,
@@ -23,12 +24,11 @@ from holdfast.http_api.access.grants import (
 )
 from holdfast.http_api.access.hosts import AllowedHosts
 from holdfast.http_api.access.tokens import Tokens
+from holdfast.http_api.wire.headers import ORIGIN, SEC_FETCH_SITE
 from holdfast.http_api.wire.problems import Problem
 
 if TYPE_CHECKING:
     from holdfast.http_api.access.cors import CrossOrigin
-    from holdfast.http_api.routing.route import Route
-    from holdfast.http_api.routing.router import Router
     from holdfast.http_api.wire.request import Request
 
 #: The caller of a request that was not authenticated.
@@ -65,42 +65,44 @@ class Access:
         """The host names that requests may use if authentication is off. None allows every name."""
         self._now_s = now_s
 
-    def admit(
-        self, request: "Request", router: "Router", pages: "CrossOrigin | None" = None
-    ) -> tuple["Route", Mapping[str, str], Principal]:
-        """Return the route of a request, the parameters in its path, and the caller.
+    def identify(self, request: "Request") -> tuple[Principal, Denied | None]:
+        """Return the caller and None, or UNKNOWN and the error if authentication failed.
 
-        `pages` has the origins whose web pages are admitted if authentication is off. Raises Denied
-        if the caller may not do this. Raises Problem (not-found, method-not-allowed); a caller that
-        is not authenticated gets Denied instead.
+        Without authentication, the caller is ANONYMOUS, and Denied is raised if the request's host
+        name is not allowed.
         """
         if self.is_required:
-            principal, refusal = self._identify(request)
-        else:
-            principal, refusal = ANONYMOUS, None
-            self.check_host(request.headers)
-        try:
-            route, values = router.find(request.method, request.url.raw_path)
-        except Problem:
-            if refusal is not None:
-                raise refusal from None
-            raise
-        if principal is ANONYMOUS and route.access.exposure is not Exposure.NONE:
-            headers = request.headers
+            return self._authenticate(request)
+        self.check_host(request.headers)
+        return ANONYMOUS, None
+
+    def check(
+        self,
+        principal: Principal,
+        refusal: Denied | None,
+        need: RequiredPermission,
+        path: Mapping[str, str],
+        headers: Mapping[str, str],
+        pages: "CrossOrigin | None" = None,
+    ) -> None:
+        """Raise Denied if a caller may not use an endpoint with these parameters in the path.
+
+        `principal` and `refusal` are the result of `identify`. `pages` has the origins whose web
+        pages are admitted if authentication is off.
+        """
+        if principal is ANONYMOUS and need.exposure is not Exposure.NONE:
             if (ORIGIN in headers or SEC_FETCH_SITE in headers) and is_from_another_site(headers):
                 origin = headers.get(ORIGIN)
                 if origin is None or pages is None or not pages.allows_by_name(origin):
                     raise _from_another_site(origin)
-            return route, values, principal
-        if route.access.is_met_by(principal if refusal is None else None, values):
-            return route, values, principal
-        if refusal is not None and route.access.exposure is not Exposure.NONE:
-            raise refusal
-        raise forbidden(principal, route.access, values)
+        elif not need.is_met_by(principal if refusal is None else None, path):
+            if refusal is not None and need.exposure is not Exposure.NONE:
+                raise refusal
+            raise forbidden(principal, need, path)
 
-    def asker(self, request: "Request") -> Principal:
+    def principal_of(self, request: "Request") -> Principal:
         """Return the caller of a request; UNKNOWN if the caller is not authenticated."""
-        return self._identify(request)[0] if self.is_required else UNKNOWN
+        return self._authenticate(request)[0] if self.is_required else UNKNOWN
 
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raise Denied if the Host header has a name that is not allowed.
@@ -146,7 +148,7 @@ class Access:
         found = self.tokens.find_principal(principal, self._now_s() * 1000)
         return found is not None and found.may(GROUP_VERBS, topic, group)
 
-    def _identify(self, request: "Request") -> tuple[Principal, Denied | None]:
+    def _authenticate(self, request: "Request") -> tuple[Principal, Denied | None]:
         """Return (caller, None), or (UNKNOWN, the error) if the caller is not authenticated."""
         given = request.headers.getall(hdrs.AUTHORIZATION, ())
         if not given:

@@ -8,13 +8,8 @@ Sec-Fetch-Site. Other clients send neither of these headers.
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from multidict import istr
-
 from holdfast.http_api.access.loopback import is_loopback
-
-# These are istr objects, so that a case-insensitive look-up need not convert them each time.
-ORIGIN = istr("Origin")
-SEC_FETCH_SITE = istr("Sec-Fetch-Site")
+from holdfast.http_api.wire.headers import ORIGIN, SEC_FETCH_SITE
 
 
 def is_from_another_site(headers: Mapping[str, str]) -> bool:

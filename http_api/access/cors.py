@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from aiohttp import hdrs
 from multidict import MultiMapping
 
-from holdfast.http_api.access.browsers import ORIGIN
+from holdfast.http_api.wire.headers import ORIGIN
 from holdfast.http_api.wire.reply import Headers, Reply
 
 #: How long a browser may cache a preflight reply. Chromium allows at most this.

@@ -12,7 +12,7 @@ closed, as with any reply.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from itertools import chain
 from time import monotonic
@@ -24,9 +24,14 @@ from holdfast.consumequeue.message_store import MessageFilter
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.auditing import record_denial
 from holdfast.http_api.access.authorization import Denied
+from holdfast.http_api.endpoints.held_read import (
+    WIDE_QUEUES,
+    PullBounds,
+    WaitBudget,
+    read_queues,
+    reply_slot_for,
+)
 from holdfast.http_api.endpoints.message_rows import messages_of
-from holdfast.http_api.endpoints.poll import WIDE_QUEUES, read_queues
-from holdfast.http_api.endpoints.pull import PullBounds, WaitBudget, reply_slot_for
 from holdfast.http_api.endpoints.pull_reply import QueueRead, skipped_of
 from holdfast.http_api.endpoints.rendering import (
     YIELD_EVERY_MESSAGES,
@@ -64,49 +69,38 @@ def reconnect_later() -> Reply:
     return Reply(200, EVENTS, (b"retry: %d\n\n" % RETRY_MS,), _HEADERS, closes=True)
 
 
-class EventStreams:
-    """The event streams of one server, limited in number. Belongs to the event loop."""
+async def start_stream(
+    call: Call[Any],
+    topic: Topic,
+    offsets: Mapping[int, int],
+    message_filter: MessageFilter | None,
+    slot: LargeReplySlot,
+) -> Reply:
+    """Return the reply that streams queues from these offsets (queue -> offset).
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.count = 0
-
-    async def start(
-        self,
-        call: Call[Any],
-        topic: Topic,
-        offsets: Mapping[int, int],
-        message_filter: MessageFilter | None,
-        slot: LargeReplySlot,
-    ) -> Reply:
-        """Return the reply that streams queues from these offsets (queue -> offset).
-
-        The first read waits for `turn`. Raises the errors of the first read, as a pull does, and
-        Problem (too-many-held) if as many streams exist as allowed.
-        """
-        if self.count >= self._limit:
-            raise Problem(
-                "too-many-held",
-                f"there are as many streams of events as max_event_streams allows ({self._limit}); "
-                "try again later, or raise it in the configuration",
-                limit=self._limit,
-                limit_name="max_event_streams",
-            )
-        self.count += 1
-        stream = _Stream(call, topic, dict(offsets), message_filter, self._remove)
-        try:
-            await slot.acquire()
-            await stream.begin()
-        except BaseException:
-            stream.abandon()
-            raise
-        reply = Reply(200, EVENTS, (), _HEADERS)
-        reply.stream = stream.events()
-        reply.unsent = stream.abandon
-        return reply
-
-    def _remove(self) -> None:
-        self.count -= 1
+    The first read waits for `slot`. Raises the errors of the first read, as a pull does, and
+    Problem (too-many-held) if as many streams exist as allowed.
+    """
+    context, limit = call.context, call.context.config.max_event_streams
+    if context.stream_count >= limit:
+        raise Problem(
+            "too-many-held",
+            f"there are as many streams of events as max_event_streams allows ({limit}); "
+            "try again later, or raise it in the configuration",
+            limit=limit,
+            limit_name="max_event_streams",
+        )
+    stream = _Stream(call, topic, dict(offsets), message_filter)
+    try:
+        await slot.acquire()
+        await stream.begin()
+    except BaseException:
+        stream.abandon()
+        raise
+    reply = Reply(200, EVENTS, (), _HEADERS)
+    reply.stream = stream.events()
+    reply.unsent = stream.abandon
+    return reply
 
 
 class _Stream:
@@ -118,13 +112,13 @@ class _Stream:
         topic: Topic,
         offsets: dict[int, int],
         message_filter: MessageFilter | None,
-        on_end: Callable[[], None],
     ) -> None:
         self._call = call
         self._topic = topic
         self._offsets = offsets
         self._filter = message_filter
-        self._on_end: Callable[[], None] | None = on_end
+        self._is_counted = True
+        call.context.stream_count += 1
         self._reads: deque[QueueRead] = deque()
         """Results of reads, with messages to send. It is empty while the stream is held."""
         self._kept_bytes = 0
@@ -133,9 +127,9 @@ class _Stream:
     def abandon(self) -> None:
         """End the stream: no longer count it, and free its memory. May be called twice."""
         self._drop_reads()
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end()
+        if self._is_counted:
+            self._is_counted = False
+            self._call.context.stream_count -= 1
 
     async def begin(self) -> None:
         """Do the first read. If a queue cannot be read, raise its problem."""

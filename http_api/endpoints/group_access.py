@@ -1,6 +1,6 @@
 """Access checks of requests about a group: may the caller use the group with its topics?
 
-`Access.admit` has already checked the group, whose name is in the path. The topics are in the
+`Access.check` has already checked the group, whose name is in the path. The topics are in the
 request's body, or are those of the group itself. For each topic, one grant of the token must cover
 both the topic and the group.
 """

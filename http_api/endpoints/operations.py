@@ -13,8 +13,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.http_api.endpoints.age_metrics import age_metrics
-from holdfast.http_api.metrics.counters import state_metrics
+from holdfast.http_api.endpoints.state_metrics import age_metrics, state_metrics
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.codecs import JSON
 from holdfast.http_api.routing.context import BrokerStatus

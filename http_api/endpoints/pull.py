@@ -1,82 +1,37 @@
-"""Pulling from one queue: read messages, or hold the request until there are messages.
+"""Pulling: read one queue (pull) or several queues of a topic (poll) by offset.
 
-    start -> read -> messages found, or the time is over: reply
-                  -> no messages, and time left: hold -> woken: read from the last scanned offset
-
-If a client disconnects, its pull is cancelled at any point. Reading changes no state in the broker:
-the client keeps its offset itself.
+`held_read` reads and waits for both. `consumequeue.reading.poll_shares` describes how the queues of
+a poll share its limits.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from time import monotonic, time
 from typing import Any
 
-from holdfast.consumequeue.errors import UnknownTopic
-from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
-from holdfast.consumequeue.message_store import Fetched, MessageFilter
-from holdfast.consumequeue.reading.reader import MAX_SKIPPED_RANGES
-from holdfast.consumequeue.thread_calls import call_in_thread
-from holdfast.consumequeue.topics import QueueKey, Topic
-from holdfast.holdservice.filters import parse_filter
-from holdfast.holdservice.pull_request_hold_service import Outcome
-from holdfast.http_api.endpoints.event_ids import resume_offsets
-from holdfast.http_api.endpoints.pull_reply import QueueRead, deliver_pull
-from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
-from holdfast.http_api.limits.reply_slots import LargeReplySlot
+from holdfast.consumequeue.topics import Topic
+from holdfast.http_api.endpoints.events import start_stream
+from holdfast.http_api.endpoints.held_read import (
+    WIDE_QUEUES,
+    PullBounds,
+    filter_of,
+    held_read,
+    reply_slot_for,
+)
+from holdfast.http_api.endpoints.pull_reply import (
+    MAX_QUEUES_IN_HEADERS,
+    WITHOUT_ENVELOPE,
+    deliver_poll,
+    deliver_pull,
+)
 from holdfast.http_api.routing.call import Call
-from holdfast.http_api.routing.codecs import BATCH, EVENTS
+from holdfast.http_api.routing.codecs import EVENTS
 from holdfast.http_api.routing.context import ApiContext
-from holdfast.http_api.routing.params import choice, flag, invalid, moment, text, whole
+from holdfast.http_api.routing.params import choice, invalid, moment, text, whole
+from holdfast.http_api.routing.queue_offsets import PATTERN, parse_pairs
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply
 
-#: A filter of up to this length is parsed on the event loop, in less than a millisecond.
-SHORT_FILTER_CHARACTERS = 128
-#: The measured memory of the most expensive filter after parsing, in bytes per character. If a
-#: filter is longer than SHORT_FILTER_CHARACTERS, its request is charged this memory. The memory of
-#: a shorter filter is part of the fixed cost of a connection in docs/limits.md.
-FILTER_BYTES_PER_CHARACTER = 110
-
-
-#: A text reply that may be larger than this must wait for a slot: encoding it blocks the event
-#: loop for milliseconds, and a hundred such replies at once would block it for a second.
-LARGE_BYTES = 1024 * 1024
-
-
-@dataclass(slots=True)
-class PullBounds:
-    """The parameters of every kind of pull: the size of the reply, the waiting time, a filter.
-
-    Treat as immutable. It is not `frozen=True`, because that makes construction five times slower.
-    """
-
-    max_messages: int = whole(
-        "Most messages to deliver.",
-        minimum=1,
-        maximum="max_pull_messages",
-        default="default_pull_messages",
-    )
-    max_bytes: int = whole(
-        "Most bytes of message texts to deliver. The first message is delivered even if it is "
-        "larger.",
-        minimum=1,
-        maximum="max_pull_bytes",
-        default="default_pull_bytes",
-    )
-    wait_ms: int = whole(
-        "How long the request may wait for a message, in milliseconds.",
-        maximum="max_wait_ms",
-        default=0,
-        zero_turns_off=True,
-    )
-    tag: str | None = text("Only messages with one of these tags, separated by commas.")
-    filter: str | None = text("Only messages for which this SQL92 expression is true.")
-    skip_corrupt: bool = flag(
-        "Continue after messages that are damaged or deleted, and list them in `skipped`."
-    )
+LAST_EVENT_ID = "Last-Event-ID"
 
 
 @dataclass(slots=True)
@@ -88,6 +43,24 @@ class PullParams(PullBounds):
     timestamp_ms: int | None = moment("Start at the first message stored at or after this time.")
 
 
+@dataclass(slots=True)
+class PollParams(PullBounds):
+    """The query of a poll. It must have exactly one of offsets, from and timestamp_ms."""
+
+    offsets: str | None = text(
+        "Where to start in each queue: queue:offset pairs such as 0:12,1:40. Only these queues are "
+        "read.",
+        maximum=65_536,
+        pattern=PATTERN,
+    )
+    from_: str | None = choice(
+        "Start at this end of every queue of the topic.", "earliest", "latest", name="from"
+    )
+    timestamp_ms: int | None = moment(
+        "Start in every queue of the topic at the first message stored at or after this time."
+    )
+
+
 async def pull(call: Call[PullParams]) -> Reply:
     """Pull messages from a queue, by offset.
 
@@ -96,110 +69,89 @@ async def pull(call: Call[PullParams]) -> Reply:
     may have more messages than requested: the client must apply its offset, count and filter.
     """
     with reply_slot_for(call) as slot:
-        return await _pull(call, slot)
+        topic = call.topic()
+        queue = call.queue(topic)
+        message_filter = await filter_of(call)
+        offsets = _resume_offsets(call, topic, queue)
+        if offsets is None:
+            offsets = {queue: await _start(call.context, topic, queue, call.params)}
+        if call.media == EVENTS:
+            return await start_stream(call, topic, offsets, message_filter, slot)
+        return await held_read(call, topic, offsets, message_filter, slot, deliver_pull)
 
 
-async def _pull(call: Call[PullParams], slot: LargeReplySlot) -> Reply:
-    context, params, topic = call.context, call.params, call.topic()
-    queue = call.queue(topic)
-    message_filter = await filter_of(call, params)
-    key = (topic.topic_id, queue)
-    waiting = WaitBudget(params.wait_ms, call.received_at)
-    resumed = resume_offsets(call, topic, queue)
-    offset = params.offset if resumed is None else resumed[queue]
-    if resumed is not None:
-        pass
-    elif offset is None or params.from_ is not None or params.timestamp_ms is not None:
-        offset = await _start(context, topic, queue, params)
-    assert offset is not None
-    if call.media == EVENTS:
-        return await context.streams.start(call, topic, {queue: offset}, message_filter, slot)
-    read = partial(
-        context.store.read,
-        topic,
-        queue,
-        max_messages=params.max_messages,
-        max_bytes=params.max_bytes,
-        filter=message_filter,
-        skip_corrupt=params.skip_corrupt,
-    )
-    skipped: LostRanges = ()
+async def poll(call: Call[PollParams]) -> Reply:
+    """Pull messages from several queues of a topic, or from all of them.
 
-    async def answer(fetched: Fetched) -> Reply | None:
-        if skipped:
-            fetched = fetched._replace(skipped=skipped)
-        read = QueueRead(queue, fetched)
-        reply = await deliver_pull(
-            context, topic, read, call.media, waiting.held_s, has_slot=slot.is_held
-        )
-        if reply is not None:
-            waiting.note_wake(context, fetched)
-        return reply
-
-    while True:
-        await slot.acquire()
-        fetched = await read(offset)
-        for found in fetched.skipped:
-            skipped = with_lost(skipped, found)
-        if fetched.message_count or waiting.is_over() or len(skipped) >= MAX_SKIPPED_RANGES:
-            reply = await answer(fetched)
-            if reply is not None:
-                return reply
-            # Free the messages, so that they take no memory while this pull waits for its turn.
-            # They are read again after that.
-            del fetched
-            await slot.acquire_from(context.large_replies)
-            continue
-        offset = fetched.next_offset
-        if offset < fetched.max_offset:
-            # The filter has scanned only a part of a long queue. Other requests run before the
-            # next part.
-            await asyncio.sleep(0)
-            continue
-        slot.release()
-        scanned = await waiting.hold(context, topic, {key: offset}, call.client, message_filter)
-        offset = scanned[key]
-        if waiting.is_over():
-            reply = await answer(nothing_at(context, topic, queue, offset))
-            assert reply is not None
-            return reply
-
-
-async def filter_of(call: Call[Any], bounds: PullBounds) -> MessageFilter | None:
-    """Return the filter of a pull or poll, or None if it has no filter.
-
-    Long filters are parsed in a thread, one at a time, because the longest filter takes tens of
-    milliseconds. Raises InvalidFilter, Problem.
+    Begin with `from` or `timestamp_ms`, which need no queue numbers. Continue with `offsets`: the
+    `next_offset` of each queue in the reply. Like a pull, a poll is held while none of the queues
+    has anything to deliver. If a queue cannot be read, its entry in the reply has a `problem`, and
+    the other queues are read as usual. NDJSON and batches have no such entries, so the whole reply
+    is then this problem.
     """
-    tag, condition = bounds.tag, bounds.filter
-    length = len(tag or "") + len(condition or "")
-    if length <= SHORT_FILTER_CHARACTERS:
-        return parse_filter(tag, condition)
-    call.count_memory(FILTER_BYTES_PER_CHARACTER * length)
-    async with call.context.filter_reading:
-        return await call_in_thread(parse_filter, tag, condition)
+    context, topic = call.context, call.topic()
+    is_wide = _is_wide(call, topic)
+    with reply_slot_for(call, is_wide=is_wide) as slot:
+        if is_wide:
+            await context.wide_polls.begin(call.client)
+        limit = context.config.max_queues_per_poll
+        if call.media in WITHOUT_ENVELOPE or call.media == EVENTS:
+            limit = min(limit, MAX_QUEUES_IN_HEADERS)
+        offsets = _resume_offsets(call, topic)
+        if offsets is None:
+            offsets = await _starts(context, topic, call.params, limit)
+        message_filter = await filter_of(call)
+        if call.media == EVENTS:
+            return await start_stream(call, topic, offsets, message_filter, slot)
+        return await held_read(
+            call, topic, offsets, message_filter, slot, deliver_poll, is_wide=is_wide
+        )
 
 
-def reply_slot_for(call: Call[Any], *, is_wide: bool = False) -> LargeReplySlot:
-    """Return the slot of a pull or poll. Only wide polls and large text replies wait for one."""
-    params = call.params
-    is_large = params.max_messages > YIELD_EVERY_MESSAGES or params.max_bytes > LARGE_BYTES
-    needs_slot = is_wide or (is_large and call.media != BATCH)
-    return LargeReplySlot(call.context.large_replies if needs_slot else None)
+def _is_wide(call: Call[PollParams], topic: Topic) -> bool:
+    offsets = call.params.offsets
+    count = topic.queue_count if offsets is None else offsets.count(",") + 1
+    return count > WIDE_QUEUES
 
 
 async def _start(context: ApiContext, topic: Topic, queue: int, params: PullParams) -> int:
-    """Return the offset at which a pull with `from` or `timestamp_ms` starts.
-
-    Raises Problem if the request does not give exactly one start.
-    """
-    check_one_start(
+    """Return the offset at which a pull starts. Raises Problem if it does not give one start."""
+    if params.offset is not None and params.from_ is None and params.timestamp_ms is None:
+        return params.offset
+    _check_one_start(
         {"offset": params.offset, "from": params.from_, "timestamp_ms": params.timestamp_ms}
     )
     return await offset_at(context, topic, queue, params.from_, params.timestamp_ms)
 
 
-def check_one_start(starts: Mapping[str, object]) -> None:
+async def _starts(
+    context: ApiContext, topic: Topic, params: PollParams, limit: int
+) -> dict[int, int]:
+    """Return queue -> the offset at which the poll starts. Raises Problem."""
+    _check_one_start(
+        {"offsets": params.offsets, "from": params.from_, "timestamp_ms": params.timestamp_ms}
+    )
+    if params.offsets is not None:
+        _check_count(params.offsets.count(",") + 1, "named", limit)
+        return parse_pairs("offsets", params.offsets, topic)
+    _check_count(topic.queue_count, "those of the topic", limit)
+    return {
+        queue: await offset_at(context, topic, queue, params.from_, params.timestamp_ms)
+        for queue in range(topic.queue_count)
+    }
+
+
+def _check_count(count: int, how: str, limit: int) -> None:
+    if count > limit:
+        raise Problem(
+            "limit-exceeded",
+            f"{count} queues are {how}; name {limit} at most in one poll, in offsets",
+            parameter="offsets",
+            limit=limit,
+        )
+
+
+def _check_one_start(starts: Mapping[str, object]) -> None:
     """Raise Problem if a request does not give exactly one of these starts (name -> value)."""
     given = [name for name, value in starts.items() if value is not None]
     first = next(iter(starts))
@@ -230,60 +182,20 @@ async def offset_at(
     return state.min_offset if end == "earliest" else state.max_offset
 
 
-def nothing_at(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fetched:
-    """Return a result without messages, for a queue that was scanned up to `offset`."""
-    state = context.store.queue_state(topic, queue)
-    return Fetched((), offset, state.min_offset, state.max_offset, 0)
+def _resume_offsets(
+    call: Call[Any], topic: Topic, only: int | None = None
+) -> dict[int, int] | None:
+    """Return the offsets at which a stream resumes; None if it is new or not an event stream.
 
-
-class WaitBudget:
-    """The time budget of one pull, and how long the pull was held."""
-
-    __slots__ = ("_deadline", "_is_over", "held_s")
-
-    def __init__(self, wait_ms: int, received_at: float) -> None:
-        self._deadline = received_at + wait_ms / 1000
-        self.held_s = 0.0
-        self._is_over = wait_ms == 0
-
-    def is_over(self) -> bool:
-        """Return whether the time is over.
-
-        The time also runs while a long queue is scanned for a filter.
-        """
-        return self._is_over or monotonic() >= self._deadline
-
-    async def hold(
-        self,
-        context: ApiContext,
-        topic: Topic,
-        waits: Mapping[QueueKey, int],
-        client: str,
-        message_filter: MessageFilter | None,
-    ) -> dict[QueueKey, int]:
-        """Wait until a message arrives in one of the queues, or until the deadline.
-
-        `waits` has the offset of each queue. Return the offset up to which each queue was scanned.
-        After the deadline, `is_over` returns True. Raises Problem (draining) when the broker stops,
-        UnknownTopic when the topic is deleted, HoldLimitExceeded.
-        """
-        started = monotonic()
-        woken = await context.hold.hold(
-            waits, wait_s=self._deadline - started, client=client, filter=message_filter
-        )
-        self.held_s += monotonic() - started
-        if woken.outcome is Outcome.DRAINING:
-            raise Problem(
-                "draining",
-                "the broker is stopping; pull again from where you are once it is back",
-            )
-        if woken.outcome is Outcome.DELETED:
-            raise UnknownTopic(topic.name)
-        self._is_over = woken.outcome is Outcome.EXPIRED
-        return woken.scanned
-
-    def note_wake(self, context: ApiContext, fetched: Fetched) -> None:
-        """If the pull was held, record the age of its first message in a metric (wake_seconds)."""
-        if self.held_s and fetched.pieces:
-            stored_us = fetched.pieces[0].store_timestamp_us
-            context.metrics.wake_seconds.observe(max(time() - stored_us / 1e6, 0.0))
+    The header of another request has no effect, but must be well formed too. For a pull, `only` is
+    its queue; for a poll, `only` is None. Raises Problem, UnknownQueue.
+    """
+    given = call.headers.get(LAST_EVENT_ID)
+    if given is None:
+        return None
+    offsets = parse_pairs(LAST_EVENT_ID, given, topic)
+    if only is not None and list(offsets) != [only]:
+        raise invalid(LAST_EVENT_ID, given, f"the id of an event of queue {only}")
+    if len(offsets) > MAX_QUEUES_IN_HEADERS:
+        raise invalid(LAST_EVENT_ID, given, f"{MAX_QUEUES_IN_HEADERS} queues at most")
+    return offsets if call.media == EVENTS else None

@@ -68,18 +68,21 @@ def offset_headers(next_offset: int, min_offset: int, max_offset: int) -> list[t
 async def deliver_pull(
     context: ApiContext,
     topic: Topic,
-    read: QueueRead,
+    reads: Sequence[QueueRead],
     media: str,
     held_s: float,
     *,
     has_slot: bool,
 ) -> Reply | None:
-    """Return the reply to a pull from one queue.
+    """Return the reply to a pull; `reads` has the result of its queue.
 
     Return None if the reply is large and `has_slot` is False. The caller must then wait for a slot
-    and call this again.
+    and call this again. If the queue could not be read, raises its problem.
     """
-    fetched, skipped = read.fetched, skipped_of([read])
+    read = reads[0]
+    if read.problem is not None:
+        raise read.problem
+    fetched, skipped = read.fetched, skipped_of(reads)
     headers = offset_headers(fetched.next_offset, fetched.min_offset, fetched.max_offset)
     headers += _skipped_header(skipped)
 

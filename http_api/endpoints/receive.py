@@ -17,7 +17,7 @@ from holdfast.http_api.endpoints.group_access import (
     check_subscribed,
     leased_group,
 )
-from holdfast.http_api.endpoints.pull import (
+from holdfast.http_api.endpoints.held_read import (
     FILTER_BYTES_PER_CHARACTER,
     LARGE_BYTES,
     SHORT_FILTER_CHARACTERS,

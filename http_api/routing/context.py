@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -22,9 +22,6 @@ from holdfast.http_api.limits.reply_slots import ClientPlaces, OneALoopTurn
 from holdfast.http_api.metrics.counters import Metrics
 from holdfast.http_api.wire.body_reader import BodyReader
 from holdfast.http_api.wire.connection_registry import Connections
-
-if TYPE_CHECKING:
-    from holdfast.http_api.endpoints.events import EventStreams
 
 T = TypeVar("T")
 
@@ -103,8 +100,8 @@ class ApiContext:
 
     Returns None without TLS, or if the certificate has no readable expiry time.
     """
-    streams: "EventStreams" = field(init=False)
-    """The running event streams. Set by `make_app`."""
+    stream_count: int = field(init=False, default=0)
+    """The number of running event streams."""
     _round_robin: dict[int, int] = field(init=False, default_factory=dict)
     _changes: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
 

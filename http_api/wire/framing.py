@@ -12,7 +12,7 @@ from aiohttp import HttpVersion10, HttpVersion11, hdrs
 from multidict import MultiMapping
 from yarl import URL
 
-from holdfast.http_api.access.browsers import ORIGIN, SEC_FETCH_SITE
+from holdfast.http_api.wire.headers import ORIGIN, SEC_FETCH_SITE
 from holdfast.http_api.wire.problems import Problem
 
 #: Headers that may occur only once. They show whether a page of another site sent the request. The

@@ -1,9 +1,12 @@
 """Reads headers that may have several lines, and headers that must have only one. Pure."""
 
-from multidict import MultiMapping
+from multidict import MultiMapping, istr
 
-from holdfast.http_api.routing.params import invalid
 from holdfast.http_api.wire.problems import Problem
+
+# These are istr objects, so that a case-insensitive look-up need not convert them each time.
+ORIGIN = istr("Origin")
+SEC_FETCH_SITE = istr("Sec-Fetch-Site")
 
 #: The maximum length of one header line, and also of all lines of one list header together:
 #: several lines must not cause more work than one line can.
@@ -31,5 +34,11 @@ def single_header(headers: MultiMapping[str], name: str) -> str | None:
     """
     given = headers.getall(name, ())
     if len(given) > 1:
-        raise invalid(name, ", ".join(given), "one value", f"{name} is given more than once")
+        raise Problem(
+            "invalid-parameter",
+            f"{name} is given more than once; allowed: one value",
+            parameter=name,
+            found=", ".join(given)[:200],
+            allowed="one value",
+        )
     return given[0] if given else None

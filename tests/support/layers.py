@@ -90,19 +90,6 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-#: Imports that close a circle between sub-packages. The table may only shrink.
-KNOWN_CYCLES = {
-    ("consumequeue.state.group_offsets", "consumequeue.reading.queue_reading"),
-    ("http_api.access.auditing", "http_api.routing.route"),
-    ("http_api.access.authorization", "http_api.routing.route"),
-    ("http_api.access.authorization", "http_api.routing.router"),
-    ("http_api.metrics.counters", "http_api.endpoints.group_metrics"),
-    ("http_api.metrics.counters", "http_api.routing.context"),
-    ("http_api.routing.context", "http_api.endpoints.events"),
-    ("http_api.wire.framing", "http_api.access.browsers"),
-    ("http_api.wire.headers", "http_api.routing.params"),
-}
-
 
 @dataclass(frozen=True)
 class Module:

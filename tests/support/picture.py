@@ -8,7 +8,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.support.layers import (
-    KNOWN_CYCLES,
     MODULES,
     PARTS,
     ROOT,
@@ -51,17 +50,13 @@ def _package_of(name: str) -> str | None:
     return package if len(parts) > 1 and MODULES[package].is_package else None
 
 
-def graph_within(package: str) -> tuple[Graph, set[tuple[str, str]]]:
-    """Return the sub-packages that each one imports, and the pairs that close a circle."""
+def graph_within(package: str) -> Graph:
+    """Return the sub-packages that each one imports."""
     graph: Graph = {each: set() for each in sub_packages(package)}
-    backward = set()
-    for place, other, name, imported in imports_within(package):
+    for place, other, _, _ in imports_within(package):
         if place in graph and other in graph:
-            if (name, imported) in KNOWN_CYCLES:
-                backward.add((place, other))
-            else:
-                graph[place].add(other)
-    return graph, backward
+            graph[place].add(other)
+    return graph
 
 
 def _lowest_first(graph: Graph) -> list[str]:
@@ -104,15 +99,12 @@ def drawing() -> list[str]:
         if package not in WITHIN:
             lines.append(f'  {_node(package)}["{_folder(package)}"]')
             continue
-        graph, backward = graph_within(package)
+        graph = graph_within(package)
         lines.append(f'  subgraph {_node(package)}["{_folder(package)}"]')
         lines += [f'    {_node(f"{package}.{each}")}["{each}/"]' for each in sorted(graph)]
         down = [(each, other) for each, below in _direct(graph).items() for other in below]
-        for arrow, pairs in (("-->", down), ("-.->", backward)):
-            for each, other in sorted(pairs):
-                lines.append(
-                    f"    {_node(f'{package}.{each}')} {arrow} {_node(f'{package}.{other}')}"
-                )
+        for each, other in sorted(down):
+            lines.append(f"    {_node(f'{package}.{each}')} --> {_node(f'{package}.{other}')}")
         lines.append("  end")
     for package, below in sorted(_direct(graph_of_packages()).items()):
         lines += [f"  {_node(package)} --> {_node(other)}" for other in sorted(below)]
@@ -126,10 +118,9 @@ def table() -> list[str]:
         lines.append(f"| **`{_folder(package)}`** | {MODULES[package].summary} | |")
         if package not in WITHIN:
             continue
-        graph, backward = graph_within(package)
+        graph = graph_within(package)
         for each in _lowest_first(graph):
-            circles = sorted(other for place, other in backward if place == each)
-            imports = ", ".join([*sorted(graph[each]), *(f"({other})" for other in circles)])
+            imports = ", ".join(sorted(graph[each]))
             name = f"{package}.{each}"
             lines.append(f"| `{_folder(name)}` | {MODULES[name].summary} | {imports} |")
     return lines

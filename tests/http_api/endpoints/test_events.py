@@ -165,16 +165,16 @@ async def test_a_stop_ends_every_stream(api: Api) -> None:
         await api.server.stop()
         while (found := await stream.block()) is not None:
             assert found.event != "problem"
-    assert api.context.streams.count == 0
+    assert api.context.stream_count == 0
 
 
 async def test_a_client_that_goes_away_frees_its_place(api: Api) -> None:
     async with streaming(api, f"{PULL}?from=earliest"):
         await api.held(1)
-        assert api.context.streams.count == 1
+        assert api.context.stream_count == 1
     await api.held(0)
     async with asyncio.timeout(10):
-        while api.context.streams.count:
+        while api.context.stream_count:
             await asyncio.sleep(0)
 
 
@@ -198,7 +198,7 @@ async def test_what_is_wrong_from_the_beginning_is_a_problem(
     headers = {} if last is None else {"Last_Event_ID": last}
     answer = await api.get(path, **ACCEPT, **headers)
     assert (answer.status, answer.problem) == (status, problem)
-    assert api.context.streams.count == 0
+    assert api.context.stream_count == 0
 
 
 @pytest.mark.parametrize("path", [f"{PULL}?offset=0", f"{POLL}?from=earliest"])
@@ -277,7 +277,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
             async with asyncio.timeout(30):
                 while not api.server._connections.closed_early["slow-reader"]:
                     await asyncio.sleep(0.01)
-                while api.context.streams.count:
+                while api.context.stream_count:
                     await asyncio.sleep(0.01)
 
 
@@ -315,7 +315,7 @@ async def test_all_that_a_stream_keeps_for_a_client_that_does_not_read_is_counte
             # All bytes except those in the system's buffer: 16 KiB, and one more write.
             assert 300_000 <= unsent.total_bytes <= 600_000
         async with asyncio.timeout(30):
-            while api.context.streams.count:
+            while api.context.stream_count:
                 await asyncio.sleep(0)
         assert unsent.total_bytes == 0
 
@@ -335,7 +335,7 @@ async def test_streams_that_are_not_read_give_way_to_each_other() -> None:
                 assert connections.unsent.total_bytes <= 1_000_000
             for each in streams:
                 each.close()
-            while api.context.streams.count:
+            while api.context.stream_count:
                 await asyncio.sleep(0)
         assert connections.unsent.total_bytes == 0
 
@@ -376,7 +376,7 @@ async def test_the_first_read_of_a_large_stream_takes_a_turn() -> None:
         async with api.context.large_replies:
             path = "/v1/topics/many/queues/0/messages?from=earliest&max_messages=1000"
             asked = asyncio.create_task(api.get(path, **ACCEPT))
-            while not api.context.streams.count:
+            while not api.context.stream_count:
                 await asyncio.sleep(0)
             for _ in range(100):
                 await asyncio.sleep(0)
@@ -444,7 +444,7 @@ async def test_a_head_request_gets_the_head_alone(api: Api) -> None:
         assert response.status == 200
         assert response.headers["Content-Type"] == "text/event-stream"
     async with asyncio.timeout(10):
-        while api.context.streams.count:
+        while api.context.stream_count:
             await asyncio.sleep(0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.groups.serving import parsed_filters
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.endpoints import publish, pull
+from holdfast.http_api.endpoints import held_read, publish
 from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
 from holdfast.http_api.limits.reply_slots import ClientPlaces
 from holdfast.http_api.routing.codecs import JSON
@@ -82,7 +82,7 @@ async def test_large_texts_of_gone_clients_have_their_turns(api: Api, slow: Slow
     assert turns._value == most
 
 
-@pytest.mark.parametrize("slow", [(pull, "parse_filter")], indirect=True)
+@pytest.mark.parametrize("slow", [(held_read, "parse_filter")], indirect=True)
 async def test_one_long_filter_is_read_at_a_time_also_of_gone_clients(api: Api, slow: Slow) -> None:
     path = f"/v1/topics/orders/queues/0/messages?offset=0&filter={quote(LONG_FILTER)}"
     reading = api.context.filter_reading

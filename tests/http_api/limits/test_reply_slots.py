@@ -11,7 +11,7 @@ import pytest
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints import group_lag
-from holdfast.http_api.endpoints.pull import LARGE_BYTES
+from holdfast.http_api.endpoints.held_read import LARGE_BYTES
 from holdfast.http_api.limits.reply_slots import ClientPlaces, LargeReplySlot, OneALoopTurn
 from holdfast.http_api.routing.context import SEARCHES_AT_WORK, WIDE_AT_WORK
 from tests.support.api_server import Api, running_api

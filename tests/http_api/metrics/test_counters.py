@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.groups.service_types import GroupServiceStats
 from holdfast.http_api.app import BrokerStatus
-from holdfast.http_api.endpoints import age_metrics
-from holdfast.http_api.endpoints.group_metrics import group_metrics
+from holdfast.http_api.endpoints import state_metrics
+from holdfast.http_api.endpoints.state_metrics import group_metrics
 from holdfast.http_api.metrics import counters
 from holdfast.http_api.metrics.counters import Metrics
 from tests.support.api_server import Api
@@ -118,7 +118,7 @@ def test_topics_beyond_the_limit_share_a_label() -> None:
 async def test_a_scrape_looks_at_so_many_queues_and_counts_what_it_leaves_out(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counters, "MAX_QUEUES_EXAMINED", 10)
+    monkeypatch.setattr(state_metrics, "MAX_QUEUES_EXAMINED", 10)
     for name, queues in [("a", 4), ("b", 6), ("c", 1)]:
         await api.store.create_topic(name, queues=queues)
         await api.store.store_offsets(f"group-{name}", api.store.topic(name), {0: 0})
@@ -127,7 +127,7 @@ async def test_a_scrape_looks_at_so_many_queues_and_counts_what_it_leaves_out(
     assert found[("holdfast_topics_left_out",)] == 2  # c, and orders
     assert ("holdfast_group_lag_messages", "group-c", "c") in found
 
-    monkeypatch.setattr(counters, "MAX_QUEUES_EXAMINED", 2)
+    monkeypatch.setattr(state_metrics, "MAX_QUEUES_EXAMINED", 2)
     found = await scrape(api)
     lags = {key[1] for key in found if key[0] == "holdfast_group_lag_messages"}
     assert lags == {"group-a", "group-b"}
@@ -158,7 +158,7 @@ async def test_ages_are_those_of_the_oldest_message(
     assert second is not None
     assert third is not None
     now_s = third / 1e6 + 100
-    monkeypatch.setattr(age_metrics, "time", lambda: now_s)
+    monkeypatch.setattr(state_metrics, "time", lambda: now_s)
     found = await scrape(api)
     oldest_s = found["holdfast_topic_oldest_message_seconds", "orders"]
     assert oldest_s == pytest.approx(now_s - first / 1e6, abs=0.001)
@@ -174,7 +174,7 @@ async def test_ages_of_a_bounded_number_of_queues_are_looked_at(
     for name in ("a", "b", "c"):
         await api.store.create_topic(name, queues=queues)
     for more, shown in ((-1, 0), (0, 1), (1, 1)):
-        monkeypatch.setattr(age_metrics, "MAX_QUEUES_EXAMINED", queues + more)
+        monkeypatch.setattr(state_metrics, "MAX_QUEUES_AGED", queues + more)
         names = {key[1] for key in await scrape(api) if "oldest_message" in key[0]}
         assert len(names) == shown
 
@@ -192,7 +192,7 @@ async def test_ages_of_many_groups_are_looked_for_some_groups_a_turn_of_the_loop
     for number in range(600):
         await api.store.store_offsets(f"g{number}", topic, {0: 0})
     with calls_a_turn(api.context.store, "group_topics") as looked:
-        await age_metrics.age_metrics(api.context)
+        await state_metrics.age_metrics(api.context)
     assert looked.total == 600
     assert looked.most <= ITEMS_A_TURN
 

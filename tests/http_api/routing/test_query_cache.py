@@ -1,8 +1,7 @@
 import pytest
 
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.endpoints.poll import PollParams
-from holdfast.http_api.endpoints.pull import PullParams
+from holdfast.http_api.endpoints.pull import PollParams, PullParams
 from holdfast.http_api.routing.query_cache import Queries
 from holdfast.http_api.wire.problems import Problem
 

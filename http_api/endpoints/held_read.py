@@ -1,0 +1,287 @@
+"""The read of a pull, a poll or an event stream, held until there are messages.
+
+    read -> messages found, or the time is over: reply
+         -> no messages, and time left: hold -> woken: read from the last scanned offsets
+
+A pull is a poll of one queue. If a client disconnects, its request is cancelled at any point.
+Reading changes no state in the broker: the client keeps its offsets itself.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Any, Protocol
+
+from holdfast.consumequeue.errors import UnknownTopic
+from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
+from holdfast.consumequeue.message_store import Fetched, MessageFilter
+from holdfast.consumequeue.reading.reader import MAX_SKIPPED_RANGES
+from holdfast.consumequeue.thread_calls import call_in_thread
+from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.holdservice.filters import parse_filter
+from holdfast.holdservice.pull_request_hold_service import Outcome
+from holdfast.http_api.endpoints.pull_reply import QueueRead
+from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
+from holdfast.http_api.routing.call import Call
+from holdfast.http_api.routing.codecs import BATCH
+from holdfast.http_api.routing.context import ApiContext
+from holdfast.http_api.routing.params import flag, text, whole
+from holdfast.http_api.wire.problems import Problem, problem_for
+from holdfast.http_api.wire.reply import Reply
+
+#: A filter of up to this length is parsed on the event loop, in less than a millisecond.
+SHORT_FILTER_CHARACTERS = 128
+#: The measured memory of the most expensive filter after parsing, in bytes per character. If a
+#: filter is longer than SHORT_FILTER_CHARACTERS, its request is charged this memory. The memory of
+#: a shorter filter is part of the fixed cost of a connection in docs/limits.md.
+FILTER_BYTES_PER_CHARACTER = 110
+
+
+#: A text reply that may be larger than this must wait for a slot: encoding it blocks the event
+#: loop for milliseconds, and a hundred such replies at once would block it for a second.
+LARGE_BYTES = 1024 * 1024
+#: A poll over more queues than this is wide, and needs a slot like a large reply. A poll over 1,024
+#: queues blocks the event loop for some milliseconds, so only one wide poll begins, or continues
+#: after it was held, in each loop iteration.
+WIDE_QUEUES = 64
+
+
+@dataclass(slots=True)
+class PullBounds:
+    """The parameters of every kind of pull: the size of the reply, the waiting time, a filter.
+
+    Treat as immutable. It is not `frozen=True`, because that makes construction five times slower.
+    """
+
+    max_messages: int = whole(
+        "Most messages to deliver.",
+        minimum=1,
+        maximum="max_pull_messages",
+        default="default_pull_messages",
+    )
+    max_bytes: int = whole(
+        "Most bytes of message texts to deliver. The first message is delivered even if it is "
+        "larger.",
+        minimum=1,
+        maximum="max_pull_bytes",
+        default="default_pull_bytes",
+    )
+    wait_ms: int = whole(
+        "How long the request may wait for a message, in milliseconds.",
+        maximum="max_wait_ms",
+        default=0,
+        zero_turns_off=True,
+    )
+    tag: str | None = text("Only messages with one of these tags, separated by commas.")
+    filter: str | None = text("Only messages for which this SQL92 expression is true.")
+    skip_corrupt: bool = flag(
+        "Continue after messages that are damaged or deleted, and list them in `skipped`."
+    )
+
+
+class Deliver(Protocol):
+    """Makes the reply of a pull or poll."""
+
+    async def __call__(
+        self,
+        context: ApiContext,
+        topic: Topic,
+        reads: Sequence[QueueRead],
+        media: str,
+        held_s: float,
+        *,
+        has_slot: bool,
+    ) -> Reply | None:
+        """Return None if the reply is large and `has_slot` is False.
+
+        The caller must then wait for a slot and call this again.
+        """
+
+
+async def held_read(
+    call: Call[Any],
+    topic: Topic,
+    offsets: Mapping[int, int],
+    message_filter: MessageFilter | None,
+    slot: LargeReplySlot,
+    deliver: Deliver,
+    *,
+    is_wide: bool = False,
+) -> Reply:
+    """Read queues from these offsets (queue -> offset), and return the reply that `deliver` makes.
+
+    While no queue has anything to deliver, the request is held for up to `wait_ms`.
+    """
+    context, params = call.context, call.params
+    budget = WaitBudget(params.wait_ms, call.received_at)
+    skipped: dict[int, LostRanges] = {}
+
+    async def answer(reads: list[QueueRead]) -> Reply | None:
+        if skipped:
+            reads = [
+                read._replace(fetched=read.fetched._replace(skipped=skipped.get(read.queue, ())))
+                for read in reads
+            ]
+        reply = await deliver(
+            context, topic, reads, call.media, budget.held_s, has_slot=slot.is_held
+        )
+        if reply is not None:
+            budget.note_wake(context, reads)
+        return reply
+
+    while True:
+        await slot.acquire()
+        reads = await read_queues(context, topic, offsets, params, message_filter, call.media)
+        has_found = False
+        for read in reads:
+            has_found = has_found or read.problem is not None or bool(read.fetched.pieces)
+            for lost in read.fetched.skipped:
+                skipped[read.queue] = with_lost(skipped.get(read.queue, ()), lost)
+        has_found = has_found or sum(map(len, skipped.values())) >= MAX_SKIPPED_RANGES
+        if has_found or budget.is_over():
+            reply = await answer(reads)
+            if reply is not None:
+                return reply
+            # Free the messages, so that they take no memory while this request waits for a slot.
+            # They are read again after that.
+            del read, reads
+            await slot.acquire_from(context.large_replies)
+            continue
+        offsets = {read.queue: read.fetched.next_offset for read in reads}
+        if any(read.fetched.next_offset < read.fetched.max_offset for read in reads):
+            # The filter has scanned only a part of a long queue. Other requests run before the
+            # next part.
+            await (context.wide_polls.begin(call.client) if is_wide else asyncio.sleep(0))
+            continue
+        waits = {(topic.topic_id, queue): offset for queue, offset in offsets.items()}
+        del read, reads
+        slot.release()
+        scanned = await budget.hold(context, topic, waits, call.client, message_filter)
+        if is_wide:
+            await context.wide_polls.begin(call.client)
+        offsets = {queue: offset for (_, queue), offset in scanned.items()}
+        if budget.is_over():
+            reply = await answer(
+                [
+                    QueueRead(queue, _read_nothing(context, topic, queue, offset))
+                    for queue, offset in offsets.items()
+                ]
+            )
+            assert reply is not None
+            return reply
+
+
+async def read_queues(
+    context: ApiContext,
+    topic: Topic,
+    offsets: Mapping[int, int],
+    params: PullBounds,
+    message_filter: MessageFilter | None,
+    media: str,
+) -> list[QueueRead]:
+    """Read several queues of a topic. If a queue cannot be read, its result has a problem."""
+    found = await context.store.read_many(
+        topic,
+        offsets,
+        max_messages=params.max_messages,
+        max_bytes=params.max_bytes,
+        filter=message_filter,
+        skip_corrupt=params.skip_corrupt,
+        whole_batches=media == BATCH,
+    )
+    reads = []
+    for queue, offset in offsets.items():
+        read = found[queue]
+        if isinstance(read, Fetched):
+            reads.append(QueueRead(queue, read))
+        else:
+            nothing = Fetched((), offset, read.min_offset, read.max_offset, 0)
+            reads.append(QueueRead(queue, nothing, problem_for(read)))
+    return reads
+
+
+def _read_nothing(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fetched:
+    """Return a result without messages, for a queue that was scanned up to `offset`."""
+    state = context.store.queue_state(topic, queue)
+    return Fetched((), offset, state.min_offset, state.max_offset, 0)
+
+
+async def filter_of(call: Call[Any]) -> MessageFilter | None:
+    """Return the filter of a pull or poll, or None if it has no filter.
+
+    Long filters are parsed in a thread, one at a time, because the longest filter takes tens of
+    milliseconds. Raises InvalidFilter, Problem.
+    """
+    tag, condition = call.params.tag, call.params.filter
+    length = len(tag or "") + len(condition or "")
+    if length <= SHORT_FILTER_CHARACTERS:
+        return parse_filter(tag, condition)
+    call.count_memory(FILTER_BYTES_PER_CHARACTER * length)
+    async with call.context.filter_reading:
+        return await call_in_thread(parse_filter, tag, condition)
+
+
+def reply_slot_for(call: Call[Any], *, is_wide: bool = False) -> LargeReplySlot:
+    """Return the slot of a pull or poll. Only wide polls and large text replies wait for one."""
+    params = call.params
+    is_large = params.max_messages > YIELD_EVERY_MESSAGES or params.max_bytes > LARGE_BYTES
+    needs_slot = is_wide or (is_large and call.media != BATCH)
+    return LargeReplySlot(call.context.large_replies if needs_slot else None)
+
+
+class WaitBudget:
+    """The time budget of one pull, and how long the pull was held."""
+
+    __slots__ = ("_deadline", "_is_over", "held_s")
+
+    def __init__(self, wait_ms: int, received_at: float) -> None:
+        self._deadline = received_at + wait_ms / 1000
+        self.held_s = 0.0
+        self._is_over = wait_ms == 0
+
+    def is_over(self) -> bool:
+        """Return whether the time is over.
+
+        The time also runs while a long queue is scanned for a filter.
+        """
+        return self._is_over or monotonic() >= self._deadline
+
+    async def hold(
+        self,
+        context: ApiContext,
+        topic: Topic,
+        waits: Mapping[QueueKey, int],
+        client: str,
+        message_filter: MessageFilter | None,
+    ) -> dict[QueueKey, int]:
+        """Wait until a message arrives in one of the queues, or until the deadline.
+
+        `waits` has the offset of each queue. Return the offset up to which each queue was scanned.
+        After the deadline, `is_over` returns True. Raises Problem (draining) when the broker stops,
+        UnknownTopic when the topic is deleted, HoldLimitExceeded.
+        """
+        started = monotonic()
+        woken = await context.hold.hold(
+            waits, wait_s=self._deadline - started, client=client, filter=message_filter
+        )
+        self.held_s += monotonic() - started
+        if woken.outcome is Outcome.DRAINING:
+            raise Problem(
+                "draining",
+                "the broker is stopping; pull again from where you are once it is back",
+            )
+        if woken.outcome is Outcome.DELETED:
+            raise UnknownTopic(topic.name)
+        self._is_over = woken.outcome is Outcome.EXPIRED
+        return woken.scanned
+
+    def note_wake(self, context: ApiContext, reads: Sequence[QueueRead]) -> None:
+        """If the pull was held, record the age of its first message in a metric (wake_seconds)."""
+        if not self.held_s:
+            return
+        pieces = next((read.fetched.pieces for read in reads if read.fetched.pieces), None)
+        if pieces:
+            age_s = time() - pieces[0].store_timestamp_us / 1e6
+            context.metrics.wake_seconds.observe(max(age_s, 0.0))
