@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.client.consume.consumer import AsyncConsumer
 from holdfast.client.consume.group_api import GroupRequests
+from holdfast.client.consume.group_requests import given
 from holdfast.client.consume.options import ConsumeOptions, SerialBy, make_member_name
 from holdfast.client.consume.redrive import Redriven, redrive
 from holdfast.client.descriptions import (
@@ -170,16 +171,15 @@ class AsyncClient(GroupRequests):
         ("fsync"), or once it is written to the operating system ("written"). With
         `priority_levels` (1 to 10) the topic has `queues` times `priority_levels` queues.
         """
-        given = {
-            "queues": queues,
-            "durability": durability,
-            "priority_levels": priority_levels,
-            "retention_ms": retention_ms,
-            "retention_bytes": retention_bytes,
-            "max_message_bytes": max_message_bytes,
-            "max_bytes": max_bytes,
-        }
-        fields = {name: value for name, value in given.items() if value is not None}
+        fields = given(
+            queues=queues,
+            durability=durability,
+            priority_levels=priority_levels,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            max_message_bytes=max_message_bytes,
+            max_bytes=max_bytes,
+        )
         return await self._described(TopicDescription, "PUT", _topic_path(topic), body=fields)
 
     async def change_topic(self, topic: str, /, **fields: int | str | None) -> TopicDescription:
@@ -583,15 +583,14 @@ class AsyncClient(GroupRequests):
         that `start` does not contain is read from its earliest offset; a queue that `end` does not
         contain is read to its latest offset.
         """
-        given: dict[str, str | int | None] = {
-            "start": _offsets_param(start),
-            "end": _offsets_param(end),
-            "start_timestamp_ms": _timestamp_ms(start_timestamp_ms),
-            "end_timestamp_ms": _timestamp_ms(end_timestamp_ms),
-            "max_bytes": max_bytes,
-            "min_splits": min_splits,
-        }
-        params = {name: value for name, value in given.items() if value is not None}
+        params: dict[str, str | int] = given(
+            start=_offsets_param(start),
+            end=_offsets_param(end),
+            start_timestamp_ms=_timestamp_ms(start_timestamp_ms),
+            end_timestamp_ms=_timestamp_ms(end_timestamp_ms),
+            max_bytes=max_bytes,
+            min_splits=min_splits,
+        )
         reply = await self._json("GET", f"{_topic_path(topic)}/splits", params=params)
         return [described(Split, each, self.url) for each in reply["splits"]]
 

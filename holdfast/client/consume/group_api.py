@@ -7,7 +7,13 @@ import msgspec
 
 from holdfast.client.consume import group_requests
 from holdfast.client.consume.delivery import ReceivedMessage, ReceiveResult, Status
-from holdfast.client.consume.group_requests import Topics, encode_topics, group_path
+from holdfast.client.consume.group_requests import (
+    Topics,
+    encode_topics,
+    given,
+    group_path,
+    send_json,
+)
 from holdfast.client.descriptions import (
     Cost,
     End,
@@ -20,7 +26,7 @@ from holdfast.client.descriptions import (
 from holdfast.client.read.group_offsets import read_offsets, write_offsets
 from holdfast.client.read.message import StoredOffsets
 from holdfast.client.timestamps import Time, as_timestamp_ms
-from holdfast.client.transport.requests import JSON, Transport, check_name
+from holdfast.client.transport.requests import Transport, check_name
 
 ResetTo = End | Time
 SeekTo = ResetTo | Mapping[str, Mapping[int, int]]
@@ -64,26 +70,21 @@ class GroupRequests:
         docs/groups.md describes each setting. Raises GroupBusy when `mode` would change while
         messages are leased.
         """
-        given = {
-            "mode": mode,
-            "start": start,
-            "lease_ms": lease_ms,
-            "max_in_flight": max_in_flight,
-            "max_in_flight_per_member": max_in_flight_per_member,
-            "max_in_flight_per_key": max_in_flight_per_key,
-            "max_attempts": max_attempts,
-            "backoff_ms": None if backoff_ms is None else list(backoff_ms),
-            "strict_leases": strict_leases,
-            "member_ttl_ms": member_ttl_ms,
-        }
-        fields: dict[str, Any] = {name: at for name, at in given.items() if at is not None}
+        fields: dict[str, Any] = given(
+            mode=mode,
+            start=start,
+            lease_ms=lease_ms,
+            max_in_flight=max_in_flight,
+            max_in_flight_per_member=max_in_flight_per_member,
+            max_in_flight_per_key=max_in_flight_per_key,
+            max_attempts=max_attempts,
+            backoff_ms=None if backoff_ms is None else list(backoff_ms),
+            strict_leases=strict_leases,
+            member_ttl_ms=member_ttl_ms,
+            fairness=given(engine=engine, cost=cost) or None,
+        )
         if dead_letter_topic is not None:
             fields["dead_letter_topic"] = dead_letter_topic or None
-        fairness = {
-            name: value for name, value in (("engine", engine), ("cost", cost)) if value is not None
-        }
-        if fairness:
-            fields["fairness"] = fairness
         if topics is not None:
             fields["topics"] = encode_topics(topics)
         reply = await group_requests.put_group(self._transport, group, fields)
@@ -108,11 +109,8 @@ class GroupRequests:
             }
         else:
             target = to if isinstance(to, str) else as_timestamp_ms(to)
-        reply = await self._transport.request(
-            "POST",
-            f"{group_path(group)}/seek",
-            headers={"Content-Type": JSON},
-            body=msgspec.json.encode({"to": target}),
+        reply = await send_json(
+            self._transport, "POST", f"{group_path(group)}/seek", {"to": target}
         )
         return reply.json(_SeekReply).offsets
 
@@ -138,18 +136,17 @@ class GroupRequests:
         only shows them, without a lease. If the reply to a request was lost, a request with the
         same `attempt_id` returns that reply again. `consume` does all of this automatically.
         """
-        given = {
-            "member": member,
-            "max_messages": max_messages,
-            "max_bytes": max_bytes,
-            "lease_ms": lease_ms,
-            "topics": None if topics is None else list(topics),
-            "filter": filter,
-            "settled": settled or None,
-            "browse": browse or None,
-            "attempt_id": attempt_id,
-        }
-        fields = {name: value for name, value in given.items() if value is not None}
+        fields = given(
+            member=member,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            lease_ms=lease_ms,
+            topics=None if topics is None else list(topics),
+            filter=filter,
+            settled=settled or None,
+            browse=browse or None,
+            attempt_id=attempt_id,
+        )
         reply = await group_requests.receive(self._transport, group, fields, wait_ms=wait_ms)
         messages: list[ReceivedMessage] = [each.as_received() for each in reply.messages]
         return ReceiveResult(messages, reply.available, reply.active)
@@ -260,18 +257,13 @@ class GroupRequests:
 
         Return the offsets `before` and `after`. With `dry_run`, change nothing.
         """
-        body: dict[str, Any] = {
-            "to": to if isinstance(to, str) else {"timestamp_ms": as_timestamp_ms(to)},
-            "dry_run": dry_run,
-        }
-        if queues is not None:
-            body["queues"] = queues
-        reply = await self._transport.request(
-            "POST",
-            f"{group_path(group)}/topics/{check_name('topic', topic)}/offsets/reset",
-            headers={"Content-Type": JSON},
-            body=msgspec.json.encode(body),
+        body = given(
+            to=to if isinstance(to, str) else {"timestamp_ms": as_timestamp_ms(to)},
+            dry_run=dry_run,
+            queues=queues,
         )
+        path = f"{group_path(group)}/topics/{check_name('topic', topic)}/offsets/reset"
+        reply = await send_json(self._transport, "POST", path, body)
         return described(OffsetsReset, reply.json(dict[str, Any]), self._transport.url)
 
 

@@ -1,11 +1,12 @@
 """The requests about groups with leases: settings, receiving, settling."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from holdfast.client.consume.delivery import DeliveredMessage, Status, Verb
+from holdfast.client.transport.reply import Reply
 from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 
@@ -14,7 +15,7 @@ WeightedTopics = Mapping[str, int | Mapping[str, Any]]
 
 Topics = str | Sequence[str] | WeightedTopics
 
-_HEADERS = {"Content-Type": JSON, "Accept": JSON}
+T = TypeVar("T")
 
 
 class ReceiveReply(msgspec.Struct):
@@ -50,17 +51,36 @@ def encode_topics(topics: Topics) -> dict[str, Mapping[str, Any]]:
     }
 
 
+def given(**fields: T | None) -> dict[str, T]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+async def send_json(
+    transport: Transport,
+    method: str,
+    path: str,
+    body: object,
+    *,
+    wait_s: float = 0.0,
+    retry: RetryPolicy | None = None,
+) -> Reply:
+    """Send a request with a JSON body that the broker may execute twice without harm."""
+    return await transport.request(
+        method,
+        path,
+        headers={"Content-Type": JSON, "Accept": JSON},
+        body=msgspec.json.encode(body),
+        wait_s=wait_s,
+        retry=retry,
+    )
+
+
 async def put_group(
     transport: Transport, group: str, settings: Mapping[str, Any], retry: RetryPolicy | None = None
 ) -> dict[str, Any]:
     """Create or change a group; return its description."""
-    reply = await transport.request(
-        "PUT",
-        group_path(group),
-        headers=_HEADERS,
-        body=msgspec.json.encode(settings),
-        retry=retry,
-    )
+    reply = await send_json(transport, "PUT", group_path(group), settings, retry=retry)
     return reply.json(dict[str, Any])
 
 
@@ -108,18 +128,14 @@ async def settle(
     retry: RetryPolicy | None = None,
 ) -> list[Status]:
     """Settle or extend several receipts with one verb, durably; return the status of each."""
-    body: dict[str, Any] = {"receipts": receipts}
-    optional = {"delay_ms": delay_ms, "lease_ms": lease_ms, "used_ms": used_ms}
-    body |= {name: value for name, value in optional.items() if value is not None}
-    if cumulative:
-        body["cumulative"] = True
-    reply = await transport.request(
-        "POST",
-        f"{group_path(group)}/{verb}",
-        headers=_HEADERS,
-        body=msgspec.json.encode(body),
-        retry=retry,
+    body = given(
+        receipts=receipts,
+        delay_ms=delay_ms,
+        lease_ms=lease_ms,
+        used_ms=used_ms,
+        cumulative=cumulative or None,
     )
+    reply = await send_json(transport, "POST", f"{group_path(group)}/{verb}", body, retry=retry)
     return [each.status for each in reply.json(_SettleReply).results]
 
 
@@ -127,10 +143,6 @@ async def leave(
     transport: Transport, group: str, member: str, retry: RetryPolicy | None = None
 ) -> None:
     """Remove a member from a group; its messages are released."""
-    await transport.request(
-        "POST",
-        f"{group_path(group)}/leave",
-        headers=_HEADERS,
-        body=msgspec.json.encode({"member": member}),
-        retry=retry,
+    await send_json(
+        transport, "POST", f"{group_path(group)}/leave", {"member": member}, retry=retry
     )

@@ -149,7 +149,7 @@ class Membership:
     def start(self) -> None:
         """Start receiving on the running loop. Call once."""
         self._loop = asyncio.get_running_loop()
-        self._receiving = asyncio.create_task(self._run_guarded(self._receive))
+        self._receiving = asyncio.create_task(self._run_guarded(self._join_and_receive))
 
     def stop_receiving(self) -> None:
         """Stop receiving. May be repeated."""
@@ -225,10 +225,13 @@ class Membership:
 
     # -- receiving ---------------------------------------------------------------------------
 
-    async def _receive(self) -> None:
+    async def _join_and_receive(self) -> None:
         self._facts = await join(self._transport, self.options, self._policy)
         self._leases.lease_s = (self.options.lease_ms or self._facts.lease_ms) / 1000
         self._renewing = asyncio.create_task(self._run_guarded(self._leases.run))
+        await self._receive()
+
+    async def _receive(self) -> None:
         fields = self._receive_fields()
         waits_for_delayed = has_no_delayed = False
         attempt_id: str | None = None
@@ -240,17 +243,13 @@ class Membership:
             # to be repeated, its reply could contain later messages of the same ordering keys; so
             # then consider only the ordering keys that this receive excluded.
             if slow:
-                may_return = slow if attempt_id is None else slow.keys() & excluded.keys()
-                if await self._return_messages(
-                    {ordering_key: slow[ordering_key] for ordering_key in may_return}, slow
-                ):
+                may_return = slow.keys() if attempt_id is None else slow.keys() & excluded.keys()
+                if await self._return_messages({each: slow[each] for each in may_return}, slow):
                     continue  # during the wait handlers may have returned, so `slow` is outdated
             credit = self._credit.request_size(self._buffered(slow), self._held)
             if not credit:
-                slow_in_s = (
-                    None if self._times is None else self._times.time_until_change_s(asked_at_s)
-                )
-                await self.wait_for_change(slow_in_s)
+                times = self._times
+                await self.wait_for_change(times.time_until_change_s(asked_at_s) if times else None)
                 continue
             self._redelivered.forget_answered()
             attempt_id = attempt_id or secrets.token_hex(8)
@@ -266,13 +265,7 @@ class Membership:
                 continue  # the next receive has the same attempt id: no reply is lost
             attempt_id, waits_for_delayed = None, False
             self._credit.record_reply(credit, len(reply.messages), self._buffered(slow))
-            was_active, self.is_active = self.is_active, reply.active
-            self.available = reply.available
-            uncertain = self._accept(reply.messages)
-            self.notify_change()
-            if uncertain:
-                await self._resolve_uncertain(uncertain)
-            if reply.messages or (reply.active and not was_active):
+            if await self._process_reply(reply):
                 has_no_delayed = False
                 continue
             if waits:
@@ -288,6 +281,18 @@ class Membership:
                 self.is_at_end = True
                 self.notify_change()
                 return
+
+    async def _process_reply(self, reply: ReceiveReply) -> bool:
+        """Accept the messages of a reply. Return whether it has any, or is the first reply to this
+        member as the active one."""
+        became_active = reply.active and not self.is_active
+        self.is_active = reply.active
+        self.available = reply.available
+        uncertain = self._accept(reply.messages)
+        self.notify_change()
+        if uncertain:
+            await self._resolve_uncertain(uncertain)
+        return bool(reply.messages) or became_active
 
     async def _receive_within_limits(
         self,

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.client.consume.group_requests import group_path
+from holdfast.client.consume.group_requests import group_path, send_json
 from holdfast.client.errors import ApiError, HoldfastError
-from holdfast.client.transport.requests import JSON, Transport, check_name
+from holdfast.client.transport.requests import Transport, check_name
 
 #: How long the broker may take for one request, in addition to the normal request timeout.
 _WAIT_S = 20.0
@@ -93,12 +93,8 @@ async def _redrive_once(
     if most is not None:
         body["limit"] = min(most - done, _LIMIT)
     try:
-        reply = await transport.request(
-            "POST",
-            f"{group_path(group)}/redrive",
-            headers={"Content-Type": JSON, "Accept": JSON},
-            body=msgspec.json.encode(body),
-            wait_s=_WAIT_S,
+        reply = await send_json(
+            transport, "POST", f"{group_path(group)}/redrive", body, wait_s=_WAIT_S
         )
     except ApiError as error:
         if error.type in ("no-dead-letters", "group-without-leases"):

@@ -150,15 +150,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
         """Return the fields as in the HTTP API's JSON: `body` if the body is UTF-8, otherwise
         `body_base64`."""
         fields: dict[str, Any] = {
-            "topic": self.topic,
-            "queue": self.queue,
-            "offset": self.offset,
-            "message_id": self.message_id,
-            "key": self.key,
-            "tag": self.tag,
-            "properties": self.properties,
-            "born_timestamp_ms": self.born_timestamp_ms,
-            "store_timestamp_ms": self.store_timestamp_ms,
+            name: getattr(self, name) for name in LoneMessage.__struct_fields__ if name != "body"
         }
         try:
             fields["body"] = self.text
@@ -182,18 +174,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        alone = LoneMessage(
-            topic=self.topic,
-            queue=self.queue,
-            offset=self.offset,
-            message_id=self.message_id,
-            body=self.body,
-            key=self.key,
-            tag=self.tag,
-            properties=self.properties,
-            born_timestamp_ms=self.born_timestamp_ms,
-            store_timestamp_ms=self.store_timestamp_ms,
-        )
+        alone = LoneMessage(**{name: getattr(self, name) for name in LoneMessage.__struct_fields__})
         return Message, (self.body, alone, 0)
 
 
