@@ -333,7 +333,7 @@ class _Check:
             "state",
             "read from a damaged log: topics and stored offsets may be missing",
             "state-incomplete",
-            mend="restore a backup, or let go of them: 'holdfast repair'",
+            mend="restore a backup, or give them up with 'holdfast repair'",
         )
 
     def _read_lost(self, records: dict[bytes, bytes], table: TopicTable) -> None:
@@ -356,7 +356,7 @@ class _Check:
                     if each.accepted and each.end_offset > begin:
                         self._report.note(
                             f"queue {queue} of {topic.name!r}",
-                            f"offsets {each.start_offset} to {each.end_offset} were let go of "
+                            f"offsets {each.start_offset} to {each.end_offset} were given up "
                             f"({each.reason})",
                             "let-go",
                         )

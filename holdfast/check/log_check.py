@@ -93,7 +93,7 @@ class LogCheck:
                 report.note(
                     f"commitlog/{segment.path.name}",
                     f"{found.reason} at {found.start}: a torn tail, cut at the next start; "
-                    "nobody was promised it",
+                    "it was never acknowledged as durable",
                     "torn-tail",
                     start=found.start - segment.start_offset,
                 )

@@ -89,7 +89,7 @@ def _reader_went_away() -> click.exceptions.Exit:
 
 def _fail(sentence: str, code: int) -> int:
     # The message may quote text of another client, so escape control characters.
-    with suppress(BrokenPipeError):  # if nobody reads the message, the exit code is enough
+    with suppress(BrokenPipeError):  # if the pipe is closed, the exit code is enough
         click.echo(f"holdfast: {safe_text(' '.join(sentence.split()))}", err=True)
     return code
 

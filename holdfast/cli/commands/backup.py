@@ -73,13 +73,18 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
 
 @click.command()
 @click.argument("source", type=_EXISTING, metavar="SRC")
-@click.option("--data-dir", required=True, type=_FOLDER, help="Where to; new or empty.")
+@click.option(
+    "--data-dir",
+    required=True,
+    type=_FOLDER,
+    help="The new data directory; it must be new or empty.",
+)
 @click.option(
     "--reserve-offsets",
     type=click.IntRange(0, 2**40),
     default=0,
     metavar="N",
-    help="Give out no offset among the N after each queue's end: consumers may have seen them.",
+    help="Leave out the N offsets after each queue's end, because consumers may have seen them.",
 )
 @click.pass_context
 def restore(context: click.Context, source: Path, data_dir: Path, reserve_offsets: int) -> None:

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 @click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR"
 )
-@click.option("--quick", is_flag=True, help="Read headers only: payloads are not compared.")
+@click.option("--quick", is_flag=True, help="Read only headers; payloads are not verified.")
 @click.option(
-    "--live", is_flag=True, help="Beside a running broker: the log and the state, not the index."
+    "--live",
+    is_flag=True,
+    help="Check while a broker runs: the log and the state, but not the index.",
 )
 @click.pass_context
 def check(context: click.Context, directory: Path, quick: bool, live: bool) -> None:
@@ -60,7 +62,7 @@ def check(context: click.Context, directory: Path, quick: bool, live: bool) -> N
 @click.argument(
     "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE"
 )
-@click.option("--messages", is_flag=True, help="Also each block's messages.")
+@click.option("--messages", is_flag=True, help="Print also the messages of each block.")
 def dump(file: Path, messages: bool) -> None:
     """Print the blocks of a segment file as JSON lines.
 

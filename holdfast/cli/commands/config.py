@@ -24,15 +24,16 @@ def config_option(command: click.decorators.FC) -> click.decorators.FC:
 
 @click.group()
 def config() -> None:
-    """Show the broker's configuration."""
+    """Show a broker's settings."""
 
 
 @config.command("show")
 @config_option
 def show(config_file: Path | None) -> None:
-    """Print every key, its value and its source.
+    """Print every setting, its value, and where the value comes from.
 
-    `holdfast serve` would use these values here: defaults, then the file, then the environment.
+    `holdfast serve` would use these values if it were started here. The file overrides the
+    defaults, and the environment overrides the file.
     """
     from holdfast.machine_memory import machine_bytes
 
@@ -59,7 +60,7 @@ def show(config_file: Path | None) -> None:
 
 @config.command("reference")
 def reference() -> None:
-    """Print the page that documents every key, in Markdown."""
+    """Print a Markdown page that documents every setting."""
     from holdfast.config_reference import reference as page
 
     click.echo(page(), nl=False)

@@ -24,16 +24,27 @@ _BROWSED = 256
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", callback=as_topics)
-@click.option("--group", required=True, callback=as_group, help="The group to take part in.")
-@click.option("--member", help="Its name in the group; without it one that no other has.")
-@click.option("--max", "count", type=click.IntRange(0), help="Stop after so many messages.")
-@click.option("--follow", is_flag=True, help="Wait for more when nothing is left; Ctrl-C stops.")
-@click.option("--filter", "expression", help="Only these: tags a,b, or a SQL92 condition.")
 @click.option(
-    "--lease-ms", callback=as_span(1000), metavar="TIME", help="Length of the leases, such as 90s."
+    "--group", required=True, callback=as_group, help="The group whose messages are received."
 )
-@click.option("--no-ack", is_flag=True, help="Only look: take nothing, and acknowledge nothing.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines, with receipt and attempt.")
+@click.option("--member", help="Name of this member in the group. Default: a new unique name.")
+@click.option("--max", "count", type=click.IntRange(0), help="Stop after this many messages.")
+@click.option(
+    "--follow", is_flag=True, help="Wait for new messages when all are processed; Ctrl-C stops."
+)
+@click.option(
+    "--filter", "expression", help="Only messages with these tags (a,b), or a SQL92 condition."
+)
+@click.option(
+    "--lease-ms",
+    callback=as_span(1000),
+    metavar="TIME",
+    help="Duration of the leases, such as 90s.",
+)
+@click.option(
+    "--no-ack", is_flag=True, help="Only print the next messages: no leases, no acknowledgements."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines, with receipt and attempt.")
 @format_option
 @with_client
 def consume(

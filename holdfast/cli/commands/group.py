@@ -1,6 +1,6 @@
 """holdfast group: show groups, and change their stored offsets.
 
-The commands for groups with leases are in leased_group.py.
+The commands for groups with leases are in group_leases.py.
 """
 
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """Create groups, show their progress, and move them."""
+    """Create groups, show their progress, and change their positions."""
 
 
 @group.command("list")
@@ -34,7 +34,7 @@ def list_groups(client: "Client") -> None:
 
 @group.command("describe")
 @click.argument("name", callback=as_group)
-@click.option("--watch", is_flag=True, help="Show it again and again; Ctrl-C stops.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option(
     "--interval",
     "interval_ms",
@@ -42,9 +42,11 @@ def list_groups(client: "Client") -> None:
     metavar="TIME",
     default="2s",
     show_default=True,
-    help="How often --watch shows it: 2s, 500ms, or seconds.",
+    help="Time between repetitions of --watch: 2s, 500ms, or seconds.",
 )
-@click.option("--wide", is_flag=True, help="One table with all that is known; 160 columns.")
+@click.option(
+    "--wide", is_flag=True, help="Print one table with every column, 160 characters wide."
+)
 @with_client
 def describe(client: "Client", name: str, watch: bool, interval_ms: int, wide: bool) -> None:
     """Show a group's lag, queue by queue.
@@ -93,7 +95,7 @@ def offsets(client: "Client", name: str, topic: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @with_client
 def reset(client: "Client", name: str, topic: str, to: Start, dry_run: bool) -> None:
-    """Move a group's offsets on a topic, and show them before and after."""
+    """Change the offsets that a group has stored for a topic."""
     moved = client.reset_offsets(name, topic, to=_target(to), dry_run=dry_run)
     if not is_terminal():
         write_json_line(moved)

@@ -39,37 +39,45 @@ if TYPE_CHECKING:
     multiple=True,
     callback=as_topic_filters,
     metavar="TOPIC=FILTER",
-    help="What the group wants of a topic: tags a,b, or a SQL92 condition.",
+    help="Which messages of a topic the group receives: tags a,b, or a SQL92 condition.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["competing", "keyed", "single_active", "exclusive"]),
-    help="How members share: docs/groups.md.",
+    help="How messages are divided among members: docs/groups.md.",
 )
-@click.option("--engine", type=click.Choice(["sfq", "dwrr"]), help="How topics take turns.")
 @click.option(
-    "--cost", type=click.Choice(["count", "bytes", "time"]), help="What weights share out."
+    "--engine", type=click.Choice(["sfq", "dwrr"]), help="Algorithm that chooses the next topic."
+)
+@click.option(
+    "--cost",
+    type=click.Choice(["count", "bytes", "time"]),
+    help="What the weights of topics divide: messages, bytes or working time.",
 )
 @click.option(
     "--start",
     type=click.Choice(["earliest", "latest"]),
-    help="Where queues begin of which no offset is stored.",
+    help="Where the group begins in queues for which it has no offset.",
 )
 @click.option(
-    "--lease-ms", callback=as_span(1000), metavar="TIME", help="Length of a lease, such as 90s."
+    "--lease-ms", callback=as_span(1000), metavar="TIME", help="Duration of a lease, such as 90s."
 )
-@click.option("--max-in-flight", type=click.IntRange(1), help="Leases at once, of all members.")
 @click.option(
-    "--max-attempts", type=click.IntRange(0), help="Failures that make a dead letter; 0: none do."
+    "--max-in-flight", type=click.IntRange(1), help="Most leases of all members at a time."
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(0),
+    help="Failures after which a message becomes a dead letter; 0: never.",
 )
 @click.option(
     "--backoff-ms",
     callback=as_milliseconds,
     metavar="TIME,...",
-    help="How long each failure keeps a message back; the last for all after it.",
+    help="Delay after each failure; the last delay is used for all later failures.",
 )
 @click.option("--dead-letter-topic", metavar="TOPIC", help='Where dead letters go; "" drops them.')
-@click.option("--replace", is_flag=True, help="Change a group that exists and is not like this.")
+@click.option("--replace", is_flag=True, help="Change the group if it exists with other settings.")
 @with_client
 def create(
     client: "Client",
@@ -131,7 +139,7 @@ def _config_of(client: "Client", name: str) -> Mapping[str, Any] | None:
 )
 @with_client
 def seek(client: "Client", name: str, to: Start | None, places: dict[str, dict[int, int]]) -> None:
-    """Move a group with leases to another place.
+    """Let a group with leases continue at another offset or time.
 
     All leases of its members end.
     """
@@ -163,15 +171,17 @@ def _target(to: Start) -> "ResetTo":
 
 @group.command("redrive")
 @click.argument("name", callback=as_group)
-@click.option("--max", "count", type=click.IntRange(1), help="Put back at most so many.")
-@click.option("--dry-run", is_flag=True, help="Print the dead letters, and put none back.")
+@click.option(
+    "--max", "count", type=click.IntRange(1), help="Publish at most this many dead letters."
+)
+@click.option("--dry-run", is_flag=True, help="Print the dead letters, and publish none.")
 @format_option
 @with_client
 def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form: Formatter) -> None:
-    """Put a group's dead letters back into their topics.
+    """Publish a group's dead letters to their topics again.
 
-    Each message keeps its key, tag and properties, and counts as put back once it is synced. An
-    interrupted redrive continues where it stopped, and puts no message back twice.
+    Each message keeps its key, tag and properties, and is done once it is synced. An
+    interrupted redrive continues where it stopped, and publishes no message twice.
     """
     if dry_run:
         for number, letter in enumerate(_letters(client, name)):

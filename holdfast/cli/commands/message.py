@@ -32,7 +32,11 @@ def get(client: "Client", message_id: str, form: "Formatter") -> None:
 @click.argument("topic", callback=as_topic)
 @click.argument("key")
 @click.option(
-    "--limit", type=click.IntRange(1), default=64, show_default=True, help="Print so many at most."
+    "--limit",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Print at most this many messages.",
 )
 @format_option
 @with_client

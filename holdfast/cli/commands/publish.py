@@ -29,7 +29,7 @@ _STDIN = "-"
 @click.command()
 @click.argument("topic", callback=as_topic)
 @click.argument("file", default=_STDIN)
-@click.option("--body", metavar="TEXT", help="Publish this text as one message; read no FILE.")
+@click.option("--body", metavar="TEXT", help="Publish this text as one message, and read no FILE.")
 @click.option(
     "--json",
     "as_json",
@@ -50,33 +50,35 @@ _STDIN = "-"
     "--key-regex",
     callback=as_regex,
     metavar="REGEX",
-    help="Where a line's key is: group 1, or the match.",
+    help="Regular expression that finds a line's key: its group 1, or the whole match.",
 )
 @click.option(
     "--tag-regex",
     callback=as_regex,
     metavar="REGEX",
-    help="Where a line's tag is: group 1, or the match.",
+    help="Regular expression that finds a line's tag: its group 1, or the whole match.",
 )
-@click.option("--queue", type=click.IntRange(0), help="Send all to this queue.")
-@click.option("--priority", type=click.IntRange(0, 9), help="Of all; 4 if not given.")
+@click.option("--queue", type=click.IntRange(0), help="Send all messages to this queue.")
+@click.option(
+    "--priority", type=click.IntRange(0, 9), help="Priority of all messages, 0 to 9; default: 4."
+)
 @click.option(
     "--ttl",
     "ttl_ms",
     callback=as_duration,
     metavar="TIME",
-    help="Groups deliver nothing that is older: 90s, 12h, 30d.",
+    help="Age after which groups do not deliver the messages: 90s, 12h, 30d.",
 )
 @click.option(
     "--durability",
     type=click.Choice(["fsync", "written"]),
-    help="Count as stored once synced, or once written. Default: as the topic says.",
+    help="Wait until the messages are synced, or only written. Default: the topic's setting.",
 )
 @click.option(
     "--batch-bytes",
     callback=as_size,
     metavar="SIZE",
-    help="Send a batch when it has so many bytes.",
+    help="Send a batch when it has this many bytes.",
 )
 @with_client
 def publish(

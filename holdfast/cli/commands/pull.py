@@ -49,14 +49,16 @@ def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--until", callback=as_start, metavar="PLACE", help="Stop before this offset or time."
 )
-@click.option("--follow", is_flag=True, help="Wait for more at the end; Ctrl-C stops.")
-@click.option("--max", "count", type=click.IntRange(0), help="Stop after so many messages.")
+@click.option("--follow", is_flag=True, help="Wait for new messages at the end; Ctrl-C stops.")
+@click.option("--max", "count", type=click.IntRange(0), help="Stop after this many messages.")
 @click.option("--tag", help="Only messages with one of these tags: a,b.")
-@click.option("--filter", "expression", help="Only messages that fit this SQL92 expression.")
+@click.option(
+    "--filter", "expression", help="Only messages for which this SQL92 expression is true."
+)
 @click.option(
     "--skip-corrupt",
     is_flag=True,
-    help="Go on behind messages that are damaged on the broker's disk, and say which they were.",
+    help="Skip messages that are damaged on the broker's disk, and print which ones.",
 )
 @format_option
 @with_client

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR"
 )
 @click.option(
-    "--accept-loss", is_flag=True, help="Let go of what cannot be read; a copy of it is kept."
+    "--accept-loss",
+    is_flag=True,
+    help="Give up messages that cannot be read; a copy of the damaged bytes is kept.",
 )
 @click.pass_context
 def repair(context: click.Context, directory: Path, accept_loss: bool) -> None:
@@ -51,15 +53,15 @@ def repair(context: click.Context, directory: Path, accept_loss: bool) -> None:
 def _print(report: "RepairReport") -> None:
     done = report.after is not None
     for each, reason in report.loss.lost:
-        click.echo(f"{'let go' if done else 'would let go'} of {safe_text(str(each))} ({reason})")
+        click.echo(f"{'gave up' if done else 'would give up'} {safe_text(str(each))} ({reason})")
     if report.loss.topics_may_be_missing:
-        click.echo("topics and stored offsets that neither the state nor the log has are let go of")
+        click.echo("topics and stored offsets that neither the state nor the log has are given up")
     if not report.loss.is_nothing:
         verb = "were" if done else "would be"
         count = shown_count(report.loss.messages_at_least, "message")
         if report.loss.may_be_more:
             count = f"an unknown number of messages (at least {report.loss.messages_at_least})"
-        click.echo(f"{count} and {shown_size(report.loss.bytes)} of the log {verb} let go of")
+        click.echo(f"{count} and {shown_size(report.loss.bytes)} of the log {verb} given up")
     if report.copies is not None:
         click.echo(f"what was overwritten is kept in {safe_text(str(report.copies))}")
     if not done:

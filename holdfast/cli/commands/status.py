@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @click.command()
 @with_client
 def status(client: "Client") -> None:
-    """Show on one screen whether all is well.
+    """Show the health of a broker on one screen.
 
-    The screen shows alarms, disk, topics, and the lag of groups. The exit code is 1 if something is
-    not well. If the broker requires tokens, the figures need a token that grants operate.
+    The screen shows problems, disk, topics, and the lag of groups. The exit code is 1 if there is a
+    problem. If the broker requires tokens, a token that grants operate is needed for the numbers.
     """
     from holdfast.cli.commands.broker_status import read_status
 
@@ -42,7 +42,7 @@ def status(client: "Client") -> None:
     default="2s",
     show_default=True,
     metavar="TIME",
-    help="How often it is shown again: 2s, 500ms, or seconds.",
+    help="Time between updates: 2s, 500ms, or seconds.",
 )
 @with_client
 def top(client: "Client", interval_ms: int) -> None:

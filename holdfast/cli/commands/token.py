@@ -55,13 +55,16 @@ def _as_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 def token() -> None:
     """Create, list and revoke access tokens.
 
-    A broker requires them with access.authentication. It notices every change within a second.
+    A broker with the setting access.authentication requires a token in every request. A running
+    broker applies every change within a second.
     """
 
 
 @token.command("create")
 @_data_dir_option
-@click.option("--name", default="", callback=_as_name, help="What it is for, or whose it is.")
+@click.option(
+    "--name", default="", callback=_as_name, help="What the token is for, or who uses it."
+)
 @click.option(
     "--allow",
     "grants",
@@ -69,16 +72,16 @@ def token() -> None:
     required=True,
     callback=_as_grants,
     metavar="GRANT",
-    help="What it may do; may be repeated. publish:TOPICS, consume:TOPICS[:GROUPS], "
+    help="What the token permits; may be repeated. publish:TOPICS, consume:TOPICS[:GROUPS], "
     "admin:TOPICS[:GROUPS], operate, or all. TOPICS and GROUPS are the beginning of a name, =NAME "
     "or *.",
 )
-@click.option("--expires-in", metavar="TIME", help="For how long: 12h, 30d, 52w.")
-@click.option("--expires-at", metavar="TIME", help="Until when: 2026-12-31T00:00:00Z.")
+@click.option("--expires-in", metavar="TIME", help="How long the token is valid: 12h, 30d, 52w.")
+@click.option("--expires-at", metavar="TIME", help="When the token expires: 2026-12-31T00:00:00Z.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it into this new file, which nobody else may read, and do not print it.",
+    help="Write the token into this new file, which only you can read, and do not print it.",
 )
 @click.option(
     "--publish-messages-per-s",
@@ -97,7 +100,7 @@ def token() -> None:
     default="",
     callback=_as_name,
     metavar="NAME",
-    help="No token, but grants for whoever shows the client certificate of this name.",
+    help="Create no token, but grants for clients that show a certificate of this name.",
 )
 def create(
     data_dir: Path,

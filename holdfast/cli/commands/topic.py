@@ -25,7 +25,7 @@ def _settings(command: Any) -> Any:
     """Give a command the options for a topic's settings. An option that is not given is None."""
     for option in (
         click.option(
-            "--queues", type=click.IntRange(min=1), help="Number of queues, of each level."
+            "--queues", type=click.IntRange(min=1), help="Number of queues of each priority level."
         ),
         click.option(
             "--durability",
@@ -36,22 +36,25 @@ def _settings(command: Any) -> Any:
             "--retention-ms",
             callback=as_span(),
             metavar="TIME",
-            help="Keep messages this long, such as 12h or 7d; 0: for ever.",
+            help="Delete messages older than this, such as 12h or 7d; 0: never.",
         ),
         click.option(
-            "--retention-bytes", callback=as_size, metavar="SIZE", help="Keep this much; 0: all."
+            "--retention-bytes",
+            callback=as_size,
+            metavar="SIZE",
+            help="Delete the oldest messages above this size; 0: never.",
         ),
         click.option(
             "--max-bytes",
             callback=as_size,
             metavar="SIZE",
-            help="Refuse producers beyond this much; 0: never.",
+            help="Size of the topic at which publishes are refused; 0: no limit.",
         ),
         click.option(
             "--max-message-bytes",
             callback=as_size,
             metavar="SIZE",
-            help="Largest message that is taken.",
+            help="Size of the largest body that is accepted.",
         ),
     ):
         command = option(command)
@@ -73,7 +76,7 @@ def topic() -> None:
 @click.option(
     "--priority-levels",
     type=click.IntRange(1, 10),
-    help="Levels of priority, each with queues of its own; they stay as they are.",
+    help="Number of priority levels, each with queues of its own. It cannot be changed.",
 )
 @with_client
 def create(client: "Client", name: str, **settings: Any) -> None:
@@ -86,7 +89,9 @@ def create(client: "Client", name: str, **settings: Any) -> None:
 
 
 @topic.command("list")
-@click.option("--names", is_flag=True, help="Print the names alone, one a line: one request.")
+@click.option(
+    "--names", is_flag=True, help="Print only the names, one per line, with a single request."
+)
 @with_client
 def list_topics(client: "Client", names: bool) -> None:
     """List the topics, their sizes and newest messages.

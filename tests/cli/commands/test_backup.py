@@ -157,7 +157,7 @@ def test_a_repair_says_what_it_costs_and_does_it_only_when_told_to(
     with monkeypatch.context() as patch:
         patch.setattr("holdfast.cli.commands.repair.is_terminal", lambda: True)
         told = holdfast("repair", str(data_dir)).stdout.splitlines()
-    assert told[0] == "would let go of offsets 0 to 3 of queue 0 of 't' (payload-crc)"
+    assert told[0] == "would give up offsets 0 to 3 of queue 0 of 't' (payload-crc)"
     assert told[-1] == "nothing was changed; add --accept-loss, or restore a backup"
 
     done = holdfast("repair", str(data_dir), "--accept-loss")
