@@ -2,6 +2,7 @@
 
 The promise: p99 below 50 ms. A round that misses it may have met a busy machine. Then the test
 measures a broker with a quick disk at once, and accepts the round if it took at most twice as long.
+The best round counts: other processes disturb some rounds, a broker that waits for syncs all.
 A sync that holds the interpreter's lock also breaks the promise.
 """
 
@@ -16,10 +17,10 @@ from tests.support.broker_calls import Calls
 from tests.support.latency_probe import Latencies, prepare, probe
 from tests.support.system_faults import injected
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 _PROMISED_S = 0.05
-_ROUNDS = 3
+_ROUNDS = 10
 _ROUND_S = 3.0
 
 
