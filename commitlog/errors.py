@@ -18,6 +18,8 @@ LogError
   RoutedOtherwise        a retried publish goes to other queues than the first attempt
 """
 
+from dataclasses import dataclass
+
 #: Reason of a CorruptRecord: the whole segment file is missing.
 MISSING_SEGMENT = "missing-segment"
 #: Reason of a CorruptRecord: the disk failed to read the block; another read may succeed.
@@ -27,17 +29,20 @@ UNKNOWN_VERSION = "unknown-version"
 
 
 class LogError(Exception):
-    """Base class of the commit log's errors."""
+    """Base class of the commit log's errors. The fields of an error are its `args`, so that it can
+    be copied and pickled."""
+
+    def __post_init__(self) -> None:
+        self.args = tuple(self.__dict__.values())
 
 
+@dataclass(eq=False, repr=False)
 class CorruptBatch(LogError):
     """Bytes that are not an intact batch. `reason` is a fixed word for programs, `detail` is free
     text for people."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
+    reason: str
+    detail: str = ""
 
     def __str__(self) -> str:
         return f"not an intact batch ({self.reason}): {self.detail}"
@@ -63,14 +68,13 @@ class CorruptRecord(CorruptBatch):
         return f"the log is damaged at {self.physical_offset} ({self.reason}): {self.detail}"
 
 
+@dataclass(eq=False, repr=False)
 class UnknownFormatVersion(LogError):
     """A file or block of a version that this code does not know."""
 
-    def __init__(self, what: str, found: object, known: object) -> None:
-        super().__init__(what, found, known)
-        self.what = what
-        self.found = found
-        self.known = known
+    what: str
+    found: object
+    known: object
 
     def __str__(self) -> str:
         return (
@@ -79,13 +83,12 @@ class UnknownFormatVersion(LogError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class BatchTooLarge(LogError):
     """A batch that no segment of the configured size can hold."""
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(size, limit)
-        self.size = size
-        self.limit = limit
+    size: int
+    limit: int
 
     def __str__(self) -> str:
         return f"a batch of {self.size} bytes does not fit in a segment; the limit is {self.limit}"
@@ -98,27 +101,23 @@ class LogClosed(LogError):
         return "the commit log is closed"
 
 
+@dataclass(eq=False, repr=False)
 class LogOverloaded(LogError):
     """More bytes wait to be stored than the limit `limit_name` allows."""
 
-    def __init__(
-        self, waiting_bytes: int, limit: int, limit_name: str = "max_waiting_bytes"
-    ) -> None:
-        super().__init__(waiting_bytes, limit, limit_name)
-        self.waiting_bytes = waiting_bytes
-        self.limit = limit
-        self.limit_name = limit_name
+    waiting_bytes: int
+    limit: int
+    limit_name: str = "max_waiting_bytes"
 
     def __str__(self) -> str:
         return f"{self.waiting_bytes} bytes are waiting ({self.limit_name} is {self.limit})"
 
 
+@dataclass(eq=False, repr=False)
 class DiskFull(LogError):
     """There is no room for the next segment."""
 
-    def __init__(self, needed_bytes: int) -> None:
-        super().__init__(needed_bytes)
-        self.needed_bytes = needed_bytes
+    needed_bytes: int
 
     def __str__(self) -> str:
         return (
@@ -127,18 +126,15 @@ class DiskFull(LogError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class DiskLow(LogError):
     """The disk has less free room than `min_free_bytes`, or would have less after the creation of
     a segment of `segment_bytes`. The free room is reserved for files that are not segments."""
 
-    def __init__(
-        self, directory: str, free_bytes: int, min_free_bytes: int, segment_bytes: int = 0
-    ) -> None:
-        super().__init__(directory, free_bytes, min_free_bytes, segment_bytes)
-        self.directory = directory
-        self.free_bytes = free_bytes
-        self.min_free_bytes = min_free_bytes
-        self.segment_bytes = segment_bytes
+    directory: str
+    free_bytes: int
+    min_free_bytes: int
+    segment_bytes: int = 0
 
     def __str__(self) -> str:
         segment, mend = "", "free space or lower the retention"
@@ -152,31 +148,29 @@ class DiskLow(LogError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class MemoryLow(LogError):
     """The process uses as much memory as its limit allows, or more."""
 
     limit_name = "max_memory_bytes"
 
-    def __init__(self, used_bytes: int, limit: int) -> None:
-        super().__init__(used_bytes, limit)
-        self.used_bytes = used_bytes
-        self.limit = limit
+    used_bytes: int
+    limit: int
 
     def __str__(self) -> str:
         return f"the broker uses {self.used_bytes} bytes of memory ({self.limit_name} {self.limit})"
 
 
+@dataclass(eq=False, repr=False)
 class IndexBehind(LogError):
     """The index has as many uncommitted entries as its limit allows. `cause` is the reason why
     commits of the index fail, None if they do not fail."""
 
     limit_name = "max_uncommitted_entries"
 
-    def __init__(self, entries: int, limit: int, cause: str | None) -> None:
-        super().__init__(entries, limit, cause)
-        self.entries = entries
-        self.limit = limit
-        self.cause = cause
+    entries: int
+    limit: int
+    cause: str | None
 
     def __str__(self) -> str:
         why = f": {self.cause}; free space, then it catches up automatically" if self.cause else ""
@@ -186,27 +180,25 @@ class IndexBehind(LogError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class NoSegment(LogError):
     """The next segment could not be created, and the reason is not a full disk, but for example
     too few descriptors, no memory or an I/O error. The log is unchanged."""
 
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
+    cause: str
 
     def __str__(self) -> str:
         return f"the next segment cannot be created now ({self.cause})"
 
 
+@dataclass(eq=False, repr=False)
 class SyncTimeout(LogError):
     """A publish was not written or synced in time. It may be stored already, or be stored
     later."""
 
     stored = "unknown"
 
-    def __init__(self, timeout_ms: int) -> None:
-        super().__init__(timeout_ms)
-        self.timeout_ms = timeout_ms
+    timeout_ms: int
 
     def __str__(self) -> str:
         return (
@@ -215,38 +207,35 @@ class SyncTimeout(LogError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class LogPoisoned(LogError):
     """A write or a sync failed. It is unknown which bytes are stored, so the log accepts no more
     writes."""
 
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
+    cause: str
 
     def __str__(self) -> str:
         return f"the log is read-only because a write failed ({self.cause}); restart the broker"
 
 
+@dataclass(eq=False, repr=False)
 class SequenceGap(LogError):
     """An idempotent producer skipped a sequence."""
 
-    def __init__(self, expected: int, found: int) -> None:
-        super().__init__(expected, found)
-        self.expected = expected
-        self.found = found
+    expected: int
+    found: int
 
     def __str__(self) -> str:
         return f"sequence {self.found} leaves a gap; the next one is {self.expected}"
 
 
+@dataclass(eq=False, repr=False)
 class SequenceTooOld(LogError):
     """A publish with this sequence was stored before, but the broker no longer remembers its
     offsets."""
 
-    def __init__(self, found: int, oldest: int) -> None:
-        super().__init__(found, oldest)
-        self.found = found
-        self.oldest = oldest
+    found: int
+    oldest: int
 
     def __str__(self) -> str:
         return (
@@ -255,13 +244,12 @@ class SequenceTooOld(LogError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class RoutedOtherwise(LogError):
     """An earlier publish with this sequence was stored in other queues than those of this request,
     for example because queues were added to the topic."""
 
-    def __init__(self, found: int) -> None:
-        super().__init__(found)
-        self.found = found
+    found: int
 
     def __str__(self) -> str:
         return (
@@ -270,26 +258,24 @@ class RoutedOtherwise(LogError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ProducerFenced(LogError):
     """The producer's epoch is lower than an epoch that the broker has seen."""
 
-    def __init__(self, epoch: int, current_epoch: int) -> None:
-        super().__init__(epoch, current_epoch)
-        self.epoch = epoch
-        self.current_epoch = current_epoch
+    epoch: int
+    current_epoch: int
 
     def __str__(self) -> str:
         return f"epoch {self.epoch} is fenced; a producer with epoch {self.current_epoch} took over"
 
 
+@dataclass(eq=False, repr=False)
 class TooManyProducers(LogError):
     """The broker cannot remember a new idempotent producer: the limit `limit_name` of section
     [commitlog] is reached, and no remembered producer has expired."""
 
-    def __init__(self, limit_name: str, limit: int) -> None:
-        super().__init__(limit_name, limit)
-        self.limit_name = limit_name
-        self.limit = limit
+    limit_name: str
+    limit: int
 
     def __str__(self) -> str:
         whose = {

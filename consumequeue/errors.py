@@ -11,6 +11,7 @@ StoreError
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class IndexCorrupt(Exception):
@@ -25,16 +26,19 @@ class IndexCorrupt(Exception):
 
 
 class StoreError(Exception):
-    """The message store cannot fulfil a request."""
+    """The message store cannot fulfil a request. The fields of an error are its `args`, so that it
+    can be copied and pickled."""
+
+    def __post_init__(self) -> None:
+        self.args = tuple(self.__dict__.values())
 
 
+@dataclass(eq=False, repr=False)
 class InvalidName(StoreError):
     """The name of a topic or group is not allowed."""
 
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(kind, name)
-        self.kind = kind
-        self.name = name
+    kind: str
+    name: str
 
     def __str__(self) -> str:
         return (
@@ -43,25 +47,23 @@ class InvalidName(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UnknownTopic(StoreError):
     """No topic has this name."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
+    topic: str
 
     def __str__(self) -> str:
         return f"there is no topic {self.topic!r}; create it, or publish to it first"
 
 
+@dataclass(eq=False, repr=False)
 class UnknownQueue(StoreError):
     """The topic has no such queue."""
 
-    def __init__(self, topic: str, queue: int, queue_count: int) -> None:
-        super().__init__(topic, queue, queue_count)
-        self.topic = topic
-        self.queue = queue
-        self.queue_count = queue_count
+    topic: str
+    queue: int
+    queue_count: int
 
     def __str__(self) -> str:
         return (
@@ -70,12 +72,11 @@ class UnknownQueue(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UnknownGroup(StoreError):
     """No group of this name has stored an offset."""
 
-    def __init__(self, group: str) -> None:
-        super().__init__(group)
-        self.group = group
+    group: str
 
     def __str__(self) -> str:
         return (
@@ -84,26 +85,24 @@ class UnknownGroup(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UnknownMessage(StoreError):
     """No message has this id."""
 
-    def __init__(self, message_id: str) -> None:
-        super().__init__(message_id)
-        self.message_id = message_id
+    message_id: str
 
     def __str__(self) -> str:
         return f"there is no message {self.message_id[:64]!r}"
 
 
+@dataclass(eq=False, repr=False)
 class TopicConflict(StoreError):
     """The topic exists with another value in `field`."""
 
-    def __init__(self, topic: str, field: str, given: object, existing: object) -> None:
-        super().__init__(topic, field, given, existing)
-        self.topic = topic
-        self.field = field
-        self.given = given
-        self.existing = existing
+    topic: str
+    field: str
+    given: object
+    existing: object
 
     def __str__(self) -> str:
         return (
@@ -131,25 +130,23 @@ class KeyedBacklog(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class InvalidTopicChange(StoreError):
     """A change that is not possible for this topic. `detail` is the reason."""
 
-    def __init__(self, topic: str, detail: str) -> None:
-        super().__init__(topic, detail)
-        self.topic = topic
-        self.detail = detail
+    topic: str
+    detail: str
 
     def __str__(self) -> str:
         return f"topic {self.topic!r}: {self.detail}"
 
 
+@dataclass(eq=False, repr=False)
 class LimitReached(StoreError):
     """The configured limit of topics, queues or groups is reached."""
 
-    def __init__(self, limit_name: str, limit: int) -> None:
-        super().__init__(limit_name, limit)
-        self.limit_name = limit_name
-        self.limit = limit
+    limit_name: str
+    limit: int
 
     def __str__(self) -> str:
         return (
@@ -158,14 +155,13 @@ class LimitReached(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class TopicFull(StoreError):
     """A publish would exceed the topic's `max_bytes`. `stored_bytes` is its current size."""
 
-    def __init__(self, topic: str, stored_bytes: int, limit: int) -> None:
-        super().__init__(topic, stored_bytes, limit)
-        self.topic = topic
-        self.stored_bytes = stored_bytes
-        self.limit = limit
+    topic: str
+    stored_bytes: int
+    limit: int
 
     def __str__(self) -> str:
         return (
@@ -175,18 +171,15 @@ class TopicFull(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class OffsetTrimmed(StoreError):
     """The offset is below the queue's first kept message."""
 
-    def __init__(
-        self, topic: str, queue: int, offset: int, min_offset: int, max_offset: int
-    ) -> None:
-        super().__init__(topic, queue, offset, min_offset, max_offset)
-        self.topic = topic
-        self.queue = queue
-        self.offset = offset
-        self.min_offset = min_offset
-        self.max_offset = max_offset
+    topic: str
+    queue: int
+    offset: int
+    min_offset: int
+    max_offset: int
 
     def __str__(self) -> str:
         return (
@@ -195,18 +188,15 @@ class OffsetTrimmed(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class OffsetBeyondEnd(StoreError):
     """The offset is after the next offset to be written."""
 
-    def __init__(
-        self, topic: str, queue: int, offset: int, min_offset: int, max_offset: int
-    ) -> None:
-        super().__init__(topic, queue, offset, min_offset, max_offset)
-        self.topic = topic
-        self.queue = queue
-        self.offset = offset
-        self.min_offset = min_offset
-        self.max_offset = max_offset
+    topic: str
+    queue: int
+    offset: int
+    min_offset: int
+    max_offset: int
 
     def __str__(self) -> str:
         return (
@@ -215,27 +205,17 @@ class OffsetBeyondEnd(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class QueueCorrupt(StoreError):
     """The message at `offset` is damaged on disk. Readers can continue at `next_offset`."""
 
-    def __init__(
-        self,
-        topic: str,
-        queue: int,
-        offset: int,
-        next_offset: int,
-        min_offset: int,
-        max_offset: int,
-        reason: str,
-    ) -> None:
-        super().__init__(topic, queue, offset, next_offset, min_offset, max_offset, reason)
-        self.topic = topic
-        self.queue = queue
-        self.offset = offset
-        self.next_offset = next_offset
-        self.min_offset = min_offset
-        self.max_offset = max_offset
-        self.reason = reason
+    topic: str
+    queue: int
+    offset: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -244,14 +224,13 @@ class QueueCorrupt(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class OffsetsChanged(StoreError):
     """The expected version of the stored offsets is not the current `version`."""
 
-    def __init__(self, group: str, topic: str, version: int) -> None:
-        super().__init__(group, topic, version)
-        self.group = group
-        self.topic = topic
-        self.version = version
+    group: str
+    topic: str
+    version: int
 
     def __str__(self) -> str:
         return (
@@ -260,13 +239,12 @@ class OffsetsChanged(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class TooManyReadLeases(StoreError):
     """The configured limit of read leases, or of queues that they pin, is reached."""
 
-    def __init__(self, limit_name: str, limit: int) -> None:
-        super().__init__(limit_name, limit)
-        self.limit_name = limit_name
-        self.limit = limit
+    limit_name: str
+    limit: int
 
     def __str__(self) -> str:
         return (
@@ -275,12 +253,11 @@ class TooManyReadLeases(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UnknownReadLease(StoreError):
     """No active lease on this topic has this id."""
 
-    def __init__(self, lease_id: str) -> None:
-        super().__init__(lease_id)
-        self.lease_id = lease_id
+    lease_id: str
 
     def __str__(self) -> str:
         return (
@@ -289,12 +266,11 @@ class UnknownReadLease(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class StateUnavailable(StoreError):
     """Topics or stored offsets could not be written."""
 
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
+    cause: str
 
     def __str__(self) -> str:
         return f"the broker's state could not be written: {self.cause}"
