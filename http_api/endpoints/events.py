@@ -31,7 +31,6 @@ from holdfast.http_api.endpoints.held_read import (
     read_queues,
     reply_slot_for,
 )
-from holdfast.http_api.endpoints.message_rows import messages_of
 from holdfast.http_api.endpoints.pull_reply import QueueRead, skipped_of
 from holdfast.http_api.endpoints.rendering import (
     YIELD_EVERY_MESSAGES,
@@ -42,6 +41,7 @@ from holdfast.http_api.endpoints.rendering import (
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import EVENTS
+from holdfast.http_api.schemas.message_rows import messages_of
 from holdfast.http_api.schemas.messages import SkippedRange
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, StreamPiece

@@ -15,7 +15,6 @@ from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.authorization import missing_grant
-from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.endpoints.pull_reply import offset_headers
 from holdfast.http_api.endpoints.read_leases import lease_reply
 from holdfast.http_api.endpoints.rendering import PORTION_BYTES, encode_portions, split_portions
@@ -26,6 +25,7 @@ from holdfast.http_api.routing.codecs import MSGPACK, encode_elements, encode_li
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import flag, invalid, moment, text, whole
 from holdfast.http_api.routing.queue_offsets import EXAMPLE, PATTERN, parse_pairs
+from holdfast.http_api.schemas.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.schemas.messages import (
     Message,
     OffsetReply,

@@ -13,7 +13,6 @@ from msgspec import UNSET
 from holdfast.consumequeue.message_store import Fetched
 from holdfast.consumequeue.reading.fetched import Piece
 from holdfast.consumequeue.topics import Topic
-from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.endpoints.rendering import (
     PORTION_BYTES,
     YIELD_EVERY_MESSAGES,
@@ -32,6 +31,7 @@ from holdfast.http_api.routing.codecs import (
     wrap_listing,
 )
 from holdfast.http_api.routing.context import ApiContext
+from holdfast.http_api.schemas.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.schemas.messages import PollReply, PullReply, QueueReply, SkippedRange
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Bytes, Headers, Reply

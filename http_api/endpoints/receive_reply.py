@@ -12,7 +12,6 @@ from typing import Any
 from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.groups.service_types import Delivery, Received
 from holdfast.groups.serving.batch_parts import batch_parts
-from holdfast.http_api.endpoints.message_rows import leased_messages_of, packed_leased_messages_of
 from holdfast.http_api.endpoints.rendering import (
     PORTION_BYTES,
     YIELD_EVERY_MESSAGES,
@@ -29,6 +28,7 @@ from holdfast.http_api.routing.codecs import (
 )
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.schemas.leases import LeasedMessage, PackedLeasedMessage, ReceiveReply
+from holdfast.http_api.schemas.message_rows import leased_messages_of, packed_leased_messages_of
 from holdfast.http_api.wire.reply import Bytes, Reply
 
 #: Decoding a further batch takes as much time as about this many further messages of one batch.

@@ -13,7 +13,7 @@ from holdfast.http_api.schemas.groups import (
     StartText,
     TimestampMs,
 )
-from holdfast.http_api.schemas.messages import Offset, QueueId, Request
+from holdfast.http_api.schemas.messages import MessageHead, Offset, QueueId, Request
 
 OffsetsByTopic = dict[str, OffsetsByQueue]
 Mark = Annotated[str, Meta(extra_json_schema={"pattern": "^[!-~]{1,127}$"})]
@@ -71,7 +71,15 @@ class ReceiveRequest(Request):
     limits: list[UnitLimit] | None = None
 
 
-class LeasedMessage(Struct):
+class LeasedMessageHead(MessageHead):
+    """The fields of a leased message, except its body."""
+
+    receipt: str | None
+    attempt: int
+    redelivered: bool
+
+
+class LeasedMessage(LeasedMessageHead):
     """A message that a group delivers in JSON.
 
     `receipt` settles the message; it is null if the message needs no settling. `attempt` is the
@@ -79,37 +87,13 @@ class LeasedMessage(Struct):
     delivered before.
     """
 
-    topic: str
-    queue: int
-    offset: int
-    message_id: str
-    key: str | None
-    tag: str | None
-    properties: dict[str, str]
-    born_timestamp_ms: int
-    store_timestamp_ms: int
-    receipt: str | None
-    attempt: int
-    redelivered: bool
     body: str | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
 
 
-class PackedLeasedMessage(Struct):
+class PackedLeasedMessage(LeasedMessageHead):
     """A message that a group delivers in msgpack. `body` has the msgpack type bin."""
 
-    topic: str
-    queue: int
-    offset: int
-    message_id: str
-    key: str | None
-    tag: str | None
-    properties: dict[str, str]
-    born_timestamp_ms: int
-    store_timestamp_ms: int
-    receipt: str | None
-    attempt: int
-    redelivered: bool
     body: bytes
 
 

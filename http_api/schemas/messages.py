@@ -112,8 +112,8 @@ class PublishReply(Struct, omit_defaults=True):
 # -- pulling -------------------------------------------------------------------------------
 
 
-class Message(Struct):
-    """A message in JSON. It has `body` if the body is valid UTF-8, otherwise `body_base64`."""
+class MessageHead(Struct):
+    """The fields of a delivered message, except its body."""
 
     topic: str
     queue: int
@@ -124,22 +124,18 @@ class Message(Struct):
     properties: dict[str, str]
     born_timestamp_ms: int
     store_timestamp_ms: int
+
+
+class Message(MessageHead):
+    """A message in JSON. It has `body` if the body is valid UTF-8, otherwise `body_base64`."""
+
     body: str | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
 
 
-class PackedMessage(Struct):
+class PackedMessage(MessageHead):
     """A message in msgpack. `body` has the msgpack type bin."""
 
-    topic: str
-    queue: int
-    offset: int
-    message_id: str
-    key: str | None
-    tag: str | None
-    properties: dict[str, str]
-    born_timestamp_ms: int
-    store_timestamp_ms: int
     body: bytes
 
 

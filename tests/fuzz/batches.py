@@ -24,8 +24,8 @@ from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.reading.fetched import BatchSlice, message_sizes
 from holdfast.holdservice.filters import parse_filter
-from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches
+from holdfast.http_api.schemas.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.schemas.messages import PackedMessage
 from holdfast.http_api.wire.problems import Problem
 

@@ -8,9 +8,9 @@ import pytest
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.reading.fetched import BatchSlice
-from holdfast.http_api.endpoints.message_rows import messages_of
 from holdfast.http_api.endpoints.rendering import split_portions
 from holdfast.http_api.routing.codecs import JSON, MSGPACK, encode_elements, encode_listing
+from holdfast.http_api.schemas.message_rows import messages_of
 
 
 def batch(count: int, base: int) -> Batch:

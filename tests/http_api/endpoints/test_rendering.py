@@ -12,7 +12,6 @@ import pytest
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.reading.fetched import BatchSlice, message_sizes, row_sizes
-from holdfast.http_api.endpoints.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.endpoints.rendering import (
     JSON_GROWTH,
     MAX_BYTES_WITHOUT_SLOT,
@@ -23,6 +22,7 @@ from holdfast.http_api.endpoints.rendering import (
     split_portions,
 )
 from holdfast.http_api.routing.codecs import JSON, MSGPACK, NDJSON
+from holdfast.http_api.schemas.message_rows import messages_of, packed_messages_of
 from tests.support.api_server import Api
 
 BODIES = {

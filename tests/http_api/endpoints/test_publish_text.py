@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http_api.endpoints.message_count import lists_more_than
+from holdfast.http_api.endpoints.publish_text import has_more_messages
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='{}[]"\\,:a\u2028', max_size=8),
@@ -21,18 +21,18 @@ VALUES = st.recursive(
 def test_messages_are_counted_whatever_is_in_them(messages: list[dict[str, Any]]) -> None:
     body = json.dumps({"messages": messages}).encode()
     for limit in range(len(messages) + 2):
-        assert lists_more_than(limit, body) == (len(messages) > limit)
+        assert has_more_messages(limit, body) == (len(messages) > limit)
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"messages":[{"', b'"' * 1001, b"]" * 100, b'{"a":"' + b"\\" * 1001]
 )
 def test_what_is_no_json_is_left_to_its_decoder(body: bytes) -> None:
-    assert not lists_more_than(3, body)
+    assert not has_more_messages(3, body)
 
 
 @pytest.mark.parametrize("escape", [b"\\\\", b"\\u0022", b"\\n{"])
 def test_a_long_text_is_looked_at_once(escape: bytes) -> None:
     text = escape * 200_000
-    assert not lists_more_than(1, b'{"messages":[{"body":"' + text + b'"}]}' + b" " * 9)
-    assert lists_more_than(1, b'{"messages":[{"body":"' + text + b'"},{},{}]}')
+    assert not has_more_messages(1, b'{"messages":[{"body":"' + text + b'"}]}' + b" " * 9)
+    assert has_more_messages(1, b'{"messages":[{"body":"' + text + b'"},{},{}]}')
