@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.client.consume.consumer import AsyncConsumer
 from holdfast.client.consume.group_api import GroupRequests
-from holdfast.client.consume.group_requests import given
+from holdfast.client.consume.group_requests import drop_none
 from holdfast.client.consume.options import ConsumeOptions, SerialBy, make_member_name
 from holdfast.client.consume.redrive import Redriven, redrive
 from holdfast.client.descriptions import (
@@ -27,7 +27,7 @@ from holdfast.client.descriptions import (
     Split,
     TopicDescription,
     TopicSummary,
-    described,
+    parse_description,
 )
 from holdfast.client.errors import (
     ApiError,
@@ -171,7 +171,7 @@ class AsyncClient(GroupRequests):
         ("fsync"), or once it is written to the operating system ("written"). With
         `priority_levels` (1 to 10) the topic has `queues` times `priority_levels` queues.
         """
-        fields = given(
+        fields = drop_none(
             queues=queues,
             durability=durability,
             priority_levels=priority_levels,
@@ -180,7 +180,9 @@ class AsyncClient(GroupRequests):
             max_message_bytes=max_message_bytes,
             max_bytes=max_bytes,
         )
-        return await self._described(TopicDescription, "PUT", _topic_path(topic), body=fields)
+        return await self._fetch_description(
+            TopicDescription, "PUT", _topic_path(topic), body=fields
+        )
 
     async def change_topic(self, topic: str, /, **fields: int | str | None) -> TopicDescription:
         """Change settings of a topic; return its description.
@@ -189,15 +191,17 @@ class AsyncClient(GroupRequests):
         `retention_ms`, `retention_bytes`, `max_bytes` and `max_message_bytes`. For
         `retention_ms`, `retention_bytes` and `max_bytes`, None removes the limit.
         """
-        return await self._described(TopicDescription, "PATCH", _topic_path(topic), body=fields)
+        return await self._fetch_description(
+            TopicDescription, "PATCH", _topic_path(topic), body=fields
+        )
 
     async def topics(self) -> list[TopicSummary]:
         """Return all topics, sorted by name."""
-        return await self._listing(TopicSummary, "/v1/topics", "topics")
+        return await self._fetch_listing(TopicSummary, "/v1/topics", "topics")
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Return a topic's id, configuration and queues with their offsets."""
-        return await self._described(TopicDescription, "GET", _topic_path(topic))
+        return await self._fetch_description(TopicDescription, "GET", _topic_path(topic))
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with all its messages."""
@@ -298,9 +302,11 @@ class AsyncClient(GroupRequests):
             try:
                 return await fetch_topic_facts(self._transport, check_name("topic", topic))
             except UnknownTopic:
-                if not (await self._json("GET", "/v1/info")).get("auto_create_topics", True):
+                if not (await self._request_json("GET", "/v1/info")).get(
+                    "auto_create_topics", True
+                ):
                     raise
-                await self._json("PUT", _topic_path(topic), body={})
+                await self._request_json("PUT", _topic_path(topic), body={})
                 return await fetch_topic_facts(self._transport, topic)
 
         return ProducerTarget(self._transport, check_name("topic", topic), describe)
@@ -346,9 +352,9 @@ class AsyncClient(GroupRequests):
             filter=filter,
             skip_corrupt=skip_corrupt,
         )
-        start_ = _start(offset, start, timestamp_ms)
+        start_ = _make_start(offset, start, timestamp_ms)
         source = self._source(topic, queue, start_, options, follow=follow)
-        return AsyncReader(source, _messages)
+        return AsyncReader(source, _iter_messages)
 
     def pull_batches(
         self,
@@ -370,9 +376,9 @@ class AsyncClient(GroupRequests):
         (exclusive).
         """
         options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, skip_corrupt=skip_corrupt)
-        start_ = _start(offset, start, timestamp_ms)
+        start_ = _make_start(offset, start, timestamp_ms)
         source = self._source(topic, queue, start_, options, follow=follow)
-        return AsyncReader(source, _batches)
+        return AsyncReader(source, _iter_batches)
 
     def _source(
         self,
@@ -583,16 +589,16 @@ class AsyncClient(GroupRequests):
         that `start` does not contain is read from its earliest offset; a queue that `end` does not
         contain is read to its latest offset.
         """
-        params: dict[str, str | int] = given(
-            start=_offsets_param(start),
-            end=_offsets_param(end),
+        params: dict[str, str | int] = drop_none(
+            start=_encode_offsets(start),
+            end=_encode_offsets(end),
             start_timestamp_ms=_timestamp_ms(start_timestamp_ms),
             end_timestamp_ms=_timestamp_ms(end_timestamp_ms),
             max_bytes=max_bytes,
             min_splits=min_splits,
         )
-        reply = await self._json("GET", f"{_topic_path(topic)}/splits", params=params)
-        return [described(Split, each, self.url) for each in reply["splits"]]
+        reply = await self._request_json("GET", f"{_topic_path(topic)}/splits", params=params)
+        return [parse_description(Split, each, self.url) for each in reply["splits"]]
 
     # -- groups (the rest is in GroupRequests) and the broker -------------------------------------
 
@@ -610,11 +616,11 @@ class AsyncClient(GroupRequests):
 
     async def groups(self) -> list[GroupSummary]:
         """Return all groups, sorted by name. A group without a `mode` only stores offsets."""
-        return await self._listing(GroupSummary, "/v1/groups", "groups")
+        return await self._fetch_listing(GroupSummary, "/v1/groups", "groups")
 
     async def info(self) -> BrokerInfo:
         """Return the broker's version and main settings."""
-        return await self._described(BrokerInfo, "GET", "/v1/info")
+        return await self._fetch_description(BrokerInfo, "GET", "/v1/info")
 
     async def status(self) -> dict[str, Any]:
         """Return the `phase`, `degraded`, `read_only` and `alarms` that /readyz reports, also when
@@ -652,7 +658,7 @@ class AsyncClient(GroupRequests):
             return False
         return True
 
-    async def _json(
+    async def _request_json(
         self,
         method: str,
         path: str,
@@ -669,26 +675,28 @@ class AsyncClient(GroupRequests):
         )
         return reply.json(dict[str, Any])
 
-    async def _described(self, kind: type[D], method: str, path: str, *, body: object = None) -> D:
-        return described(kind, await self._json(method, path, body=body), self.url)
+    async def _fetch_description(
+        self, kind: type[D], method: str, path: str, *, body: object = None
+    ) -> D:
+        return parse_description(kind, await self._request_json(method, path, body=body), self.url)
 
-    async def _listing(self, kind: type[D], path: str, name: str) -> list[D]:
+    async def _fetch_listing(self, kind: type[D], path: str, name: str) -> list[D]:
         """Return the items of all pages of a listing."""
         items: list[D] = []
         params: dict[str, str | int] = {}
         while True:
-            page = await self._json("GET", path, params=params)
-            items += [described(kind, each, self.url) for each in page[name]]
+            page = await self._request_json("GET", path, params=params)
+            items += [parse_description(kind, each, self.url) for each in page[name]]
             if page["next"] is None:
                 return items
             params["after"] = page["next"]
 
 
-def _messages(fetched: Range) -> Iterable[Message]:
+def _iter_messages(fetched: Range) -> Iterable[Message]:
     return chain.from_iterable(fetched.parts)
 
 
-def _batches(fetched: Range) -> Iterable[MessageBatch]:
+def _iter_batches(fetched: Range) -> Iterable[MessageBatch]:
     for part in fetched.parts:
         if isinstance(part, MessageRun):
             yield from part.batches()
@@ -700,7 +708,7 @@ def _timestamp_ms(time: Time | None) -> int | None:
     return None if time is None else as_timestamp_ms(time)
 
 
-def _start(offset: int | None, start: End | None, timestamp_ms: Time | None) -> Start:
+def _make_start(offset: int | None, start: End | None, timestamp_ms: Time | None) -> Start:
     if offset is None and start is None and timestamp_ms is None:
         start = "earliest"
     return Start(offset, start, _timestamp_ms(timestamp_ms))
@@ -710,7 +718,7 @@ def _topic_path(topic: str) -> str:
     return f"/v1/topics/{check_name('topic', topic)}"
 
 
-def _offsets_param(offsets: Offsets | None) -> str | None:
+def _encode_offsets(offsets: Offsets | None) -> str | None:
     if offsets is None or isinstance(offsets, str):
         return offsets
     return ",".join(f"{queue}:{offset}" for queue, offset in offsets.items())

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from holdfast.client.errors import BadReply
 
-D = TypeVar("D", bound="Described")
+D = TypeVar("D", bound="Description")
 
 Durability = Literal["fsync", "written"]
 Mode = Literal["competing", "keyed", "single_active", "exclusive"]
@@ -21,7 +21,7 @@ End = Literal["earliest", "latest"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Described(Mapping[str, Any]):
+class Description(Mapping[str, Any]):
     """A reply of the broker. It is equal to any mapping with the same items."""
 
     reply: Mapping[str, Any] = field(repr=False)
@@ -32,7 +32,7 @@ class Described(Mapping[str, Any]):
         values: dict[str, Any] = {"reply": reply}
         for each in fields(cls):
             if each.name in reply and each.name != "reply":
-                values[each.name] = _value(reply[each.name], **each.metadata)
+                values[each.name] = _convert_value(reply[each.name], **each.metadata)
             elif each.name != "reply" and each.default is MISSING:
                 raise KeyError(each.name)
         return cls(**values)
@@ -51,7 +51,7 @@ class Described(Mapping[str, Any]):
         return len(self.reply)
 
 
-def described(kind: type[D], reply: Mapping[str, Any], url: str = "the broker") -> D:
+def parse_description(kind: type[D], reply: Mapping[str, Any], url: str = "the broker") -> D:
     """Return the description that a reply contains. Raises BadReply if a field is missing."""
     try:
         return kind.from_reply(reply)
@@ -59,9 +59,11 @@ def described(kind: type[D], reply: Mapping[str, Any], url: str = "the broker") 
         raise BadReply(url, f"the member {error.args[0]!r} is missing") from error
 
 
-def _value(value: Any, of: type[Described] | None = None, is_by_name: bool = False) -> Any:
+def _convert_value(
+    value: Any, of: type[Description] | None = None, is_by_name: bool = False
+) -> Any:
     if isinstance(value, list):
-        return tuple(_value(each, of) for each in value)
+        return tuple(_convert_value(each, of) for each in value)
     if of is None or value is None:
         return value
     if is_by_name:
@@ -73,7 +75,7 @@ def _value(value: Any, of: type[Described] | None = None, is_by_name: bool = Fal
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class QueueDescription(Described):
+class QueueDescription(Description):
     """A queue with its first offset and the offset that the next message gets (`max_offset`).
     `bytes` is the size of all its messages."""
 
@@ -85,7 +87,7 @@ class QueueDescription(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TopicConfig(Described):
+class TopicConfig(Description):
     """A topic's settings; None means no limit."""
 
     durability: Durability
@@ -97,7 +99,7 @@ class TopicConfig(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TopicSummary(Described):
+class TopicSummary(Description):
     """A topic in a listing."""
 
     topic: str
@@ -115,7 +117,7 @@ class TopicDescription(TopicSummary):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Split(Described):
+class Split(Description):
     """One range of a plan for parallel readers: from start_offset (inclusive) to end_offset
     (exclusive)."""
 
@@ -129,7 +131,7 @@ class Split(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Served(Described):
+class Served(Description):
     """The deliveries since the broker started; `rate` is in messages per second."""
 
     count: int
@@ -138,7 +140,7 @@ class Served(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupQueue(Described):
+class GroupQueue(Description):
     """A group's lag on a queue. Without a stored `offset`, the lag counts all stored messages.
     In a group that only stores offsets, the attributes after `lag_seconds` are None."""
 
@@ -161,7 +163,7 @@ class GroupQueue(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupTopic(Described):
+class GroupTopic(Description):
     """A group's lag on a topic. In a group that only stores offsets, the attributes after `queues`
     are None."""
 
@@ -177,7 +179,7 @@ class GroupTopic(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupMember(Described):
+class GroupMember(Description):
     """A member of a group that has not left and has not expired."""
 
     member: str
@@ -187,7 +189,7 @@ class GroupMember(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Subscription(Described):
+class Subscription(Description):
     """A group's subscription to a topic."""
 
     weight: int
@@ -195,7 +197,7 @@ class Subscription(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Fairness(Described):
+class Fairness(Description):
     """How a group shares deliveries among its topics."""
 
     engine: Engine
@@ -203,7 +205,7 @@ class Fairness(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupConfig(Described):
+class GroupConfig(Description):
     """A group's current settings."""
 
     topics: Mapping[str, Subscription] = field(metadata={"of": Subscription, "is_by_name": True})
@@ -222,7 +224,7 @@ class GroupConfig(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupSummary(Described):
+class GroupSummary(Description):
     """A group in a listing. Without a `mode` it only stores offsets."""
 
     group: str
@@ -232,7 +234,7 @@ class GroupSummary(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupDescription(Described):
+class GroupDescription(Description):
     """A group's lag. In a group that only stores offsets, the attributes after `topics` are None
     or empty. `dying` counts messages that are being moved to the dead-letter topic."""
 
@@ -250,7 +252,7 @@ class GroupDescription(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OffsetsReset(Described):
+class OffsetsReset(Description):
     """The offsets of the affected queues before and after a reset. `before` contains only queues
     that had a stored offset. The keys are queue numbers as text."""
 
@@ -265,7 +267,7 @@ class OffsetsReset(Described):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BrokerInfo(Described):
+class BrokerInfo(Description):
     """The broker's version and settings."""
 
     version: str

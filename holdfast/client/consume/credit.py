@@ -28,7 +28,7 @@ class Credit:
         self._buffered = buffered
         return max(0, min(2 * self.low - buffered, self._most - held))
 
-    def is_short(self, buffered: int, held: int) -> bool:
+    def lacks_room(self, buffered: int, held: int) -> bool:
         """Return whether the member has too little room for the messages that it should request."""
         return self._most - held < 2 * self.low - buffered
 

@@ -9,8 +9,8 @@ from holdfast.client.consume import group_requests
 from holdfast.client.consume.delivery import ReceivedMessage, ReceiveResult, Status
 from holdfast.client.consume.group_requests import (
     Topics,
+    drop_none,
     encode_topics,
-    given,
     group_path,
     send_json,
 )
@@ -21,7 +21,7 @@ from holdfast.client.descriptions import (
     GroupDescription,
     Mode,
     OffsetsReset,
-    described,
+    parse_description,
 )
 from holdfast.client.read.group_offsets import read_offsets, write_offsets
 from holdfast.client.read.message import StoredOffsets
@@ -70,7 +70,7 @@ class GroupRequests:
         docs/groups.md describes each setting. Raises GroupBusy when `mode` would change while
         messages are leased.
         """
-        fields: dict[str, Any] = given(
+        fields: dict[str, Any] = drop_none(
             mode=mode,
             start=start,
             lease_ms=lease_ms,
@@ -81,14 +81,14 @@ class GroupRequests:
             backoff_ms=None if backoff_ms is None else list(backoff_ms),
             strict_leases=strict_leases,
             member_ttl_ms=member_ttl_ms,
-            fairness=given(engine=engine, cost=cost) or None,
+            fairness=drop_none(engine=engine, cost=cost) or None,
         )
         if dead_letter_topic is not None:
             fields["dead_letter_topic"] = dead_letter_topic or None
         if topics is not None:
             fields["topics"] = encode_topics(topics)
         reply = await group_requests.put_group(self._transport, group, fields)
-        return described(GroupDescription, reply, self._transport.url)
+        return parse_description(GroupDescription, reply, self._transport.url)
 
     async def delete_group(self, group: str) -> None:
         """Delete a group and its state. Its messages stay in their topics."""
@@ -136,7 +136,7 @@ class GroupRequests:
         only shows them, without a lease. If the reply to a request was lost, a request with the
         same `attempt_id` returns that reply again. `consume` does all of this automatically.
         """
-        fields = given(
+        fields = drop_none(
             member=member,
             max_messages=max_messages,
             max_bytes=max_bytes,
@@ -211,7 +211,7 @@ class GroupRequests:
         queue the numbers of available, in-flight, delayed, dead and delivered messages.
         """
         reply = await group_requests.describe_group(self._transport, group)
-        return described(GroupDescription, reply, self._transport.url)
+        return parse_description(GroupDescription, reply, self._transport.url)
 
     async def stored_offsets(self, group: str, topic: str) -> StoredOffsets:
         """Return a group's stored offsets on a topic. Raises UnknownGroup.
@@ -257,14 +257,14 @@ class GroupRequests:
 
         Return the offsets `before` and `after`. With `dry_run`, change nothing.
         """
-        body = given(
+        body = drop_none(
             to=to if isinstance(to, str) else {"timestamp_ms": as_timestamp_ms(to)},
             dry_run=dry_run,
             queues=queues,
         )
         path = f"{group_path(group)}/topics/{check_name('topic', topic)}/offsets/reset"
         reply = await send_json(self._transport, "POST", path, body)
-        return described(OffsetsReset, reply.json(dict[str, Any]), self._transport.url)
+        return parse_description(OffsetsReset, reply.json(dict[str, Any]), self._transport.url)
 
 
 class _SeekReply(msgspec.Struct):

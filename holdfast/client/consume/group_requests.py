@@ -51,7 +51,7 @@ def encode_topics(topics: Topics) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def given(**fields: T | None) -> dict[str, T]:
+def drop_none(**fields: T | None) -> dict[str, T]:
     """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -128,7 +128,7 @@ async def settle(
     retry: RetryPolicy | None = None,
 ) -> list[Status]:
     """Settle or extend several receipts with one verb, durably; return the status of each."""
-    body = given(
+    body = drop_none(
         receipts=receipts,
         delay_ms=delay_ms,
         lease_ms=lease_ms,

@@ -40,17 +40,19 @@ async def join(
 ) -> GroupFacts:
     """Return a group's settings. First create the group with the consumer's topics if it does not
     exist or only stores offsets. Raises HoldfastError."""
-    facts = await _facts(transport, options.group, policy)
+    facts = await _fetch_facts(transport, options.group, policy)
     if facts is None:
         settings: dict[str, Any] = {"topics": encode_topics(options.topics)}
         if options.start is not None:
             settings["start"] = options.start
         await group_requests.put_group(transport, options.group, settings, policy)
-        facts = await _facts(transport, options.group, policy)
+        facts = await _fetch_facts(transport, options.group, policy)
     return facts or GroupFacts()
 
 
-async def _facts(transport: Transport, group: str, policy: RetryPolicy | None) -> GroupFacts | None:
+async def _fetch_facts(
+    transport: Transport, group: str, policy: RetryPolicy | None
+) -> GroupFacts | None:
     """Return the settings of a group with leases; None for any other group."""
     try:
         described = await group_requests.describe_group(transport, group, policy)

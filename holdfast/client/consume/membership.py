@@ -138,7 +138,7 @@ class Membership:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop on which the member runs."""
-        assert self._loop is not None, "it has begun"
+        assert self._loop is not None, "start() was called"
         return self._loop
 
     @property
@@ -351,10 +351,10 @@ class Membership:
         """
         if self.options.settled:
             return False
-        is_short = self._credit.is_short(self._buffered(slow), self._held)
+        lacks_room = self._credit.lacks_room(self._buffered(slow), self._held)
         returned: list[Settling] = []
         for ordering_key, max_waiting in ordering_keys.items():
-            if (is_short or max_waiting < FEW) and self._has_limit(ordering_key):
+            if (lacks_room or max_waiting < FEW) and self._has_limit(ordering_key):
                 returned += self._release(self.ready.truncate(ordering_key, max_waiting))
         for settling in returned:
             await settling

@@ -140,10 +140,10 @@ class Accumulator:
                 batch = self._open_keyless(self._level)
             batch.bodies.append(body)
         else:
-            size += self._texts_size(key, tag, properties)
+            size += self._check_texts(key, tag, properties)
             if ttl_ms is not None:
                 check_ttl(ttl_ms)
-            batch = self._batch_for(key, queue, priority)
+            batch = self._find_batch(key, queue, priority)
             row = len(batch.bodies)
             batch.bodies.append(body)
             if key is not None:
@@ -175,7 +175,7 @@ class Accumulator:
         batch = self._keyless[level] = self._open_batch(queue)
         return batch
 
-    def _batch_for(self, key: str | None, queue: int | None, priority: int | None) -> PendingBatch:
+    def _find_batch(self, key: str | None, queue: int | None, priority: int | None) -> PendingBatch:
         if priority is None:
             priority, level = self._priority, self._level
         else:
@@ -202,7 +202,7 @@ class Accumulator:
 
     # -- checking ----------------------------------------------------------------------------
 
-    def _texts_size(
+    def _check_texts(
         self, key: str | None, tag: str | None, properties: Mapping[str, str] | None
     ) -> int:
         """Check a message's texts and return their size."""
@@ -311,7 +311,7 @@ class Accumulator:
         """Return all batches that are not settled, oldest first."""
         return list(self._unresolved)
 
-    def unseen_failures(self) -> list[PendingBatch]:
+    def take_unseen_failures(self) -> list[PendingBatch]:
         """Return the failed batches whose failure no caller has read; forget all failed batches.
 
         Only the last 1,000 failed batches are kept.

@@ -92,7 +92,7 @@ class BaseProducer(ABC):
     def _raise_unseen_failures(self) -> None:
         """Raise PublishFailed if there are failed batches whose failure no caller has read."""
         assert self._parts is not None
-        failed = self._parts[0].unseen_failures()
+        failed = self._parts[0].take_unseen_failures()
         if failed:
             cause = failed[0].outcome
             assert isinstance(cause, Exception)
@@ -127,7 +127,7 @@ def get_result(batch: PendingBatch, row: int) -> PublishResult:
 
 
 @contextmanager
-def adding_failure_to(error: BaseException | None) -> Iterator[None]:
+def note_publish_failure(error: BaseException | None) -> Iterator[None]:
     """While a `with` block of a producer ends with `error`, add a PublishFailed to that error as a
     note. Without an error, let it pass."""
     try:

@@ -15,8 +15,8 @@ from holdfast.client.errors import ProducerClosed
 from holdfast.client.produce.base_producer import (
     BaseProducer,
     ProducerTarget,
-    adding_failure_to,
     get_result,
+    note_publish_failure,
 )
 from holdfast.client.produce.message_checks import Body
 from holdfast.client.produce.options import ProducerOptions
@@ -140,7 +140,7 @@ class Producer(BaseProducer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        with adding_failure_to(error):
+        with note_publish_failure(error):
             self.close()
 
     def _call_on_loop(self, callback: Callable[..., object], *arguments: object) -> None:

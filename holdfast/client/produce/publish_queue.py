@@ -12,8 +12,8 @@ from typing import Any
 
 #: The limits of one request. The broker decodes requests of more than 128 KiB in threads, and only
 #: a few of these at a time.
-MAX_TOGETHER = 1000
-MAX_TOGETHER_BYTES = 120 * 1024
+MAX_SHARED_MESSAGES = 1000
+MAX_SHARED_REQUEST_BYTES = 120 * 1024
 
 
 @dataclass(eq=False, slots=True)
@@ -52,7 +52,10 @@ class PublishQueue:
     @property
     def _is_full(self) -> bool:
         """Whether the waiting messages fill a request."""
-        return len(self._waiting) >= MAX_TOGETHER or self._waiting_bytes >= MAX_TOGETHER_BYTES
+        return (
+            len(self._waiting) >= MAX_SHARED_MESSAGES
+            or self._waiting_bytes >= MAX_SHARED_REQUEST_BYTES
+        )
 
     def add(self, message: PendingPublish) -> None:
         """Append a message to the waiting ones."""
@@ -85,8 +88,8 @@ class PublishQueue:
         all waiting messages have been removed."""
         self._is_starting = False
         taken: list[PendingPublish] = []
-        room_bytes = MAX_TOGETHER_BYTES
-        while self._waiting and len(taken) < MAX_TOGETHER:
+        room_bytes = MAX_SHARED_REQUEST_BYTES
+        while self._waiting and len(taken) < MAX_SHARED_MESSAGES:
             room_bytes -= len(self._waiting[0].encoded)
             if taken and room_bytes < 0:
                 break

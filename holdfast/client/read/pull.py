@@ -197,7 +197,9 @@ async def pull_queue(
         min_offset = reply.header_int("Holdfast-Min-Offset")
         start_offset = min_offset if start.offset is None else start.offset
         parts = _decode_batches(reply, topic, {queue: start_offset})
-    return _fetched(reply, topic, parts, {queue: next_offset}, {queue: max_offset}, min_offset)
+    return _build_fetched(
+        reply, topic, parts, {queue: next_offset}, {queue: max_offset}, min_offset
+    )
 
 
 async def poll_queues(
@@ -238,10 +240,10 @@ async def poll_queues(
         parts = _group_by_queue(polled.messages)
         next_offsets = {state.queue: state.next_offset for state in polled.queues}
         max_offsets = {state.queue: state.max_offset for state in polled.queues}
-    return _fetched(reply, topic, parts, next_offsets, max_offsets)
+    return _build_fetched(reply, topic, parts, next_offsets, max_offsets)
 
 
-def _fetched(
+def _build_fetched(
     reply: Reply,
     topic: str,
     parts: Sequence[Part],

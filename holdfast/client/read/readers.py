@@ -89,8 +89,8 @@ class AsyncReader(Generic[T]):
 
     def _fetch_ahead(self) -> "asyncio.Task[Range | None]":
         task = asyncio.create_task(self.source.fetch())
-        # The next call of next_range() raises the error. If there is no further call, nobody needs
-        # the error.
+        # The next call of next_range() raises the error. If there is no further call, no caller
+        # needs the error.
         task.add_done_callback(_retrieve_failure)
         return task
 

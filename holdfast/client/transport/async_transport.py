@@ -41,7 +41,7 @@ class AsyncTransport(BaseTransport):
     ) -> ReplyParser:
         if self._is_closed:
             raise ClientClosed
-        kept = self._kept_connection()
+        kept = self._take_idle_connection()
         connection = kept or await self._connect()
         try:
             try:
@@ -77,7 +77,7 @@ class AsyncTransport(BaseTransport):
         finally:
             self._busy.discard(connection)
 
-    def _kept_connection(self) -> AsyncConnection | None:
+    def _take_idle_connection(self) -> AsyncConnection | None:
         """Return the most recently used idle connection; None if there is none that can be used."""
         while self._idle:
             connection = self._idle.pop()

@@ -66,10 +66,10 @@ def raise_for_status(reply: Reply) -> Reply:
             raise BadReply(reply.url, f"status {reply.status}: {text!r}") from None
         # An error page of a gateway in front of the broker.
         problem = {"type": "about:blank", "title": text}
-    raise api_error(reply.status, problem, _retry_after_s(reply.header("Retry-After")))
+    raise api_error(reply.status, problem, _parse_retry_after(reply.header("Retry-After")))
 
 
-def _retry_after_s(value: str | None) -> float | None:
+def _parse_retry_after(value: str | None) -> float | None:
     """Return the seconds of a Retry-After header. Return None if it is missing, or is a date (which
     brokers never send)."""
     if value is None:

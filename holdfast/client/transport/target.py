@@ -47,7 +47,7 @@ class Target:
             raise ValueError(f"files for TLS go with an address that begins https://, not {url!r}")
         if context is None and parts.scheme == "https":
             context = ssl.create_default_context()
-        host = _encoded_host(host, wrong)
+        host = _encode_host(host, wrong)
         default_port = _DEFAULT_PORTS[parts.scheme]
         port = default_port if given_port is None else given_port
         shown_host = f"[{host}]" if ":" in host else host
@@ -61,7 +61,7 @@ class Target:
         return f"Target({self.url!r})"
 
 
-def _encoded_host(host: str, wrong: str) -> str:
+def _encode_host(host: str, wrong: str) -> str:
     if ":" in host:
         try:
             IPv6Address(host.partition("%")[0])

@@ -40,25 +40,27 @@ class TlsFiles:
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ValueError) as error:
-            raise TlsFilesUnusable(str(self.ca_file), _reason(error)) from error
+            raise TlsFilesUnusable(str(self.ca_file), _error_text(error)) from error
         if self.cert_file is None:
             if self.key_file is not None:
                 raise TlsFilesUnusable(str(self.key_file), "a key without its certificate")
             return context
         key_file = self.key_file or self.cert_file
         try:
-            context.load_cert_chain(self.cert_file, key_file, password=_no_password)
+            context.load_cert_chain(self.cert_file, key_file, password=_refuse_password)
         except (OSError, ValueError) as error:
-            raise TlsFilesUnusable(f"{self.cert_file} and {key_file}", _reason(error)) from error
+            raise TlsFilesUnusable(
+                f"{self.cert_file} and {key_file}", _error_text(error)
+            ) from error
         return context
 
 
-def _no_password() -> str:
+def _refuse_password() -> str:
     """Refuse an encrypted key: the client cannot ask for a passphrase."""
-    raise ValueError("the key is encrypted, and nobody is asked for its passphrase")
+    raise ValueError("the key is encrypted; the client cannot ask for its passphrase")
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return error.reason or str(error)
     if isinstance(error, OSError):

@@ -19,7 +19,7 @@ from holdfast.client import (
     descriptions,
 )
 from holdfast.client.async_client import AsyncClient
-from holdfast.client.descriptions import Described, QueueDescription, described
+from holdfast.client.descriptions import Description, QueueDescription, parse_description
 from holdfast.client.errors import BadReply
 from holdfast.http_api.schemas import groups, messages
 from holdfast.testing import RunningBroker
@@ -36,7 +36,7 @@ QUEUE = {
 
 def test_a_description_has_attributes_and_is_a_mapping_of_its_reply() -> None:
     # C5
-    queue = described(QueueDescription, QUEUE)
+    queue = parse_description(QueueDescription, QUEUE)
     assert (queue.queue, queue.max_offset, queue.newest_timestamp_ms) == (3, 9, None)
     assert queue == QUEUE == dict(queue)
     assert queue["added_later"] == [1]
@@ -49,7 +49,7 @@ def test_a_description_has_attributes_and_is_a_mapping_of_its_reply() -> None:
 
 def test_a_reply_without_a_member_is_no_reply_of_a_broker() -> None:
     with pytest.raises(BadReply, match="max_offset"):
-        described(QueueDescription, {"queue": 3, "min_offset": 1})
+        parse_description(QueueDescription, {"queue": 3, "min_offset": 1})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_reply_without_a_member_is_no_reply_of_a_broker() -> None:
     ],
 )
 def test_descriptions_have_the_members_of_the_api(
-    ours: type[Described], theirs: Any, left_out: set[str]
+    ours: type[Description], theirs: Any, left_out: set[str]
 ) -> None:
     # C5
     names = {each.name for each in dataclasses.fields(ours)} - {"reply"}
@@ -129,4 +129,4 @@ def test_errors_about_arguments_name_the_class_that_was_called(name: str) -> Non
 def test_descriptions_come_from_json_alone() -> None:
     """Fields of a reply that its type does not declare are kept as they are."""
     reply = msgspec.json.decode(msgspec.json.encode(QUEUE))
-    assert described(QueueDescription, reply).to_dict() == QUEUE
+    assert parse_description(QueueDescription, reply).to_dict() == QUEUE

@@ -271,8 +271,8 @@ def test_failures_that_nobody_saw_are_told_once() -> None:
     seen, unseen = accumulator.add(b"1"), accumulator.add(b"2")
     accumulator.resolve(accumulator.take(), [ClientClosed(), ClientClosed()])
     seen.is_failure_seen = True
-    assert accumulator.unseen_failures() == [unseen]
-    assert accumulator.unseen_failures() == []
+    assert accumulator.take_unseen_failures() == [unseen]
+    assert accumulator.take_unseen_failures() == []
 
 
 def test_settled_messages_are_let_go() -> None:

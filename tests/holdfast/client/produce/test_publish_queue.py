@@ -1,8 +1,8 @@
 import pytest
 
 from holdfast.client.produce.publish_queue import (
-    MAX_TOGETHER,
-    MAX_TOGETHER_BYTES,
+    MAX_SHARED_MESSAGES,
+    MAX_SHARED_REQUEST_BYTES,
     PendingPublish,
     PublishQueue,
 )
@@ -57,10 +57,10 @@ def test_an_empty_queue_begins_nothing() -> None:
 @pytest.mark.parametrize(
     ("size", "count", "first"),
     [
-        (1, MAX_TOGETHER + 1, MAX_TOGETHER),
-        (MAX_TOGETHER_BYTES // 4, 5, 4),
-        (MAX_TOGETHER_BYTES // 4 + 1, 5, 3),
-        (MAX_TOGETHER_BYTES + 1, 2, 1),
+        (1, MAX_SHARED_MESSAGES + 1, MAX_SHARED_MESSAGES),
+        (MAX_SHARED_REQUEST_BYTES // 4, 5, 4),
+        (MAX_SHARED_REQUEST_BYTES // 4 + 1, 5, 3),
+        (MAX_SHARED_REQUEST_BYTES + 1, 2, 1),
     ],
 )
 def test_a_request_takes_so_much_and_the_rest_goes_with_the_next(
@@ -74,7 +74,9 @@ def test_a_request_takes_so_much_and_the_rest_goes_with_the_next(
     assert len(queue.take_messages()) == count - first
 
 
-@pytest.mark.parametrize(("size", "count"), [(1, MAX_TOGETHER), (MAX_TOGETHER_BYTES // 4, 4)])
+@pytest.mark.parametrize(
+    ("size", "count"), [(1, MAX_SHARED_MESSAGES), (MAX_SHARED_REQUEST_BYTES // 4, 4)]
+)
 def test_a_full_request_waits_for_none_that_is_under_way(size: int, count: int) -> None:
     queue = queue_of(b"1")
     assert queue.start_request()
@@ -90,7 +92,7 @@ def test_a_full_request_waits_for_none_that_is_under_way(size: int, count: int) 
 
 def test_who_leaves_is_not_taken_and_takes_no_room() -> None:
     queue = queue_of(b"1", b"2")
-    leaving = PendingPublish(b"x" * MAX_TOGETHER_BYTES, 0.0)
+    leaving = PendingPublish(b"x" * MAX_SHARED_REQUEST_BYTES, 0.0)
     queue.add(leaving)
     assert queue.start_request()
     queue.remove(leaving)
