@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 import lmdb
 from prometheus_client import CollectorRegistry
@@ -18,12 +18,11 @@ from holdfast import __version__
 from holdfast.config import Config, changed_keys
 from holdfast.consumequeue.damage.damage_book import Fault
 from holdfast.consumequeue.errors import StateUnavailable
-from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service import GroupService
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.service import AccessService
-from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
+from holdfast.http_api.app import ApiContext, BrokerStatus, HttpContext, make_app
 from holdfast.http_api.server import Server, start_server
 from holdfast.storage.storage import Storage, StorageEvents, now_us
 from holdfast.storage.storage_metrics import StorageCollector
@@ -90,8 +89,7 @@ class Broker:
         """
         if self._phase != "stopped":
             return
-        loop = asyncio.get_running_loop()
-        self.failed = loop.create_future()
+        self.failed = asyncio.get_running_loop().create_future()
         self._phase = "recovering"
         registry = CollectorRegistry()
         collector = StorageCollector()
@@ -105,21 +103,9 @@ class Broker:
                 on_trim=self._trimmed,
             ),
         )
-        hold = self._hold = PullRequestHoldService(
-            self._config.holdservice,
-            # The store exists after the storage is open; no pull is held before that.
-            max_offset=lambda key: storage.store.max_offset(key),  # noqa: PLW0108
-            scan=lambda *where: storage.store.scan_hot(*where),  # noqa: PLW0108
-        )
         access = self._access = AccessService(self._config.access, self._config.data_dir)
-        context = ApiContext(
-            # Store and groups are set below. They are not used while the phase is "recovering".
-            store=cast("MessageStore", None),
-            hold=hold,
-            groups=cast("GroupService", None),
+        http = HttpContext(
             config=self._config.http_api,
-            topics_config=self._config.topics,
-            groups_config=self._config.groups,
             status=lambda: self.status,
             phase=lambda: self._phase,
             registry=registry,
@@ -129,44 +115,63 @@ class Broker:
             audit=access.audit,
         )
         try:
-            http_api = self._config.http_api
-            await access.check_address(
-                http_api.host,
-                is_encrypted=bool(http_api.tls_certificate),
-                asks_for_certificates=bool(http_api.tls_client_ca)
-                and http_api.tls_client_certificates == "required",
-            )
+            await self._check_address(access)
             storage.lock()
             await access.start()
             self._audit("broker.start", version=__version__, config=changed_keys(self._config))
-            self._server = await start_server(make_app(context), self._config.http_api)
-            try:
-                context.store = await storage.open()
-            except (lmdb.Error, StateUnavailable) as error:
-                raise StorageUnusable(str(error)) from error
-            context.store.topic_deleted = self._topic_deleted
-            groups = self._groups = GroupService(
-                context.store,
-                storage.groups,
-                self._config.groups,
-                places=hold,
-                ageing_us=storage.ageing.now_us,
-                wall_us=now_us,
-                passed_s=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
-                may_subscribe=access.access.may_subscribe,
-            )
-            context.store.check_new_queues = groups.check_new_queues
-            context.store.topic_created = groups.topic_created
-            await groups.start()
-            context.groups = groups
-            hold.also_scan = groups.scan
-            hold.observe_scan = context.metrics.scan_seconds.observe
+            app = make_app(http)
+            self._server = await start_server(app, self._config.http_api)
+            app.serve(await self._open(storage, http))
             collector.storage = storage
-            await hold.start()
         except BaseException:
             await self.stop()
             raise
         self._phase = "ready"
+
+    async def _check_address(self, access: AccessService) -> None:
+        http_api = self._config.http_api
+        await access.check_address(
+            http_api.host,
+            is_encrypted=bool(http_api.tls_certificate),
+            asks_for_certificates=bool(http_api.tls_client_ca)
+            and http_api.tls_client_certificates == "required",
+        )
+
+    async def _open(self, storage: Storage, http: HttpContext) -> ApiContext:
+        """Recover the storage, and start the parts that need it. Return them for the endpoints."""
+        try:
+            store = await storage.open()
+        except (lmdb.Error, StateUnavailable) as error:
+            raise StorageUnusable(str(error)) from error
+        hold = self._hold = PullRequestHoldService(
+            self._config.holdservice,
+            max_offset=store.max_offset,
+            scan=store.scan_hot,
+            observe_scan=http.metrics.scan_seconds.observe,
+        )
+        store.topic_deleted = self._topic_deleted
+        groups = self._groups = GroupService(
+            store,
+            storage.groups,
+            self._config.groups,
+            places=hold,
+            ageing_us=storage.ageing.now_us,
+            wall_us=now_us,
+            passed_s=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+            may_subscribe=http.access.may_subscribe,
+        )
+        store.check_new_queues = groups.check_new_queues
+        store.topic_created = groups.topic_created
+        await groups.start()
+        await hold.start(groups.scan)
+        return ApiContext(
+            http=http,
+            store=store,
+            hold=hold,
+            groups=groups,
+            topics_config=self._config.topics,
+            groups_config=self._config.groups,
+        )
 
     async def reload(self) -> None:
         """Reload the TLS files and the access tokens now. Do nothing unless the server runs. The

@@ -94,7 +94,8 @@ class PullRequestHoldService:
 
     `max_offset` returns a queue's end, None if the queue does not exist. The end must include a
     message before `message_arriving` is called for this message. `scan` searches the first match
-    of a filter, like MessageStore.scan_hot.
+    of a filter, like MessageStore.scan_hot. `observe_scan` is called after each periodic scan, with
+    the seconds for which it blocked the loop.
     """
 
     def __init__(
@@ -103,10 +104,13 @@ class PullRequestHoldService:
         *,
         max_offset: Callable[[QueueKey], int | None],
         scan: "Callable[[QueueKey, int, int, MessageFilter], int | None]",
+        observe_scan: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._config = config
         self._max_offset = max_offset
         self._scan = scan
+        self._observe_scan = observe_scan
+        self._scan_others: Callable[[], int] = lambda: 0
         self._table: HoldTable[asyncio.Future[HoldResult]] = HoldTable(config, _scan_step)
         self._is_draining = False
         self._scanning: asyncio.Task[None] | None = None
@@ -120,15 +124,14 @@ class PullRequestHoldService:
         self._scans_total = 0
         self._scan_rescues = 0
         self._last_scan_s = 0.0
-        self.also_scan: Callable[[], int] = lambda: 0
-        """Called by each scan to check the waiting requests of other kinds; returns how many of
-        these it had to wake. Set by the broker."""
-        self.observe_scan: Callable[[float], None] = lambda seconds: None
-        """Called after each scan with the seconds for which it blocked the loop. Set by the
-        broker."""
 
-    async def start(self) -> None:
-        """Start the periodic scan. May be called twice, and again after `stop`."""
+    async def start(self, scan_others: Callable[[], int] = lambda: 0) -> None:
+        """Start the periodic scan. May be called twice, and again after `stop`.
+
+        Each scan calls `scan_others` to check the waiting requests of other kinds; it returns how
+        many of these it had to wake.
+        """
+        self._scan_others = scan_others
         self._is_draining = False
         if self._scanning is None:
             self._scanning = asyncio.create_task(self._scan_forever(), name="hold-scan")
@@ -333,7 +336,7 @@ class PullRequestHoldService:
 
     async def _scan_once(self) -> None:
         started = monotonic()
-        rescued = self.also_scan()
+        rescued = self._scan_others()
         busy_s = monotonic() - started
         if rescued:
             self._scan_rescues += rescued
@@ -368,7 +371,7 @@ class PullRequestHoldService:
             await asyncio.sleep(0)
         self._last_scan_s = busy_s
         self._scans_total += 1
-        self.observe_scan(busy_s)
+        self._observe_scan(busy_s)
         if busy_s > SLOW_SCAN_S:
             log.warning("a scan of %d held queues took %.1f s of the event loop", len(keys), busy_s)
         return behind

@@ -18,11 +18,11 @@ from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.access_log import AccessLog
 from holdfast.http_api.endpoints.events import reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
-from holdfast.http_api.endpoints.state_metrics import StateCollector
+from holdfast.http_api.endpoints.state_metrics import HttpCollector, StateCollector
 from holdfast.http_api.routes import ROUTES
-from holdfast.http_api.routing.call import Call
+from holdfast.http_api.routing.call import Call, OpenCall
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
-from holdfast.http_api.routing.context import ApiContext, BrokerStatus
+from holdfast.http_api.routing.context import ApiContext, BrokerStatus, HttpContext
 from holdfast.http_api.routing.openapi import openapi_document
 from holdfast.http_api.routing.query_cache import Queries
 from holdfast.http_api.routing.route import Route
@@ -34,7 +34,7 @@ from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import Request
 
-__all__ = ["ApiContext", "App", "BrokerStatus", "make_app"]
+__all__ = ["ApiContext", "App", "BrokerStatus", "HttpContext", "make_app"]
 
 _logger = logging.getLogger(__name__)
 
@@ -42,38 +42,47 @@ _logger = logging.getLogger(__name__)
 _LAG_INTERVAL_S = 1.0
 
 
-def make_app(context: ApiContext) -> "App":
+def make_app(http: HttpContext) -> "App":
     """Return the application that serves the API. `start_server` starts it."""
-    context.openapi = openapi_document(ROUTES, context.config, context.version)
-    context.registry.register(StateCollector(context))
-    return App(context, Router(ROUTES))
+    http.openapi = openapi_document(ROUTES, http.config, http.version)
+    http.registry.register(HttpCollector(http))
+    return App(http, Router(ROUTES))
 
 
 class App:
     """Answers requests. The caller starts and stops the store and the hold service.
 
+    Until `serve` is called, only the open routes are served: health, metrics, and the OpenAPI
+    document. All other requests are refused.
+
     This class replaces aiohttp's application, which tries the patterns of the routes one after
     another and runs a chain of handlers. That took a sixth of the time of a minimal request.
     """
 
-    def __init__(self, context: ApiContext, router: Router) -> None:
-        self._context = context
+    def __init__(self, http: HttpContext, router: Router) -> None:
+        self._http = http
+        self._context: ApiContext | None = None
         self._router = router
         self._lag: asyncio.Task[NoReturn] | None = None
-        self._queries = Queries(context.config)
-        form = context.config.access_log
+        self._queries = Queries(http.config)
+        form = http.config.access_log
         self._access_log = AccessLog(form) if form != "off" else None
-        origins = names_in(context.config.cors_origins)
+        origins = names_in(http.config.cors_origins)
         self._pages = CrossOrigin(origins) if origins else None
 
     @property
     def connections(self) -> Connections:
         """The registry of open connections that the server uses."""
-        return self._context.connections
+        return self._http.connections
 
     def show_certificate(self, expires_s: Callable[[], float | None]) -> None:
         """Make the metrics report the expiry time of the certificate that the server uses."""
-        self._context.certificate_expires_s = expires_s
+        self._http.certificate_expires_s = expires_s
+
+    def serve(self, context: ApiContext) -> None:
+        """Serve every route from now on."""
+        self._http.registry.register(StateCollector(context))
+        self._context = context
 
     def start(self) -> None:
         """Begin to measure how late the event loop is."""
@@ -92,7 +101,7 @@ class App:
         return reply
 
     async def _answer(self, request: Request) -> Reply:
-        context, limiter = self._context, self._context.rate_limiter
+        http, limiter = self._http, self._http.rate_limiter
         started = monotonic()
         path = "other"
         who = UNKNOWN.name
@@ -104,14 +113,14 @@ class App:
                 check_framing(request)
                 preflight = self._preflight(request)
                 if preflight is None:
-                    principal, refusal = context.access.identify(request)
+                    principal, refusal = http.access.identify(request)
                     route, values = self._find_route(request, refusal)
-                    context.access.check(
+                    http.access.check(
                         principal, refusal, route.access, values, request.headers, self._pages
                     )
             except Problem:
                 if limiter is not None:
-                    caller = context.access.principal_of(request)
+                    caller = http.access.principal_of(request)
                     limiter.admit(request, caller)
                     payer = caller
                 raise
@@ -122,8 +131,8 @@ class App:
                 reply = preflight
             else:
                 path, who = route.path, principal.name
-                if route.act and context.audit is not None:
-                    act = AuditedRequest(context.audit, request, route.act, values, principal)
+                if route.act and http.audit is not None:
+                    act = AuditedRequest(http.audit, request, route.act, values, principal)
                 if limiter is not None and not route.is_open:
                     limiter.admit(request, principal)
                     payer = principal
@@ -137,8 +146,8 @@ class App:
             _clear_tracebacks(error)
             if isinstance(problem, Denied):
                 who = problem.principal
-            if context.audit is not None and isinstance(problem, Denied):
-                record_denial(context.audit, request, problem)
+            if http.audit is not None and isinstance(problem, Denied):
+                record_denial(http.audit, request, problem)
             elif act is not None:
                 act.record_problem(problem)
             if _logger.isEnabledFor(logging.DEBUG):
@@ -151,11 +160,11 @@ class App:
                 act.record_disconnect()
             raise
         finally:
-            context.bodies.done(request)
+            http.bodies.done(request)
         if limiter is not None and payer is not None:
             limiter.answered(request, payer, reply)
         took_s = monotonic() - started
-        context.metrics.count_request(path, reply.status, took_s - reply.held_s)
+        http.metrics.count_request(path, reply.status, took_s - reply.held_s)
         if self._access_log is not None:
             self._access_log.log_request(request, who, reply, took_s)
         return reply
@@ -184,15 +193,15 @@ class App:
             return None
         reply = self._pages.preflight(request.method, request.headers)
         if reply is not None:
-            self._context.access.check_host(request.headers)
+            self._http.access.check_host(request.headers)
         return reply
 
     async def _handle(
         self, request: Request, route: Route, values: Mapping[str, str], principal: Principal
     ) -> Reply:
         """Check the broker's state, the query and the media type, then call the route's handler."""
-        context = self._context
-        phase = context.phase() if not route.is_open else "ready"
+        http, context = self._http, self._context
+        phase = http.phase() if not route.is_open else "ready"
         if phase != "ready" and not _asks_for_events(request, route):
             raise not_ready(phase)
         params: Any = self._queries.read(route.params, request.url.raw_query_string)
@@ -203,7 +212,9 @@ class App:
         )
         if phase != "ready":
             return reconnect_later()
-        return await route.handler(Call(context, request, values, params, media, principal))
+        if context is None:
+            return await route.handler(OpenCall(http, request, values, params, media, principal))
+        return await route.handler(Call(http, request, values, params, media, principal, context))
 
     def _check_still_valid(self, principal: Principal, reply: Reply) -> None:
         """Raise Denied if the token was revoked or has expired while the request was held.
@@ -211,17 +222,17 @@ class App:
         The reply is then not sent, and its `unsent` is called.
         """
         try:
-            self._context.access.check_still_valid(principal)
+            self._http.access.check_still_valid(principal)
         except Denied:
             reply.unsent()
             raise
 
     async def release(self) -> None:
         """Wake all held requests, so that they are answered, and wait for running changes."""
-        if self._context.phase() != "recovering":
+        if self._context is not None:
             await self._context.hold.stop()
             self._context.groups.drain()
-        await self._context.wait_for_changes()
+            await self._context.wait_for_changes()
 
     async def stop(self) -> None:
         """Stop measuring the event loop. May be called twice."""
@@ -231,7 +242,7 @@ class App:
             await asyncio.wait([lag])
 
     async def _measure_lag(self) -> NoReturn:
-        loop, gauge = asyncio.get_running_loop(), self._context.metrics.loop_lag_seconds
+        loop, gauge = asyncio.get_running_loop(), self._http.metrics.loop_lag_seconds
         while True:
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)

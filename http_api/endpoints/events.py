@@ -171,8 +171,8 @@ class _Stream:
                     del piece
         except Exception as error:
             problem, call = problem_for(error), self._call
-            if isinstance(problem, Denied) and call.context.audit is not None:
-                record_denial(call.context.audit, call.request, problem)
+            if isinstance(problem, Denied) and call.context.http.audit is not None:
+                record_denial(call.context.http.audit, call.request, problem)
             if problem.slug != "draining":
                 yield StreamPiece(b"event: problem\ndata: %b\n\n" % problem.encode())
         finally:
@@ -208,9 +208,9 @@ class _Stream:
                 return  # the broker holds no requests: the client reconnects for more
             else:
                 await self._hold(sent_at + heartbeat_s)
-            if context.phase() != "ready":
+            if context.http.phase() != "ready":
                 return
-            context.access.check_still_valid(call.principal)
+            context.http.access.check_still_valid(call.principal)
             if monotonic() >= sent_at + heartbeat_s:
                 yield StreamPiece(b": heartbeat\n%b\n" % self._id())
                 sent_at = monotonic()
@@ -232,20 +232,20 @@ class _Stream:
 
     def _charge_rate_limit(self, size: int) -> float:
         """Count `size` sent bytes. Return how many seconds the client is above its rate limit."""
-        limiter = self._call.context.rate_limiter
+        limiter = self._call.context.http.rate_limiter
         if limiter is None:
             return 0.0
         return limiter.streamed(self._call.request, self._call.principal, size)
 
     async def _wait_for_rate_limit(self, wait_s: float) -> None:
         """Wait while the client exceeds its rate limit, or until the broker stops."""
-        while wait_s and self._call.context.phase() == "ready":
+        while wait_s and self._call.context.http.phase() == "ready":
             await asyncio.sleep(min(wait_s, 1.0))
             wait_s = self._charge_rate_limit(0)
 
     def _pieces(self) -> Iterator[StreamPiece]:
         """Yield the events of `_reads`. Drop a read after all of its events were yielded."""
-        counters = self._call.context.metrics.topic(self._topic.name)
+        counters = self._call.context.http.metrics.topic(self._topic.name)
         while self._reads:
             queue, fetched, _ = self._reads[0]
             skipped = skipped_of([self._reads[0]])

@@ -284,4 +284,4 @@ class WaitBudget:
         pieces = next((read.fetched.pieces for read in reads if read.fetched.pieces), None)
         if pieces:
             age_s = time() - pieces[0].store_timestamp_us / 1e6
-            context.metrics.wake_seconds.observe(max(age_s, 0.0))
+            context.http.metrics.wake_seconds.observe(max(age_s, 0.0))

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from holdfast.http_api.endpoints.state_metrics import age_metrics, state_metrics
-from holdfast.http_api.routing.call import Call, NoParams
+from holdfast.http_api.routing.call import Call, NoParams, OpenCall
 from holdfast.http_api.routing.codecs import JSON
 from holdfast.http_api.routing.context import BrokerStatus
 from holdfast.http_api.schemas.messages import FaultReply, HealthReply, ReadyReply
@@ -42,19 +42,19 @@ def not_ready(phase: str, /, **members: object) -> Problem:
     return Problem(slug, _WHY_NOT_READY[slug], **members)
 
 
-async def get_health(call: Call[NoParams]) -> Reply:
+async def get_health(call: OpenCall[NoParams]) -> Reply:
     """Report that the process is alive and its event loop runs."""
     return call.reply(HealthReply("alive"))
 
 
-async def get_ready(call: Call[NoParams]) -> Reply:
+async def get_ready(call: OpenCall[NoParams]) -> Reply:
     """Report whether the broker serves requests.
 
     While the broker recovers, the status is 503, and the reply has the progress. A broker that
     serves in spite of faults is ready, and lists the faults in `degraded`. If authentication is on,
     only a token that grants `operate` gets the details.
     """
-    status = call.context.status()
+    status = call.http.status()
     if not call.principal.may(("operate",)):
         status = _without_details(status)
     degraded = [FaultReply(fault.reason, fault.detail) for fault in status.degraded]
@@ -80,19 +80,19 @@ def _without_details(status: BrokerStatus) -> BrokerStatus:
     )
 
 
-async def get_metrics(call: Call[NoParams]) -> Reply:
+async def get_metrics(call: OpenCall[NoParams]) -> Reply:
     """Return the metrics for Prometheus."""
-    context = call.context
+    http = call.http
     # A thread reads /proc and formats the text, because both would block the event loop.
     process = await asyncio.to_thread(generate_latest, _PROCESS)
     found: list[Metric] = []
-    for metric in context.registry.collect():
+    for metric in http.registry.collect():
         found.append(metric)
         if len(metric.samples) > SAMPLES_A_TURN:
             await asyncio.sleep(0)
-    if context.phase() == "ready":
-        found += await state_metrics(context)
-        found += await age_metrics(context)
+    if isinstance(call, Call) and http.phase() == "ready":
+        found += await state_metrics(call.context)
+        found += await age_metrics(call.context)
     texts = (await asyncio.to_thread(_format_metrics, found), process)
     return Reply(200, CONTENT_TYPE_LATEST, (b"".join(texts),))
 
@@ -114,12 +114,12 @@ class _CollectedMetrics(Collector):
         return self._metrics
 
 
-async def get_openapi(call: Call[NoParams]) -> Reply:
+async def get_openapi(call: OpenCall[NoParams]) -> Reply:
     """Return the description of this API, in OpenAPI 3.1."""
-    return Reply(200, JSON, (call.context.openapi,))
+    return Reply(200, JSON, (call.http.openapi,))
 
 
 async def get_info(call: Call[NoParams]) -> Reply:
     """Return information about the broker: its version, and essential settings."""
-    info = {"name": "holdfast", "version": call.context.version, **call.context.info()}
+    info = {"name": "holdfast", "version": call.http.version, **call.http.info()}
     return call.reply(info)

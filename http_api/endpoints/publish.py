@@ -130,7 +130,7 @@ async def _publish_text(
 ) -> Reply:
     _refuse_raw_params(call.params)
     producer = request_producer(call.headers)
-    body = bytes(await call.context.bodies.read(call.request))
+    body = bytes(await call.context.http.bodies.read(call.request))
     config = call.context.config
     if len(body) > config.max_text_request_bytes:
         raise _text_too_large(config.max_text_request_bytes)
@@ -156,7 +156,7 @@ def _text_too_large(limit: int) -> Problem:
 async def _publish_raw(call: Call[PublishParams], name: str, kind: str) -> PublishReply:
     params = call.params
     producer = request_producer(call.headers)
-    body = bytes(await call.context.bodies.read(call.request))
+    body = bytes(await call.context.http.bodies.read(call.request))
     if kind == FORM and _LOOKS_LIKE_A_REQUEST.match(body):
         raise Problem(
             "unsupported-media-type",
@@ -321,7 +321,7 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
     context = call.context
     _refuse_raw_params(call.params)
     refuse_producer(call.headers)
-    body = await context.bodies.read(call.request)
+    body = await context.http.bodies.read(call.request)
     topic = _find_topic(context, name)
     limits = _limits(context, topic)
     queue_count = _queue_count(context, topic)
@@ -389,8 +389,8 @@ async def _create_topic(call: Call[PublishParams], name: str) -> Topic:
     _check_creation(call, name)
     context = call.context
     topic, is_new = await context.run_shielded(context.store.create_topic(name))
-    if is_new and context.audit is not None:
-        context.audit.record(
+    if is_new and context.http.audit is not None:
+        context.http.audit.record(
             "topic.create",
             name,
             principal=call.principal.name,
@@ -519,7 +519,7 @@ async def _publish(
         )
     finally:
         room.leave(topic, counted)
-    counters = context.metrics.topic(topic.name)
+    counters = context.http.metrics.topic(topic.name)
     counters.messages_in += sum([each.count for each in published])
     counters.bytes_in += size
     return published

@@ -207,7 +207,7 @@ async def _deliver(
             if media != NDJSON:
                 parts = wrap_listing(media, envelope([]), "messages", found, count)
     if count:
-        counters = context.metrics.topic(topic.name)
+        counters = context.http.metrics.topic(topic.name)
         counters.messages_out += count
         counters.bytes_out += sum(map(len, parts))
     topic_id = ("Holdfast-Topic-Id", str(topic.topic_id))

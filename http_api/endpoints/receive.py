@@ -108,7 +108,7 @@ def _may_consume(call: Call[NoParams], asked: ReceiveRequest) -> MayConsume | No
     With `settled`, messages are settled when they are sent, so they cannot be given back later. The
     check then also refuses a token that was revoked while the request was held.
     """
-    principal, group, access = call.principal, call.path["group"], call.context.access
+    principal, group, access = call.principal, call.path["group"], call.context.http.access
     if principal is ANONYMOUS:
         return None
     if not asked.settled and (

@@ -151,6 +151,6 @@ def _count(context: ApiContext, deliveries: Sequence[Delivery], size: int) -> No
     for each in deliveries:
         counts[each.topic.name] = counts.get(each.topic.name, 0) + 1
     for name, count in counts.items():
-        counters = context.metrics.topic(name)
+        counters = context.http.metrics.topic(name)
         counters.messages_out += count
         counters.bytes_out += size * count // len(deliveries)

@@ -19,7 +19,8 @@ from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service_types import GroupServiceStats
 from holdfast.http_api.metrics.counters import MAX_SERIES
-from holdfast.http_api.routing.context import ApiContext
+from holdfast.http_api.routing.context import ApiContext, HttpContext
+from holdfast.http_api.wire.connection_registry import Connections
 
 #: One scrape examines at most this many queues of topics, and at most as many queues of groups. The
 #: topics take about 20 ms, and so do the groups, over many event loop iterations. A metric counts
@@ -44,33 +45,45 @@ _AGES = {
 }
 
 
-class StateCollector:
-    """Makes metrics of the broker's state at each scrape, on the event loop."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
-
+class _Collector:
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that the registry collects no values at the registration."""
         return ()
 
+
+class HttpCollector(_Collector):
+    """Makes metrics of the HTTP server at each scrape, on the event loop."""
+
+    def __init__(self, http: HttpContext) -> None:
+        self._http = http
+
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the current state. During recovery, leave out those of the store."""
-        context = self._context
-        status = context.status()
+        """Yield the metrics of the current state."""
+        http = self._http
         build = GaugeMetricFamily("holdfast_build_info", "Always 1.", labels=["version"])
-        build.add_metric([context.version], 1)
+        build.add_metric([http.version], 1)
         yield build
-        yield _gauge("ready", "1 while requests are served.", status.phase == "ready")
-        yield from _connections(context)
-        expires_s = context.certificate_expires_s()
+        yield _gauge("ready", "1 while requests are served.", http.phase() == "ready")
+        yield from _connections(http.connections)
+        expires_s = http.certificate_expires_s()
         if expires_s is not None:
             yield _gauge(
                 "tls_certificate_expiry_timestamp_seconds",
                 "When the broker's own certificate expires, in seconds since the epoch.",
                 expires_s,
             )
-        if status.phase == "ready":
+
+
+class StateCollector(_Collector):
+    """Makes metrics of held pulls and read leases at each scrape, on the event loop."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the current state; nothing while the broker stops."""
+        context = self._context
+        if context.http.phase() == "ready":
             yield from _held(context)
             yield from _read_leases(context)
 
@@ -88,8 +101,7 @@ def _gauge(name: str, doc: str, value: float) -> Metric:
     return GaugeMetricFamily(f"holdfast_{name}", doc, value=float(value))
 
 
-def _connections(context: ApiContext) -> Iterator[Metric]:
-    connections = context.connections
+def _connections(connections: Connections) -> Iterator[Metric]:
     yield _gauge("http_connections", "Client connections that are open.", connections.count)
     yield _gauge(
         "http_unsent_bytes",

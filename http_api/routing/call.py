@@ -12,7 +12,7 @@ from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.limits.rate_limiter import client_name
 from holdfast.http_api.routing.codecs import check_count, decode, encode
-from holdfast.http_api.routing.context import ApiContext
+from holdfast.http_api.routing.context import ApiContext, HttpContext
 from holdfast.http_api.routing.params import invalid, whole_number
 from holdfast.http_api.wire.body_reader import BodyLimit, overloaded
 from holdfast.http_api.wire.reply import Headers, Reply
@@ -28,13 +28,14 @@ class NoParams:
 
 
 @dataclass(slots=True)
-class Call(Generic[P]):
-    """A request after its query was parsed and the media type of its reply was chosen.
+class OpenCall(Generic[P]):
+    """A request after its query was parsed and the media type of its reply was chosen. It can be
+    answered without the storage.
 
     Treat as immutable. It is not `frozen=True`, because that makes construction five times slower.
     """
 
-    context: ApiContext
+    http: HttpContext
     request: Request
     path: Mapping[str, str]
     """The parameters in the path, percent-decoded but not validated."""
@@ -74,7 +75,27 @@ class Call(Generic[P]):
         """
         refused = self.request.connection.count_more(size)
         if refused is not None:
-            raise overloaded(refused, self.context.config)
+            raise overloaded(refused, self.http.config)
+
+    async def body(self, type_: type[T]) -> T:
+        """Read and decode the body (JSON or msgpack), and return it as `type_`. Raises Problem."""
+        config = self.http.config
+        limit = BodyLimit("max_control_request_bytes", config.max_control_request_bytes)
+        body = bytes(await self.http.bodies.read(self.request, limit))
+        content_type = self.headers.get(hdrs.CONTENT_TYPE, "")
+        check_count(content_type, body, config.max_values_per_request)
+        return decode(content_type, body, type_)
+
+    def reply(self, value: object, *, status: int = 200, headers: Headers = ()) -> Reply:
+        """Return a reply with `value` in the media type that was chosen for the reply."""
+        return Reply(status, self.media, (encode(self.media, value),), headers)
+
+
+@dataclass(slots=True)
+class Call(OpenCall[P]):
+    """A request that the whole broker answers. Treat as immutable."""
+
+    context: ApiContext
 
     # The names in the path are checked before any look-up. They are percent-decoded, so they may
     # contain slashes.
@@ -100,16 +121,3 @@ class Call(Generic[P]):
     def group(self) -> str:
         """Return the group name in the path, also if there is no such group. Raises InvalidName."""
         return check_name("group", self.path["group"])
-
-    async def body(self, type_: type[T]) -> T:
-        """Read and decode the body (JSON or msgpack), and return it as `type_`. Raises Problem."""
-        config = self.context.config
-        limit = BodyLimit("max_control_request_bytes", config.max_control_request_bytes)
-        body = bytes(await self.context.bodies.read(self.request, limit))
-        content_type = self.headers.get(hdrs.CONTENT_TYPE, "")
-        check_count(content_type, body, config.max_values_per_request)
-        return decode(content_type, body, type_)
-
-    def reply(self, value: object, *, status: int = 200, headers: Headers = ()) -> Reply:
-        """Return a reply with `value` in the media type that was chosen for the reply."""
-        return Reply(status, self.media, (encode(self.media, value),), headers)

@@ -1,4 +1,4 @@
-"""The objects that all endpoints share: parts of the broker, and state of the API."""
+"""What all endpoints share: the state of the HTTP server, and the parts of the broker."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -51,19 +51,10 @@ class BrokerStatus:
 
 
 @dataclass(slots=True)
-class ApiContext:
-    """The broker as the API sees it. Belongs to one event loop.
+class HttpContext:
+    """What a request needs before the storage is open. Belongs to one event loop."""
 
-    While `status` reports "recovering", the API does not use `store`, `hold` and `groups`, so they
-    may be set later.
-    """
-
-    store: MessageStore
-    hold: PullRequestHoldService
-    groups: GroupService
     config: HttpConfig
-    topics_config: TopicsConfig
-    groups_config: GroupsConfig
     status: Callable[[], BrokerStatus]
     phase: Callable[[], str]
     """Returns the phase of `status`, but faster, because every request needs the phase."""
@@ -77,6 +68,33 @@ class ApiContext:
     connections: Connections = field(init=False)
     rate_limiter: RateLimiter | None = field(init=False, default=None)
     """The request rates per client; None if no rate is limited."""
+    openapi: bytes = field(init=False, default=b"")
+    """The OpenAPI document, as JSON."""
+    certificate_expires_s: Callable[[], float | None] = field(init=False, default=lambda: None)
+    """Returns when the broker's certificate expires, in seconds since 1970.
+
+    Returns None without TLS, or if the certificate has no readable expiry time.
+    """
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.registry)
+        self.connections = Connections(self.config)
+        self.bodies = BodyReader(self.config, self.connections.arriving)
+        if self.config.max_requests_per_s_per_client or self.config.max_bytes_per_s_per_client:
+            self.rate_limiter = RateLimiter(self.config)
+
+
+@dataclass(slots=True)
+class ApiContext:
+    """The broker as the endpoints see it, once its storage is open. Belongs to one event loop."""
+
+    http: HttpContext
+    store: MessageStore
+    hold: PullRequestHoldService
+    groups: GroupService
+    topics_config: TopicsConfig
+    groups_config: GroupsConfig
+    config: HttpConfig = field(init=False)
     publish_limiter: PublishLimiter = field(init=False)
     large_replies: asyncio.Semaphore = field(init=False)
     """A large reply must acquire this while it is encoded."""
@@ -89,28 +107,17 @@ class ApiContext:
     searches: ClientPlaces = field(
         init=False, default_factory=lambda: ClientPlaces(SEARCHES_AT_WORK)
     )
-    openapi: bytes = field(init=False, default=b"")
-    """The OpenAPI document, as JSON."""
     large_texts: asyncio.Semaphore = field(init=False)
     """A publish with a large text body must acquire this while it is decoded into messages."""
     filter_reading: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     """Held while a thread parses a long filter."""
-    certificate_expires_s: Callable[[], float | None] = field(init=False, default=lambda: None)
-    """Returns when the broker's certificate expires, in seconds since 1970.
-
-    Returns None without TLS, or if the certificate has no readable expiry time.
-    """
     stream_count: int = field(init=False, default=0)
     """The number of running event streams."""
     _round_robin: dict[int, int] = field(init=False, default_factory=dict)
     _changes: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.registry)
-        self.connections = Connections(self.config)
-        self.bodies = BodyReader(self.config, self.connections.arriving)
-        if self.config.max_requests_per_s_per_client or self.config.max_bytes_per_s_per_client:
-            self.rate_limiter = RateLimiter(self.config)
+        self.config = self.http.config
         self.publish_limiter = PublishLimiter(self.config)
         self.large_replies = asyncio.Semaphore(self.config.max_replies_at_work)
         self.large_texts = asyncio.Semaphore(self.config.max_texts_at_work)
@@ -124,7 +131,7 @@ class ApiContext:
     def forget_topic(self, topic: Topic) -> None:
         """Drop the counter and the metrics of a deleted topic."""
         self._round_robin.pop(topic.topic_id, None)
-        self.metrics.forget_topic(topic.name)
+        self.http.metrics.forget_topic(topic.name)
 
     async def run_shielded(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end even if its client disconnects, and return its result.

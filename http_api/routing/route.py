@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.http_api.access.grants import NO_ACCESS, RequiredPermission
-from holdfast.http_api.routing.call import Call, NoParams
+from holdfast.http_api.routing.call import NoParams
 from holdfast.http_api.routing.codecs import STRUCTURED
 from holdfast.http_api.wire.reply import Reply
 
-Handler = Callable[[Call[Any]], Awaitable[Reply]]
+#: Takes a Call. The handler of an open route takes an OpenCall: it also gets requests before the
+#: storage is open.
+Handler = Callable[[Any], Awaitable[Reply]]
 
 
 @dataclass(frozen=True, slots=True)

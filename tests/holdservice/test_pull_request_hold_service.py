@@ -54,8 +54,12 @@ class Broker:
     def __init__(self, config: HoldServiceConfig) -> None:
         self.store = Store()
         self.service = PullRequestHoldService(
-            config, max_offset=lambda key: self.store.max_offset(key), scan=self.store.scan
+            config,
+            max_offset=lambda key: self.store.max_offset(key),
+            scan=self.store.scan,
+            observe_scan=lambda seconds: self.scan_seconds.append(seconds),
         )
+        self.scan_seconds: list[float] = []
         self.pulls: list[asyncio.Task[HoldResult]] = []
         self.expected_rescues = 0
 
@@ -532,8 +536,7 @@ async def test_what_a_scan_takes_is_told_and_a_slow_one_logged(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # L18
-    told: list[float] = []
-    broker.service.observe_scan = told.append
+    told = broker.scan_seconds
     await broker.held()
     await broker.service._scan_once()
     assert told == [broker.stats.last_scan_s]
@@ -618,8 +621,7 @@ async def test_the_scan_looks_at_others_and_counts_whom_they_rescued() -> None:
         scan=lambda key, start, end, message_filter: end,
     )
     found = [2, 1]
-    hold.also_scan = lambda: found.pop() if found else 0
-    await hold.start()
+    await hold.start(lambda: found.pop() if found else 0)
     async with asyncio.timeout(10):
         while hold.stats().scan_rescues < 3:
             await asyncio.sleep(0.001)

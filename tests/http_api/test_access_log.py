@@ -67,8 +67,8 @@ async def test_a_token_in_a_path_is_in_no_log(
     token, text = make_token("consume:=orders")
     secret = text.partition(".")[2]
     audited: list[object] = []
-    common.context.access = access_of(token)
-    common.context.audit = cast(AuditLog, Noting(audited))
+    common.context.http.access = access_of(token)
+    common.context.http.audit = cast(AuditLog, Noting(audited))
     for headers in ({}, bearer(text)):
         for method in ("GET", "DELETE"):
             await common.ask(method, path.format(text), None, **headers)

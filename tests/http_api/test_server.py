@@ -88,7 +88,7 @@ async def test_a_second_head_has_the_same_deadline() -> None:
         await one.send(HEALTH)
         assert (await one.answer())[0] == 200
         await one.send(b"GET /heal")
-        while not api.context.connections.heads:
+        while not api.context.http.connections.heads:
             await asyncio.sleep(0)
         await clock.advance(1.0)
         assert await one.closed() == b""
@@ -106,7 +106,7 @@ async def test_a_second_head_has_the_same_deadline() -> None:
 async def test_a_head_that_begins_behind_a_request_has_its_deadline(
     api: Api, first: bytes, answers: int
 ) -> None:
-    heads = api.context.connections.heads
+    heads = api.context.http.connections.heads
     async with raw_connection(api.server.port) as one:
         for _ in range(2):
             await one.send(first + HEALTH[:9])
@@ -121,7 +121,7 @@ async def test_a_head_that_begins_behind_a_request_has_its_deadline(
 async def test_a_head_that_begins_behind_a_held_pull_has_its_deadline_from_the_answer_on(
     api: Api,
 ) -> None:
-    heads = api.context.connections.heads
+    heads = api.context.http.connections.heads
     async with raw_connection(api.server.port) as one:
         await one.send(PULL + HEALTH[:9])
         await api.held(1)
@@ -181,9 +181,9 @@ async def test_a_connection_beyond_the_cap_is_told_so_and_closed(
         await first.send(HEALTH)
         assert (await first.answer())[0] == 200
         assert api.server.connection_count == 1
-        assert api.context.connections.refused == {slug: 1}
+        assert api.context.http.connections.refused == {slug: 1}
     async with asyncio.timeout(10):
-        while not api.context.connections.is_empty:
+        while not api.context.http.connections.is_empty:
             await asyncio.sleep(0)
 
 
@@ -195,7 +195,7 @@ async def test_one_that_is_turned_away_while_it_sends_sees_why() -> None:
         with socket.create_connection(("127.0.0.1", api.server.port)) as second:
             second.setblocking(False)
             async with asyncio.timeout(10):
-                while not api.context.connections.refused:
+                while not api.context.http.connections.refused:
                     await asyncio.sleep(0)
                 for _ in range(20):
                     second.send(HEALTH)
@@ -214,7 +214,7 @@ async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
             await second.send(b"x" * 100_000)
             async with asyncio.timeout(10):
                 await second.closed()
-                while api.context.connections._farewells:
+                while api.context.http.connections._farewells:
                     await asyncio.sleep(0)
 
 
@@ -256,8 +256,8 @@ async def test_a_client_that_does_not_read_is_cut_off_and_harms_no_other(
                 await asyncio.sleep(0)
             while api.server.connection_count > 1:
                 assert (await api.get("/healthz")).status == 200
-        assert api.context.connections.closed_early == {"slow-reader": 1}
-        assert api.context.connections.unsent.total_bytes == 0
+        assert api.context.http.connections.closed_early == {"slow-reader": 1}
+        assert api.context.http.connections.unsent.total_bytes == 0
         stuck.close()
 
 
@@ -268,7 +268,7 @@ async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
             await api.publish("orders", {"body": "x" * 4_000_000, "queue": 0})
         ask = PULL.replace(b"&wait", b"&max_bytes=16000000&max_messages=4&wait")
         stuck = []
-        connections = api.context.connections
+        connections = api.context.http.connections
         for waiting in (1, 2, 2, 2):
             one = socket.create_connection(
                 ("127.0.0.1", api.server.port), source_address=("127.0.0.2", 0)
@@ -299,9 +299,11 @@ async def test_the_system_holds_no_more_of_a_reply_than_it_is_told() -> None:
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=2000000&wait"))
             async with asyncio.timeout(10):
-                while not api.context.connections.unsent.total_bytes:
+                while not api.context.http.connections.unsent.total_bytes:
                     await asyncio.sleep(0)
-            (connection,) = [each for each in api.context.connections.open if each.writing_paused]
+            (connection,) = [
+                each for each in api.context.http.connections.open if each.writing_paused
+            ]
             assert connection.transport is not None
             system = connection.transport.get_extra_info("socket")
             # Linux doubles the requested size.
@@ -315,7 +317,7 @@ async def test_a_small_reply_that_is_not_taken_counts_and_is_cut_off_as_well() -
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             stuck.connect(("127.0.0.1", api.server.port))
             stuck.sendall(PULL)
-            connections = api.context.connections
+            connections = api.context.http.connections
             async with asyncio.timeout(10):
                 while not connections.unsent.total_bytes:
                     await asyncio.sleep(0)
@@ -335,7 +337,7 @@ async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
                 left -= len(await slow.reader.read(500_000))
                 await asyncio.sleep(0.02)
             assert asyncio.get_running_loop().time() > begun + 0.8
-            assert api.context.connections.closed_early == {}
+            assert api.context.http.connections.closed_early == {}
             await slow.reader.readexactly(left)
 
 
@@ -429,7 +431,7 @@ async def test_only_so_much_is_read_behind_the_last_request(
     async with running_api() as api, raw_connection(api.server.port) as one:
         await one.send(sent)
         assert (await one.answer())[0] == status
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         connection.data_received(b"x" * (more - 500))
         connection.data_received(b"x" * 500)
         assert connection.transport is not None
@@ -469,7 +471,7 @@ async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
                 b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"
             )
             async with asyncio.timeout(10):
-                while not api.context.connections.arriving.total_bytes:
+                while not api.context.http.connections.arriving.total_bytes:
                     await asyncio.sleep(0)
             async with asyncio.timeout(10):
                 await api.server.stop()
@@ -487,7 +489,7 @@ async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=16000000&wait"))
             async with asyncio.timeout(10):
-                while not any(each.writing_paused for each in api.context.connections.open):
+                while not any(each.writing_paused for each in api.context.http.connections.open):
                     await asyncio.sleep(0)
                 await api.server.stop()
         assert api.server.connection_count == 0
@@ -495,9 +497,9 @@ async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
 
 async def test_a_port_in_use_is_told_and_leaves_nothing_running(api: Api) -> None:
     tasks = asyncio.all_tasks()
-    context = replace(api.context, registry=CollectorRegistry())
+    http = replace(api.context.http, registry=CollectorRegistry())
     with pytest.raises(OSError, match="in use"):
-        await start_server(make_app(context), HttpConfig(port=api.server.port))
+        await start_server(make_app(http), HttpConfig(port=api.server.port))
     assert asyncio.all_tasks() <= tasks
 
 
@@ -552,7 +554,7 @@ async def test_many_held_pulls_that_vanish_leave_no_task_and_no_place(api: Api) 
         async with asyncio.timeout(10):
             while api.server.connection_count > before or len(asyncio.all_tasks()) > tasks:
                 await asyncio.sleep(0)
-            while len(api.context.connections.open) > before:
+            while len(api.context.http.connections.open) > before:
                 await asyncio.sleep(0)
 
 
@@ -577,7 +579,7 @@ async def test_a_body_that_is_refused_early_is_not_asked_for_and_ends_the_connec
             one.writer.write(b"x" * 10_000)
         async with asyncio.timeout(10):
             await one.closed()
-        assert api.context.connections.arriving.total_bytes == 0
+        assert api.context.http.connections.arriving.total_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from holdfast.consumequeue.config import TopicsConfig
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
-from holdfast.http_api.app import ApiContext, BrokerStatus, make_app
+from holdfast.http_api.app import ApiContext, BrokerStatus, HttpContext, make_app
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.routing.openapi_fields import PROBLEM_MEMBERS
 from holdfast.http_api.server import Server, start_server
@@ -125,24 +125,29 @@ async def running_api(
     store.arrived = holder.message_arriving
     store.topic_deleted = holder.topic_deleted
     groups = FakeGroups(store)
-    context = ApiContext(
-        store=store.as_store(),
-        hold=holder,
-        groups=groups.as_service(),
+    http = HttpContext(
         config=config,
-        topics_config=store.config,
-        groups_config=limits or GroupsConfig(),
         status=lambda: api.status,
         phase=lambda: api.status.phase,
         registry=CollectorRegistry(),
         version="9.9.9",
         info=lambda: {"data_dir": "/nowhere"},
     )
+    context = ApiContext(
+        http=http,
+        store=store.as_store(),
+        hold=holder,
+        groups=groups.as_service(),
+        topics_config=store.config,
+        groups_config=limits or GroupsConfig(),
+    )
+    app = make_app(http)
+    app.serve(context)
     server: Any  # both servers have the attributes that tests use
     if by_aiohttp:
-        server = await start_aiohttp_server(make_app(context), config)
+        server = await start_aiohttp_server(app, config)
     else:
-        server = await start_server(make_app(context), config)
+        server = await start_server(app, config)
     async with aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session:
         api = Api(store, holder, groups, context, server, session, BrokerStatus("ready"))
         await holder.start()

@@ -78,8 +78,7 @@ class GroupBroker:
         store.topic_created = self.groups.topic_created
         store.topic_deleted = self.groups.topic_deleted
         await self.groups.start()
-        self.hold.also_scan = self.groups.scan
-        await self.hold.start()
+        await self.hold.start(self.groups.scan)
 
     async def stop(self) -> None:
         await self.hold.stop()

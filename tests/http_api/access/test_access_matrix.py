@@ -185,7 +185,7 @@ def test_every_route_asks_for_what_its_verb_is_about() -> None:
 @pytest.mark.parametrize("route", BY_NAME)
 async def test_whoever_has_the_right_token_gets_in(api: Api, route: Route) -> None:
     token, text = make_token(*right_grants(route))
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     assert (await ask(api, route, bearer(text))).status == GOOD[route.method, route.path].status
 
 
@@ -194,7 +194,7 @@ async def test_who_is_not_known_is_told_nothing_else(api: Api, route: Route) -> 
     token, text = make_token("all")
     expired, expired_text = make_token("all", expires_ms=PAST_MS)
     _, revoked_text = make_token("all")
-    api.context.access = access_of(token, expired)
+    api.context.http.access = access_of(token, expired)
     token_id, _, secret = text.partition(".")
     wrong = {
         "no token": {},
@@ -225,7 +225,7 @@ async def test_who_is_not_known_is_told_nothing_else(api: Api, route: Route) -> 
 @pytest.mark.parametrize("route", [each for each in BY_NAME if each not in SHUT_TO_STRANGERS])
 async def test_open_routes_are_open_to_everybody(api: Api, route: Route) -> None:
     assert route.path in ("/healthz", "/readyz")
-    api.context.access = access_of()
+    api.context.http.access = access_of()
     assert (await ask(api, route)).status == 200
     assert (await ask(api, route, bearer("wrong"))).status == 200
 
@@ -236,7 +236,7 @@ async def test_every_verb_but_the_right_ones_is_refused(api: Api, route: Route) 
     grants = ["operate" if verb == "operate" else f"{verb}:*" for verb in others]
     grants = [f"{each}:*" if each in ("consume:*", "admin:*") else each for each in grants]
     token, text = make_token(*grants)
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     answer = await ask(api, route, bearer(text))
     if route.access.exposure is Exposure.AUTHENTICATED:
         assert answer.status == 200
@@ -257,7 +257,7 @@ NAMES_GROUP = [each for each in SHUT_TO_STRANGERS if "{group}" in each.values[0]
 async def test_another_topics_grant_is_refused(api: Api, route: Route) -> None:
     for topics in ("=order", "=orders2", "ordersx", "a", "Orders"):
         token, text = make_token(f"publish:{topics}", f"consume:{topics}:*", f"admin:{topics}:*")
-        api.context.access = access_of(token)
+        api.context.http.access = access_of(token)
         answer = await ask(api, route, bearer(text))
         assert (answer.status, answer.problem) == (403, "forbidden"), topics
 
@@ -266,7 +266,7 @@ async def test_another_topics_grant_is_refused(api: Api, route: Route) -> None:
 async def test_another_groups_grant_is_refused(api: Api, route: Route) -> None:
     for groups in ("", ":=billin", ":billingx", ":z"):
         token, text = make_token("publish:*", f"consume:*{groups}", f"admin:*{groups}")
-        api.context.access = access_of(token)
+        api.context.http.access = access_of(token)
         answer = await ask(api, route, bearer(text))
         assert (answer.status, answer.problem) == (403, "forbidden"), groups
 
@@ -277,7 +277,7 @@ async def test_another_groups_grant_is_refused(api: Api, route: Route) -> None:
 )
 async def test_topic_and_group_must_stand_in_one_grant(api: Api, route: Route) -> None:
     token, text = make_token("consume:orders:other", "consume:other:billing", "admin:other:billing")
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     assert (await ask(api, route, bearer(text))).status == 403
 
 
@@ -294,7 +294,7 @@ async def test_a_grant_with_the_group_on_none_of_its_topics_is_refused(
     api: Api, route: Route
 ) -> None:
     token, text = make_token("consume:=zz:=billing", "admin:=zz:=billing", "publish:*")
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     answer = await ask(api, route, bearer(text))
     if (route.method, route.path) in WITHOUT_ITS_TOPICS:
         assert answer.status == 200
@@ -314,7 +314,7 @@ async def test_offsets_stored_on_another_topic_need_its_grant_where_they_are_del
             return  # the route is only for groups with leases
         await api.groups.delete_group("billing")
     token, text = make_token(*right_grants(route))
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     answer = await ask(api, route, bearer(text))
     if route.method == "DELETE":
         assert (answer.status, answer.problem) == (403, "forbidden")
@@ -332,8 +332,8 @@ async def test_a_route_that_says_nothing_is_shut_for_everybody(api: Api, route: 
     shut = replace(route, access=said_nothing.access)
     for is_required in (False, True):
         token, text = make_token("all")
-        api.context.access = access_of(token)
-        api.context.access.is_required = is_required
+        api.context.http.access = access_of(token)
+        api.context.http.access.is_required = is_required
         api.server._app._router = Router([shut])
         answer = await ask(api, route, bearer(text))
         assert (answer.status, answer.problem) == (403, "forbidden"), is_required

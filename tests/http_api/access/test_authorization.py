@@ -24,7 +24,7 @@ from tests.support.tokens import access_of, bearer, make_token
 def let_in(api: Api, *grants: str) -> dict[str, str]:
     """Require a token from now on; return the header of the token with these grants."""
     token, text = make_token(*grants)
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     return bearer(text)
 
 
@@ -74,7 +74,7 @@ async def test_only_a_token_that_was_shown_is_called_invalid(api: Api) -> None:
 
 async def test_only_the_owner_of_a_token_is_told_that_it_expired(api: Api) -> None:
     token, text = make_token("all", expires_ms=1)
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     assert "expired" in (await api.get("/v1/topics", **bearer(text))).json()["detail"]
     name, _, secret = text.partition(".")
     wrong = await api.get("/v1/topics", **bearer(f"{name}.{secret.swapcase()}"))
@@ -95,7 +95,7 @@ async def test_a_refusal_says_what_is_missing_and_not_whether_it_exists(api: Api
 
 async def test_a_refused_body_is_not_read(api: Api) -> None:
     token, text = make_token("consume:*")
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     for header in ("", f"Authorization: Bearer {text}\r\n"):
         async with raw_connection(api.server.port) as connection:
             head = (
@@ -183,7 +183,7 @@ async def test_a_held_pull_delivers_nothing_once_its_token_is_gone(api: Api, how
     now_ms = [1.0]
     access = access_of(token)
     access._now_s = lambda: now_ms[0] / 1000
-    api.context.access = access
+    api.context.http.access = access
     path = "/v1/topics/orders/queues/0/messages?offset=0&wait_ms=30000"
     pull = asyncio.create_task(api.get(path, **bearer(text)))
     await api.held(1)
@@ -202,11 +202,11 @@ async def test_a_held_pull_delivers_nothing_once_its_token_is_gone(api: Api, how
 async def test_a_held_pull_outlives_a_change_of_other_tokens(api: Api) -> None:
     token, text = make_token("consume:*", "publish:*")
     other, _ = make_token("all")
-    api.context.access = access_of(token, other)
+    api.context.http.access = access_of(token, other)
     path = "/v1/topics/orders/queues/0/messages?offset=0&wait_ms=30000"
     pull = asyncio.create_task(api.get(path, **bearer(text)))
     await api.held(1)
-    api.context.access.tokens = Tokens([token])
+    api.context.http.access.tokens = Tokens([token])
     messages = {"messages": [{"body": "x", "queue": 0}]}
     await api.send_json("POST", "/v1/topics/orders/messages", messages, **bearer(text))
     assert (await pull).status == 200
@@ -222,7 +222,7 @@ async def test_a_client_certificate_is_as_good_as_a_token(tmp_path: Path) -> Non
     files: dict[str, Any] = {"tls_certificate": str(certificate), "tls_key": str(key),
              "tls_client_ca": str(ca.ca_file), "tls_client_certificates": "optional"}  # fmt: skip
     async with running_api(**files) as api:
-        api.context.access = access_of(known)
+        api.context.http.access = access_of(known)
         await api.store.create_topic("orders", queues=1)
         for pair, method, expected in (
             (None, "GET", 401),
@@ -246,9 +246,9 @@ async def test_administrative_acts_and_denied_requests_are_recorded(
     api: Api, tmp_path: Path
 ) -> None:
     token, text = make_token("admin:orders:*", "admin:new", "publish:*", "admin:auto")
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
-    audit = api.context.audit = AuditLog(file, max_denied_per_second=100)
+    audit = api.context.http.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
     header = bearer(text)
     await api.send_json("PUT", "/v1/topics/new", {"queues": 1}, **header)
@@ -287,7 +287,7 @@ async def test_administrative_acts_and_denied_requests_are_recorded(
 
 async def test_an_act_whose_client_went_away_is_recorded(api: Api, tmp_path: Path) -> None:
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
-    audit = api.context.audit = AuditLog(file, max_denied_per_second=100)
+    audit = api.context.http.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
     async with raw_connection(api.server.port) as connection:
         await connection.send(

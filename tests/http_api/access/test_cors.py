@@ -44,7 +44,7 @@ async def test_nothing_is_said_to_browsers_unless_it_is_configured() -> None:
 @pytest.mark.parametrize("has_tokens", [False, True])
 async def test_a_browser_asks_first_without_a_token_and_is_told(api: Api, has_tokens: bool) -> None:
     if has_tokens:
-        api.context.access = access_of()
+        api.context.http.access = access_of()
     answer = await api.ask("OPTIONS", PATH, None, **PREFLIGHT)
     assert (answer.status, answer.body) == (200, b"")
     assert answer.headers["Access-Control-Allow-Origin"] == CONSOLE
@@ -76,7 +76,7 @@ async def test_a_preflight_is_framed_as_any_request(api: Api, wrong: bytes) -> N
 
 
 async def test_a_preflight_is_counted_and_comes_by_a_name_of_this_machine(api: Api) -> None:
-    api.context.access = Access(hosts=AllowedHosts())
+    api.context.http.access = Access(hosts=AllowedHosts())
     before = await answered(api)
     assert (await api.ask("OPTIONS", PATH, None, **PREFLIGHT)).status == 200
     assert await answered(api) == before + 2  # and the request for the metrics
@@ -105,7 +105,7 @@ async def test_a_named_origins_page_publishes_without_a_token_and_reads_the_answ
 async def test_errors_can_be_read_by_the_page_too(api: Api) -> None:
     answer = await api.get("/v1/topics/none", Origin=CONSOLE)
     assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (404, CONSOLE)
-    api.context.access = access_of()
+    api.context.http.access = access_of()
     answer = await api.get("/v1/topics/none", Origin=CONSOLE)
     assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (401, CONSOLE)
 
@@ -131,7 +131,7 @@ async def test_every_origin_gets_in_by_its_token_alone() -> None:
         answer = await api.ask("POST", PATH, b"x", Origin="https://any.example")
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (403, "*")
         token, text = make_token("all")
-        api.context.access = access_of(token)
+        api.context.http.access = access_of(token)
         answer = await api.ask("POST", PATH, b"x", Origin="https://any.example", **bearer(text))
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
 

@@ -224,13 +224,13 @@ async def test_a_topic_that_is_deleted_ends_its_streams_with_a_problem(api: Api)
 
 async def test_a_token_that_is_revoked_ends_its_streams(api: Api, tmp_path: Path) -> None:
     token, text = make_token("consume:=orders")
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
-    audit = api.context.audit = AuditLog(file, max_denied_per_second=100)
+    audit = api.context.http.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
     async with streaming(api, f"{PULL}?from=earliest", **bearer(text)) as stream:
         await api.held(1)
-        api.context.access.tokens = access_of().tokens
+        api.context.http.access.tokens = access_of().tokens
         await api.fill(1)
         event = await stream.event()
         assert (event.event, event.data["status"]) == ("problem", 401)
@@ -306,7 +306,7 @@ async def test_all_that_a_stream_keeps_for_a_client_that_does_not_read_is_counte
     """
     async with running_api() as api:
         await publish_to_many(api, 4, ["x" * 1000] * 100)
-        unsent = api.context.connections.unsent
+        unsent = api.context.http.connections.unsent
         path = "/v1/topics/many/messages?from=earliest&max_messages=400&max_bytes=1000000"
         with await ask_unread(api, path):
             async with asyncio.timeout(30):
@@ -323,7 +323,7 @@ async def test_all_that_a_stream_keeps_for_a_client_that_does_not_read_is_counte
 async def test_streams_that_are_not_read_give_way_to_each_other() -> None:
     async with running_api(max_unsent_bytes=1_000_000) as api:
         await publish_to_many(api, 4, ["x" * 1000] * 100)
-        connections = api.context.connections
+        connections = api.context.http.connections
         path = "/v1/topics/many/messages?from=earliest&max_messages=400&max_bytes=1000000"
         streams = []
         async with asyncio.timeout(30):
@@ -380,7 +380,7 @@ async def test_the_first_read_of_a_large_stream_takes_a_turn() -> None:
                 await asyncio.sleep(0)
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert not api.context.connections.unsent.total_bytes
+            assert not api.context.http.connections.unsent.total_bytes
             assert api.context.large_replies._waiters
             asked.cancel()
         async with streaming(api, path) as stream:

@@ -64,7 +64,7 @@ async def ask_and_go(api: Api, slow: Slow, ask: Callable[[], Awaitable[object]])
     await until(lambda: slow.begun > before)
     asking.cancel()
     await asyncio.wait((asking,))
-    await until(lambda: not api.context.connections.open)
+    await until(lambda: not api.context.http.connections.open)
 
 
 @pytest.mark.parametrize("slow", [(publish._TEXT_FORMATS, JSON)], indirect=True)
@@ -113,7 +113,7 @@ async def test_one_filter_of_a_group_is_read_at_a_time_also_of_gone_clients(slow
 async def test_a_body_counts_as_long_as_it_is_decompressed(api: Api, slow: Slow) -> None:
     size = 100_000
     packed = gzip.compress(b"x" * size)
-    arriving = api.context.connections.arriving
+    arriving = api.context.http.connections.arriving
     before = arriving.total_bytes
     path = "/v1/topics/orders/messages"
     await ask_and_go(api, slow, lambda: api.ask("POST", path, packed, Content_Encoding="gzip"))

@@ -390,7 +390,7 @@ async def test_a_reply_that_is_not_sent_gives_its_leases_back(
     batch = await stored(group, "orders", 0, "a")
     received = Received(deliveries_of(group.store.topic("orders"), batch, [0]))
     group.groups.answers.append(received)
-    (connection,) = group.context.connections.open
+    (connection,) = group.context.http.connections.open
     receive = group.groups.receive
 
     async def close_first(group: str, ask: ReceiveAsk) -> Received:
@@ -633,7 +633,7 @@ async def status_with(
     api: Api, grants: Sequence[str], method: str, path: str, body: object
 ) -> tuple[int, dict[str, Any]]:
     token, text = make_token(*grants)
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     answer = await api.send_json(method, path, body, **bearer(text))
     return answer.status, answer.json()
 
@@ -719,7 +719,7 @@ async def test_of_a_group_only_the_topics_that_are_granted_are_seen(group: Api) 
 
 async def test_what_is_done_to_a_group_is_in_the_audit_log(group: Api, tmp_path: Path) -> None:
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
-    audit = group.context.audit = AuditLog(file, max_denied_per_second=100)
+    audit = group.context.http.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
     await group.send_json("PUT", "/v1/groups/new", {"topics": {"orders": {}}})
     await group.send_json("PUT", "/v1/groups/new", {"mode": "keyed"})
@@ -809,7 +809,7 @@ async def test_who_redrives_may_read_the_letters_and_publish_to_the_topics(
 
 async def test_a_redrive_is_in_the_audit_log(letters: Api, tmp_path: Path) -> None:
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
-    audit = letters.context.audit = AuditLog(file, max_denied_per_second=100)
+    audit = letters.context.http.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
     letters.groups.redriven = RedriveResult("dead", {"orders": 2}, stuck=1)
     await post(letters, "redrive", {})

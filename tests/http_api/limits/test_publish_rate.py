@@ -132,7 +132,7 @@ async def test_a_tokens_own_rates_go_before_the_configured_ones() -> None:
             token, text = make_token("publish:*")
             token = replace(token, publish_rates=rates)
             tokens[name] = (token, bearer(text))
-        api.context.access = access_of(*(token for token, _ in tokens.values()))
+        api.context.http.access = access_of(*(token for token, _ in tokens.values()))
         for name, expected in (
             ("default", ("publish_bytes_per_s", 1000)),
             ("slow", ("publish_messages_per_s", 1)),

@@ -191,7 +191,7 @@ async def test_a_body_that_is_refused_by_the_rate_is_not_asked_for() -> None:
         )
         status, headers, _ = await one.answer()
         assert (status, headers["connection"]) == (429, "close")
-        assert api.context.connections.arriving.total_bytes == 0
+        assert api.context.http.connections.arriving.total_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ async def test_what_is_refused_counts_as_any_request(asked: bytes, status: int) 
     async with running_api(
         max_requests_per_s_per_client=2, cors_origins="https://a.example"
     ) as api:
-        api.context.access = Access(hosts=AllowedHosts())
+        api.context.http.access = Access(hosts=AllowedHosts())
         async with raw_connection(api.server.port, address="127.0.0.2") as greedy:
             found = []
             for _ in range(3):
@@ -243,7 +243,7 @@ async def test_who_shows_a_wrong_token_pays_by_address_and_a_right_one_by_token(
         raw_connection(api.server.port) as one,
     ):
         token, text = make_token("consume:=orders")
-        api.context.access = access_of(token)
+        api.context.http.access = access_of(token)
         wrong = GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer x\r\n\r\n")
         right = GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %b\r\n\r\n" % text.encode())
         forbidden = right.replace(b"GET /v1/info", b"GET /v1/topics/none")

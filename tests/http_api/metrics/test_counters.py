@@ -199,7 +199,7 @@ async def test_ages_of_many_groups_are_looked_for_some_groups_a_turn_of_the_loop
 
 async def test_long_families_are_made_in_turns_of_the_loop_of_their_own(api: Api) -> None:
     for number in range(counters.MAX_SERIES):
-        api.context.metrics.topic(f"t{number}").messages_in += 1
+        api.context.http.metrics.topic(f"t{number}").messages_in += 1
     with calls_a_turn(CounterMetricFamily, "add_metric") as added:
         await scrape(api)
     assert added.total >= 4 * counters.MAX_SERIES

@@ -117,14 +117,14 @@ async def test_bodies_that_are_arriving_share_a_limit() -> None:
     ):
         await slow.send(HEAD + b"Content-Length: 900\r\n\r\nx")
         async with asyncio.timeout(10):
-            while not api.context.connections.arriving.total_bytes:
+            while not api.context.http.connections.arriving.total_bytes:
                 await asyncio.sleep(0)
         await other.send(HEAD + b"Content-Length: 101\r\n\r\n")
         status, headers, body = await other.answer()
         assert (status, slug(body), headers["retry-after"]) == (503, "overloaded", "1")
         await slow.send(b"x" * 899)
         assert (await slow.answer())[0] == 200
-        assert api.context.connections.arriving.total_bytes == 0
+        assert api.context.http.connections.arriving.total_bytes == 0
 
 
 async def test_a_body_counts_until_it_is_answered(api: Api) -> None:
@@ -133,10 +133,10 @@ async def test_a_body_counts_until_it_is_answered(api: Api) -> None:
     async with asyncio.timeout(10):
         while not api.store.publishes:
             await asyncio.sleep(0)
-    assert api.context.connections.arriving.total_bytes > 1000
+    assert api.context.http.connections.arriving.total_bytes > 1000
     api.store.publish_gate.set()
     assert (await task).status == 200
-    assert api.context.connections.arriving.total_bytes == 0
+    assert api.context.http.connections.arriving.total_bytes == 0
 
 
 async def test_many_bombs_at_once_share_the_limit_by_what_they_say_they_are() -> None:
@@ -148,7 +148,7 @@ async def test_many_bombs_at_once_share_the_limit_by_what_they_say_they_are() ->
         )
         assert {answer.status for answer in answers} == {200, 503}
         assert {answer.problem for answer in answers if answer.status == 503} == {"overloaded"}
-        assert api.context.connections.arriving.total_bytes == 0
+        assert api.context.http.connections.arriving.total_bytes == 0
         answer = await api.ask("POST", PATH, bomb, Content_Encoding="gzip")
         assert answer.status == 200
 
@@ -193,7 +193,7 @@ async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
             ):
                 await one.send(HEAD + b"Content-Length: %d\r\n\r\nx" % size)
                 async with asyncio.timeout(10):
-                    while api.context.connections.arriving.total_bytes != all_of_them:
+                    while api.context.http.connections.arriving.total_bytes != all_of_them:
                         await asyncio.sleep(0)
             await newcomer.send(HEAD + b"Content-Length: 200\r\n\r\n" + b"x" * 200)
             assert (await newcomer.answer())[0] == 200
@@ -202,8 +202,8 @@ async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
             for one, left in ((next_one, 399), (modest, 299)):
                 await one.send(b"x" * left)
                 assert (await one.answer())[0] == 200
-        assert api.context.connections.arriving.total_bytes == 0
-        assert len(api.context.connections.arriving) == 0
+        assert api.context.http.connections.arriving.total_bytes == 0
+        assert len(api.context.http.connections.arriving) == 0
 
 
 async def test_who_would_take_the_most_is_refused_and_pushes_nobody_out() -> None:
@@ -214,7 +214,7 @@ async def test_who_would_take_the_most_is_refused_and_pushes_nobody_out() -> Non
     ):
         await first.send(HEAD + b"Content-Length: 600\r\n\r\nx")
         async with asyncio.timeout(10):
-            while not api.context.connections.arriving.total_bytes:
+            while not api.context.http.connections.arriving.total_bytes:
                 await asyncio.sleep(0)
         await newcomer.send(HEAD + b"Content-Length: 600\r\n\r\n")
         status, _, body = await newcomer.answer()
@@ -241,7 +241,7 @@ async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
                 async with asyncio.timeout(10):
                     while (
                         not api.store.publishes
-                        or api.context.connections.arriving.total_bytes != all_of_them
+                        or api.context.http.connections.arriving.total_bytes != all_of_them
                     ):
                         await asyncio.sleep(0)
             # If the oldest body of the largest client is dropped, there is room for only 100 more
@@ -250,12 +250,12 @@ async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
             for one in (newcomer, small):
                 status, _, body = await one.answer()
                 assert (status, slug(body)) == (503, "overloaded")
-            assert api.context.connections.arriving.total_bytes == 900
+            assert api.context.http.connections.arriving.total_bytes == 900
             api.store.publish_gate.set()
             await large.send(b"x" * 199)
             for one in (at_work, large):
                 assert (await one.answer())[0] == 200
-        assert api.context.connections.arriving.total_bytes == 0
+        assert api.context.http.connections.arriving.total_bytes == 0
 
 
 async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
@@ -279,7 +279,7 @@ async def test_a_body_that_is_slow_but_keeps_the_pace_is_taken() -> None:
     clock = LoopClock()
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 2000\r\n\r\n")
-        arriving = api.context.connections.arriving
+        arriving = api.context.http.connections.arriving
         for count in range(1, 20):
             await one.send(b"x" * 100)
             while arriving.total_bytes < count * 100:
@@ -308,7 +308,7 @@ async def test_a_body_whose_connection_was_stopped_already_is_read_on(api: Api) 
     async with raw_connection(api.server.port) as one:
         await one.send(pull + b"\r\n")
         await api.held(1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         one.writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         async with asyncio.timeout(10):
             while not connection._is_stopped:

@@ -41,9 +41,9 @@ async def test_requests_of_every_kind_in_pieces_of_any_size(api: Api, size: int)
     """Each piece arrives in its own iteration of the event loop."""
     async with raw_connection(api.server.port) as one:
         async with asyncio.timeout(10):
-            while not api.context.connections.open:
+            while not api.context.http.connections.open:
                 await asyncio.sleep(0)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         for start in range(0, len(MIXED), size):
             left = memoryview(MIXED)[start : start + size]
             while left:
@@ -55,7 +55,7 @@ async def test_requests_of_every_kind_in_pieces_of_any_size(api: Api, size: int)
                 connection.buffer_updated(count)
                 left = left[count:]
         assert await statuses(one, 7) == [200] * 7
-        assert len(api.context.connections.heads) == 0  # no next head is expected
+        assert len(api.context.http.connections.heads) == 0  # no next head is expected
     assert stored(api) == [b"one", b"two", b"", b"three"]
 
 
@@ -73,14 +73,14 @@ async def test_a_large_body_behind_a_held_pull_waits_for_its_turn(api: Api) -> N
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         one.writer.write(post(body) + HEALTH)
         async with asyncio.timeout(10):
             while not connection._is_held_back:
                 await asyncio.sleep(0)
             # Only the beginning of the body was received and counted. The connection reads no more
             # until the body has its place.
-            assert 0 < api.context.connections.arriving.total_bytes < 2 * SCRATCH_BYTES
+            assert 0 < api.context.http.connections.arriving.total_bytes < 2 * SCRATCH_BYTES
             await api.publish("orders", {"body": "y", "queue": 1})
         assert await statuses(one, 3) == [200] * 3
     assert stored(api)[1:] == [body]
@@ -91,7 +91,7 @@ async def test_a_body_in_chunks_that_is_flooded_behind_a_held_pull_is_read_on(ap
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         one.writer.write(chunked(*chunks) + HEALTH)
         async with asyncio.timeout(10):
             while not connection._is_flooded:
@@ -105,7 +105,7 @@ async def test_only_so_many_requests_are_taken_in_behind_a_held_pull(api: Api) -
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         one.writer.write(HEALTH * 5000)
         async with asyncio.timeout(10):
             while not connection._is_crowded:
@@ -121,7 +121,7 @@ async def test_a_request_in_each_packet_behind_a_held_pull_is_counted_too(api: A
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         for _ in range(MAX_WAITING):
             assert not connection._is_crowded
             connection.data_received(HEALTH)
@@ -135,7 +135,7 @@ async def test_the_idle_and_the_held_keep_no_parser_and_the_answered_no_task(api
     async with raw_connection(api.server.port) as one:
         await one.send(HEALTH)
         await statuses(one, 1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         assert connection._parser is None
         assert connection.task is None
         await one.send(PULL)
@@ -148,7 +148,7 @@ async def test_a_parser_is_kept_where_the_next_head_has_begun(api: Api) -> None:
     async with raw_connection(api.server.port) as one:
         await one.send(HEALTH + HEALTH[:20])
         await statuses(one, 1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         assert connection._parser is not None
         await one.send(HEALTH[20:] + b"\r\n\r\n" + HEALTH)  # extra empty lines are ignored
         assert await statuses(one, 2) == [200, 200]
@@ -167,9 +167,9 @@ async def test_a_client_that_goes_away_in_the_turn_in_which_it_came(api: Api, se
         await asyncio.sleep(0)
     api.store.publish_gate.set()
     async with asyncio.timeout(10):
-        while api.context.connections.count or asyncio.all_tasks() - tasks:
+        while api.context.http.connections.count or asyncio.all_tasks() - tasks:
             await asyncio.sleep(0)
-    assert api.context.connections.arriving.total_bytes == 0
+    assert api.context.http.connections.arriving.total_bytes == 0
     assert api.hold.stats().held == 0
 
 
@@ -177,7 +177,7 @@ async def test_a_chunk_that_cannot_be_read_ends_its_request_at_once(api: Api) ->
     async with raw_connection(api.server.port) as one:
         await one.send(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n")
         async with asyncio.timeout(10):
-            while not api.context.connections.arriving.total_bytes:
+            while not api.context.http.connections.arriving.total_bytes:
                 await asyncio.sleep(0)
             await one.send(b"zz\r\n")
             assert (await one.closed()).startswith(b"HTTP/1.1 400 ")
@@ -197,7 +197,7 @@ async def test_behind_a_body_only_a_head_that_begins_must_come_to_its_end_soon(
         sent = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (size, body)
     else:
         sent = head + b"Content-Length: %d\r\n\r\n" % size + body
-    connections = api.context.connections
+    connections = api.context.http.connections
     async with raw_connection(api.server.port) as one:
         await one.send(sent + behind)
         assert (await one.answer())[0] == 200

@@ -47,7 +47,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def counted(api: Api) -> int:
-    return api.context.connections.arriving.total_bytes
+    return api.context.http.connections.arriving.total_bytes
 
 
 @contextlib.asynccontextmanager
@@ -121,7 +121,7 @@ async def test_small_requests_are_not_counted(api: Api) -> None:
         await one.send(PULL)
         await api.held(1)
         await one.send(HEALTH)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         await until(lambda: connection._waiting)
         assert counted(api) == 0
         assert connection._waiting_memory <= UNCOUNTED_BYTES
@@ -167,7 +167,7 @@ async def test_requests_that_wait_have_a_limit_by_memory(headers: int) -> None:
     ):
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         one.writer.write(request * count)
         await until(lambda: connection._is_crowded)
         assert connection._waiting is not None
@@ -187,7 +187,7 @@ async def test_one_request_waits_whatever_it_takes() -> None:
     async with serving(max_waiting_head_bytes=1) as api, raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         await one.send(HEALTH)
         await until(lambda: connection._is_crowded)
         await one.send(HEALTH)
@@ -230,8 +230,8 @@ def publish_with_chunks(count: int) -> bytes:
 
 
 async def open_connection(api: Api) -> Connection:
-    await until(lambda: api.context.connections.open)
-    (connection,) = api.context.connections.open
+    await until(lambda: api.context.http.connections.open)
+    (connection,) = api.context.http.connections.open
     return connection
 
 
@@ -265,7 +265,7 @@ async def test_a_body_in_small_chunks_counts_while_a_pull_is_held(
             assert is_own or (await one.answer())[0] == 400
             await until(lambda: counted(api) == 0)
         elif end == "shut down":
-            api.context.connections.abort_all()
+            api.context.http.connections.abort_all()
     await until(lambda: counted(api) == 0)
 
 
@@ -312,7 +312,7 @@ async def test_small_chunks_beyond_the_share_cut_their_connection_off() -> None:
         await until(lambda: counted(api) >= of_second + 100 * CHUNK_MEMORY)
         await first.send(CHUNK * 100)
         assert await first.closed() == b""
-        assert api.context.connections.closed_early["arriving-limit"] == 1
+        assert api.context.http.connections.closed_early["arriving-limit"] == 1
         assert counted(api) == of_second
         await second.send(b"\r\n\r\n")
         assert (await second.answer())[0] == 200
@@ -360,17 +360,17 @@ async def test_heads_that_wait_with_a_client_that_holds_the_most_are_cut_off() -
             return one
 
         first = await held_with_waiting("127.0.0.2")
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         await until(lambda: connection._waiting is not None and len(connection._waiting) == 2)
         of_one = counted(api)
         for number in (2, 3):
             await held_with_waiting("127.0.0.2")
             await until(lambda: counted(api) == number * of_one)  # noqa: B023
-        assert api.context.connections.closed_early["arriving-limit"] == 0
+        assert api.context.http.connections.closed_early["arriving-limit"] == 0
         await held_with_waiting("127.0.0.3")
         async with asyncio.timeout(10):
             assert await first.closed() == b""
-        assert api.context.connections.closed_early["arriving-limit"] == 1
+        assert api.context.http.connections.closed_early["arriving-limit"] == 1
         assert counted(api) <= 1_000_000
 
 

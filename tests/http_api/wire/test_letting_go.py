@@ -70,7 +70,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 async def nobody_left(api: Api) -> None:
     """Wait until every connection and the tasks that served it have ended."""
-    await until(lambda: api.context.connections.is_empty)
+    await until(lambda: api.context.http.connections.is_empty)
     stay = {asyncio.current_task()}
     names = {"hold-scan", "event-loop-lag", "tls-files"}
     await until(lambda: all(each.get_name() in names for each in asyncio.all_tasks() - stay))
@@ -138,7 +138,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 async def end(api: Api, way: Way, one: socket.socket) -> None:
     """End the only connection in this way, and wait until it has ended."""
-    (connection,) = api.context.connections.open
+    (connection,) = api.context.http.connections.open
     way(connection, one)
     del connection
     await nobody_left(api)
@@ -180,7 +180,7 @@ async def test_a_reply_that_is_not_taken(
     async with api_with(large=4) as api:
         one = client(api)
         one.sendall(PULL + accept + b"\r\n" + HELD)
-        await until(lambda: api.context.connections.unsent.total_bytes)
+        await until(lambda: api.context.http.connections.unsent.total_bytes)
         for _ in range(turns):  # before or after the first step of its task
             await asyncio.sleep(0)
         assert len(replies) == 1
@@ -199,9 +199,9 @@ async def test_a_reply_over_tls_that_is_not_taken(
         raw_connection(api.server.port, ca.trusting()) as one,
     ):
         await one.send(PULL + BINARY + b"\r\n")
-        await until(lambda: api.context.connections.unsent.total_bytes)
+        await until(lambda: api.context.http.connections.unsent.total_bytes)
         assert len(replies) == 1
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         connection.cut_off("unsent-limit")
         del connection
         await nobody_left(api)
@@ -228,7 +228,7 @@ async def test_a_body_that_does_not_come_whole(head: bytes, way: Way) -> None:
     async with api_with() as api:
         one = client(api)
         one.sendall(POST + head + b"x" * 1000)
-        await until(lambda: api.context.connections.arriving.total_bytes)
+        await until(lambda: api.context.http.connections.arriving.total_bytes)
         await end(api, way, one)
 
 
@@ -245,8 +245,8 @@ async def test_a_body_that_gives_way(head: bytes) -> None:
     async with api_with(max_arriving_bytes=16_000_000) as api:
         with client(api) as one:
             one.sendall(POST + head + b"x" * 1000)
-            await until(lambda: api.context.connections.arriving.total_bytes)
-            (holders,) = api.context.connections.arriving._arriving.values()
+            await until(lambda: api.context.http.connections.arriving.total_bytes)
+            (holders,) = api.context.http.connections.arriving._arriving.values()
             (give_way,) = holders.values()
             give_way()
             del holders, give_way

@@ -40,7 +40,7 @@ async def health(api: Api, context: ssl.SSLContext) -> int:
 
 async def nobody_left(api: Api) -> None:
     async with asyncio.timeout(10):
-        while api.server.connection_count or not api.context.connections.is_empty:
+        while api.server.connection_count or not api.context.http.connections.is_empty:
             await asyncio.sleep(0)
 
 
@@ -53,7 +53,7 @@ async def test_requests_are_answered_over_tls(ca: Certificates) -> None:
                 assert [(await one.answer())[0] for _ in range(2)] == [200, 200]
             tls = one.writer.get_extra_info("ssl_object")
             assert tls.version() == "TLSv1.3"
-            assert api.context.connections.open.pop().client == "127.0.0.1"
+            assert api.context.http.connections.open.pop().client == "127.0.0.1"
 
 
 # O8: no metric said when the certificate expires.
@@ -97,7 +97,7 @@ async def test_bodies_of_any_size_pass_both_ways_unharmed(ca: Certificates, size
             _, _, reply = await one.answer()
             assert len(reply) >= size
             assert (body in reply) is True
-            assert api.context.connections.unsent.total_bytes == 0
+            assert api.context.http.connections.unsent.total_bytes == 0
 
 
 async def test_a_held_pull_is_woken_over_tls(ca: Certificates) -> None:
@@ -156,7 +156,7 @@ async def test_a_handshake_that_must_fail_fails_and_harms_no_other(
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await health(api, context)
         await nobody_left(api)
-        assert api.context.connections.closed_early["tls-handshake"] == 5
+        assert api.context.http.connections.closed_early["tls-handshake"] == 5
         anything = ssl.create_default_context()
         anything.check_hostname, anything.verify_mode = False, ssl.CERT_NONE
         assert await health(api, anything) == 200
@@ -195,7 +195,7 @@ async def test_with_mutual_tls_a_client_must_show_its_certificate(
             with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
                 await health(api, ca.trusting(pairs[who]))
             await nobody_left(api)
-            assert api.context.connections.closed_early["tls-handshake"] == 1
+            assert api.context.http.connections.closed_early["tls-handshake"] == 1
         assert await health(api, ca.trusting(pairs["a friend"])) == 200
 
 
@@ -222,7 +222,7 @@ async def test_the_names_in_a_verified_certificate_reach_the_request(ca: Certifi
     ):
         await one.send(HEALTH)
         assert (await one.answer())[0] == 200
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         assert connection.transport is not None
         certificate = connection.transport.get_extra_info("peercert")
         assert ("DNS", "orders.example") in certificate["subjectAltName"]
@@ -254,7 +254,7 @@ async def test_a_head_that_does_not_come_over_tls_closes_the_connection(ca: Cert
         running_api(**settings) as api,
         raw_connection(api.server.port, ca.trusting()) as slow,
     ):
-        while not api.context.connections.open:
+        while not api.context.http.connections.open:
             await asyncio.sleep(0)
         await slow.send(b"GET /hea")
         await clock.advance(1.0)
@@ -279,7 +279,7 @@ async def test_a_client_that_does_not_read_over_tls_is_cut_off(
                 ca.trusting().wrap_socket, plain, server_hostname="localhost"
             )
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=16000000&max_messages=4&wait"))
-            connections = api.context.connections
+            connections = api.context.http.connections
             async with asyncio.timeout(10):
                 while connections.closed_early["slow-reader"] == 0:
                     assert await health(api, ca.trusting()) == 200
@@ -295,7 +295,7 @@ async def test_a_stop_ends_handshakes_and_connections(ca: Certificates) -> None:
             raw_connection(api.server.port, ca.trusting()) as idle,
         ):
             async with asyncio.timeout(10):
-                while api.server.connection_count < 2 or len(api.context.connections.open) < 1:
+                while api.server.connection_count < 2 or len(api.context.http.connections.open) < 1:
                     await asyncio.sleep(0.001)
                 await api.server.stop()
                 assert await silent.closed() == b""

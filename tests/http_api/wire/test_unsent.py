@@ -108,7 +108,7 @@ async def asked(ca: Certificates, is_encrypted: bool) -> AsyncIterator[tuple[Api
         while not thing.asked:
             await asyncio.sleep(0)
         yield api, thing, client
-        while api.context.connections.open:
+        while api.context.http.connections.open:
             await asyncio.sleep(0)
 
 
@@ -154,9 +154,9 @@ async def test_a_connection_that_is_closing_takes_no_reply(api: Api) -> None:
     thing = Thing(api)
     thing.may_answer.set()
     async with raw_connection(api.server.port) as one:
-        while not api.context.connections.open:
+        while not api.context.http.connections.open:
             await asyncio.sleep(0)
-        (connection,) = api.context.connections.open
+        (connection,) = api.context.http.connections.open
         thing.before = connection.close
         await one.send(ASK)
         await one.closed()
@@ -167,11 +167,11 @@ async def test_a_reply_is_not_sent_to_whoever_lost_the_right_to_it(api: Api) -> 
     thing = Thing(api)
     thing.held_s = 1.0
     token, text = make_token("all")
-    api.context.access = access_of(token)
+    api.context.http.access = access_of(token)
     asked = asyncio.create_task(api.get("/thing", **bearer(text)))
     while not thing.asked:
         await asyncio.sleep(0)
-    api.context.access.tokens = Tokens()
+    api.context.http.access.tokens = Tokens()
     thing.may_answer.set()
     assert (await asked).problem == "unauthenticated"
     assert (thing.asked, thing.unsent) == (1, 1)
@@ -188,7 +188,7 @@ async def test_a_reply_that_is_not_taken_to_its_end_is_told() -> None:
             while not thing.unsent:
                 await asyncio.sleep(0.001)
         stuck.close()
-        assert api.context.connections.closed_early == {"slow-reader": 1}
+        assert api.context.http.connections.closed_early == {"slow-reader": 1}
         assert (thing.asked, thing.unsent) == (1, 1)
 
 
@@ -200,7 +200,7 @@ async def test_a_client_that_vanishes_in_the_middle_of_its_reply_is_told() -> No
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.sendall(ASK)
         async with asyncio.timeout(10):
-            while not len(api.context.connections.unsent):
+            while not len(api.context.http.connections.unsent):
                 await asyncio.sleep(0)
             assert thing.unsent == 0
             one.close()
