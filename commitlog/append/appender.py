@@ -59,7 +59,7 @@ class SyncQueue(Protocol):
     def durable_offset(self) -> int:
         """Physical offset below which everything is synced."""
 
-    def written(self, requests: list[AppendRequest]) -> None:
+    def put_written(self, requests: list[AppendRequest]) -> None:
         """Notify the sync thread of new writes. After the sync that covers these writes, it
         completes `requests`."""
 
@@ -236,7 +236,7 @@ class Appender:
         ]
         held_back = set(map(id, waiting))
         finished = [r for r in group if r.error is None and id(r) not in held_back]
-        self._sync_queue.written(waiting)
+        self._sync_queue.put_written(waiting)
         if failed or finished:
             self._inbox.put_finished([*failed, *finished])
 
@@ -249,7 +249,7 @@ class Appender:
         the same producer and queue is checked only after the first is staged, and a request that
         needs several segments is staged batch by batch."""
         self._last_timestamp_us = max(self._now_us(), self._last_timestamp_us)
-        known = self._known(request, staged, runs)
+        known = self._find_stored(request, staged, runs)
         if request.refusal is not None and None in known:
             self._refuse(request, request.refusal)
             return
@@ -267,7 +267,7 @@ class Appender:
                     if request.error is not None:
                         return
 
-    def _known(
+    def _find_stored(
         self, request: AppendRequest, staged: StagedBlocks, runs: RowRuns
     ) -> list[AppendResult | None]:
         """Return for each batch of a request where an earlier attempt stored it; None for a new
@@ -328,8 +328,8 @@ class Appender:
             return True
         need = Need.of(batches)
         waits = Need.of([batch for batch in batches if isinstance(batch, Rows)])
-        if self._log.has_room(*staged.need.and_(runs.need).and_(need)):
-            runs.need = runs.need.and_(waits)
+        if self._log.has_room(*staged.need.plus(runs.need).plus(need)):
+            runs.need = runs.need.plus(waits)
             return True
         self._place_runs(staged, runs)
         self._write(staged)
@@ -354,7 +354,7 @@ class Appender:
             # Stage the run before this batch: messages of a queue must keep their order of arrival.
             self._place_run(key, staged, runs)
             run = None
-        # `_known` did not look up this batch if an earlier batch of the request is for this queue.
+        # `_find_stored` skips a batch if an earlier batch of the request is for its queue.
         before = self._stored_before(batch, key) if index else None
         if before is not None:
             request.results[index] = before

@@ -132,7 +132,7 @@ class Need(NamedTuple):
                 keys += keyed_messages(batch.header)
         return cls(size, keys, len(batches))
 
-    def and_(self, other: "Need") -> "Need":
+    def plus(self, other: "Need") -> "Need":
         """Return the sum of the two needs."""
         return Need(self.size + other.size, self.keys + other.keys, self.blocks + other.blocks)
 

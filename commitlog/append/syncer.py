@@ -18,12 +18,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Syncer:
-    """Owns the durable offset. The appender thread calls `written`.
+    """Owns the durable offset. The appender thread calls `put_written`.
 
     The sync thread calls `observe` with the seconds that a sync took. Then it reports to `inbox`
     the new durable offset and the requests below it, and flushes it. After a failed sync it calls
     `on_failure` once, with the error, and then fails every waiting request with LogPoisoned. From
-    then on, `written` fails the requests that it gets, in the thread of its caller.
+    then on, `put_written` fails the requests that it gets, in the thread of its caller.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Syncer:
         """Physical offset below which every byte is on the disk. It never decreases."""
         return self._durable_offset
 
-    def written(self, requests: list[AppendRequest]) -> None:
+    def put_written(self, requests: list[AppendRequest]) -> None:
         """Notify the sync thread of new writes. After the sync that covers these writes, it
         completes `requests`."""
         with self._changed:

@@ -32,8 +32,8 @@ class GroupCommit(Generic[C]):
     def __init__(
         self, name: str, max_group: int, commit: Callable[[list[tuple[C, Done]]], None]
     ) -> None:
-        """`commit` is called in the thread named `name`. It must call `note` and the `Done` of
-        every change, and must not raise. While `failure` is set, `commit` is also called without
+        """`commit` is called in the thread named `name`. It must call `set_failure` and the `Done`
+        of every change, and must not raise. While `failure` is set, `commit` is also called without
         changes; it must then write something to find out whether commits succeed again."""
         self._name = name
         self.failure: str | None = None
@@ -54,7 +54,7 @@ class GroupCommit(Generic[C]):
             self._waiting.put(None)
             self._thread.join()
 
-    def note(self, error: Exception | None) -> None:
+    def set_failure(self, error: Exception | None) -> None:
         """Set `failure` after a commit. Call it in the thread that commits."""
         before, self.failure = self.failure, None if error is None else str(error)
         if self.failure == before:

@@ -14,6 +14,7 @@ that this reader might read. `drop_dead_readers` frees such slots; `grow` calls 
 
 import errno
 import logging
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +23,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
-
-from holdfast.consumequeue.lmdb_env.map_growth import grow_map
 
 _logger = logging.getLogger(__name__)
 
@@ -45,14 +44,14 @@ class LiveEnv:
         self._open_env = open_env
         self._names = tuple(databases)
         self._changed = threading.Condition()
-        self._inside = 0
-        self._is_moving = False
+        self._user_count = 0
+        self._is_blocked = False
         self._is_closed = False
         self._databases: dict[bytes, Any] = {}
         self._readers_since: dict[tuple[str, str, str], float] = {}
-        self._env: lmdb.Environment | None = self._opened()
+        self._env: lmdb.Environment | None = self._open()
 
-    def _opened(self) -> lmdb.Environment:
+    def _open(self) -> lmdb.Environment:
         env = self._open_env()
         try:
             is_written = not env.flags()["readonly"]
@@ -82,7 +81,7 @@ class LiveEnv:
         refuses the transaction (MDB_PANIC), reopen the environment and try once more. lmdb.Error
         propagates."""
         for is_last in (False, True):
-            with self._entered() as env:
+            with self._shared() as env:
                 try:
                     if env is None:
                         raise lmdb.PanicError("the environment could not be opened again yet")
@@ -95,7 +94,7 @@ class LiveEnv:
                     with txn:
                         yield txn
                     return
-            self._open_again(env)
+            self._reopen(env)
 
     def write(self, change: Callable[[], T]) -> T:
         """Call `change`, which makes one transaction. While the map is full, let the map grow and
@@ -112,15 +111,15 @@ class LiveEnv:
         double the map. Return whether there is more room. Do not call this inside a transaction."""
         if self.drop_dead_readers():
             return True
-        with self._alone() as is_alone:
-            if not is_alone or self._env is None:
+        with self._exclusive() as is_exclusive:
+            if not is_exclusive or self._env is None:
                 _logger.warning("an LMDB map is in use and cannot grow now; it grows later")
                 return False
             return grow_map(self._env)
 
     def copy(self, directory: Path) -> None:
         """Copy the environment in the state of its last commit into an empty directory."""
-        with self._entered() as env:
+        with self._shared() as env:
             if env is None:
                 raise lmdb.PanicError("the environment could not be opened again yet")
             env.copy(str(directory))
@@ -129,7 +128,7 @@ class LiveEnv:
 
     def drop_dead_readers(self) -> int:
         """Free the reader slots of processes that were killed; return their number."""
-        with self._entered() as env:
+        with self._shared() as env:
             if env is None:
                 return 0
             try:
@@ -146,7 +145,7 @@ class LiveEnv:
         The time counts from the first call that saw this reader. Return 0 if there is no reader."""
         now = time.monotonic()
         found: set[tuple[str, str, str]] = set()
-        with self._entered() as env, suppress(lmdb.Error):
+        with self._shared() as env, suppress(lmdb.Error):
             if env is not None:
                 newest = int(env.info()["last_txnid"])
                 # One line per reader: process, thread, transaction ("-" if it has none).
@@ -160,43 +159,43 @@ class LiveEnv:
     # -- inside ----------------------------------------------------------------------------
 
     @contextmanager
-    def _entered(self) -> Iterator[lmdb.Environment | None]:
-        """Count the caller as a user of the environment. Wait while `_alone` is active. Yield None
-        if the environment could not be reopened yet."""
+    def _shared(self) -> Iterator[lmdb.Environment | None]:
+        """Count the caller as a user of the environment. Wait while `_exclusive` is active. Yield
+        None if the environment could not be reopened yet."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_moving)
+            self._changed.wait_for(lambda: not self._is_blocked)
             if self._is_closed:
                 raise lmdb.Error("the environment is closed")
-            self._inside += 1
+            self._user_count += 1
             env = self._env
         try:
             yield env
         finally:
             with self._changed:
-                self._inside -= 1
-                if self._is_moving:
+                self._user_count -= 1
+                if self._is_blocked:
                     self._changed.notify_all()
 
     @contextmanager
-    def _alone(self) -> Iterator[bool]:
+    def _exclusive(self) -> Iterator[bool]:
         """Wait until no transaction is open, and let no new one begin before the end of the block.
         Yield False if an open transaction does not end in time."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_moving)
-            self._is_moving = True
+            self._changed.wait_for(lambda: not self._is_blocked)
+            self._is_blocked = True
             try:
-                yield self._changed.wait_for(lambda: self._inside == 0, _PATIENCE_S)
+                yield self._changed.wait_for(lambda: self._user_count == 0, _PATIENCE_S)
             finally:
-                self._is_moving = False
+                self._is_blocked = False
                 self._changed.notify_all()
 
-    def _open_again(self, given_up: lmdb.Environment | None) -> None:
+    def _reopen(self, given_up: lmdb.Environment | None) -> None:
         """Close and reopen an environment whose transactions LMDB refuses, unless another thread
         has reopened it. lmdb.Error propagates; then a later transaction tries again."""
-        with self._alone() as is_alone:
+        with self._exclusive() as is_exclusive:
             if self._env is not given_up or self._is_closed:
                 return
-            if not is_alone:
+            if not is_exclusive:
                 raise lmdb.PanicError("LMDB gave the environment up, and it is still read")
             if given_up is not None:
                 _logger.error(
@@ -206,8 +205,25 @@ class LiveEnv:
                 self._env = None
                 given_up.close()
             try:
-                self._env = self._opened()
+                self._env = self._open()
             except OSError as error:
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 raise (lmdb.DiskError if is_full else lmdb.Error)(str(error)) from error
             _logger.warning("%s was opened again", self._env.path())
+
+
+def grow_map(env: lmdb.Environment) -> bool:
+    """Double an environment's map; return False if there is not enough address space. No
+    transaction of this process may be open."""
+    size = 2 * int(env.info()["map_size"])
+    try:
+        # LMDB unmaps the old map first. If it could not map the new one, it could not continue. So
+        # test first whether the system can map as much.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ).close()
+    except (OSError, ValueError, OverflowError) as error:
+        _logger.error("the map of %s cannot grow to %d bytes: %s", env.path(), size, error)
+        return False
+    env.set_mapsize(size)
+    _logger.info("the map of %s grew to %d bytes", env.path(), size)
+    return True

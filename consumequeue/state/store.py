@@ -145,7 +145,7 @@ class StateStore:
             self._write(group)
         except StateUnavailable as failure:
             error = failure
-        self._commits.note(error)
+        self._commits.set_failure(error)
         for changes, done in group:
             if error is None:
                 for key, value in changes.items():

@@ -179,7 +179,7 @@ class CursorStore:
             self._write([change for change, _ in group])
         except StateUnavailable as failure:
             error = failure
-        self._commits.note(error)
+        self._commits.set_failure(error)
         for _, done in group:
             done(error)
 

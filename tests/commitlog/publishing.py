@@ -82,7 +82,7 @@ class IdleSyncQueue:
         self.durable_offset = 0
         self._events = events
 
-    def written(self, requests: list[AppendRequest]) -> None:
+    def put_written(self, requests: list[AppendRequest]) -> None:
         self._events.note("written", list(requests))
 
     def of_waiting(self) -> list[AppendRequest]:

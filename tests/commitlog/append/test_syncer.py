@@ -25,7 +25,7 @@ def _written(publishing: Publishing) -> AppendRequest:
     """Write a block and hand its request to the syncer."""
     publishing.small.append(raw_batch())
     request = AppendRequest(1, [], durable=True)
-    _syncer(publishing).written([request])
+    _syncer(publishing).put_written([request])
     return request
 
 
@@ -83,7 +83,7 @@ def test_what_nobody_waits_for_is_synced_within_the_flush_interval() -> None:
     publishing = Publishing().with_syncer(flush_interval_s=0.02)
     publishing.log.roll()
     publishing.small.append(raw_batch())
-    _syncer(publishing).written([])
+    _syncer(publishing).put_written([])
     assert publishing.events.wait_for("advanced") == publishing.log.written_offset
     assert publishing.events.of("complete") == []
     publishing.stop()
@@ -91,7 +91,7 @@ def test_what_nobody_waits_for_is_synced_within_the_flush_interval() -> None:
 
 def test_a_waiter_does_not_wait_for_the_flush_interval(publishing: Publishing) -> None:
     publishing.small.append(raw_batch())
-    _syncer(publishing).written([])
+    _syncer(publishing).put_written([])
     deadline = time.monotonic() + DEADLINE_S
     while not _syncer(publishing)._timing:  # the interval of an hour has begun
         assert time.monotonic() < deadline
@@ -118,7 +118,7 @@ def test_a_roll_syncs_both_segments(publishing: Publishing) -> None:
 
 def test_stopping_syncs_what_is_written(publishing: Publishing) -> None:
     publishing.small.append(raw_batch())
-    _syncer(publishing).written([])
+    _syncer(publishing).put_written([])
     _syncer(publishing).stop()
     _syncer(publishing).stop()
     assert publishing.events.of("advanced") == [publishing.log.written_offset]
@@ -199,10 +199,10 @@ def test_a_callback_that_fails_is_not_silent() -> None:
     )
     syncer.start()
     publishing.small.append(raw_batch())
-    syncer.written([AppendRequest(1, [], durable=True)])
+    syncer.put_written([AppendRequest(1, [], durable=True)])
     assert isinstance(events.wait_for("failed"), RuntimeError)
     late = AppendRequest(1, [], durable=True)
-    syncer.written([late])
+    syncer.put_written([late])
     assert isinstance(error_of(late), LogPoisoned)
     syncer.stop()
 

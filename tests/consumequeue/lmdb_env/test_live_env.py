@@ -118,7 +118,7 @@ def test_readers_in_other_threads_never_meet_a_closed_environment(env: LiveEnv) 
     for thread in threads:
         thread.start()
     for number in range(30):
-        with env._alone():
+        with env._exclusive():
             _give_up(env)
         _put(env, b"%d" % number)
     over.set()
