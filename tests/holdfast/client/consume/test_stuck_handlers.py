@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.client.consume import processing_times
 from holdfast.client.consume.consumer import AsyncConsumer
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.consume.processing_times import FEW
@@ -163,12 +164,12 @@ async def test_keys_of_a_group_that_is_not_keyed_have_no_limits() -> None:
             work.free.set()
 
 
-async def test_who_works_on_one_at_a_time_sets_no_limits() -> None:
+async def test_who_works_on_one_at_a_time_sets_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processing_times, "SLOW_S", 0.0)  # every delivery is slow
     async with fake_group() as (group, client):
         group.publish(5)
         async with client.consume("t", GROUP) as consumer:
             await anext(consumer)
-            await asyncio.sleep(0.15)
             assert (await anext(consumer)).offset == 1
         assert not any("limits" in body for body in group.named("receive"))
 
