@@ -98,23 +98,18 @@ class GroupService:
         self.exporter = FloorExporter(
             store, self.registry.by_name.values, config.mirror_interval_ms / 1000
         )
-        self._changes = GroupChanges(
+        self.changes = GroupChanges(
             store, opened.table, self.registry, config, may_subscribe, self.exporter.export
         )
-        self._redriver = Redriver(store, self.registry, self._changes)
+        self._redriver = Redriver(store, self.registry, self.changes)
         self._scan = Scan(self.registry.by_name.values, store.max_offset)
         self._is_running = False
-        self.arrived = self.registry.queues_advanced
-        self.trimmed = self.registry.queues_trimmed
-        self.check_new_queues = self.registry.check_new_queues
-        self.topic_created = self._changes.topic_created
-        self.topic_deleted = self.registry.topic_deleted
 
     async def start(self) -> None:
         """Serve every stored group, in its stored state."""
         for record in self._table.all():
             await self.registry.restore(record)
-        await self._changes.find_topics()
+        await self.changes.find_topics()
         self._is_running = True
         self.exporter.start()
 
@@ -213,7 +208,7 @@ class GroupService:
         InvalidGroup, InvalidFilter, UnknownTopic, LimitReached, GroupBusy, StateUnavailable. A
         change that has begun is completed even if the caller is cancelled.
         """
-        record, is_new = await self._changes.put(
+        record, is_new = await self.changes.put(
             group, spec, owner, check_topic, check_dead_letters, check_loser
         )
         return self._state_of(record), is_new
@@ -223,7 +218,7 @@ class GroupService:
         UnknownGroup. When the deletion begins, `check_topic` is called with the name of every topic
         that the group has, or on which offsets are stored for it. If it raises, the exception
         reaches the caller and nothing is deleted. Raises UnknownGroup, StateUnavailable."""
-        await self._changes.delete(group, check_topic)
+        await self.changes.delete(group, check_topic)
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -266,7 +261,7 @@ class GroupService:
         if len(members) >= most and ask.member not in members:
             raise TooManyMembers(group, most)
         if ask.lease_ms is not None and not ask.settled:
-            await self._changes.allow_lease(served, ask.lease_ms)
+            await self.changes.allow_lease(served, ask.lease_ms)
         return await served.receive(of_group, ask.client, ask.wait_s)
 
     def undelivered(self, group: str, receipts: Sequence[str]) -> None:
@@ -299,7 +294,7 @@ class GroupService:
         served = self.registry.get(group)
         allow = None
         if verb is Verb.EXTEND and lease_ms is not None:
-            allow = partial(self._changes.allow_lease, served, lease_ms)
+            allow = partial(self.changes.allow_lease, served, lease_ms)
         return await served.settle(
             verb,
             receipts,

@@ -160,8 +160,8 @@ class Broker:
             passed_s=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
             may_subscribe=http.access.may_subscribe,
         )
-        store.check_new_queues = groups.check_new_queues
-        store.topic_created = groups.topic_created
+        store.check_new_queues = groups.registry.check_new_queues
+        store.topic_created = groups.changes.topic_created
         await groups.start()
         await hold.start(groups.scan)
         return ApiContext(
@@ -236,17 +236,17 @@ class Broker:
         if self._hold is not None:
             self._hold.message_arriving(advanced)
         if self._groups is not None:
-            self._groups.arrived(advanced)
+            self._groups.registry.queues_changed(advanced)
 
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
         if self._groups is not None:
-            self._groups.trimmed(begins)
+            self._groups.registry.queues_changed(begins)
 
     def _topic_deleted(self, topic_id: int) -> None:
         assert self._hold is not None
         self._hold.topic_deleted(topic_id)
         if self._groups is not None:
-            self._groups.topic_deleted(topic_id)
+            self._groups.registry.topic_deleted(topic_id)
 
     def _fail(self, error: Exception) -> None:
         assert self.failed is not None

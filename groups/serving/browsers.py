@@ -13,8 +13,8 @@ from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import GroupTopic
 from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.service_types import Delivery
-from holdfast.groups.serving.delivering import Delivering
 from holdfast.groups.serving.head_source import StoreHeads
+from holdfast.groups.serving.receive_flow import ReceiveFlow
 
 #: A place is one offset for each queue, at which the next browse of a member continues. Places of
 #: at most this many members are kept. If there are more, the place that was not used for the
@@ -30,10 +30,10 @@ MAX_FETCHES = 32
 class Browsers:
     """The browsers of one group."""
 
-    def __init__(self, core: Group, source: StoreHeads, delivering: Delivering) -> None:
+    def __init__(self, core: Group, source: StoreHeads, receive_flow: ReceiveFlow) -> None:
         self._core = core
         self._source = source
-        self._delivering = delivering
+        self._receive_flow = receive_flow
         self._places: dict[str, dict[QueueKey, int]] = {}
 
     async def browse(
@@ -58,7 +58,7 @@ class Browsers:
                 break
             place = shown.place
             await self._source.fetch(*shown.needs)
-        found, _ = await self._delivering.deliveries(
+        found, _ = await self._receive_flow.deliveries(
             [
                 SelectedMessage(key, offset, self._attempt(key, offset), False, None)
                 for key, offset in shown.messages

@@ -1,10 +1,12 @@
-"""The clock of all groups, in milliseconds since 1970. It never decreases and never stands still.
+"""The clock of all groups, and a timer that follows it.
 
-Normally it shows the time of the clock of retention, which smooths jumps. When that clock goes
-back, this clock advances by the time that really elapses, so leases and delays last as long as they
-should. Messages expire by the wall clock instead: `ttl_ms` is counted from their publishing.
+The clock counts milliseconds since 1970. It never decreases and never stands still. Normally it
+shows the time of the clock of retention, which smooths jumps. When that clock goes back, this clock
+advances by the time that really elapses, so leases and delays last as long as they should. Messages
+expire by the wall clock instead: `ttl_ms` is counted from their publishing.
 """
 
+import asyncio
 from collections.abc import Callable
 
 
@@ -37,3 +39,36 @@ class GroupClock:
     def wall_ms(self) -> int:
         """Return the time of the wall clock, by which messages expire."""
         return self._wall_us() // 1000
+
+
+class DeadlineTimer:
+    """Calls `fire` at the time that `set` got last. For the event loop only."""
+
+    def __init__(self, fire: Callable[[], None], now_ms: Callable[[], int]) -> None:
+        self._on_deadline = fire
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+        self._deadline_ms: int | None = None
+
+    def set(self, deadline_ms: int | None) -> None:
+        """Set the time of the call; it replaces the time set before. None cancels the call."""
+        if deadline_ms == self._deadline_ms:
+            return
+        self.stop()
+        if deadline_ms is not None:
+            self._deadline_ms = deadline_ms
+            # Add one millisecond: the loop may call slightly too early, and then nothing is due
+            # yet.
+            delay_s = max(0, deadline_ms - self._now_ms() + 1) / 1000
+            self._handle = self._loop.call_later(delay_s, self._fire)
+
+    def stop(self) -> None:
+        """Cancel the timer."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._deadline_ms = None
+
+    def _fire(self) -> None:
+        self._handle = self._deadline_ms = None
+        self._on_deadline()

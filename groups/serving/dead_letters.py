@@ -14,7 +14,7 @@ cannot be read at the moment is put at the end of the waiting letters.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
@@ -29,9 +29,9 @@ from holdfast.groups.core.group import Group
 from holdfast.groups.core.queue_lane import DeadLetter
 from holdfast.groups.cursor.rows import NOT_KEPT
 from holdfast.groups.serving.counters import Counters
-from holdfast.groups.serving.delivering import Delivering
 from holdfast.groups.serving.keyed_identity import keyed_producer_id
 from holdfast.groups.serving.letters import letter_properties
+from holdfast.groups.serving.receive_flow import ReceiveFlow
 
 _logger = logging.getLogger(__name__)
 
@@ -55,41 +55,34 @@ DRAIN_TIMEOUT_S = 5.0
 
 
 class DeadLetters:
-    """Sends one group's dead letters. `marked` is called when messages have been marked as dead, so
-    that this is committed."""
+    """The dead letters of one group that are not appended yet."""
 
     def __init__(
         self,
         group_name: str,
         group: Group,
         store: MessageStore,
-        delivering: Delivering,
+        receive_flow: ReceiveFlow,
         counters: Counters,
-        marked: Callable[[], None],
         key: bytes,
     ) -> None:
         self._group_name = group_name
         self._group = group
         self._store = store
-        self._delivering = delivering
+        self._receive_flow = receive_flow
         self._counters = counters
-        self._marked = marked
         self._key = key
         self.topic_name: str | None = None
         """The name of the dead-letter topic; None if the group has no such topic now."""
         self._waiting: deque[DeadLetter] = deque()
         #: The number of waiting letters of each source topic.
         self._counts: Counter[int] = Counter()
-        self._task: asyncio.Task[None] | None = None
         self._next_marks = asyncio.Event()
 
-    def send(self, letters: Iterable[DeadLetter]) -> None:
-        """Add letters to the waiting ones. They are appended in the background."""
-        letters = list(letters)
+    def add(self, letters: Sequence[DeadLetter]) -> None:
+        """Add letters to the waiting ones."""
         self._waiting += letters
         self._counts.update(letter.queue[0] for letter in letters)
-        if self._waiting and self._task is None:
-            self._task = asyncio.create_task(self._run(), name="dead-letters")
 
     @property
     def has_waiting(self) -> bool:
@@ -111,13 +104,21 @@ class DeadLetters:
             lambda: any(counts.values()) if topic_ids is None else any(counts[t] for t in topic_ids)
         )
 
-    async def stop(self) -> None:
-        """Stop sending. The letters that still wait are sent after the next start. May be called
-        twice."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+    async def append_some(self) -> float:
+        """Append the first letters, and mark their messages as dead; the caller must then commit
+        the group's changes. Return how many seconds to wait before the next call."""
+        letters = list(islice(self._waiting, AT_ONCE))
+        try:
+            done, later = await self._append(letters)
+        except (StoreError, LogError, OSError) as error:
+            self._warn_of_retry(error)
+            return RETRY_S
+        for _ in range(done + len(later)):
+            self._counts[self._waiting.popleft().queue[0]] -= 1
+        self._waiting += later
+        self._counts.update(letter.queue[0] for letter in later)
+        self._wake()
+        return RETRY_S if later and not done else 0.0
 
     async def _wait_while(self, is_waiting: Callable[[], bool]) -> None:
         try:
@@ -134,24 +135,6 @@ class DeadLetters:
         self._next_marks.set()
         self._next_marks = asyncio.Event()
 
-    async def _run(self) -> None:
-        while self._waiting:
-            letters = list(islice(self._waiting, AT_ONCE))
-            try:
-                done, later = await self._append(letters)
-            except (StoreError, LogError, OSError) as error:
-                self._warn_of_retry(error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            for _ in range(done + len(later)):
-                self._counts[self._waiting.popleft().queue[0]] -= 1
-            self._waiting += later
-            self._counts.update(letter.queue[0] for letter in later)
-            self._wake()
-            if later and not done:
-                await asyncio.sleep(RETRY_S)
-        self._task = None
-
     async def _append(self, letters: Sequence[DeadLetter]) -> tuple[int, list[DeadLetter]]:
         """Append letters from the beginning of `letters`, as many as AT_ONCE_BYTES allows. Return
         how many letters are finished (appended or given up), and a list of the letters whose
@@ -166,7 +149,7 @@ class DeadLetters:
             batch = None
             if topic is not None and self._is_dying(letter):
                 try:
-                    batch = await self._delivering.batch(letter.queue, letter.offset)
+                    batch = await self._receive_flow.batch(letter.queue, letter.offset)
                 except (StoreError, OSError) as error:
                     self._warn_of_retry(error)
                     later.append(letter)
@@ -183,7 +166,6 @@ class DeadLetters:
                 size_bytes += kept[-1][1].total_size
         if topic is not None and kept:
             await self._publish(topic, kept)
-        self._marked()
         return done, later
 
     async def _publish(self, topic: Topic, letters: Sequence[tuple[DeadLetter, Rows]]) -> None:

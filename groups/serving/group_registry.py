@@ -78,7 +78,7 @@ class GroupRegistry:
         self._moved: dict[int, ChangedQueues] = {}
         #: topic id -> the groups that have the topic and have waiting requests.
         self._watchers: dict[int, dict[GroupServer, None]] = {}
-        #: How often queues have moved. One call of `_note_changes` counts once.
+        #: How often queues have moved. One call of `queues_changed` counts once.
         self._change_count = 0
         #: The groups with waiting requests that have not looked at all moved queues yet.
         self._behind: dict[GroupServer, None] = {}
@@ -239,10 +239,10 @@ class GroupRegistry:
             async for queues in turn.slices(range(topic.queue_count)):
                 if topic_id not in group.core.topics:
                     break  # deleted meanwhile
-                for queue in queues:
-                    if (topic_id, queue) not in group.serving:
-                        self._begin_queue(group, (topic_id, queue))
-                group.pump()
+                with group.changes():
+                    for queue in queues:
+                        if (topic_id, queue) not in group.serving:
+                            self._begin_queue(group, (topic_id, queue))
         group.prepared_cursors.clear()
         await group.configure(record)
 
@@ -278,16 +278,10 @@ class GroupRegistry:
 
     # -- events of the storage ---------------------------------------------------------------
 
-    def queues_advanced(self, advanced: Iterable[QueueKey]) -> None:
-        """Record that queues have new readable messages. Groups with waiting requests look at these
-        queues at once, a limited number in each event loop iteration."""
-        self._note_changes(advanced)
-
-    def queues_trimmed(self, trimmed: Iterable[QueueKey]) -> None:
-        """Record that the first offsets of queues have increased."""
-        self._note_changes(trimmed)
-
-    def _note_changes(self, keys: Iterable[QueueKey]) -> None:
+    def queues_changed(self, keys: Iterable[QueueKey]) -> None:
+        """Record that queues have new readable messages, or that their first offsets have
+        increased. Groups with waiting requests look at these queues at once, a limited number in
+        each event loop iteration."""
         topics = set()
         for topic_id, queue in keys:
             moved = self._moved.get(topic_id)
@@ -327,22 +321,24 @@ class GroupRegistry:
         group has looked at all of them."""
         if group.change_count == self._change_count:
             return 0
+        keys: list[QueueKey] = []
         left = most
         for topic_id, seen in group.seen_changes.items():
             moved = self._moved.get(topic_id)
             if moved is None or moved.count == seen or topic_id not in group.core.topics:
                 continue
             queues, group.seen_changes[topic_id] = moved.since(seen, left)
-            for queue in queues:
-                self._look_at(group, (topic_id, queue))
+            keys += [(topic_id, queue) for queue in queues]
             left -= len(queues)
             if group.seen_changes[topic_id] != moved.count:
                 break
         else:
             group.change_count = self._change_count
-        if left != most:
-            group.pump()
-        return most - left
+        if keys:
+            with group.changes():
+                for key in keys:
+                    self._look_at(group, key)
+        return len(keys)
 
     def _look_at(self, group: GroupServer, key: QueueKey) -> None:
         state = self._state_if_there(key)

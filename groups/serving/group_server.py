@@ -1,7 +1,7 @@
 """Serves one group: connects the group core with the clock, the message store and the disk.
 
-    an event -> the core is updated -> `pump`: answer waiting requests, commit the changes, send
-    dead letters, set the timer
+    an event -> the core is updated -> `_after_change`: answer waiting requests, send dead letters,
+    set the timer, write the page, commit
 
 The core decides which member gets which message; this module does not. On the event loop.
 """
@@ -49,16 +49,14 @@ from holdfast.groups.service_types import (
 )
 from holdfast.groups.serving.batch_parts import batch_parts
 from holdfast.groups.serving.browsers import Browsers
-from holdfast.groups.serving.clock import GroupClock
+from holdfast.groups.serving.clock import DeadlineTimer, GroupClock
 from holdfast.groups.serving.commits import Commits, CursorWriter, Writes
 from holdfast.groups.serving.counters import Counters, DeliveryRate
 from holdfast.groups.serving.dead_letters import DeadLetters
-from holdfast.groups.serving.delivering import MESSAGES_A_TURN, Delivering
-from holdfast.groups.serving.filling import Filling
 from holdfast.groups.serving.head_source import StoreHeads
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
+from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN, ReceiveFlow
 from holdfast.groups.serving.recent_batches import RecentBatches
-from holdfast.groups.serving.timers import DeadlineTimer
 from holdfast.groups.serving.waiting import Waiting
 from holdfast.groups.storage.group_records import GroupRecord
 
@@ -67,6 +65,8 @@ _logger = logging.getLogger(__name__)
 #: At most this many receipts are decoded or settled in one event loop iteration. Each takes about
 #: 10 microseconds.
 SETTLED_A_TURN = 500
+#: After a failed read for waiting requests, wait this long before the next try.
+RETRY_S = 1.0
 
 
 class PageWriter(Protocol):
@@ -108,8 +108,7 @@ class WaitSlots(Protocol):
 
 
 class GroupServer:
-    """Serves one group until `stop`. Code that changes the core from outside must then call
-    `pump`."""
+    """Serves one group until `stop`."""
 
     def __init__(
         self,
@@ -155,18 +154,18 @@ class GroupServer:
             on_trimmed=self.note_log_start,
         )
         self.core = Group(record.group_id, record.config, self.source, everyone)
-        self._delivering = Delivering(self.source, codec, store.topic_by_id)
+        self._receive_flow = ReceiveFlow(self.core, self.source, clock, codec, store.topic_by_id)
         self.commits = Commits(self.core, writer, clock.now_ms, counters)
         self._dead_letters = DeadLetters(
-            record.name, self.core, store, self._delivering, counters, self.pump, letter_key
+            record.name, self.core, store, self._receive_flow, counters, letter_key
         )
         self._dead_letters.topic_name = record.dead_letter_topic
         self._timer = DeadlineTimer(self._on_deadline, clock.now_ms)
-        self.waiting = Waiting(
-            self.core, self.source, clock, return_leases=self._return_leases, changed=self.pump
-        )
-        self._filling = Filling(self.core, self.source, clock, changed=self.pump)
-        self.browsers = Browsers(self.core, self.source, self._delivering)
+        self._letters_task: asyncio.Task[None] | None = None
+        self.waiting = Waiting(self.core, clock)
+        #: The reads for waiting requests, by queue and offset.
+        self._reads: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
+        self.browsers = Browsers(self.core, self.source, self._receive_flow)
         self._is_ending = False
         self._delivery_allowed = asyncio.Event()
         self._delivery_allowed.set()
@@ -193,7 +192,7 @@ class GroupServer:
                 for lane in lanes:
                     if self.core.lane(lane.key) is lane:
                         self.core.configure_lane(lane)
-        self.pump()
+        self._after_change()
 
     def take_filters(self, filters: Filters) -> None:
         """Keep the parsed filters of the group's subscriptions."""
@@ -219,7 +218,7 @@ class GroupServer:
         lanes = self.lanes_of(topic_id)
         self.core.remove_topic(topic_id)
         self.commits.write(writes)
-        self.pump()
+        self._after_change()
         return lanes
 
     def forget(self, keys: Iterable[QueueKey]) -> None:
@@ -249,7 +248,7 @@ class GroupServer:
             for topic_id in moving:
                 if topic_id in self.core.topics:
                     self.core.pause(topic_id, False)
-            self.pump()
+            self._after_change()
 
     @contextmanager
     def settling_paused(self) -> Iterator[None]:
@@ -285,15 +284,21 @@ class GroupServer:
         """Answer every waiting request with the error `why`, or with GroupsStopping if it is None.
         From now on no request can wait."""
         self._is_ending = True
-        self._filling.stop()
+        self._receive_flow.stop()
         self.waiting.drain(why or GroupsStopping())
         self._timer.stop()
 
     async def stop(self, why: StoreError | None = None) -> None:
         """Drain, and commit all pending changes. May be called twice."""
         self.drain(why)
-        await self._dead_letters.stop()
-        await self.waiting.stop()
+        tasks = [*self._reads.values()]
+        if self._letters_task is not None:
+            tasks.append(self._letters_task)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._letters_task = None
         await self.source.stop()
         with suppress(StoreError):
             await self.commits.wait()
@@ -309,13 +314,13 @@ class GroupServer:
         if not self._delivery_allowed.is_set():
             await self._delivery_allowed.wait()
         await self._queue_watch.catch_up(self)
-        reply = await self._filling.ask(request)
+        reply = await self._first_reply(request)
         if not reply.is_answer and wait_s > 0:
             if self._is_ending:  # after an empty answer the client would request again at once
                 raise GroupsStopping
             began_s = monotonic()
             with self._places.occupied_slot(client), self._queue_watch.watched(self) as has_found:
-                answer = await self.waiting.wait(
+                answer = await self._wait(
                     request,
                     self._places.limit_wait(wait_s),
                     has_looked=reply.needs is None and not has_found,
@@ -394,7 +399,7 @@ class GroupServer:
             settled = settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
             for status, count in Counter(settled).items():
                 self.counters.settled[verb.value, status.value] += count
-            self.pump()
+            self._after_change()
             statuses += settled
         if Status.DONE in statuses:
             await self.commits.wait()
@@ -415,7 +420,7 @@ class GroupServer:
         async for part in in_slices(below, SETTLED_A_TURN):
             await self._settling_permitted()
             settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
-            self.pump()
+            self._after_change()
         if below:
             await asyncio.sleep(0)
 
@@ -435,7 +440,7 @@ class GroupServer:
                     self.core.seek(key, targets[key])
                     self.source.forget(key)
                     reached[key] = lane.cursor.floor
-            self.pump()
+            self._after_change()
             await self.commits.wait()
         return reached
 
@@ -445,25 +450,24 @@ class GroupServer:
         self.waiting.end(self.core.stop_waiting(member, may_end))
         async for part in in_slices(self.core.leases_of(member, may_end), ENDED_A_TURN):
             self.core.revoke(part, self._clock.now_ms())
-            self.pump()
+            self._after_change()
         self.waiting.end(self.core.leave(member, self._clock.now_ms(), may_end))
         self.browsers.forget(member)
-        self.pump()
+        self._after_change()
 
     # -- events ------------------------------------------------------------------------------
 
     def note_range(self, key: QueueKey, log_start: int, end: int) -> None:
-        """Record the present first offset (`log_start`) and end of a queue. The caller must then
-        call `pump`."""
+        """Record the present first offset (`log_start`) and end of a queue, inside `changes`."""
         lane = self.core.lane(key)
         if lane is not None and log_start > lane.cursor.log_start:
             self.core.note_log_start(key, log_start, self._clock.now_ms())
         self.core.note_end(key, end)
 
     def note_log_start(self, key: QueueKey, log_start: int) -> None:
-        """Record that the first offset of a queue is `log_start` now, and pump."""
+        """Record that the first offset of a queue is `log_start` now."""
         self.core.note_log_start(key, log_start, self._clock.now_ms())
-        self.pump()
+        self._after_change()
 
     def scan(self) -> int:
         """Serve the requests that wait although messages are available. Return how many requests
@@ -473,26 +477,43 @@ class GroupServer:
         for topic_id, topic in self.core.topics.items():
             if topic.available > 0:  # an upper bound
                 self.core.mark_dirty(topic_id)
-        return self.waiting.serve()
+        return self._serve()
 
-    def pump(self) -> None:
-        """Act on changes of the core: answer requests, send dead letters, set the timer, write the
-        page and start a commit. Must be called after every change, before the next await."""
-        if not self._is_ending:
-            self.waiting.serve()
-            self._dead_letters.send(self.core.outbox.take_dead_letters())
-            self._timer.set(self.core.next_deadline())
-        self._note_pages()
-        self.commits.begin()
+    @contextmanager
+    def changes(self) -> Iterator[None]:
+        """At the exit, act on the changes of the core that the caller has made. It must not await
+        anything in between."""
+        yield
+        self._after_change()
 
     # -- inside: receiving -------------------------------------------------------------------
+
+    async def _first_reply(self, request: ReceiveRequest) -> Reply:
+        reply = Reply()
+        async for attempt in self._receive_flow.start_reply(request):
+            reply = attempt
+            self._after_change()
+        return reply
+
+    async def _wait(
+        self, request: ReceiveRequest, wait_s: float, *, has_looked: bool
+    ) -> Reply | None:
+        """Wait for messages; return None if none come in time."""
+        ticket = self.waiting.park(request, wait_s, has_looked=has_looked)
+        self._after_change()
+        try:
+            return await self.waiting.answer(ticket)
+        except asyncio.CancelledError:
+            self._return_leases(ticket.abandon())
+            raise
 
     async def _received(self, reply: Reply, request: ReceiveRequest) -> Received:
         """Return the messages of a reply, once all changes on which it depends are durable."""
         try:
-            await self._filling.continue_reply(reply, request)
+            async for _ in self._receive_flow.fill_reply(reply, request):
+                self._after_change()
             durable = self.commits.durable() if reply.commit_first else None
-            deliveries, unreadable = await self._delivering.deliveries(reply.messages)
+            deliveries, unreadable = await self._receive_flow.deliveries(reply.messages)
             if durable is not None:
                 await asyncio.shield(durable)
             async for part in in_slices(deliveries, MESSAGES_A_TURN):
@@ -513,7 +534,7 @@ class GroupServer:
             self.counters.undelivered += settling.release_undelivered(
                 self.core, part, self._clock.now_ms()
             )
-            self.pump()
+            self._after_change()
         if rest:
             self._release_soon(self._release, rest)
 
@@ -531,7 +552,7 @@ class GroupServer:
                 "offset %s of queue %s cannot be read any more", message.offset, message.queue
             )
         settling.settle_unreadable(self.core, messages, self._clock.now_ms())
-        self.pump()
+        self._after_change()
 
     def _count(self, deliveries: Sequence[Delivery]) -> None:
         now_ms = self._clock.now_ms()
@@ -546,12 +567,55 @@ class GroupServer:
     def _is_active(self, member: str) -> bool:
         return self.core.activity.is_active(member)
 
-    # -- inside: the rest --------------------------------------------------------------------
+    # -- inside: after a change --------------------------------------------------------------------
+
+    def _after_change(self) -> None:
+        """Act on changes of the core: answer requests, send dead letters, set the timer, write the
+        page and start a commit. Must be called after every change, before the next await."""
+        if not self._is_ending:
+            self._serve()
+            self._dead_letters.add(self.core.outbox.take_dead_letters())
+            if self._dead_letters.has_waiting and self._letters_task is None:
+                self._letters_task = asyncio.create_task(self._send_letters(), name="dead-letters")
+            self._timer.set(self.core.next_deadline())
+        self._note_pages()
+        self.commits.begin()
+
+    def _serve(self) -> int:
+        """Answer the requests that can get messages now; return how many. Start the read that
+        others need."""
+        answered, needs = self.waiting.serve()
+        if needs is not None and needs not in self._reads:
+            self._reads[needs] = asyncio.create_task(self._read(*needs), name="group-bring")
+        return answered
+
+    async def _read(self, queue: QueueKey, offset: int) -> None:
+        """Read a part of a queue for waiting requests, and serve them."""
+        try:
+            await self.source.fetch(queue, offset)
+        except Exception:
+            # The requests continue to wait. As long as any of them waits, the read is retried.
+            _logger.exception("queue %s could not be read at %d", queue, offset)
+            await asyncio.sleep(RETRY_S)
+        finally:
+            del self._reads[queue, offset]
+        self.core.mark_dirty(queue[0])
+        self._after_change()
+
+    async def _send_letters(self) -> None:
+        """Append the waiting dead letters. The letters that still wait at `stop` are sent after the
+        next start."""
+        while self._dead_letters.has_waiting:
+            pause_s = await self._dead_letters.append_some()
+            self._after_change()
+            if pause_s:
+                await asyncio.sleep(pause_s)
+        self._letters_task = None
 
     def _on_deadline(self) -> None:
-        """Handle the deadlines that have passed, and pump."""
+        """Handle the deadlines that have passed."""
         self.waiting.expire(self.core.tick(self._clock.now_ms()))
-        self.pump()
+        self._after_change()
 
     def _decoded(self, receipts: Iterable[str]) -> list[Receipt | None]:
         decoded: list[Receipt | None] = []

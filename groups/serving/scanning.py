@@ -67,8 +67,8 @@ class Scan:
                     # the group still does not know the message one round later.
                     if lane.cursor.end < self._behind.get((group, lane.key), 0):
                         rescued += 1
-                        group.note_range(lane.key, 0, end)
-                        group.pump()
+                        with group.changes():
+                            group.note_range(lane.key, 0, end)
                     else:
                         behind[group, lane.key] = end
                 scanned += 1

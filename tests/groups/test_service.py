@@ -20,7 +20,7 @@ from holdfast.groups.service_types import (
     TopicSpec,
     Verb,
 )
-from holdfast.groups.serving.delivering import MESSAGES_A_TURN
+from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.errors import HoldLimitExceeded
 from tests.support.calls_a_turn import calls_a_turn

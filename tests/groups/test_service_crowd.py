@@ -22,10 +22,10 @@ from holdfast.groups.fairness.fair_set import FairSet
 from holdfast.groups.service import FLOORS_A_TURN
 from holdfast.groups.service_types import GroupSpec, Status, TopicSpec, Verb
 from holdfast.groups.serving import describe, group_registry, scanning
-from holdfast.groups.serving.delivering import MESSAGES_A_TURN
 from holdfast.groups.serving.group_changes import CHANGED_A_TURN
 from holdfast.groups.serving.group_registry import GROUP_ITEMS, GroupRegistry
 from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer
+from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN
 from holdfast.groups.serving.waiting import Waiting
 from holdfast.groups.storage.group_table import GroupTable
 from holdfast.holdservice.config import HoldServiceConfig
@@ -70,7 +70,7 @@ async def test_what_comes_as_a_receive_begins_to_wait_wakes_it(tmp_path: Path) -
         await broker.topic(queues=3)
         await broker.group()
         served = broker.groups.registry.by_name["g"]
-        ask = served._filling.ask
+        ask = served._first_reply
 
         async def ask_and_then_it_comes(asked: Any) -> Any:
             reply = await ask(asked)
@@ -78,7 +78,7 @@ async def test_what_comes_as_a_receive_begins_to_wait_wakes_it(tmp_path: Path) -
             return reply
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(served._filling, "ask", ask_and_then_it_comes)
+            patch.setattr(served, "_first_reply", ask_and_then_it_comes)
             received = await broker.receive(wait_s=20.0)
         assert bodies_of(received) == ["x"]
         assert broker.groups.scan() == 0
@@ -255,7 +255,7 @@ async def test_messages_in_many_queues_at_once_are_looked_at_over_many_turns(
         await until(lambda: broker.groups.stats().waiting == 1)
         served = broker.groups.registry
         with calls_a_turn(served, "_look_at") as looked:
-            served.queues_advanced([(topic.topic_id, queue) for queue in range(QUEUES)])
+            served.queues_changed([(topic.topic_id, queue) for queue in range(QUEUES)])
             await until(lambda: looked.total == QUEUES)
         assert looked.most <= MOST
         await broker.publish("x")
@@ -520,7 +520,7 @@ async def test_a_scan_of_many_queues_goes_on_where_it_was_and_finds_what_nobody_
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scanning, "QUEUES_A_LOOK", 5)
             patch.setattr(scanning, "_STEP", 5)
-            patch.setattr(broker.groups, "arrived", lambda advanced: None)
+            patch.setattr(broker.groups.registry, "queues_changed", lambda advanced: None)
             await broker.publish("x", queue=11)
             with calls_a_turn(broker.groups._scan, "_max_offset") as looked:
                 found: list[int] = []

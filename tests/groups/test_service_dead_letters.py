@@ -264,7 +264,7 @@ async def test_a_message_that_cannot_be_read_for_the_moment_holds_up_no_other_le
         await broker.topic("dead")
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y", "z"])
-        delivering = broker.groups.registry.by_name["g"]._delivering
+        delivering = broker.groups.registry.by_name["g"]._receive_flow
         batch, is_bad = delivering.batch, True
 
         async def fail(queue: Any, offset: int) -> Any:
@@ -320,11 +320,12 @@ async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Pat
         served = broker.groups.registry.by_name["g"]
         letters = served._dead_letters
         sent: list[object] = []
-        letters.send = sent.extend  # type: ignore[method-assign, assignment]
+        letters.add = sent.extend  # type: ignore[method-assign, assignment]
         await broker.settle(held, Verb.REJECT)
-        del letters.send
+        del letters.add
         served.note_log_start((1, 0), 1)
-        letters.send(sent)  # type: ignore[arg-type]
+        with served.changes():
+            letters.add(sent)  # type: ignore[arg-type]
         found = await _dead(broker, 1)
         assert [each["holdfast-dead-offset"] for each in found] == ["1"]
         assert NOT_KEPT not in {
@@ -341,7 +342,7 @@ async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_le
         await broker.publish("y", "u")
         of_t = await broker.receive(topics=["t"])
         of_u = await broker.receive(topics=["u"])
-        delivering = broker.groups.registry.by_name["g"]._delivering
+        delivering = broker.groups.registry.by_name["g"]._receive_flow
         batch, is_asked, goes_on = delivering.batch, asyncio.Event(), asyncio.Event()
 
         async def hesitate(*args: Any, **how: Any) -> Any:

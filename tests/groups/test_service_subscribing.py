@@ -282,7 +282,7 @@ async def test_a_crash_as_old_records_get_their_subscriptions_loses_none(tmp_pat
             await broker.topic(name)
             await broker.group(f"of-{name}", name)
             await broker.publish(name, name)
-        changes = broker.groups._changes
+        changes = broker.groups.changes
         old = [replace(each, subscriptions={}, owner="") for each in changes._table.all()]
         await changes._store_records(old, LoopBudget())
         for record in old:
@@ -305,7 +305,7 @@ async def test_a_group_of_before_there_were_subscriptions_has_its_topics_by_name
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.group()
-        changes = broker.groups._changes
+        changes = broker.groups.changes
         (record,) = changes._table.all()
         object.__setattr__(record, "subscriptions", {})
         await changes._store_records([record], LoopBudget())

@@ -74,9 +74,9 @@ class GroupBroker:
             passed_s=lambda: time.monotonic() + self.skipped_s,
             may_subscribe=lambda owner, topic, group: self.may_subscribe(owner, topic, group),
         )
-        store.check_new_queues = self.groups.check_new_queues
-        store.topic_created = self.groups.topic_created
-        store.topic_deleted = self.groups.topic_deleted
+        store.check_new_queues = self.groups.registry.check_new_queues
+        store.topic_created = self.groups.changes.topic_created
+        store.topic_deleted = self.groups.registry.topic_deleted
         await self.groups.start()
         await self.hold.start(self.groups.scan)
 
@@ -142,10 +142,10 @@ class GroupBroker:
 
     def _arrived(self, advanced: dict[QueueKey, int]) -> None:
         self.hold.message_arriving(advanced)
-        self.groups.arrived(advanced)
+        self.groups.registry.queues_changed(advanced)
 
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
-        self.groups.trimmed(begins)
+        self.groups.registry.queues_changed(begins)
 
 
 def bodies_of(received: Received) -> list[str]:

@@ -168,8 +168,8 @@ class SimulatedGroups(SimulatedReading):
             wall_us=self.clock.now_us,
             passed_s=lambda: self._passed_s,
         )
-        self.store.topic_created = self.groups.topic_created
-        self.store.topic_deleted = self.groups.topic_deleted
+        self.store.topic_created = self.groups.changes.topic_created
+        self.store.topic_deleted = self.groups.registry.topic_deleted
         await self.groups.start()
         self._is_serving = True
         return power_lost
@@ -222,11 +222,11 @@ class SimulatedGroups(SimulatedReading):
 
     def _arrived(self, advanced: dict[QueueKey, int]) -> None:
         if self._is_serving:
-            self.groups.arrived(advanced)
+            self.groups.registry.queues_changed(advanced)
 
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
         if self._is_serving:
-            self.groups.trimmed(begins)
+            self.groups.registry.queues_changed(begins)
 
     # -- members ---------------------------------------------------------------------------
 

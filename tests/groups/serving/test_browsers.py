@@ -7,15 +7,15 @@ import pytest
 from holdfast.groups.core.group import Group
 from holdfast.groups.serving import browsers as browsers_module
 from holdfast.groups.serving.browsers import Browsers
-from holdfast.groups.serving.delivering import Delivering
 from holdfast.groups.serving.head_source import StoreHeads
+from holdfast.groups.serving.receive_flow import ReceiveFlow
 
 
 @pytest.fixture
 def browsers(monkeypatch: pytest.MonkeyPatch) -> Browsers:
     monkeypatch.setattr(browsers_module, "MAX_BROWSERS", 4)
     monkeypatch.setattr(browsers_module, "MAX_PLACES", 10)
-    return Browsers(cast(Group, None), cast(StoreHeads, None), cast(Delivering, None))
+    return Browsers(cast(Group, None), cast(StoreHeads, None), cast(ReceiveFlow, None))
 
 
 def keep(browsers: Browsers, member: str, queues: int) -> list[str]:

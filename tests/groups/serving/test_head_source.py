@@ -1,7 +1,7 @@
 """Heads of queues from the store: in memory, on disk, trimmed, and cut into pieces."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,11 +11,13 @@ from holdfast.consumequeue.errors import OffsetTrimmed
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, message_sizes
 from holdfast.consumequeue.topics import QueueKey, Topic, TopicConfig
+from holdfast.groups.core.group import Group
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.filter_text import filter_of
-from holdfast.groups.serving.delivering import Delivering
+from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.head_source import MATCHES_A_TURN, StoreHeads
+from holdfast.groups.serving.receive_flow import ReceiveFlow
 from holdfast.groups.serving.recent_batches import RecentBatches
 from tests.support.stored import batch
 
@@ -218,8 +220,10 @@ async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_
         return fetched
 
     store.read = read_beside_others  # type: ignore[method-assign]
-    delivering = Delivering(heads, ReceiptCodec(bytes(32)), store.topic_by_id)
-    found, unreadable = await delivering.deliveries([SelectedMessage(KEY, 1, 1, False, None)])
+    flow = ReceiveFlow(
+        cast(Group, None), heads, cast(GroupClock, None), ReceiptCodec(bytes(32)), store.topic_by_id
+    )
+    found, unreadable = await flow.deliveries([SelectedMessage(KEY, 1, 1, False, None)])
     assert [each.batch.body(each.row) for each in found] == [b"b"]
     assert unreadable == []
 

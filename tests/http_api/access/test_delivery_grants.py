@@ -251,7 +251,7 @@ async def test_a_change_that_waits_for_another_is_compared_with_what_that_one_ma
     narrow = clients.token("admin:a.:=h")
     assert api.broker._groups is not None
     path = "/v1/groups/h" if how == "PUT" else "/v1/groups/h?confirm=h"
-    lock = api.broker._groups._changes._lock
+    lock = api.broker._groups.changes._lock
 
     async def change() -> int:
         body: Any = {"topics": {"a.pub": {}}} if how == "PUT" else None
@@ -305,7 +305,7 @@ async def test_offsets_stored_while_a_deletion_waits_are_compared_with_its_grant
     await api.group("h", {"a.pub": {}})
     narrow = clients.token("admin:a.:=h")
     assert api.broker._groups is not None
-    lock = api.broker._groups._changes._lock
+    lock = api.broker._groups.changes._lock
     async with lock:
         deleting = asyncio.create_task(delete(clients, narrow))
         await until(lambda: waits(lock, 1))
@@ -350,7 +350,7 @@ async def test_a_change_that_waits_names_no_dead_letters_topic_that_its_token_ma
     await api.group("h", {"a.pub": {}}, dead_letter_topic="dead")
     narrow = clients.token("admin:a.:=h")
     assert api.broker._groups is not None
-    lock = api.broker._groups._changes._lock
+    lock = api.broker._groups.changes._lock
 
     async def change() -> int:
         body = {"dead_letter_topic": "dead"}

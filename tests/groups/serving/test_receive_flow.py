@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.settling import Verb
-from holdfast.groups.serving import filling
+from holdfast.groups.serving import receive_flow
 from tests.support.group_broker import GroupBroker, bodies_of, running
 from tests.support.stored import settled, until
 
@@ -24,7 +24,7 @@ async def cold(
 
     The time limit for disk reads is raised, so that a slow machine does not reach it.
     """
-    monkeypatch.setattr(filling, "GO_ON_S", 60.0)
+    monkeypatch.setattr(receive_flow, "GO_ON_S", 60.0)
     async with running(path) as broker:
         await broker.topic()
         await broker.group(max_in_flight=5_000)
@@ -59,7 +59,7 @@ async def test_messages_are_not_held_back_for_long(
 ) -> None:
     bodies = [f"{n:02}" + "x" * BIG for n in range(10)]
     async with cold(tmp_path, bodies, monkeypatch) as broker:
-        monkeypatch.setattr(filling, "GO_ON_S", 0.0)
+        monkeypatch.setattr(receive_flow, "GO_ON_S", 0.0)
         got: list[str] = []
         while len(got) < len(bodies):
             some = bodies_of(await broker.receive(max_bytes=100 * BIG))
