@@ -5,7 +5,7 @@ serving/group_server.py serves one group, and serving/group_changes.py changes s
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from holdfast.consumequeue.message_store import MessageStore
@@ -14,7 +14,6 @@ from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.in_flight import AllInFlight
 from holdfast.groups.core.limits import Limits
-from holdfast.groups.core.requests import ReceiveRequest
 from holdfast.groups.service_types import (
     CheckGroup,
     CheckTopic,
@@ -24,8 +23,8 @@ from holdfast.groups.service_types import (
     GroupState,
     MayConsume,
     NotSubscribed,
-    ReceiveAsk,
     Received,
+    ReceiveRequest,
     RedriveOptions,
     RedriveResult,
     SeekTarget,
@@ -222,47 +221,39 @@ class GroupService:
 
     # -- messages ----------------------------------------------------------------------------
 
-    async def receive(self, group: str, ask: ReceiveAsk) -> Received:
-        """Return messages for a member; wait up to `ask.wait_s` for the first message.
+    async def receive(self, group: str, request: ReceiveRequest) -> Received:
+        """Return messages for a member; wait up to `request.wait_s` for the first message.
 
         Raises UnknownGroup, UnknownTopic, ExclusiveHeld, FilterNotAllowed, InvalidFilter,
         HoldLimitExceeded, TooManyMembers, StateUnavailable. Raises GroupsStopping instead of
         returning an empty answer when the broker stops before `wait_s` is over. If cancelled, it
         releases the messages that it has leased.
         """
-        wanted = None
-        if ask.filter is not None:
-            wanted = (await self.registry.filters.parse([ask.filter]))[ask.filter]
+        text, wanted = request.filter_text, None
+        if text is not None:
+            wanted = (await self.registry.filters.parse([text]))[text]
         served = self.registry.get(group)
-        topics = None
-        if ask.topics is not None:
-            topics = self._topic_ids_of(served, ask.topics)
+        names, may_consume = request.topic_names, request.may_consume
         may_receive = None
-        if ask.may_consume is not None:
-            may_receive = _MayReceive(ask.may_consume, self._store.topic_by_id)
-        of_group = ReceiveRequest(
-            ask.member,
-            ask.max_messages,
-            ask.max_bytes,
-            topics,
-            wanted,
-            ask.lease_ms,
-            ask.settled,
-            ask.attempt_id,
-            self._limits_of(served, ask.limits),
-            ask.client,
-            may_receive,
+        if may_consume is not None:
+            may_receive = _MayReceive(may_consume, self._store.topic_by_id)
+        request = replace(
+            request,
+            topics=None if names is None else self._topic_ids_of(served, names),
+            filter=wanted,
+            limits=self._limits_of(served, request.unit_limits),
+            may_receive=may_receive,
         )
-        if ask.browse:
+        if request.browse:
             await self.registry.catch_up(served)
-            shown = await served.browsers.browse(of_group, self.registry.clock.now_ms())
-            return Received(list(shown), served.core.available(of_group))
+            shown = await served.browsers.browse(request, self.registry.clock.now_ms())
+            return Received(list(shown), served.core.available(request))
         members, most = served.core.members, self._config.max_members
-        if len(members) >= most and ask.member not in members:
+        if len(members) >= most and request.member not in members:
             raise TooManyMembers(group, most)
-        if ask.lease_ms is not None and not ask.settled:
-            await self.changes.allow_lease(served, ask.lease_ms)
-        return await served.receive(of_group, ask.client, ask.wait_s)
+        if request.lease_ms is not None and not request.settled:
+            await self.changes.allow_lease(served, request.lease_ms)
+        return await served.receive(request)
 
     def undelivered(self, group: str, receipts: Sequence[str]) -> None:
         """Release the messages of a reply that could not be sent: they are available again at once.

@@ -3,14 +3,16 @@
 The names are those of the HTTP API. Times are in milliseconds, rates in messages a second.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import LimitReached, UnknownTopic
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.config import BACKOFF_MS, LONGEST_LEASE_MS
+from holdfast.groups.core.limits import UnitLimit
+from holdfast.groups.core.requests import MayConsume, ReceiveRequest
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.errors import GroupError
 
@@ -22,10 +24,11 @@ __all__ = [
     "GroupSpec",
     "GroupState",
     "InvalidGroup",
+    "MayConsume",
     "MemberDescription",
     "NotSubscribed",
     "QueueDescription",
-    "ReceiveAsk",
+    "ReceiveRequest",
     "Received",
     "RedriveOptions",
     "RedriveResult",
@@ -59,14 +62,6 @@ MayPublish = Callable[[str], bool]
 CountPublished = Callable[[int, int], bool]
 """A function that counts published messages, given their number and bytes. It returns False if the
 caller must stop publishing for now."""
-
-
-class MayConsume(Hashable, Protocol):
-    """Decides from which topics a request may get messages. Equal objects permit the same
-    topics."""
-
-    def __call__(self, topic: str, /) -> bool:
-        """Return whether the request may get messages of this topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,44 +124,6 @@ class GroupState:
     strict_leases: bool = False
     member_ttl_ms: int = 30_000
     created_timestamp_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UnitLimit:
-    """The most messages of one queue, or of one key in a keyed group, that a reply may have."""
-
-    topic: str
-    max_messages: int
-    queue: int | None = None
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveAsk:
-    """One request for messages."""
-
-    member: str
-    #: The address of the requester. Each client may have a limited number of waiting requests.
-    client: str
-    max_messages: int = 32
-    max_bytes: int = 1024 * 1024
-    wait_s: float = 0.0
-    #: If it is None, the group's setting applies.
-    lease_ms: int | None = None
-    #: If it is None, messages of all topics of the group are requested.
-    topics: Sequence[str] | None = None
-    filter: str | None = None
-    #: If true, messages are settled when they are sent; the member gets no receipts.
-    settled: bool = False
-    #: If true, no message is leased, and the request never waits. A member's next browse continues
-    #: after the messages that this member was shown. After an empty answer, the next browse begins
-    #: at the floors again.
-    browse: bool = False
-    #: A later request with the same id gets the same answer again.
-    attempt_id: str | None = None
-    limits: Sequence[UnitLimit] = ()
-    #: If it is None, messages of every topic of the group are permitted.
-    may_consume: MayConsume | None = None
 
 
 class Delivery(NamedTuple):

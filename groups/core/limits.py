@@ -14,6 +14,16 @@ from holdfast.consumequeue.topics import QueueKey
 UNLIMITED = 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
+class UnitLimit:
+    """The most messages of one queue, or of one key in a keyed group, that a reply may have."""
+
+    topic: str
+    max_messages: int
+    queue: int | None = None
+    key: str | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
     """The limits of one request. A key of `keys` is (topic id, number of the key in `Head.key`).

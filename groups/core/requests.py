@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.core.limits import Limits, Room
+from holdfast.groups.core.limits import Limits, Room, UnitLimit
 from holdfast.groups.core.receipt_state import Receipt
 
 #: A group stores at most this many answers, so that it can send them again. If there are more, the
@@ -24,17 +24,26 @@ class MayReceive(Hashable, Protocol):
         """Return whether the request may get messages of this topic."""
 
 
+class MayConsume(Hashable, Protocol):
+    """Decides from which topics a request may get messages. Equal objects permit the same
+    topics."""
+
+    def __call__(self, topic: str, /) -> bool:
+        """Return whether the request may get messages of this topic."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReceiveRequest:
-    """One request for messages. If a field is None, the group's own value applies, or there is no
-    limit.
+    """One request of a member for messages. If a field is None, the group's own value applies, or
+    there is no limit.
 
-    `may_receive` is called when messages are chosen, not before, because a group may get more
-    topics while a request waits. If it is None, messages of every topic of the group are permitted.
+    A caller of GroupService gives names and texts: `topic_names`, `filter_text`, `unit_limits` and
+    `may_consume`. From these the service sets `topics`, `filter`, `limits` and `may_receive`, which
+    the group uses.
     """
 
     member: str
-    max_messages: int
+    max_messages: int = 32
     max_bytes: int = 1 << 62
     topics: frozenset[int] | None = None
     filter: object | None = None
@@ -42,10 +51,23 @@ class ReceiveRequest:
     settled: bool = False
     """If true, messages are settled when they are sent; the member gets no receipts."""
     attempt_id: str | None = None
+    """A later request with the same id gets the same answer again."""
     limits: Limits | None = None
     client: str = ""
-    """The client's address, "" if unknown. The stored answer counts as one of this client's."""
+    """The client's address, "" if unknown. A client's waiting requests and stored answers are
+    limited."""
     may_receive: MayReceive | None = None
+    """Called when messages are chosen, not before, because a group may get more topics while a
+    request waits. If it is None, messages of every topic of the group are permitted."""
+    wait_s: float = 0.0
+    browse: bool = False
+    """If true, no message is leased, and the request never waits. A member's next browse continues
+    after the messages that this member was shown. After an empty answer, the next browse begins at
+    the floors again."""
+    topic_names: Sequence[str] | None = None
+    filter_text: str | None = None
+    unit_limits: Sequence[UnitLimit] = ()
+    may_consume: MayConsume | None = None
 
     def takes(self, topic_id: int) -> bool:
         """Return whether a topic is requested and permitted."""

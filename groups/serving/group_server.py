@@ -307,7 +307,7 @@ class GroupServer:
 
     # -- receiving ---------------------------------------------------------------------------
 
-    async def receive(self, request: ReceiveRequest, client: str, wait_s: float) -> Received:
+    async def receive(self, request: ReceiveRequest) -> Received:
         """Return messages for a member. If none is available, wait up to `wait_s` for the first.
         Raises GroupError (GroupsStopping if the group stops), HoldLimitExceeded, StoreError. If
         the call is cancelled, it releases its leases."""
@@ -315,14 +315,17 @@ class GroupServer:
             await self._delivery_allowed.wait()
         await self._queue_watch.catch_up(self)
         reply = await self._first_reply(request)
-        if not reply.is_answer and wait_s > 0:
-            if self._is_ending:  # after an empty answer the client would request again at once
+        if not reply.is_answer and request.wait_s > 0:
+            if self._is_ending:  # after an empty answer the client would ask again at once
                 raise GroupsStopping
             began_s = monotonic()
-            with self._places.occupied_slot(client), self._queue_watch.watched(self) as has_found:
+            with (
+                self._places.occupied_slot(request.client),
+                self._queue_watch.watched(self) as has_found,
+            ):
                 answer = await self._wait(
                     request,
-                    self._places.limit_wait(wait_s),
+                    self._places.limit_wait(request.wait_s),
                     has_looked=reply.needs is None and not has_found,
                 )
             held_s = monotonic() - began_s

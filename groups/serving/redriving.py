@@ -128,9 +128,8 @@ class Redriver:
                     AT_ONCE_BYTES,
                     frozenset([dead.topic_id]),
                     wanted,
-                ),
-                MEMBER,
-                0.0,
+                    client=MEMBER,
+                )
             )
             if received.deliveries:
                 may_go_on = await self._put_back_together(

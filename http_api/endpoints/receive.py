@@ -8,7 +8,7 @@ from functools import partial
 from time import monotonic
 
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.service_types import GroupState, ReceiveAsk, UnitLimit
+from holdfast.groups.service_types import GroupState, ReceiveRequest, UnitLimit
 from holdfast.http_api.access.grants import ANONYMOUS
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints.group_access import (
@@ -28,7 +28,7 @@ from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.limits import check_at_most, check_client_label, check_count_at_most
 from holdfast.http_api.routing.params import invalid
-from holdfast.http_api.schemas.leases import ReceiveRequest
+from holdfast.http_api.schemas.leases import ReceiveRequest as ReceiveBody
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply, nothing
 
@@ -44,24 +44,24 @@ async def receive(call: Call[NoParams]) -> Reply:
     it is delivered again. Only the `active` member receives messages.
     """
     context, group = call.context, call.group()
-    asked = await call.body(ReceiveRequest)
+    asked = await call.body(ReceiveBody)
     state = leased_group(context, group)
-    ask = _ask(call, asked, state)
-    if ask.filter is not None and len(ask.filter) > SHORT_FILTER_CHARACTERS:
-        call.count_memory(FILTER_BYTES_PER_CHARACTER * len(ask.filter))
+    request = _request(call, asked, state)
+    if request.filter_text is not None and len(request.filter_text) > SHORT_FILTER_CHARACTERS:
+        call.count_memory(FILTER_BYTES_PER_CHARACTER * len(request.filter_text))
     if asked.topics is not None:
         check_named(call, ("consume",), asked.topics)
-        check_named(call, ("consume",), {each.topic for each in ask.limits})
+        check_named(call, ("consume",), {each.topic for each in request.unit_limits})
     else:
         check_subscribed(call, ("consume",), state.topics)
-    received = await context.groups.receive(group, ask)
-    if ask.may_consume is not None and asked.topics is None and not received.deliveries:
+    received = await context.groups.receive(group, request)
+    if request.may_consume is not None and asked.topics is None and not received.deliveries:
         # By now the group may have new topics that the token does not grant.
         check_subscribed(call, ("consume",), context.groups.group_state(group).topics)
     # Keep only the receipts: until a small reply is sent, it must not keep large batches in memory.
     receipts = received.receipts()
     give_back = partial(context.groups.undelivered, group, receipts) if receipts else nothing
-    is_large = ask.max_messages > YIELD_EVERY_MESSAGES or ask.max_bytes > LARGE_BYTES
+    is_large = request.max_messages > YIELD_EVERY_MESSAGES or request.max_bytes > LARGE_BYTES
     try:
         with LargeReplySlot(context.large_replies if is_large else None) as slot:
             await slot.acquire()
@@ -73,7 +73,7 @@ async def receive(call: Call[NoParams]) -> Reply:
     return reply
 
 
-def _ask(call: Call[NoParams], asked: ReceiveRequest, state: GroupState) -> ReceiveAsk:
+def _request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -> ReceiveRequest:
     """Check the request's body and convert it for the group service. Raises Problem."""
     config = call.context.config
     member = _member(asked, state)
@@ -84,25 +84,25 @@ def _ask(call: Call[NoParams], asked: ReceiveRequest, state: GroupState) -> Rece
     _check_bounds(asked, config, call.context.groups_config)
     may_wait = asked.wait_ms and config.max_wait_ms
     wait_s = asked.wait_ms / 1000 - (monotonic() - call.received_at) if may_wait else 0.0
-    return ReceiveAsk(
+    return ReceiveRequest(
         member,
-        call.client,
         _given(asked.max_messages, config.default_pull_messages),
         _given(asked.max_bytes, config.default_pull_bytes),
+        lease_ms=asked.lease_ms,
+        settled=asked.settled,
+        attempt_id=asked.attempt_id,
+        client=call.client,
         # A request for 0 messages only asks how many are available, so it is never held.
-        0.0 if asked.max_messages == 0 else max(wait_s, 0.0),
-        asked.lease_ms,
-        asked.topics,
-        asked.filter,
-        asked.settled,
-        asked.browse,
-        asked.attempt_id,
-        _limits(asked, state),
-        _may_consume(call, asked),
+        wait_s=0.0 if asked.max_messages == 0 else max(wait_s, 0.0),
+        browse=asked.browse,
+        topic_names=asked.topics,
+        filter_text=asked.filter,
+        unit_limits=_limits(asked, state),
+        may_consume=_may_consume(call, asked),
     )
 
 
-def _may_consume(call: Call[NoParams], asked: ReceiveRequest) -> MayConsume | None:
+def _may_consume(call: Call[NoParams], asked: ReceiveBody) -> MayConsume | None:
     """Return a check for the topics of the messages to send; None if the earlier checks are enough.
 
     With `settled`, messages are settled when they are sent, so they cannot be given back later. The
@@ -118,7 +118,7 @@ def _may_consume(call: Call[NoParams], asked: ReceiveRequest) -> MayConsume | No
     return MayConsume(principal.name, group, principal, access if asked.settled else None)
 
 
-def _member(asked: ReceiveRequest, state: GroupState) -> str:
+def _member(asked: ReceiveBody, state: GroupState) -> str:
     if asked.member is not None:
         return check_client_label("member", asked.member)
     if state.mode != "competing":
@@ -130,7 +130,7 @@ def _member(asked: ReceiveRequest, state: GroupState) -> str:
     return ANONYMOUS_MEMBER
 
 
-def _check_bounds(asked: ReceiveRequest, config: HttpConfig, limits: GroupsConfig) -> None:
+def _check_bounds(asked: ReceiveBody, config: HttpConfig, limits: GroupsConfig) -> None:
     most = limits.max_receive_messages
     check_at_most("max_messages", asked.max_messages, most, "max_receive_messages")
     check_count_at_most(
@@ -144,7 +144,7 @@ def _check_bounds(asked: ReceiveRequest, config: HttpConfig, limits: GroupsConfi
     check_at_most("lease_ms", asked.lease_ms, limits.max_lease_ms, "max_lease_ms")
 
 
-def _limits(asked: ReceiveRequest, state: GroupState) -> list[UnitLimit]:
+def _limits(asked: ReceiveBody, state: GroupState) -> list[UnitLimit]:
     limits = []
     for index, each in enumerate(asked.limits or ()):
         parameter = f"limits[{index}]"

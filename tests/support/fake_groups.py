@@ -27,8 +27,8 @@ from holdfast.groups.service_types import (
     MayConsume,
     MemberDescription,
     QueueDescription,
-    ReceiveAsk,
     Received,
+    ReceiveRequest,
     RedriveOptions,
     RedriveResult,
     SeekTarget,
@@ -70,7 +70,7 @@ class FakeGroups:
         arrives."""
         self.error: Exception | None = None
         """The error that every changing operation raises."""
-        self.asks: list[ReceiveAsk] = []
+        self.asks: list[ReceiveRequest] = []
         self.settled: list[tuple[Verb, list[str], dict[str, Any]]] = []
         self.undelivered_: list[list[str]] = []
         self.left: list[tuple[str, str]] = []
@@ -181,10 +181,10 @@ class FakeGroups:
         members = [MemberDescription("m1", 2, 1, True)]
         return GroupDescription(state, topics, members, 2, 1, 0)
 
-    async def receive(self, group: str, ask: ReceiveAsk) -> Received:
+    async def receive(self, group: str, ask: ReceiveRequest) -> Received:
         state = self.group_state(group)
         self.asks.append(ask)
-        for name in ask.topics or ():
+        for name in ask.topic_names or ():
             if name not in state.topics:
                 raise UnknownTopic(name)
         if not self.answers and ask.wait_s:

@@ -16,8 +16,8 @@ from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import (
     GroupSpec,
     GroupState,
-    ReceiveAsk,
     Received,
+    ReceiveRequest,
     Status,
     TopicSpec,
     Verb,
@@ -113,8 +113,11 @@ class GroupBroker:
     async def receive(
         self, most: int = 32, member: str = "a", group: str = "g", **fields: Any
     ) -> Received:
-        ask = ReceiveAsk(member, fields.pop("client", "c"), most, **fields)
-        return await self.groups.receive(group, ask)
+        for name, to in (("topics", "topic_names"), ("filter", "filter_text")):
+            if name in fields:
+                fields[to] = fields.pop(name)
+        fields = {"client": "c", "max_bytes": 1 << 20, **fields}
+        return await self.groups.receive(group, ReceiveRequest(member, most, **fields))
 
     def start_receiving(self, most: int = 32, **fields: Any) -> "asyncio.Task[Received]":
         return asyncio.create_task(self.receive(most, **fields))

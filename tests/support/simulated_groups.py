@@ -28,7 +28,7 @@ from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import (
     Delivery,
     GroupSpec,
-    ReceiveAsk,
+    ReceiveRequest,
     Status,
     TopicSpec,
     Verb,
@@ -245,7 +245,9 @@ class SimulatedGroups(SimulatedReading):
         failed_reads = self.disk.failed_reads
         asked_ms = self._now_ms()
         try:
-            received = await self.groups.receive(GROUP, ReceiveAsk(member, "client", most))
+            received = await self.groups.receive(
+                GROUP, ReceiveRequest(member, most, 1 << 20, client="client")
+            )
         except (StoreError, OSError):
             if self.disk.failed_reads == failed_reads and not self.is_dead:
                 raise

@@ -24,8 +24,8 @@ from holdfast.groups.service_types import (
     GroupServiceStats,
     GroupSpec,
     InvalidGroup,
-    ReceiveAsk,
     Received,
+    ReceiveRequest,
     RedriveOptions,
     RedriveResult,
     TopicSpec,
@@ -290,7 +290,7 @@ async def test_what_is_not_said_has_its_default(group: Api) -> None:
     await post(group, "receive", {})
     (ask,) = group.groups.asks
     assert (ask.member, ask.max_messages, ask.max_bytes) == ("anonymous", 32, 1 << 20)
-    assert (ask.wait_s, ask.lease_ms, ask.topics, ask.filter) == (0.0, None, None, None)
+    assert (ask.wait_s, ask.lease_ms, ask.topic_names, ask.filter_text) == (0.0, None, None, None)
     assert (ask.settled, ask.browse, ask.attempt_id) == (False, False, None)
     assert ask.client == "127.0.0.1"
 
@@ -315,7 +315,7 @@ async def test_everything_that_is_said_is_asked(group: Api) -> None:
     (ask,) = group.groups.asks
     assert (ask.member, ask.max_messages, ask.max_bytes) == ("host:42/a", 5, 1000)
     assert 10.0 < ask.wait_s <= 20.0  # less the time that passed before the call
-    assert (ask.lease_ms, ask.topics, ask.filter) == (60_000, ["refunds"], "tag")
+    assert (ask.lease_ms, ask.topic_names, ask.filter_text) == (60_000, ["refunds"], "tag")
     assert (ask.settled, ask.browse, ask.attempt_id) == (True, False, "try-1")
 
 
@@ -393,7 +393,7 @@ async def test_a_reply_that_is_not_sent_gives_its_leases_back(
     (connection,) = group.context.http.connections.open
     receive = group.groups.receive
 
-    async def close_first(group: str, ask: ReceiveAsk) -> Received:
+    async def close_first(group: str, ask: ReceiveRequest) -> Received:
         connection.close()
         return await receive(group, ask)
 
