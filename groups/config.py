@@ -7,11 +7,23 @@ from holdfast.commitlog.setting import KIB, MIB, setting
 MODES = ("competing", "keyed", "single_active", "exclusive")
 FAIR_ENGINES = ("sfq", "dwrr")
 COSTS = ("count", "bytes", "time")
+STARTS = ("earliest", "latest")
 
 #: The delays of ten retries, growing from one second to ten minutes.
 BACKOFF_MS = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 600_000)
 SHORTEST_LEASE_MS = 1_000
 LONGEST_LEASE_MS = 12 * 3_600_000
+MAX_WEIGHT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A group's settings for one topic or pattern. The filter is tags separated by commas, or an
+    SQL92 condition; None matches every message. A topic of weight 0 is served only when no other
+    topic has messages."""
+
+    weight: int = 1
+    filter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import LimitReached, UnknownTopic
 from holdfast.consumequeue.topics import Topic
-from holdfast.groups.config import BACKOFF_MS, LONGEST_LEASE_MS
+from holdfast.groups.config import BACKOFF_MS, LONGEST_LEASE_MS, TopicSpec
 from holdfast.groups.core.limits import UnitLimit
 from holdfast.groups.core.requests import MayConsume, ReceiveRequest
 from holdfast.groups.core.settling import Status, Verb
@@ -42,9 +42,6 @@ __all__ = [
     "Verb",
 ]
 
-STARTS = ("earliest", "latest")
-MAX_WEIGHT = 1_000_000
-
 SeekTarget = str | int | Mapping[str, Mapping[int, int]]
 """Target of a seek: "earliest", "latest", a time in milliseconds, or topic -> queue -> offset."""
 
@@ -62,16 +59,6 @@ MayPublish = Callable[[str], bool]
 CountPublished = Callable[[int, int], bool]
 """A function that counts published messages, given their number and bytes. It returns False if the
 caller must stop publishing for now."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSpec:
-    """A group's subscription to one topic. The filter is tags separated by commas, or an SQL92
-    condition; None matches every message. A topic of weight 0 is served only when no other topic
-    has messages."""
-
-    weight: int = 1
-    filter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,21 @@ from holdfast.consumequeue.topics import check_name
 from holdfast.groups.config import (
     COSTS,
     FAIR_ENGINES,
+    MAX_WEIGHT,
     MODES,
     SHORTEST_LEASE_MS,
+    STARTS,
     GroupConfig,
     GroupsConfig,
+    TopicSpec,
 )
 from holdfast.groups.core.subscribing import check_subscription
 from holdfast.groups.service_types import (
-    MAX_WEIGHT,
-    STARTS,
     GroupSpec,
     GroupState,
     InvalidGroup,
-    TopicSpec,
 )
-from holdfast.groups.storage.group_records import GroupRecord, Subscription
+from holdfast.groups.storage.group_records import GroupRecord
 
 #: A backoff table may have at most this many entries.
 MAX_BACKOFFS = 100
@@ -70,13 +70,7 @@ def changed_record(before: GroupRecord, spec: GroupSpec, owner: str) -> GroupRec
     if spec.dead_letter_topic is not None:
         record = replace(record, dead_letter_topic=spec.dead_letter_topic or None)
     if spec.topics is not None:
-        record = replace(
-            record,
-            subscriptions={
-                name: Subscription(each.weight, each.filter) for name, each in spec.topics.items()
-            },
-            owner=owner,
-        )
+        record = replace(record, subscriptions=dict(spec.topics), owner=owner)
     config = replace(
         config,
         has_dead_letters=record.dead_letter_topic is not None,
@@ -100,11 +94,11 @@ def state_of(
         record.name,
         record.group_id,
         {
-            topic_names[topic_id]: TopicSpec(each.weight, each.filter)
+            topic_names[topic_id]: each
             for topic_id, each in record.topics.items()
             if topic_id in topic_names
         },
-        {name: TopicSpec(each.weight, each.filter) for name, each in record.subscriptions.items()},
+        dict(record.subscriptions),
         start=record.start,
         longest_lease_ms=limits.max_lease_ms,
         backoff_ms=config.backoff_ms,
@@ -119,6 +113,19 @@ def filter_texts(topics: Mapping[str, TopicSpec]) -> set[str]:
     return {each.filter for each in topics.values() if each.filter is not None}
 
 
+def bounds(limits: GroupsConfig) -> dict[str, tuple[int, int, str | None]]:
+    """Return for each setting that is a number: its minimum, its maximum, and the setting of the
+    configuration that is the maximum; None if the maximum is fixed."""
+    return {
+        "lease_ms": (SHORTEST_LEASE_MS, limits.max_lease_ms, "max_lease_ms"),
+        "max_in_flight": (1, limits.max_in_flight, "max_in_flight"),
+        "max_in_flight_per_member": (1, limits.max_in_flight, "max_in_flight"),
+        "max_in_flight_per_key": (1, limits.max_in_flight, "max_in_flight"),
+        "max_attempts": (0, MAX_ATTEMPTS, None),
+        "member_ttl_ms": (SHORTEST_LEASE_MS, MAX_MEMBER_TTL_MS, None),
+    }
+
+
 def check_spec(spec: GroupSpec, limits: GroupsConfig) -> None:
     """Check all settings of a PUT, except the grammar of its filters. Raises InvalidGroup,
     InvalidName."""
@@ -126,15 +133,7 @@ def check_spec(spec: GroupSpec, limits: GroupsConfig) -> None:
         value = getattr(spec, name)
         if value is not None and value not in choices:
             raise InvalidGroup(name, f"{value!r} is none of {', '.join(choices)}")
-    bounds = {
-        "lease_ms": (SHORTEST_LEASE_MS, limits.max_lease_ms),
-        "max_in_flight": (1, limits.max_in_flight),
-        "max_in_flight_per_member": (1, limits.max_in_flight),
-        "max_in_flight_per_key": (1, limits.max_in_flight),
-        "max_attempts": (0, MAX_ATTEMPTS),
-        "member_ttl_ms": (SHORTEST_LEASE_MS, MAX_MEMBER_TTL_MS),
-    }
-    for name, (low, high) in bounds.items():
+    for name, (low, high, _) in bounds(limits).items():
         value = getattr(spec, name)
         if value is not None and not low <= value <= high:
             raise InvalidGroup(name, f"{value} is not in {low} to {high}")

@@ -17,7 +17,7 @@ from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.state.records import group_key
 from holdfast.consumequeue.topics import Topic, check_name
-from holdfast.groups.config import SHORTEST_LEASE_MS, GroupsConfig
+from holdfast.groups.config import SHORTEST_LEASE_MS, GroupsConfig, TopicSpec
 from holdfast.groups.core.subscribing import Match, Subscriptions
 from holdfast.groups.service_types import (
     CheckGroup,
@@ -30,7 +30,7 @@ from holdfast.groups.serving.group_registry import GROUP_ITEMS, GroupRegistry
 from holdfast.groups.serving.group_server import GroupServer
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
 from holdfast.groups.settings import changed_record, check_spec, filter_texts, new_record
-from holdfast.groups.storage.group_records import GroupRecord, Subscription
+from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.group_table import GroupTable
 
 _logger = logging.getLogger(__name__)
@@ -367,7 +367,7 @@ class GroupChanges:
             topics = self._store.topics()
         else:
             topics = filter(None, map(self._store.find_topic, record.subscriptions))
-        found: list[Match[Subscription]] = []
+        found: list[Match[TopicSpec]] = []
         for topic in list(topics):
             await turn.spend()
             match = await self._match(record, subscriptions, topic, dead_letter_topics, turn)
@@ -383,11 +383,11 @@ class GroupChanges:
     async def _match(
         self,
         record: GroupRecord,
-        subscriptions: Subscriptions[Subscription],
+        subscriptions: Subscriptions[TopicSpec],
         topic: Topic,
         dead_letter_topics: Container[str],
         turn: LoopBudget,
-    ) -> Match[Subscription] | None:
+    ) -> Match[TopicSpec] | None:
         return await subscriptions.match(
             topic,
             turn,
@@ -409,7 +409,7 @@ class GroupChanges:
             _warn_of_limit(group.record.name, topic.name, name)
         return name is None
 
-    def _existing_topics(self, record: GroupRecord) -> dict[int, Subscription]:
+    def _existing_topics(self, record: GroupRecord) -> dict[int, TopicSpec]:
         """Return the topics of a record without the deleted topics."""
         return {
             topic_id: wanted

@@ -10,20 +10,12 @@ from dataclasses import dataclass, field, fields, replace
 import msgpack
 
 from holdfast.consumequeue.state.records import pack, reads
-from holdfast.groups.config import GroupConfig
+from holdfast.groups.config import GroupConfig, TopicSpec
 
 #: The fields of GroupConfig that are stored, under their own names. The others are not stored.
 _CONFIG_FIELDS = tuple(
     each.name for each in fields(GroupConfig) if each.name not in ("has_dead_letters", "repeat_ms")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """A group's settings for one topic or pattern."""
-
-    weight: int = 1
-    filter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +31,7 @@ class GroupRecord:
     name: str
     group_id: int
     config: GroupConfig = field(default_factory=GroupConfig)
-    topics: Mapping[int, Subscription] = field(default_factory=dict)
+    topics: Mapping[int, TopicSpec] = field(default_factory=dict)
     """topic id -> settings, for the topics that the subscriptions match. Some topics may be
     deleted."""
     start: str = "earliest"
@@ -47,7 +39,7 @@ class GroupRecord:
     "latest"."""
     dead_letter_topic: str | None = None
     created_timestamp_ms: int = 0
-    subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
+    subscriptions: Mapping[str, TopicSpec] = field(default_factory=dict)
     """Topic name or pattern -> settings. Old records do not have this field; then it is empty."""
     owner: str = ""
     """The principal that gave the subscriptions. Patterns match only topics that this principal may
@@ -92,14 +84,14 @@ def decode_group(name: str, value: bytes) -> GroupRecord:
             has_dead_letters=dead_letter_topic is not None,
         ),
         {
-            int(topic_id): Subscription(each["weight"], each["filter"])
+            int(topic_id): TopicSpec(each["weight"], each["filter"])
             for topic_id, each in found["topics"].items()
         },
         found["start"],
         dead_letter_topic,
         found["created_ms"],
         {
-            str(topic): Subscription(each["weight"], each["filter"])
+            str(topic): TopicSpec(each["weight"], each["filter"])
             for topic, each in found.get("subscriptions", {}).items()
         },
         str(found.get("owner", "")),

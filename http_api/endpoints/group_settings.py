@@ -7,14 +7,13 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from holdfast.consumequeue.topics import check_name
-from holdfast.groups.config import GroupsConfig
+from holdfast.groups.config import MAX_WEIGHT, GroupsConfig
 from holdfast.groups.core.subscribing import check_subscription
-from holdfast.groups.service_types import MAX_WEIGHT, GroupSpec, GroupState, TopicSpec
+from holdfast.groups.service_types import GroupSpec, GroupState, TopicSpec
 from holdfast.groups.settings import (
-    MAX_ATTEMPTS,
     MAX_BACKOFF_MS,
     MAX_BACKOFFS,
-    MAX_MEMBER_TTL_MS,
+    bounds,
     filter_texts,
 )
 from holdfast.http_api.routing.limits import check_at_most, check_count_at_most
@@ -29,14 +28,6 @@ from holdfast.http_api.schemas.groups import (
     SubscriptionReply,
 )
 
-#: A setting of a group -> the setting of the configuration that is its maximum.
-_LIMITED_BY = {
-    "lease_ms": "max_lease_ms",
-    "max_in_flight": "max_in_flight",
-    "max_in_flight_per_member": "max_in_flight",
-    "max_in_flight_per_key": "max_in_flight",
-}
-
 
 def group_spec(settings: GroupSettings, limits: GroupsConfig) -> GroupSpec:
     """Return the settings in the body of a PUT, for the group service.
@@ -46,10 +37,8 @@ def group_spec(settings: GroupSettings, limits: GroupsConfig) -> GroupSpec:
     given: dict[str, Any] = {
         name: value for name, value in asdict(settings).items() if value is not UNSET
     }
-    for name, limit_name in _LIMITED_BY.items():
-        check_at_most(name, given.get(name), getattr(limits, limit_name), limit_name)
-    check_at_most("max_attempts", given.get("max_attempts"), MAX_ATTEMPTS)
-    check_at_most("member_ttl_ms", given.get("member_ttl_ms"), MAX_MEMBER_TTL_MS)
+    for name, (_, limit, limit_name) in bounds(limits).items():
+        check_at_most(name, given.get(name), limit, limit_name)
     if "topics" in given:
         given["topics"] = _topics(given["topics"], limits)
     if "fairness" in given:

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from holdfast.groups.config import LONGEST_LEASE_MS, SHORTEST_LEASE_MS
-from holdfast.groups.service_types import MAX_WEIGHT
+from holdfast.groups.config import LONGEST_LEASE_MS, MAX_WEIGHT, SHORTEST_LEASE_MS
 from holdfast.groups.settings import (
     MAX_ATTEMPTS,
     MAX_BACKOFF_MS,

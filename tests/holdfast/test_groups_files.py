@@ -17,12 +17,13 @@ from holdfast.backup.source import StateGrows, copy_cursors, live_cursors
 from holdfast.backup.stored import read_manifest
 from holdfast.check import CheckReport, check_data_dir
 from holdfast.cli.exits import Failure, failure_of
+from holdfast.groups.config import TopicSpec
 from holdfast.groups.cursor.cursor import Cursor, End
 from holdfast.groups.cursor.cursor_rows import take_writes
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.rows import key_prefix
 from holdfast.groups.storage.cursor_store import has_rows
-from holdfast.groups.storage.group_records import GroupRecord, Subscription
+from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.repair import repair_data_dir
 from holdfast.storage.storage import Storage
 from tests.support.stored import batch, open_storage, small_config
@@ -34,7 +35,7 @@ async def put_group(storage: Storage, name: str = "g") -> None:
     """Store a new group on topic `t` as the group service does."""
     groups = storage.groups
     topic_id = storage.store.topic("t").topic_id
-    group = GroupRecord(name, groups.table.next_group_id, topics={topic_id: Subscription()})
+    group = GroupRecord(name, groups.table.next_group_id, topics={topic_id: TopicSpec()})
     changes = groups.table.changes_of(group)
     await storage.store.commit_state(changes)
     groups.table.stored(group, changes)
