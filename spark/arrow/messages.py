@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import pyarrow as pa
 
+from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.spark.arrow.decoder import LOG_APPEND_TIME, arrow_schema
 from holdfast.spark.errors import ReplyMismatch
 from holdfast.spark.options.offsets import QueueRange
@@ -17,7 +18,7 @@ from holdfast.spark.options.offsets import QueueRange
 Message = Mapping[str, Any]
 
 
-def unpack_messages(body: bytes) -> list[Message]:
+def unpack_messages(body: Buffer) -> list[Message]:
     """Return the messages in a pull's reply. Raises ReplyMismatch if the reply has no list of
     messages."""
     try:

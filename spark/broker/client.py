@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
+from holdfast.client.transport.requests import BATCH, MSGPACK
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.broker.catalog import Split, StoredOffsets, TopicState
 from holdfast.spark.broker.transport import (
-    BATCH_TYPE,
     NO_LEASES_LEFT,
     RETRY_FOR_S,
     TIMEOUT_S,
+    Query,
     Reply,
     Transport,
 )
@@ -39,7 +40,6 @@ _log = logging.getLogger("holdfast.spark")
 
 _Body = TypeVar("_Body")
 
-MSGPACK_TYPE = "application/msgpack"
 MAX_MESSAGES = 10_000  # the broker's maximum for one pull
 _PAGE = 1000
 _QUEUES_PER_PLAN = 100  # so that a request line stays below the usual limit of 8 KiB
@@ -80,15 +80,7 @@ class BrokerClient:
         cls, address: Address, *, retry_for_s: float = RETRY_FOR_S, timeout_s: float = TIMEOUT_S
     ) -> Self:
         """Return a client. It connects on first use."""
-        return cls(
-            Transport(
-                address.url,
-                token=address.token,
-                tls=address.tls,
-                retry_for_s=retry_for_s,
-                timeout_s=timeout_s,
-            )
-        )
+        return cls(Transport(address, retry_for_s=retry_for_s, timeout_s=timeout_s))
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +96,7 @@ class BrokerClient:
         """Yield the names of all topics, page by page."""
         after: str | None = None
         while True:
-            query: dict[str, object] = {"limit": _PAGE}
+            query: dict[str, str | int] = {"limit": _PAGE}
             if after is not None:
                 query["after"] = after
             page = self._transport.get("/v1/topics", query).json()
@@ -191,7 +183,7 @@ class BrokerClient:
         """
         if len(offsets) > _QUEUES_PER_PLAN:
             return
-        query = {
+        query: Query = {
             "offsets": ",".join(f"{queue}:{offset}" for queue, offset in sorted(offsets.items())),
             "wait_ms": wait_ms,
             "max_messages": 1,
@@ -199,7 +191,7 @@ class BrokerClient:
         }
         try:
             self._transport.get(
-                f"{_topic_path(topic)}/messages", query, accept=MSGPACK_TYPE, retry_for_s=0
+                f"{_topic_path(topic)}/messages", query, accept=MSGPACK, retry_for_s=0
             )
         except (BrokerRefused, BrokerUnavailable) as error:
             _log.info("waiting for messages of %r by asking again: %s", topic, error)
@@ -227,7 +219,7 @@ class BrokerClient:
             undoing.callback(self.release_leases, leases)
             for at in range(0, len(named), _QUEUES_PER_PLAN):
                 asked = dict(named[at : at + _QUEUES_PER_PLAN])
-                query: dict[str, object] = {
+                query: dict[str, str | int] = {
                     "start": ",".join(f"{queue}:{part.start}" for queue, part in asked.items()),
                     "end": ",".join(f"{queue}:{part.end}" for queue, part in asked.items()),
                     "max_bytes": max_bytes,
@@ -254,7 +246,7 @@ class BrokerClient:
             undoing.pop_all()
         return sorted(found, key=lambda split: (split.queue, split.start))
 
-    def _plan(self, topic: str, query: Mapping[str, object], lease_ms: int) -> dict[str, Any]:
+    def _plan(self, topic: str, query: Query, lease_ms: int) -> dict[str, Any]:
         """Return a plan, with a lease if the broker supports leases and has one to grant."""
         path = f"{_topic_path(topic)}/splits"
         if lease_ms:
@@ -301,10 +293,10 @@ class BrokerClient:
         offset: int,
         *,
         max_bytes: int,
-        accept: str = BATCH_TYPE,
+        accept: str = BATCH,
         tags: frozenset[str] = frozenset(),
         expression: str | None = None,
-    ) -> PullOutcome[bytes]:
+    ) -> PullOutcome[Buffer]:
         """Return messages from `offset` on, in the format `accept`: whole blocks or msgpack.
 
         Raises TopicRecreated if the topic's id is no longer `topic_id`.
@@ -313,7 +305,7 @@ class BrokerClient:
         if expression is not None:
             query["filter"] = expression
         reply = self._transport.get(f"{_queue_path(topic, queue)}/messages", query, accept=accept)
-        return _make_outcome(topic, topic_id, reply, reply.body)
+        return _make_outcome(topic, topic_id, reply, reply.body or b"")
 
     def pull_blocks(
         self,
@@ -335,8 +327,8 @@ class BrokerClient:
         """
         query = _pull_query(offset, min(max_messages, MAX_MESSAGES), max_bytes, tags)
         path = f"{_queue_path(topic, queue)}/messages"
-        reply = self._transport.get_blocks(path, query, gatherer)
-        pulled = _make_outcome(topic, topic_id, reply, reply.blocks)
+        reply = self._transport.get(path, query, accept=BATCH, gatherer=gatherer)
+        pulled = _make_outcome(topic, topic_id, reply, reply.body)
         if pulled.body is None:
             # The blocks are whole, so they may end after the offset that the broker reports.
             pulled = replace(pulled, next_offset=max(pulled.next_offset, gatherer.end_offset))
@@ -354,7 +346,7 @@ class BrokerClient:
         are still stored only once.
         """
         reply = self._transport.post(
-            f"{_topic_path(topic)}/messages", batches, BATCH_TYPE, {"durability": durability}
+            f"{_topic_path(topic)}/messages", batches, {"durability": durability}
         ).json()
         return [
             PublishedBatch(
@@ -394,7 +386,7 @@ def _find_segments(
 
 def _pull_query(
     offset: int, max_messages: int, max_bytes: int, tags: frozenset[str]
-) -> dict[str, object]:
+) -> dict[str, str | int]:
     tag = {"tag": ",".join(sorted(tags))} if tags else {}
     return {"offset": offset, "max_messages": max_messages, "max_bytes": max_bytes, **tag}
 
@@ -415,19 +407,19 @@ def _parse_stored_offsets(reply: Reply) -> StoredOffsets:
     offsets: Mapping[str, Any] = reply.json()["offsets"]
     return StoredOffsets(
         {int(queue): int(offset) for queue, offset in offsets.items()},
-        etag=reply.headers.get("ETag") or "",
+        etag=reply.headers.get("etag") or "",
     )
 
 
 def _parse_header_number(reply: Reply, name: str) -> int:
-    text = reply.headers.get(name) or ""
+    text = reply.headers.get(name.lower()) or ""
     if not text.isdecimal():
         raise ReplyMismatch(f"the broker's reply has {name} {text!r}; is it a Holdfast broker?")
     return int(text)
 
 
 def _parse_skipped(reply: Reply) -> tuple[tuple[int, int], ...]:
-    text = reply.headers.get("Holdfast-Skipped")
+    text = reply.headers.get("holdfast-skipped")
     if text is None:
         return ()
     try:

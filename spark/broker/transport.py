@@ -1,4 +1,4 @@
-"""One keep-alive HTTP connection to the broker, with retries. Standard library only.
+"""One keep-alive HTTP connection to the broker, with retries.
 
 It runs on the driver and in every task, so it must not need packages that executors may lack. On
 transient failures (no connection, 429, 502, 503, 504, and 507 for a publish) it retries, after
@@ -6,97 +6,86 @@ growing pauses with jitter or after Retry-After, for up to `retry_for_s`. So eve
 safe to repeat, or its caller must accept at-least-once. Use it from one thread at a time.
 """
 
-import http.client
 import itertools
 import json
 import logging
-import random
-import ssl
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from http.client import HTTPMessage
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode, urlsplit
 
+from holdfast.client.errors import CertificateNotTrusted as ServerNotTrusted
+from holdfast.client.errors import ConnectionFailed
+from holdfast.client.transport.blocking_connection import BlockingConnection, Fill
+from holdfast.client.transport.http1 import ConnectionLost, MalformedReply
+from holdfast.client.transport.reply import parse_problem, parse_retry_after
+from holdfast.client.transport.requests import BATCH, JSON, encode_request
+from holdfast.client.transport.retry import RetryPolicy
+from holdfast.client.transport.target import Target
+from holdfast.client.transport.tls import TlsFiles, TlsFilesUnusable
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.errors import (
     BrokerRefused,
     BrokerUnavailable,
     CertificateNotTrusted,
+    InvalidOption,
     ReplyMismatch,
 )
-from holdfast.spark.options.tls import NO_TLS_FILES, TlsFiles
+from holdfast.spark.options.address import Address
 
 _log = logging.getLogger("holdfast.spark")
 
 RETRY_FOR_S = 60.0
 TIMEOUT_S = 30.0  # for connecting, and for each wait for bytes
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
-_JSON = "application/json"
-BATCH_TYPE = "application/vnd.holdfast.batch"
-_CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 _RETRIED = frozenset({429, 502, 503, 504})
 #: A 429 that is not retried: the caller continues without a lease.
 NO_LEASES_LEFT = "/problems/too-many-read-leases"
 _DISK_FULL = 507  # retried only for a publish, until the disk has room
 
+Query = Mapping[str, str | int]
+_Request = tuple[bytes, Sequence[bytes]]  # the head, and the body
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of the broker. Callers of Transport only get replies with a success status."""
+    """A successful reply. Header names are lower case. `body` is None if it was gathered."""
 
-    status: int
-    headers: HTTPMessage
-    body: bytes
-    blocks: Buffer | None = None
-    """The body, if whole blocks were requested and not gathered; `body` is then empty."""
+    headers: Mapping[str, str]
+    body: Buffer | None
 
     def json(self) -> Any:
         """Return the decoded body. Raises ReplyMismatch if it is not JSON."""
         try:
-            return json.loads(self.body)
+            return json.loads(bytes(self.body or b""))
         except ValueError as error:
             raise ReplyMismatch(f"the broker's reply is not JSON: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A request, and the BlockGatherer for the blocks of its reply, if any."""
-
-    method: str
-    target: str
-    body: bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=lambda: {"Accept": _JSON})
-    gatherer: BlockGatherer | None = None
-
-
 class Transport:
-    """Sends requests to the broker at `url`. `close` may be called twice."""
+    """Sends requests to the broker at `address`. `close` may be called twice.
+
+    Each request raises BrokerRefused, BrokerUnavailable, CertificateNotTrusted, and InvalidOption
+    if a TLS file cannot be used.
+    """
 
     def __init__(
         self,
-        url: str,
+        address: Address,
         *,
-        token: str | None = None,
         retry_for_s: float = RETRY_FOR_S,
         timeout_s: float = TIMEOUT_S,
-        tls: TlsFiles = NO_TLS_FILES,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url = url
-        self._parts = urlsplit(url)
-        self._token = token
-        self._tls = tls
+        self._address = address
         self._retry_for_s = retry_for_s
         self._timeout_s = timeout_s
         self._clock = clock
         self._sleep = sleep
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: BlockingConnection | None = None
 
     def close(self) -> None:
         """Close the connection. The next request opens a new one."""
@@ -107,166 +96,141 @@ class Transport:
     def get(
         self,
         path: str,
-        query: Mapping[str, object] | None = None,
+        query: Query | None = None,
         *,
-        accept: str = _JSON,
+        accept: str = JSON,
         retry_for_s: float | None = None,
+        gatherer: BlockGatherer | None = None,
     ) -> Reply:
-        """GET `path`. Raises BrokerRefused, BrokerUnavailable."""
-        request = _Request("GET", _target(path, query), headers={"Accept": accept})
-        return self._answer(request, retry_for_s)
+        """GET `path`.
 
-    def get_blocks(self, path: str, query: Mapping[str, object], gatherer: BlockGatherer) -> Reply:
-        """GET whole blocks, not yet verified. They are added to `gatherer` or, if they do not fit
-        there, returned in `Reply.blocks`.
-
-        Raises BrokerRefused, BrokerUnavailable.
+        With a `gatherer`, the reply's blocks are added to it, not yet verified, or returned as the
+        body if they do not fit there.
         """
-        headers = {"Accept": BATCH_TYPE}
-        return self._answer(_Request("GET", _target(path, query), None, headers, gatherer))
+        return self._request(
+            "GET", path, query, {"Accept": accept}, retry_for_s=retry_for_s, gatherer=gatherer
+        )
 
     def put(self, path: str, content: object, *, if_match: str | None = None) -> Reply:
-        """PUT a JSON body. Raises BrokerRefused, BrokerUnavailable."""
-        headers = {"Accept": _JSON, "Content-Type": _JSON}
+        """PUT a JSON body."""
+        headers = {"Accept": JSON, "Content-Type": JSON}
         if if_match is not None:
             headers["If-Match"] = if_match
-        return self._answer(_Request("PUT", path, json.dumps(content).encode(), headers))
+        return self._request("PUT", path, None, headers, json.dumps(content).encode())
 
-    def post(
-        self, path: str, body: bytes, kind: str, query: Mapping[str, object] | None = None
-    ) -> Reply:
-        """POST a body of the content type `kind`. Also retries while the broker's disk is full.
-
-        Raises BrokerRefused, BrokerUnavailable.
-        """
-        headers = {"Accept": _JSON, "Content-Type": kind}
-        return self._answer(_Request("POST", _target(path, query), body, headers))
+    def post(self, path: str, body: bytes, query: Query | None = None) -> Reply:
+        """POST encoded batches. Also retries while the broker's disk is full."""
+        return self._request("POST", path, query, {"Accept": JSON, "Content-Type": BATCH}, body)
 
     def delete(self, path: str) -> Reply:
-        """DELETE `path`, without retries. Raises BrokerRefused, BrokerUnavailable."""
-        return self._answer(_Request("DELETE", path), 0)
+        """DELETE `path`, without retries."""
+        return self._request("DELETE", path, None, {"Accept": JSON}, retry_for_s=0)
 
-    def _answer(self, request: _Request, retry_for_s: float | None = None) -> Reply:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        retry_for_s: float | None = None,
+        gatherer: BlockGatherer | None = None,
+    ) -> Reply:
         """Send a request, and retry for up to `retry_for_s`; None means the transport's default."""
-        if retry_for_s is None:
-            retry_for_s = self._retry_for_s
-        if self._token is not None:
-            named = {**request.headers, "Authorization": f"Bearer {self._token}"}
-            request = replace(request, headers=named)
+        request = encode_request(self._target, method, path, query, headers, body)
+        retry = RetryPolicy(
+            self._retry_for_s if retry_for_s is None else retry_for_s, first_pause_s=0.1
+        )
         started = self._clock()
-        for attempt in itertools.count():
+        for tries in itertools.count(1):
             try:
-                return self._once(request)
-            except _Again as again:
-                pause_s = max(again.not_before_s, _pause_s(attempt))
+                return self._send_once(method, request, gatherer)
+            except _TransientError as error:
+                pause_s = max(error.retry_after_s, retry.backoff_s(tries))
                 waited_s = self._clock() - started
-                if waited_s + pause_s > retry_for_s:
-                    raise BrokerUnavailable(self.url, waited_s, again.cause) from again
-                _log.info(
-                    "%s %s failed (%s), again in %.1f s",
-                    request.method, request.target, again, pause_s,
-                )  # fmt: skip
+                if retry.is_over(waited_s + pause_s):
+                    raise BrokerUnavailable(self._address.url, waited_s, error.reason) from error
+                _log.info("%s %s failed (%s), again in %.1f s", method, path, error.reason, pause_s)
                 self._sleep(pause_s)
         raise AssertionError("unreachable")
 
-    def _once(self, request: _Request) -> Reply:
-        kept = self._connection is not None
+    def _send_once(self, method: str, request: _Request, gatherer: BlockGatherer | None) -> Reply:
+        is_kept = self._connection is not None
         try:
-            reply = self._exchange(request)
-        except ssl.SSLCertVerificationError as error:
-            self.close()
-            raise CertificateNotTrusted(self.url, error.verify_message) from error
-        except _CONNECTION_ERRORS as error:
-            self.close()
-            if not kept:
-                raise _Again(f"{type(error).__name__}: {error}") from error
-            # The broker may close a kept connection at any time, so try once with a new one.
-            return self._once(request)
-        if reply.status < 300:
+            status, reply = self._exchange(request, gatherer)
+        except ServerNotTrusted as error:
+            raise CertificateNotTrusted(self._address.url, error.reason) from error
+        except (ConnectionFailed, ConnectionLost, MalformedReply, OSError) as error:
+            if is_kept:
+                # The broker may close a kept connection at any time, so try once with a new one.
+                return self._send_once(method, request, gatherer)
+            cause = error.__cause__ or error
+            raise _TransientError(f"{type(cause).__name__}: {cause}") from error
+        if status < 300:
             return reply
-        refused = BrokerRefused(reply.status, _problem(reply))
-        if _may_pass(request.method, refused):
-            raise _Again(str(refused), _retry_after_s(reply.headers)) from refused
+        problem = parse_problem(reply.body or b"") or {"title": _PHRASES.get(status, "unknown")}
+        refused = BrokerRefused(status, problem)
+        if _is_transient(method, refused):
+            retry_after_s = parse_retry_after(reply.headers.get("retry-after")) or 0.0
+            raise _TransientError(str(refused), retry_after_s) from refused
         raise refused
 
-    def _exchange(self, request: _Request) -> Reply:
-        """Send the request and return the reply, whatever its status."""
-        if self._connection is None:
-            self._connection = self._connect()
-        target = self._parts.path + request.target
-        self._connection.request(request.method, target, request.body, dict(request.headers))
-        response = self._connection.getresponse()
+    def _exchange(self, request: _Request, gatherer: BlockGatherer | None) -> tuple[int, Reply]:
+        """Send a request and return the status and the reply. On any error, close the
+        connection."""
         blocks: Buffer | None = None
-        if request.gatherer is not None and response.status < 300:
-            if response.length is None:
-                blocks = response.read()
-            else:
-                blocks = request.gatherer.receive(partial(_fill, response), response.length)
-        content = response.read()
-        if response.will_close:
-            self.close()
-        return Reply(response.status, response.headers, content, blocks)
 
-    def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._parts.hostname, self._parts.port
-        assert host is not None  # options/address.py checked it
-        if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(
-                host, port, timeout=self._timeout_s, context=self._tls.context()
+        def receive_body(fill: Fill, size: int) -> None:
+            nonlocal blocks
+            assert gatherer is not None
+            blocks = gatherer.receive(fill, size)
+
+        try:
+            if self._connection is None:
+                self._connection = BlockingConnection(self._target, self._timeout_s)
+            self._connection.send(*request, self._timeout_s)
+            parsed = self._connection.receive(
+                self._timeout_s, None if gatherer is None else receive_body
             )
-        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        if not parsed.keeps_alive:
+            self.close()
+        body = parsed.body if parsed.unread_bytes is None else blocks
+        return parsed.status, Reply(parsed.headers, body)
+
+    @cached_property
+    def _target(self) -> Target:
+        """The broker's address and TLS context. Made here, because a driver may lack the files that
+        its executors have."""
+        address = self._address
+        files = TlsFiles(address.ca_file, address.cert_file, address.key_file)
+        try:
+            return Target.parse(address.url, address.token, files)
+        except TlsFilesUnusable as error:
+            option = "caFile" if error.file == address.ca_file else "certFile"
+            detail = f"{error.file} cannot be used on this machine: {error.reason}"
+            raise InvalidOption(option, detail) from error
+        except ValueError as error:
+            raise InvalidOption("url", str(error)) from error
 
 
-class _Again(Exception):
-    """A transient failure. The earliest retry is in `not_before_s` seconds."""
-
-    def __init__(self, cause: str, not_before_s: float = 0.0) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.not_before_s = not_before_s
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-def _target(path: str, query: Mapping[str, object] | None) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
+class _TransientError(Exception):
+    """A transient failure. Retry no earlier than after `retry_after_s` seconds."""
+
+    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
-def _may_pass(method: str, refused: BrokerRefused) -> bool:
-    """Return True if the refusal is transient, so that the same request may soon succeed."""
+def _is_transient(method: str, refused: BrokerRefused) -> bool:
+    """Return True if the same request may soon succeed."""
     if refused.status == _DISK_FULL:
         return method == "POST"
     return refused.status in _RETRIED and refused.type != NO_LEASES_LEFT
-
-
-def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> None:
-    """Fill the buffer with the next bytes. Raises IncompleteRead if the connection ends first."""
-    while len(buffer):
-        count = response.readinto(buffer)
-        if count == 0:
-            raise http.client.IncompleteRead(b"", len(buffer))
-        buffer = buffer[count:]
-
-
-def _problem(reply: Reply) -> dict[str, object]:
-    """Return the problem+json of a refusal, or a problem with the status text if there is none."""
-    if "json" in (reply.headers.get("Content-Type") or ""):
-        try:
-            problem = json.loads(reply.body)
-        except ValueError:
-            problem = None
-        if isinstance(problem, dict):
-            return problem
-    return {"title": http.client.responses.get(reply.status, "unknown status")}
-
-
-def _retry_after_s(fields: HTTPMessage) -> float:
-    """Return Retry-After in seconds; 0 if it is absent or a date (the broker never sends a
-    date)."""
-    text = fields.get("Retry-After") or ""
-    return float(text) if text.isascii() and text.isdecimal() else 0.0
-
-
-def _pause_s(attempt: int) -> float:
-    """Return the pause after a failed attempt. It doubles with each attempt up to a maximum, and
-    half of it is random."""
-    longest_s: float = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 16))
-    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret

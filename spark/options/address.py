@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.parser import OptionParser
-from holdfast.spark.options.tls import NO_TLS_FILES, TlsFiles
 
 ADDRESS_OPTIONS: Mapping[str, str] = {
     "url": "address of the broker, as every executor can reach it",
@@ -24,17 +23,30 @@ _USER = re.compile(r"(?:^|//|,)[^/,]*@")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A broker's address and the credentials for it."""
+    """A broker's address and the credentials for it.
+
+    The files are PEM files, which every executor must have at these paths. If `ca_file` is set,
+    only the authorities in it are trusted; otherwise the system's are. `cert_file` is the client
+    certificate; its key is in `key_file`, or, if that is None, in `cert_file`.
+    """
 
     url: str
     token: str | None = field(default=None, repr=False)
-    tls: TlsFiles = NO_TLS_FILES
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
 
 
 def parse_address(options: OptionParser) -> Address:
     """Return the broker's address and credentials. Raises InvalidOption."""
-    url = _parse_url(options)
-    return Address(url, _parse_token(options), _parse_tls(options, url))
+    url, token = _parse_url(options), _parse_token(options)
+    ca_file, cert_file, key_file = map(options.text, ("caFile", "certFile", "keyFile"))
+    for name, file in (("caFile", ca_file), ("certFile", cert_file)):
+        if file is not None and urlsplit(url).scheme != "https":
+            raise InvalidOption(name, f"goes with an address that begins https://, not {url}")
+    if key_file is not None and cert_file is None:
+        raise InvalidOption("keyFile", "is the key of certFile; give both")
+    return Address(url, token, ca_file, cert_file, key_file)
 
 
 def _parse_token(options: OptionParser) -> str | None:
@@ -63,13 +75,3 @@ def _parse_url(options: OptionParser) -> str:
     if parts.query or parts.fragment:
         raise InvalidOption(name, "takes no query and no fragment; access is by the option token")
     return url.rstrip("/")
-
-
-def _parse_tls(options: OptionParser, url: str) -> TlsFiles:
-    files = TlsFiles(options.text("caFile"), options.text("certFile"), options.text("keyFile"))
-    for name, value in (("caFile", files.ca_file), ("certFile", files.cert_file)):
-        if value is not None and urlsplit(url).scheme != "https":
-            raise InvalidOption(name, f"goes with an address that begins https://, not {url}")
-    if files.key_file is not None and files.cert_file is None:
-        raise InvalidOption("keyFile", "is the key of certFile; give both")
-    return files

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from holdfast.client.transport.requests import MSGPACK
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES, cut_portions, decode, select_rows
 from holdfast.spark.arrow.messages import decode_messages, unpack_messages
 from holdfast.spark.broker.block_receiver import BlockGatherer
-from holdfast.spark.broker.client import MSGPACK_TYPE, BrokerClient, PullOutcome
+from holdfast.spark.broker.client import BrokerClient, PullOutcome
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions
@@ -137,7 +138,7 @@ def _fetch_messages(
         part.queue,
         offset,
         max_bytes=options.fetch_max_bytes,
-        accept=MSGPACK_TYPE,
+        accept=MSGPACK,
         tags=options.tags,
         expression=options.filter,
     )

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.spark.broker.client import PublishedBatch, PullOutcome
 from holdfast.spark.errors import (
     BrokerRefused,
@@ -49,7 +50,7 @@ class BatchStore(Protocol):
 
     def pull(
         self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int
-    ) -> PullOutcome[bytes]:
+    ) -> PullOutcome[Buffer]:
         """Return whole blocks, from the block that contains `offset` on."""
 
 

@@ -15,8 +15,8 @@ from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
 from holdfast.client.transport.tls import TlsFilesUnusable
 from holdfast.spark import errors as spark_errors
 from holdfast.spark.broker.transport import Transport
+from holdfast.spark.options.address import Address
 from holdfast.spark.options.read import parse_options
-from holdfast.spark.options.tls import TlsFiles
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.certificates import Certificates
 
@@ -166,8 +166,8 @@ def test_sparks_transport_speaks_mutual_tls(served: Served) -> None:
             "keyFile": str(served.pair[1]),
         }
     )
-    transport = Transport(options.address.url, tls=options.address.tls)
-    assert transport.get("/v1/topics").status == 200
+    transport = Transport(options.address)
+    assert len(transport.get("/v1/topics").json()["topics"]) > 0
     transport.close()
 
 
@@ -175,9 +175,8 @@ def test_sparks_transport_does_not_ask_again_whom_it_does_not_trust(served: Serv
     def sleep(_: float) -> None:
         pytest.fail("it tried again")
 
-    transport = Transport(
-        served.broker.url, tls=TlsFiles(str(served.strangers.ca_file)), sleep=sleep
-    )
+    address = Address(served.broker.url, ca_file=str(served.strangers.ca_file))
+    transport = Transport(address, sleep=sleep)
     with pytest.raises(spark_errors.CertificateNotTrusted, match="caFile"):
         transport.get("/v1/topics")
 
@@ -198,15 +197,15 @@ def test_spark_options_for_tls_are_checked(given: dict[str, str], names: str) ->
 @pytest.mark.parametrize(
     ("files", "names"),
     [
-        (lambda s: TlsFiles("/nowhere/ca.pem"), "caFile"),
-        (lambda s: TlsFiles(None, str(s.pair[0]), str(s.ca.ca_file)), "certFile"),
+        (lambda _: {"ca_file": "/nowhere/ca.pem"}, "caFile"),
+        (lambda s: {"cert_file": str(s.pair[0]), "key_file": str(s.ca.ca_file)}, "certFile"),
     ],
 )
 def test_files_that_an_executor_lacks_are_named(
-    served: Served, files: Callable[[Served], TlsFiles], names: str
+    served: Served, files: Callable[[Served], dict[str, str]], names: str
 ) -> None:
     with pytest.raises(spark_errors.InvalidOption, match=names):
-        files(served).context()
+        Transport(Address(served.broker.url, **files(served))).get("/v1/topics")
 
 
 # -- the broker's own files ----------------------------------------------------------------

@@ -4,19 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from holdfast.client.transport.http1 import MalformedReply, ReplyParser
+from holdfast.client.transport.http1 import ConnectionLost, MalformedReply, ReplyParser
 
 #: A body up to this size is sent together with its head.
 _JOINED_BYTES = 64 * 1024
-
-
-class ConnectionLost(Exception):
-    """The connection ended before the reply was complete. `has_begun` is True if a part of the
-    reply had arrived."""
-
-    def __init__(self, reason: str, *, has_begun: bool) -> None:
-        super().__init__(reason)
-        self.has_begun = has_begun
 
 
 class AsyncConnection(asyncio.BufferedProtocol):

@@ -10,8 +10,8 @@ from holdfast.client.errors import (
     ClientClosed,
     ConnectionFailed,
 )
-from holdfast.client.transport.async_connection import AsyncConnection, ConnectionLost
-from holdfast.client.transport.http1 import MalformedReply, ReplyParser
+from holdfast.client.transport.async_connection import AsyncConnection
+from holdfast.client.transport.http1 import ConnectionLost, MalformedReply, ReplyParser
 from holdfast.client.transport.requests import CONNECT_TIMEOUT_S, KEEPALIVE_S, BaseTransport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.retry_log import RetryLog

@@ -3,17 +3,23 @@
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
-from holdfast.client.transport.async_connection import ConnectionLost
-from holdfast.client.transport.http1 import ReplyParser
+from holdfast.client.transport.http1 import ConnectionLost, ReplyParser
 from holdfast.client.transport.requests import CONNECT_TIMEOUT_S
 from holdfast.client.transport.target import Target
 
 _RECEIVED_BYTES = 64 * 1024
+#: Pieces of a body that are shorter than this are not received one by one.
+_SHORT_BYTES = 8 * 1024
 _TIMEVAL = struct.Struct("@ll")
+
+#: Fills a buffer with the next bytes of a body. Raises the errors of the connection.
+Fill = Callable[[memoryview], None]
+#: Receives a body of a given size with the function that fills buffers.
+ReceiveBody = Callable[[Fill, int], None]
 
 
 class BlockingConnection:
@@ -22,13 +28,13 @@ class BlockingConnection:
     The constructor raises CertificateNotTrusted or ConnectionFailed when it cannot connect.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self.idle_since_s = 0.0
         self._timeout_s = 0.0
         self._tls = target.tls is not None
         sock = None
         try:
-            sock = socket.create_connection((target.host, target.port), CONNECT_TIMEOUT_S)
+            sock = socket.create_connection((target.host, target.port), connect_timeout_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target.tls is not None:
                 sock = target.tls.wrap_socket(sock, server_hostname=target.host)
@@ -62,12 +68,16 @@ class BlockingConnection:
         except OSError as error:
             raise ConnectionLost(str(error), has_begun=False) from error
 
-    def receive(self, quiet_timeout_s: float) -> ReplyParser:
+    def receive(
+        self, quiet_timeout_s: float, receive_body: ReceiveBody | None = None
+    ) -> ReplyParser:
         """Return the reply once it is complete.
 
+        `receive_body` is called for the body of a successful reply, if the reply gives its length;
+        it must receive all of the body. Then the `body` of the result is not the reply's.
         Raises ConnectionLost, TimeoutError or MalformedReply.
         """
-        reply = ReplyParser()
+        reply = ReplyParser(leaves_body=receive_body is not None)
         sock = self._sock
         try:
             self._set_timeout(quiet_timeout_s)
@@ -80,6 +90,9 @@ class BlockingConnection:
                     count = sock.recv_into(space)
                     is_whole = count > 0 and reply.advance(count)
                 if is_whole or (not count and reply.feed_eof()):
+                    if receive_body is not None and reply.unread_bytes is not None:
+                        body = _BodySource(sock, reply.body, reply.unread_bytes)
+                        receive_body(body.fill, len(reply.body) + reply.unread_bytes)
                     return reply
                 if not count:
                     reason = "the connection ended before the reply did"
@@ -113,3 +126,38 @@ class BlockingConnection:
     def close(self) -> None:
         """Close the socket. May be repeated."""
         self._sock.close()
+
+
+class _BodySource:
+    """A body that is being received. `received` are its first bytes, and `unread_bytes` is the
+    number of the bytes that follow."""
+
+    def __init__(
+        self, sock: socket.socket, received: bytes | memoryview, unread_bytes: int
+    ) -> None:
+        self._sock = sock
+        # Without TLS, one call can fill a whole buffer. It ends early after the timeout.
+        self._flags = 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_WAITALL
+        self._received = memoryview(received)
+        self._unread_bytes = unread_bytes
+
+    def fill(self, buffer: memoryview) -> None:
+        """Fill the buffer with the next bytes. Raises ConnectionLost, OSError."""
+        while len(buffer):
+            count = min(len(buffer), len(self._received))
+            if count:
+                buffer[:count] = self._received[:count]
+                self._received = self._received[count:]
+            elif len(buffer) < _SHORT_BYTES:
+                data = self._sock.recv(min(_SHORT_BYTES, self._unread_bytes))
+                self._received = memoryview(data)
+                self._count(len(data))
+            else:
+                count = self._sock.recv_into(buffer, 0, self._flags)
+                self._count(count)
+            buffer = buffer[count:]
+
+    def _count(self, count: int) -> None:
+        if not count:
+            raise ConnectionLost("the connection ended before the reply did", has_begun=True)
+        self._unread_bytes -= count

@@ -15,9 +15,8 @@ from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
 from holdfast.client.errors import BadReply, ClientClosed, ConnectionFailed
-from holdfast.client.transport.async_connection import ConnectionLost
 from holdfast.client.transport.blocking_connection import BlockingConnection
-from holdfast.client.transport.http1 import MalformedReply, ReplyParser
+from holdfast.client.transport.http1 import ConnectionLost, MalformedReply, ReplyParser
 from holdfast.client.transport.requests import KEEPALIVE_S, BaseTransport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.retry_log import RetryLog

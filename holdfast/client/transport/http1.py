@@ -21,6 +21,15 @@ class MalformedReply(ValueError):
     """The bytes are not an HTTP/1.1 reply, or it is unclear where the reply ends."""
 
 
+class ConnectionLost(Exception):
+    """The connection ended before the reply was complete. `has_begun` is True if a part of the
+    reply had arrived."""
+
+    def __init__(self, reason: str, *, has_begun: bool) -> None:
+        super().__init__(reason)
+        self.has_begun = has_begun
+
+
 def request_head(
     method: str,
     target: str,
@@ -65,6 +74,10 @@ class ReplyParser:
     `has_begun` is True once a part of the reply has arrived. When the reply is complete,
     `keeps_alive` is True if the connection can be used again. `body` is bytes if the body was
     short, otherwise a memoryview of a separate buffer.
+
+    With `leaves_body`, the caller receives the body of a successful reply itself, if the head gives
+    its length. Then the reply counts as complete after the head: `body` has the bytes that arrived
+    together with the head, and `unread_bytes` is the number of the bytes that follow.
     """
 
     __slots__ = (
@@ -72,20 +85,24 @@ class ReplyParser:
         "_buffer",
         "_chunks",
         "_filled_bytes",
+        "_leaves_body",
         "_unparsed",
         "body",
         "has_begun",
         "headers",
         "keeps_alive",
         "status",
+        "unread_bytes",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves_body: bool = False) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body: bytes | memoryview = b""
         self.has_begun = False
         self.keeps_alive = False
+        self.unread_bytes: int | None = None
+        self._leaves_body = leaves_body
         self._unparsed = b""
         self._buffer: memoryview | None = None
         self._filled_bytes = 0
@@ -169,9 +186,12 @@ class ReplyParser:
         if not _is_number(length) or int(length) > MAX_BODY_BYTES:
             raise MalformedReply(f"a body of length {length[:40]!r}")
         size = int(length)
-        if len(data) >= size:
+        is_left = self._leaves_body and self.status < 300
+        if is_left or len(data) >= size:
             self._check_excess(data[size:])
             self.body = data[:size]
+            if is_left:
+                self.unread_bytes = size - len(self.body)
             return True
         # The buffer need not be zeroed, because every byte will be overwritten.
         self._buffer = np.empty(size, np.uint8).data

@@ -1,16 +1,14 @@
 """Decodes the broker's replies, and turns error replies into exceptions. Pure."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
-
 from holdfast.client.errors import BadReply, api_error
+from holdfast.commitlog.format.batch_header import Buffer
 
 T = TypeVar("T")
-
-_problem_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +22,17 @@ class Reply:
 
     def json(self, type_: type[T]) -> T:
         """Return the JSON body as `type_`. Raises BadReply if the body does not match."""
-        return self._decode(msgspec.json.decode, type_)
+        return self._decode("json", type_)
 
     def msgpack(self, type_: type[T]) -> T:
         """Return the msgpack body as `type_`. Raises BadReply if the body does not match."""
-        return self._decode(msgspec.msgpack.decode, type_)
+        return self._decode("msgpack", type_)
 
-    def _decode(self, decode: Any, type_: type[T]) -> T:
+    def _decode(self, form: str, type_: type[T]) -> T:
+        import msgspec  # imported here because Spark's executors do not have it
+
         try:
-            decoded: T = decode(self.body, type=type_)
+            decoded: T = getattr(msgspec, form).decode(self.body, type=type_)
         except msgspec.DecodeError as error:
             raise BadReply(self.url, str(error)) from error
         return decoded
@@ -58,18 +58,26 @@ def raise_for_status(reply: Reply) -> Reply:
     """
     if reply.status < 300:
         return reply
-    try:
-        problem = _problem_decoder.decode(reply.body)
-    except msgspec.DecodeError:
+    problem = parse_problem(reply.body)
+    if problem is None:
         text = bytes(reply.body[:200]).decode(errors="replace")
         if reply.status < 500:
-            raise BadReply(reply.url, f"status {reply.status}: {text!r}") from None
+            raise BadReply(reply.url, f"status {reply.status}: {text!r}")
         # An error page of a gateway in front of the broker.
         problem = {"type": "about:blank", "title": text}
-    raise api_error(reply.status, problem, _parse_retry_after(reply.header("Retry-After")))
+    raise api_error(reply.status, problem, parse_retry_after(reply.header("Retry-After")))
 
 
-def _parse_retry_after(value: str | None) -> float | None:
+def parse_problem(body: Buffer) -> dict[str, Any] | None:
+    """Return the JSON object in an error reply's body. Return None if the body is not one."""
+    try:
+        problem = json.loads(bytes(body))
+    except ValueError:
+        return None
+    return problem if isinstance(problem, dict) else None
+
+
+def parse_retry_after(value: str | None) -> float | None:
     """Return the seconds of a Retry-After header. Return None if it is missing, or is a date (which
     brokers never send)."""
     if value is None:

@@ -99,7 +99,7 @@ class BaseTransport(Transport):
         retry: RetryPolicy | None = None,
     ) -> Reply:
         """Send a request. Implements `Transport.request`."""
-        head, blocks = _encode_request(self._target, method, path, params, headers, body)
+        head, blocks = encode_request(self._target, method, path, params, headers, body)
 
         async def once() -> Reply:
             parsed = await self._send_once(head, blocks, wait_s + ANSWER_TIMEOUT_S, safe=safe)
@@ -117,13 +117,13 @@ class BaseTransport(Transport):
         progress for `quiet_timeout_s`."""
 
 
-def _encode_request(
+def encode_request(
     target: Target,
     method: str,
     path: str,
-    params: Mapping[str, str | int] | None,
-    headers: Mapping[str, str] | None,
-    body: Body | None,
+    params: Mapping[str, str | int] | None = None,
+    headers: Mapping[str, str] | None = None,
+    body: Body | None = None,
 ) -> tuple[bytes, Sequence[bytes]]:
     """Return a request's head and the blocks of its body."""
     blocks: Sequence[bytes]

@@ -46,13 +46,15 @@ class RetryPolicy:
         """
         if not _is_transient(error, safe=safe):
             return None
-        pause_s: float
+        pause_s = self.backoff_s(tries)
         if isinstance(error, ApiError) and error.retry_after_s is not None:
             pause_s = error.retry_after_s * random.uniform(1.0, 1.25)  # noqa: S311 - no secret
-        else:
-            pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** min(tries - 1, 20))
-            pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
         return None if self.is_over(elapsed_s + pause_s) else pause_s
+
+    def backoff_s(self, tries: int) -> float:
+        """Return the pause after `tries` failed attempts, without a Retry-After."""
+        longest_s: float = min(self.longest_pause_s, self.first_pause_s * 2 ** min(tries - 1, 20))
+        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311
 
     def is_over(self, elapsed_s: float) -> bool:
         """Return whether it is too late for another attempt, `elapsed_s` after the first one."""

@@ -114,11 +114,11 @@ def test_a_pull_names_its_bounds_tags_and_filter(broker: FakeBroker, client: Bro
     )
     pull = "GET /v1/topics/orders/queues/0/messages?offset=0&max_messages="
     assert broker.requests == [
-        f"{pull}1&max_bytes=9&tag=a%2Cb",
-        f"{pull}9999&max_bytes=9&tag=a%2Cb",
-        f"{pull}10000&max_bytes=9&tag=a%2Cb",
-        f"{pull}10000&max_bytes=9&tag=a%2Cb",
-        f"{pull}10000&max_bytes=9&tag=a%2Cb&filter=a+%3E+%27x+y%27",
+        f"{pull}1&max_bytes=9&tag=a,b",
+        f"{pull}9999&max_bytes=9&tag=a,b",
+        f"{pull}10000&max_bytes=9&tag=a,b",
+        f"{pull}10000&max_bytes=9&tag=a,b",
+        f"{pull}10000&max_bytes=9&tag=a,b&filter=a+%3E+%27x+y%27",
     ]
 
 

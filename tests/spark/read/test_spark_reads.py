@@ -221,6 +221,6 @@ def test_filters_of_sparks_narrow_what_is_read(
         assert load(spark, broker, pushdown="true").where("key = 'k3' or queue = 0").count() == 33
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-    pulls = [each for each in broker.requests if "/messages?" in each and "tag=200%2C404" in each]
+    pulls = [each for each in broker.requests if "/messages?" in each and "tag=200,404" in each]
     assert pulls
     assert all("queues/1/messages?offset=10&" in each for each in pulls)

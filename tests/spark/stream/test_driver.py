@@ -462,7 +462,7 @@ def test_the_second_question_in_a_row_is_held_by_the_broker(
     assert orders.batch() == {("orders", 1): (100, 101)}
     publishing.join()
     assert (
-        "GET /v1/topics/orders/messages?offsets=0%3A100%2C1%3A100&wait_ms=10000"
+        "GET /v1/topics/orders/messages?offsets=0:100,1:100&wait_ms=10000"
         "&max_messages=1&max_bytes=1"
     ) in broker.requests
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast.commitlog.append.producer_sequences import ProducerLimits, ProducerSequences
 from holdfast.commitlog.errors import ProducerFenced, SequenceGap, SequenceTooOld
 from holdfast.commitlog.format.batch import Batch, iter_batches
+from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.spark.broker.client import PublishedBatch, PullOutcome
 from holdfast.spark.errors import BrokerRefused, ReplayDiffers, WriteRefused
 from holdfast.spark.write.outgoing import BatchEncoder, OutgoingBatch
@@ -70,7 +71,7 @@ class FakeStore:
 
     def pull(
         self, topic: str, topic_id: int, queue: int, offset: int, *, max_bytes: int
-    ) -> PullOutcome[bytes]:
+    ) -> PullOutcome[Buffer]:
         if not self.readable:
             raise BrokerRefused(403, {"type": "/problems/forbidden"})
         (block,) = [b.block for b in self.queues[queue] if b.header.base_offset == offset]
