@@ -24,30 +24,33 @@ An error travels from a task to the user as text only, so its message must be co
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 
+@dataclass(eq=False, repr=False)
 class SparkError(Exception):
-    """Any failure of a read or a write."""
+    """Any failure of a read or a write. Errors can be pickled; their fields are their arguments."""
+
+    def __post_init__(self) -> None:
+        self.args = tuple(getattr(self, field.name) for field in fields(self))
 
 
+@dataclass(eq=False, repr=False)
 class InvalidOption(SparkError, ValueError):
     """An option that is unknown, invalid or contradictory. `option` is its documented name."""
 
-    def __init__(self, option: str, detail: str) -> None:
-        super().__init__(option, detail)
-        self.option = option
-        self.detail = detail
+    option: str
+    detail: str
 
     def __str__(self) -> str:
         return f"option {self.option!r}: {self.detail}"
 
 
+@dataclass(eq=False, repr=False)
 class JavaMissing(SparkError):
     """There is no Java that this version of Spark supports."""
 
-    def __init__(self, found: str) -> None:
-        super().__init__(found)
-        self.found = found
+    found: str
 
     def __str__(self) -> str:
         return (
@@ -56,14 +59,13 @@ class JavaMissing(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class BrokerUnavailable(SparkError):
     """The broker gave no usable answer within `waited_s` seconds."""
 
-    def __init__(self, url: str, waited_s: float, cause: str) -> None:
-        super().__init__(url, waited_s, cause)
-        self.url = url
-        self.waited_s = waited_s
-        self.cause = cause
+    url: str
+    waited_s: float
+    cause: str
 
     def __str__(self) -> str:
         return (
@@ -72,13 +74,12 @@ class BrokerUnavailable(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class CertificateNotTrusted(SparkError):
     """The server at the address has no certificate that this client trusts for that address."""
 
-    def __init__(self, url: str, reason: str) -> None:
-        super().__init__(url, reason)
-        self.url = url
-        self.reason = reason
+    url: str
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -87,31 +88,32 @@ class CertificateNotTrusted(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class BrokerRefused(SparkError):
     """The broker answered with an error. `problem` is the complete problem+json, and `type` is its
     field `type`: a stable path, such as /problems/unknown-topic."""
 
-    def __init__(self, status: int, problem: Mapping[str, object]) -> None:
-        super().__init__(status, dict(problem))
-        self.status = status
-        self.problem = dict(problem)
-        self.type = str(problem.get("type", "about:blank"))
+    status: int
+    problem: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.type = str(self.problem.get("type", "about:blank"))
 
     def __str__(self) -> str:
         detail = self.problem.get("detail") or self.problem.get("title") or "no detail"
         return f"the broker refused ({self.status} {self.type}): {detail}"
 
 
+@dataclass(eq=False, repr=False)
 class DataLost(SparkError):
     """The messages at the offsets [`offset`, `next_offset`) were requested but are not stored."""
 
-    def __init__(self, topic: str, queue: int, offset: int, next_offset: int, reason: str) -> None:
-        super().__init__(topic, queue, offset, next_offset, reason)
-        self.topic = topic
-        self.queue = queue
-        self.offset = offset
-        self.next_offset = next_offset
-        self.reason = reason
+    topic: str
+    queue: int
+    offset: int
+    next_offset: int
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -121,14 +123,13 @@ class DataLost(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class TopicRecreated(SparkError):
     """The topic with this name has another id than when its offsets were fixed."""
 
-    def __init__(self, topic: str, bound_id: int, found_id: int) -> None:
-        super().__init__(topic, bound_id, found_id)
-        self.topic = topic
-        self.bound_id = bound_id
-        self.found_id = found_id
+    topic: str
+    bound_id: int
+    found_id: int
 
     def __str__(self) -> str:
         return (
@@ -138,14 +139,13 @@ class TopicRecreated(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class GoneFromStream(SparkError):
     """A topic or queue in a stream's checkpoint no longer exists, or the options no longer name
     it."""
 
-    def __init__(self, topic: str, queue: int | None) -> None:
-        super().__init__(topic, queue)
-        self.topic = topic
-        self.queue = queue
+    topic: str
+    queue: int | None
 
     def __str__(self) -> str:
         what = f"topic {self.topic!r}"
@@ -157,14 +157,13 @@ class GoneFromStream(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class CheckpointUnreadable(SparkError):
     """A checkpoint holds offsets of another source, or of a version that this release cannot
     read."""
 
-    def __init__(self, found: object, reason: str) -> None:
-        super().__init__(found, reason)
-        self.found = found
-        self.reason = reason
+    found: object
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -173,13 +172,12 @@ class CheckpointUnreadable(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class OffsetsMoved(SparkError):
     """The group's stored offsets changed between bind and save, so nothing was saved."""
 
-    def __init__(self, group: str, topic: str) -> None:
-        super().__init__(group, topic)
-        self.group = group
-        self.topic = topic
+    group: str
+    topic: str
 
     def __str__(self) -> str:
         return (
@@ -188,13 +186,12 @@ class OffsetsMoved(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UnknownTopic(SparkError):
     """The log in a data directory has no topic of this name."""
 
-    def __init__(self, topic: str, path: str) -> None:
-        super().__init__(topic, path)
-        self.topic = topic
-        self.path = path
+    topic: str
+    path: str
 
     def __str__(self) -> str:
         return (
@@ -211,13 +208,12 @@ def means_no_topic(error: SparkError) -> bool:
     return isinstance(error, UnknownTopic)
 
 
+@dataclass(eq=False, repr=False)
 class FilesUnreadable(SparkError):
     """The segment files under `path` cannot be used."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
+    path: str
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -227,58 +223,53 @@ class FilesUnreadable(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ReplyMismatch(SparkError):
     """A reply that does not fit its request."""
 
+    reason: str
 
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(eq=False, repr=False)
 class UnwritableColumn(SparkError, ValueError):
     """A column that cannot be written, or is missing."""
 
-    def __init__(self, column: str, detail: str) -> None:
-        super().__init__(column, detail)
-        self.column = column
-        self.detail = detail
+    column: str
+    detail: str
 
     def __str__(self) -> str:
         return f"column {self.column!r} {self.detail}"
 
 
+@dataclass(eq=False, repr=False)
 class UnwritableRow(SparkError, ValueError):
     """A row that cannot be converted to a message. `row` counts from 0 in its partition."""
 
-    def __init__(self, partition: int, row: int, column: str, detail: str) -> None:
-        super().__init__(partition, row, column, detail)
-        self.partition = partition
-        self.row = row
-        self.column = column
-        self.detail = detail
+    partition: int
+    row: int
+    column: str
+    detail: str
 
     def __str__(self) -> str:
         return f"row {self.row} of partition {self.partition}: column {self.column!r} {self.detail}"
 
 
+@dataclass(eq=False, repr=False)
 class WriteRefused(SparkError):
     """The broker refused rows with a problem that no retry fixes.
 
     Of the rows `first_row` to `last_row` of the partition, those for `queues` were refused.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        queues: tuple[int, ...],
-        partition: int,
-        first_row: int,
-        last_row: int,
-        reason: BrokerRefused,
-    ) -> None:
-        super().__init__(topic, queues, partition, first_row, last_row, reason)
-        self.topic = topic
-        self.queues = queues
-        self.partition = partition
-        self.first_row = first_row
-        self.last_row = last_row
-        self.reason = reason
+    topic: str
+    queues: tuple[int, ...]
+    partition: int
+    first_row: int
+    last_row: int
+    reason: BrokerRefused
 
     def __str__(self) -> str:
         return (
@@ -288,19 +279,18 @@ class WriteRefused(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ReplayDiffers(SparkError):
     """An earlier attempt stored other rows under the same sequence number.
 
     The rows of this attempt were not stored. The stored rows remain.
     """
 
-    def __init__(self, topic: str, queue: int, partition: int, first_row: int, reason: str) -> None:
-        super().__init__(topic, queue, partition, first_row, reason)
-        self.topic = topic
-        self.queue = queue
-        self.partition = partition
-        self.first_row = first_row
-        self.reason = reason
+    topic: str
+    queue: int
+    partition: int
+    first_row: int
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -312,13 +302,12 @@ class ReplayDiffers(SparkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class IdentityMissing(SparkError):
     """The task does not know its query id or batch number, so the broker could not recognise a
     retry."""
 
-    def __init__(self, missing: str) -> None:
-        super().__init__(missing)
-        self.missing = missing
+    missing: str
 
     def __str__(self) -> str:
         return (

@@ -49,15 +49,14 @@ class Split:
     lease_id: str | None = None
 
 
+@dataclass(eq=False, repr=False)
 class OutOfRange(SparkError):
     """`splits` cannot cut a range into parts, because the queue does not have the whole range."""
 
-    def __init__(self, topic: str, queue: int, start: int, end: int) -> None:
-        super().__init__(topic, queue, start, end)
-        self.topic = topic
-        self.queue = queue
-        self.start = start
-        self.end = end
+    topic: str
+    queue: int
+    start: int
+    end: int
 
     def __str__(self) -> str:
         return f"queue {self.queue} of {self.topic!r} has not all of {self.start} to {self.end}"

@@ -220,13 +220,12 @@ class Transport:
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
+@dataclass(eq=False)
 class _TransientError(Exception):
     """A transient failure. Retry no earlier than after `retry_after_s` seconds."""
 
-    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.retry_after_s = retry_after_s
+    reason: str
+    retry_after_s: float = 0.0
 
 
 def _is_transient(method: str, refused: BrokerRefused) -> bool:

@@ -20,15 +20,14 @@ UInt32s = npt.NDArray[np.uint32]
 Int64s = npt.NDArray[np.int64]
 
 
+@dataclass(eq=False)
 class UnroutableRow(Exception):
     """A row names a queue that does not exist or has another priority level. `row` counts from 0 in
     its window."""
 
-    def __init__(self, row: int, column: str, detail: str) -> None:
-        super().__init__(row, column, detail)
-        self.row = row
-        self.column = column
-        self.detail = detail
+    row: int
+    column: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
