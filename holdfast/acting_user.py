@@ -74,7 +74,7 @@ def act_as_owner(path: Path) -> Path:
     Return the path without links. Raise CannotActAsOwner; OSError propagates."""
     if os.geteuid() != 0:
         return path.resolve()
-    with _opened(path) as place:
+    with _open_folders(path) as place:
         _become_owner(place)
         return place.path
 
@@ -89,7 +89,7 @@ def act_as_owner_with(path: Path, target: Path) -> tuple[Path, Path]:
     propagates."""
     if os.geteuid() != 0:
         return path.resolve(), target.resolve()
-    with _opened(path) as source, _opened(target) as place:
+    with _open_folders(path) as source, _open_folders(target) as place:
         owner = source.found
         if owner.st_uid == 0:
             _refuse_foreign(source, place)
@@ -108,9 +108,9 @@ def act_as_owner_from(path: Path, source: Path) -> tuple[Path, Path]:
     another user owns `source`. OSError propagates."""
     if os.geteuid() != 0:
         return path.resolve(), source.resolve()
-    with _opened(path) as place:
+    with _open_folders(path) as place:
         if place.found.st_uid == 0:
-            with _opened(source) as read:
+            with _open_folders(source) as read:
                 _refuse_foreign(place, read)
                 return place.path, read.path
         _become_owner(place)
@@ -146,7 +146,7 @@ class _Place:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_Place]:
+def _open_folders(path: Path) -> Iterator[_Place]:
     """Open the folders of a path one after another, from "/" on. Root does not follow links that
     other users have made, because these could lead to directories of root. Raise CannotActAsOwner;
     OSError propagates."""
@@ -190,7 +190,7 @@ def _opened(path: Path) -> Iterator[_Place]:
             return
     finally:
         os.close(descriptor)
-    with _opened(Path(os.path.normpath(at.joinpath(*names)))) as place:
+    with _open_folders(Path(os.path.normpath(at.joinpath(*names)))) as place:
         yield place
 
 

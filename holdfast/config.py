@@ -227,7 +227,7 @@ class Key:
 
         Raise InvalidValue if `found` has another type or is out of bounds.
         """
-        value = self._converted(found)
+        value = self._convert(found)
         minimum, maximum = self.field.metadata["minimum"], self.field.metadata["maximum"]
         choices, form = self.field.metadata["choices"], self.field.metadata["form"]
         if (
@@ -240,7 +240,7 @@ class Key:
             raise InvalidValue(self.name, found, self.allowed, source)
         return value
 
-    def _converted(self, found: object) -> Any:
+    def _convert(self, found: object) -> Any:
         """Return `found` as this key's type, None if it cannot be converted."""
         if self.type is bool:
             return found if isinstance(found, bool) else _BOOLEANS.get(str(found).lower())
@@ -292,7 +292,7 @@ def load_config(
     ConfigError for a file that cannot be read, a key that does not exist, or a value that its key
     does not allow.
     """
-    return _composed(resolve(file=file, environ=environ, flags=flags, memory_bytes=memory_bytes))
+    return _compose(resolve(file=file, environ=environ, flags=flags, memory_bytes=memory_bytes))
 
 
 def resolve(
@@ -376,7 +376,7 @@ def format_size(size: int) -> str:
     return f"{size} B"
 
 
-def _composed(resolved: list[Resolved]) -> Config:
+def _compose(resolved: list[Resolved]) -> Config:
     sections: dict[str, dict[str, Any]] = {}
     for each in resolved:
         sections.setdefault(each.key.section, {})[each.key.field.name] = each.value

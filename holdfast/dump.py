@@ -46,7 +46,7 @@ def dump_segment(path: Path, *, messages: bool = False) -> Iterator[Row]:
     """
     file = LinuxFile(open_file(path.resolve()))
     try:
-        for found in scan_segment(_segment(file, path)):
+        for found in scan_segment(_open_segment(file, path)):
             if isinstance(found, Damage):
                 yield _damage_row(found)
                 continue
@@ -57,7 +57,7 @@ def dump_segment(path: Path, *, messages: bool = False) -> Iterator[Row]:
         file.close()
 
 
-def _segment(file: LinuxFile, path: Path) -> Segment:
+def _open_segment(file: LinuxFile, path: Path) -> Segment:
     """Return the file as a segment. If its header is damaged, take the start offset from the
     file's name."""
     size = file.size()

@@ -183,7 +183,7 @@ class _Backup:
                 if records is None or offsets is None:
                     records = self._records_in_log(log)
                 else:
-                    records = _merged(offsets, records)
+                    records = _merge_records(offsets, records)
                 self._copy_log(log)
                 end, begin = log.end_offset, log.log.min_offset
         finally:
@@ -408,7 +408,7 @@ class _Backup:
         self._progress(min(self._done, self._total), self._total)
 
 
-def _merged(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dict[bytes, bytes]:
+def _merge_records(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """Return the records of the second read of the state, but with the stored offsets of the first
     read: the end of the log was found in between, so the log may lack messages below the stored
     offsets of the second read."""

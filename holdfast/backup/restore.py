@@ -56,7 +56,7 @@ def restore_backup(
     """
     source, data_dir = source.resolve(), data_dir.resolve()
     manifest = read_manifest(source)
-    _refuse_taken(data_dir)
+    _require_empty(data_dir)
     make_directory(data_dir.parent)
     # The name is fixed, so that the next restore finds and removes what an interrupted one left.
     building = data_dir.with_name(f".{data_dir.name}.restoring")
@@ -91,7 +91,7 @@ def restore_backup(
     return RestoreReport(manifest, sum(file.stored_bytes for file in manifest.files))
 
 
-def _refuse_taken(data_dir: Path) -> None:
+def _require_empty(data_dir: Path) -> None:
     if not data_dir.exists():
         return
     if not data_dir.is_dir():

@@ -92,7 +92,7 @@ def check_data_dir(
     check = _Check(path, deep, progress, report)
     if live:
         return check.live()
-    with nullcontext() if is_locked else _locked(path):
+    with nullcontext() if is_locked else _hold_lock(path):
         return check.stopped(disk)
 
 
@@ -113,7 +113,7 @@ def _check_version(path: Path, report: CheckReport) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Lock the lock file, so that no broker starts. If the file is missing, no broker runs."""
     try:
         descriptor = open_file(path / "lock")

@@ -31,7 +31,7 @@ cursors."""
 
 def stopped_cursors(directory: Path) -> Cursors:
     """Read the rows in `directory`, which no process has open. OSError passes through."""
-    return _read(directory, _stopped)
+    return _read(directory, _load_cursors)
 
 
 def live_cursors(directory: Path) -> Cursors:
@@ -69,7 +69,7 @@ def _read(directory: Path, read: Callable[[Path], StoredCursors]) -> Cursors:
         return error
 
 
-def _stopped(directory: Path) -> StoredCursors:
+def _load_cursors(directory: Path) -> StoredCursors:
     size = (directory / "data.mdb").stat().st_size
     store = CursorStore(directory, size + 2**24, readonly=True)
     try:

@@ -82,7 +82,7 @@ class LogCheck:
                 durable = max(durable, found.header.durable_offset)
                 self._progress(at - start, total)
             while unproven and _is_certain(unproven[0][1], durable):
-                self._found(*unproven.popleft())
+                self._report_block(*unproven.popleft())
         hole = next((found for _, found in unproven if _is_hole(found)), None)
         if hole is not None:
             self._report_behind(hole)
@@ -114,7 +114,7 @@ class LogCheck:
                     mend="put what is missing back from a backup; 'holdfast repair' sets it aside",
                 )
 
-    def _found(self, segment: Segment, found: Batch | Damage) -> None:
+    def _report_block(self, segment: Segment, found: Batch | Damage) -> None:
         if isinstance(found, Damage):
             is_missing = found.reason == "missing-segment"
             name = None if is_missing else segment.path.name
@@ -243,7 +243,7 @@ class LogCheck:
             mend=_FILE_BACK,
             start=start,
             end=end,
-            lost=tuple(self._lost(key, offsets) for key, offsets in lost),
+            lost=tuple(self._describe_lost(key, offsets) for key, offsets in lost),
         )
 
     def _report_hole(self, key: QueueKey, offsets: Offsets, low: int, is_explained: bool) -> None:
@@ -261,13 +261,13 @@ class LogCheck:
             what,
             "missing-messages",
             mend=_FILE_BACK,
-            lost=(self._lost(key, offsets),),
+            lost=(self._describe_lost(key, offsets),),
         )
 
     def _is_of_topic(self, key: QueueKey) -> bool:
         return key[0] != STATE_TOPIC_ID and self._table.by_id(key[0]) is not None
 
-    def _lost(self, key: QueueKey, offsets: Offsets) -> LostOffsets:
+    def _describe_lost(self, key: QueueKey, offsets: Offsets) -> LostOffsets:
         topic = self._table.by_id(key[0])
         return LostOffsets(None if topic is None else topic.name, *key, *offsets)
 

@@ -8,7 +8,7 @@ index) shows in which damaged place a lost range was.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from holdfast.check.report import DamagedPlace, Offsets, subtracted
+from holdfast.check.report import DamagedPlace, Offsets, subtract_ranges
 from holdfast.consumequeue.topics import QueueKey
 
 
@@ -76,7 +76,7 @@ def lost_in(
     """Return the offsets of the holes, without the offsets that are accepted as lost."""
     lost: dict[QueueKey, list[Offsets]] = {}
     for hole in holes:
-        left = subtracted(hole.offsets, accepted.get(hole.key, []))
+        left = subtract_ranges(hole.offsets, accepted.get(hole.key, []))
         if left:
             lost.setdefault(hole.key, []).extend(left)
     return lost
@@ -102,7 +102,7 @@ def lost_at(
     return [
         (key, piece)
         for key, ranges in sorted(found.items())
-        for piece in _joined(_within(ranges, lost.get(key, [])))
+        for piece in _join_ranges(_within(ranges, lost.get(key, [])))
     ]
 
 
@@ -115,7 +115,7 @@ def _within(ranges: list[Offsets], lost: list[Offsets]) -> list[Offsets]:
     ]
 
 
-def _joined(ranges: list[Offsets]) -> list[Offsets]:
+def _join_ranges(ranges: list[Offsets]) -> list[Offsets]:
     joined: list[Offsets] = []
     for start, end in sorted(set(ranges)):
         if joined and start <= joined[-1][1]:

@@ -104,7 +104,7 @@ class CheckReport:
         self.findings.append(Finding(str(where), str(what), damage=True, kind=kind, **more))
 
 
-def subtracted(offsets: Offsets, others: list[Offsets]) -> list[Offsets]:
+def subtract_ranges(offsets: Offsets, others: list[Offsets]) -> list[Offsets]:
     """Return the parts of a range that none of `others` covers. `others` must be sorted and must
     not overlap."""
     left = []

@@ -6,7 +6,7 @@ its traceback.
 
 from enum import IntEnum
 
-from holdfast.cli.output.figures import shown_count
+from holdfast.cli.output.figures import format_count
 
 
 class ExitCode(IntEnum):
@@ -107,7 +107,7 @@ def _of_client_error(error: Exception) -> Failure | None:
         cause = _of_client_error(error.cause)
         if cause is None:
             return Failure(str(error))
-        count = shown_count(error.message_count, "message")
+        count = format_count(error.message_count, "message")
         return Failure(f"{count} to {error.topic} failed: {cause.sentence}", cause.code)
     if isinstance(error, errors.CertificateNotTrusted):
         return Failure(str(error), ExitCode.UNREACHABLE)

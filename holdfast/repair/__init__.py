@@ -67,7 +67,7 @@ def repair_data_dir(
     path = path.resolve()
     require_data_dir(path)
     refuse_planted(path)
-    with _locked(path):
+    with _hold_lock(path):
         before = check_data_dir(path, is_locked=True, progress=progress)
         loss = loss_of(before)
         steps = lossless_steps(before)
@@ -117,7 +117,7 @@ def _segment_ends(path: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     descriptor = open_file(path / "lock", os.O_RDWR | os.O_CREAT)
     try:
         try:

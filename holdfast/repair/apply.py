@@ -89,7 +89,7 @@ class Repair:
             for step in steps:
                 if not isinstance(step, GapOver | EndAt):
                     continue
-                segment = _named(log, step.name)
+                segment = _find_segment(log, step.name)
                 start, end = step.start - segment.start_offset, step.end - segment.start_offset
                 size = min(end, segment.file.size()) - start
                 if size > 0:
@@ -149,7 +149,7 @@ class Repair:
         start = int(name)
         log = self._log()
         try:
-            segment = _named(log, name)
+            segment = _find_segment(log, name)
             following = [each.start_offset for each in log.segments if each.start_offset > start]
             size = segment.size
             try:
@@ -174,7 +174,7 @@ class Repair:
         ended yet, or if the footer does not fit into the segment."""
         log = self._log()
         try:
-            segment = _named(log, name)
+            segment = _find_segment(log, name)
             damage: list[Damage] = []
             blocks, keys = block_tables(segment, damage.append)
             if damage:
@@ -195,7 +195,7 @@ class Repair:
     def _gap_over(self, name: str, start: int, end: int) -> None:
         log = self._log()
         try:
-            segment = _named(log, name)
+            segment = _find_segment(log, name)
             for at, block in gap_blocks(start, end):
                 segment.file.write([block], at - segment.start_offset)
             segment.file.sync()
@@ -205,7 +205,7 @@ class Repair:
     def _end_at(self, name: str, start: int, end: int) -> None:
         log = self._log()
         try:
-            segment = _named(log, name)
+            segment = _find_segment(log, name)
             self._zero(segment, start, end)
             segment.file.sync()
             segment.file.write([encode_end_mark(start)], start - segment.start_offset)
@@ -233,7 +233,7 @@ class Repair:
         state = self._open_state()
         try:
             changes: dict[bytes, bytes | None] = {DAMAGE: None, INCOMPLETE: None}
-            by_topic = _accepted(state.records)
+            by_topic = _read_accepted(state.records)
             for key in state.records:
                 if parse_key(key)[0] == "lost":
                     changes[key] = None
@@ -315,11 +315,11 @@ class _Part:
         return self._segment.file.read(size, self._start + position)
 
 
-def _named(log: CommitLog, name: str) -> Segment:
+def _find_segment(log: CommitLog, name: str) -> Segment:
     return next(segment for segment in log.segments if segment.path.name == name)
 
 
-def _accepted(records: dict[bytes, bytes]) -> dict[int, dict[int, LostRanges]]:
+def _read_accepted(records: dict[bytes, bytes]) -> dict[int, dict[int, LostRanges]]:
     """Return the losses that earlier repairs recorded as accepted, by topic id and queue."""
     found: dict[int, dict[int, LostRanges]] = {}
     for key, value in records.items():

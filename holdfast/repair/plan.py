@@ -206,7 +206,7 @@ def steps_of_loss(report: CheckReport, segment_ends: Mapping[str, int]) -> list[
     end offset of each file. Raises NotRepairable."""
     steps: list[Step] = [RenewState()]
     changed: list[str] = []
-    for place in _merged(report.places):
+    for place in _merge_places(report.places):
         if place.name is None:
             if place.end - place.start < _SMALLEST_SEGMENT:
                 raise NotRepairable("commitlog", f"too little is missing at {place.start}")
@@ -227,7 +227,7 @@ def steps_of_loss(report: CheckReport, segment_ends: Mapping[str, int]) -> list[
     return steps
 
 
-def _merged(places: Sequence[DamagedPlace]) -> list[DamagedPlace]:
+def _merge_places(places: Sequence[DamagedPlace]) -> list[DamagedPlace]:
     """Return the places in order; adjacent places in one file are merged."""
     merged: list[DamagedPlace] = []
     for place in places:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.acting_user import CannotActAsOwner, _make_for, _opened, act_as_owner
+from holdfast.acting_user import CannotActAsOwner, _make_for, _open_folders, act_as_owner
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 
@@ -39,18 +39,18 @@ def test_links_of_root_are_followed_and_dots_too(tmp_path: Path, owners: Path) -
     (tmp_path / "other").symlink_to(tmp_path)
     (tmp_path / "aside").mkdir()
     for path in ("relative", "other/relative", "owners/../relative", "owners/data"):
-        with _opened(tmp_path / path) as place:
+        with _open_folders(tmp_path / path) as place:
             assert (place.path, place.missing) == (owners / "data", ())
             assert place.found.st_uid == OWNER
     for path in ("relative/new/deep", "none/../relative/new/deep"):
-        with _opened(tmp_path / path) as place:
+        with _open_folders(tmp_path / path) as place:
             assert (place.path, place.missing) == (owners / "data/new/deep", ("new", "deep"))
 
 
 def test_a_circle_of_links_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OSError, match="Too many levels"), _opened(tmp_path / "a"):
+    with pytest.raises(OSError, match="Too many levels"), _open_folders(tmp_path / "a"):
         pass
 
 
@@ -58,7 +58,7 @@ def test_a_circle_of_links_is_an_error(tmp_path: Path) -> None:
 def test_a_link_of_another_user_is_not_followed(owners: Path, outside: Path, name: str) -> None:
     (owners / "link").symlink_to(outside)
     os.lchown(owners / "link", OWNER, OWNER)
-    with pytest.raises(CannotActAsOwner, match="is a link"), _opened(owners / name):
+    with pytest.raises(CannotActAsOwner, match="is a link"), _open_folders(owners / name):
         pass
 
 
@@ -94,7 +94,7 @@ def test_what_is_replaced_on_the_way_leads_nowhere_else(
     monkeypatch.setattr(os, "fstat", replacing(os.fstat))
     monkeypatch.setattr(os, "lstat", replacing(os.lstat))
     try:
-        with _opened(owners / "data") as place:
+        with _open_folders(owners / "data") as place:
             uid = place.found.st_uid
     except CannotActAsOwner:
         uid = OWNER
@@ -104,7 +104,7 @@ def test_what_is_replaced_on_the_way_leads_nowhere_else(
 def test_a_folder_that_is_made_is_given_by_what_is_open(
     tmp_path: Path, owners: Path, outside: Path, monkeypatch: Any
 ) -> None:
-    with _opened(owners / "data") as source, _opened(tmp_path / "new/backup") as place:
+    with _open_folders(owners / "data") as source, _open_folders(tmp_path / "new/backup") as place:
         _make_for(source.found, place)
     assert (tmp_path / "new").stat().st_uid == 0
     assert (tmp_path / "new/backup").stat().st_uid == OWNER
@@ -118,8 +118,8 @@ def test_a_folder_that_is_made_is_given_by_what_is_open(
 
     monkeypatch.setattr(os, "mkdir", replaced)
     with (
-        _opened(owners / "data") as source,
-        _opened(tmp_path / "other") as place,
+        _open_folders(owners / "data") as source,
+        _open_folders(tmp_path / "other") as place,
         pytest.raises(OSError),
     ):
         _make_for(source.found, place)

@@ -6,7 +6,7 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.exits import ExitCode
-from holdfast.cli.output.figures import shown_count, shown_size
+from holdfast.cli.output.figures import format_bytes, format_count
 from holdfast.cli.output.progress import progress
 from holdfast.cli.output.terminal import is_terminal, safe_text, write_json_line
 
@@ -48,9 +48,9 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
         click.echo(f"damage: {safe_text(damage)}", err=True)
     if is_terminal():
         click.echo(
-            f"backed up {shown_count(len(manifest.files), 'file')} to {safe_text(str(target))}: "
-            f"{shown_size(report.copied_bytes)} copied, {shown_size(report.cloned_bytes)} "
-            f"cloned, {shown_size(report.reused_bytes)} there already; "
+            f"backed up {format_count(len(manifest.files), 'file')} to {safe_text(str(target))}: "
+            f"{format_bytes(report.copied_bytes)} copied, {format_bytes(report.cloned_bytes)} "
+            f"cloned, {format_bytes(report.reused_bytes)} there already; "
             f"the log up to {manifest.end_offset}"
         )
     else:
@@ -117,8 +117,8 @@ def restore(context: click.Context, source: Path, data_dir: Path, reserve_offset
     if is_terminal():
         verdict = "sound" if found.is_sound else "with the damage that was backed up"
         click.echo(
-            f"restored {shown_count(found.messages, 'message')}, "
-            f"{shown_count(found.topics, 'topic')} and {shown_count(found.groups, 'group')} "
+            f"restored {format_count(found.messages, 'message')}, "
+            f"{format_count(found.topics, 'topic')} and {format_count(found.groups, 'group')} "
             f"to {safe_text(str(data_dir))}: {verdict}"
         )
     else:

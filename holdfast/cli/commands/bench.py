@@ -20,7 +20,7 @@ import click
 
 from holdfast.cli.exits import Failure
 from holdfast.cli.input.connection import broker_options, open_client
-from holdfast.cli.output.figures import shown_count
+from holdfast.cli.output.figures import format_count
 from holdfast.cli.output.terminal import write_rows
 
 if TYPE_CHECKING:
@@ -68,19 +68,19 @@ def measure(client: "Client", topic: str, messages: int, body: bytes) -> list[Ro
     rows = []
     for durability in ("fsync", "written"):
         client.change_topic(topic, durability=durability)
-        took = [_timed(partial(client.publish, topic, body)) for _ in range(_SINGLE_PUBLISHES)]
+        took = [_measure(partial(client.publish, topic, body)) for _ in range(_SINGLE_PUBLISHES)]
         rows.append(_latency("publish one, then the next", durability, took))
         rows[-1]["per_second"] = round(len(took) / sum(took))
         start = _end(client, topic)
-        seconds = _timed(partial(_publish_batches, client, topic, messages, body))
+        seconds = _measure(partial(_publish_batches, client, topic, messages, body))
         rows.append(_rate("publish in batches", durability, messages, len(body), seconds))
-        seconds = _timed(partial(_pull_all, client, topic, start, messages))
+        seconds = _measure(partial(_pull_all, client, topic, start, messages))
         rows.append(_rate("pull from there", durability, messages, len(body), seconds))
         rows.append(_latency("acknowledged to pulled", durability, _wakes(client, topic, body)))
     return rows
 
 
-def _timed(action: Callable[[], object]) -> float:
+def _measure(action: Callable[[], object]) -> float:
     started = time.perf_counter()
     action()
     return time.perf_counter() - started
@@ -95,7 +95,7 @@ def _publish_batches(client: "Client", topic: str, messages: int, body: bytes) -
 def _pull_all(client: "Client", topic: str, start: int, messages: int) -> None:
     found = sum(1 for _ in client.pull(topic, queue=0, offset=start, follow=False))
     if found != messages:
-        raise Failure(f"published {shown_count(messages, 'message')} and pulled {found:,}")
+        raise Failure(f"published {format_count(messages, 'message')} and pulled {found:,}")
 
 
 def _end(client: "Client", topic: str) -> int:

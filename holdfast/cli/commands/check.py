@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.exits import ExitCode, Failure
-from holdfast.cli.output.figures import shown_count, shown_size
+from holdfast.cli.output.figures import format_bytes, format_count
 from holdfast.cli.output.progress import progress
 from holdfast.cli.output.terminal import is_terminal, safe_text, write_json_line
 
@@ -95,11 +95,11 @@ def print_report(report: "CheckReport") -> None:
     verdict = "sound" if report.is_sound else "DAMAGED"
     scope = {"log": " (the index was not looked at)", "backup": " (a backup)"}
     click.echo(
-        f"{verdict}: {shown_count(report.messages, 'message')} in "
-        f"{shown_count(report.blocks, 'block')} ({shown_size(report.bytes)}) of "
-        f"{shown_count(report.segments, 'segment')}, {shown_count(report.queues, 'queue')}, "
-        f"{shown_count(report.index_entries, 'index entry')}, "
-        f"{shown_count(report.topics, 'topic')}, {shown_count(report.groups, 'group')}"
+        f"{verdict}: {format_count(report.messages, 'message')} in "
+        f"{format_count(report.blocks, 'block')} ({format_bytes(report.bytes)}) of "
+        f"{format_count(report.segments, 'segment')}, {format_count(report.queues, 'queue')}, "
+        f"{format_count(report.index_entries, 'index entry')}, "
+        f"{format_count(report.topics, 'topic')}, {format_count(report.groups, 'group')}"
         f"{scope.get(report.scope, '')}"
     )
 

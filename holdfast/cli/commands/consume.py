@@ -72,7 +72,7 @@ def consume(
         client.describe_topic(topic)
     show = _show_json if as_json else partial(_show, form)
     if no_ack:
-        for message in islice(_browsed(client, topics, group, member, expression), count):
+        for message in islice(_browse(client, topics, group, member, expression), count):
             show(message)
         return
     with client.consume(
@@ -90,7 +90,7 @@ def consume(
             delivery.ack()
 
 
-def _browsed(
+def _browse(
     client: "Client",
     topics: Sequence[str],
     group: str,

@@ -24,7 +24,7 @@ def group_differences(
         own = {name: (each["weight"], each["filter"]) for name, each in config["topics"].items()}
         asked = {name: (each["weight"], each["filter"]) for name, each in topics.items()}
         if own != asked:
-            found.append(f"the topics {_shown(own)}, not {_shown(asked)}")
+            found.append(f"the topics {_format_topics(own)}, not {_format_topics(asked)}")
     for name, value in settings.items():
         if value is None:
             continue
@@ -34,7 +34,7 @@ def group_differences(
     return found
 
 
-def _shown(topics: Mapping[str, tuple[int, str | None]]) -> str:
+def _format_topics(topics: Mapping[str, tuple[int, str | None]]) -> str:
     shown = []
     for name, (weight, expression) in sorted(topics.items()):
         text = name if weight == 1 else f"{name}={weight}"

@@ -125,7 +125,7 @@ def publish(
     sizes = {"batch_bytes": batch_bytes} if batch_bytes is not None else {}
     count, size, read, last = 0, 0, 0, None
     started = time.perf_counter()
-    with _opened(topic, file, body) as (source, name, total):
+    with _open_input(topic, file, body) as (source, name, total):
         messages: Iterator[Outgoing]
         if source is None:
             encoded = _bytes_of_argument(body or "")
@@ -199,7 +199,7 @@ def _check_together(given: dict[str, bool]) -> None:
 
 
 @contextmanager
-def _opened(
+def _open_input(
     topic: str, file: str, body: str | None
 ) -> Iterator[tuple[BinaryIO | None, str, int | None]]:
     """Yield the input file, its name, and its size in bytes. The file is None with --body. The size

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.exits import ExitCode
-from holdfast.cli.output.figures import shown_count, shown_size
+from holdfast.cli.output.figures import format_bytes, format_count
 from holdfast.cli.output.progress import progress
 from holdfast.cli.output.terminal import is_terminal, safe_text, write_json_line
 
@@ -58,10 +58,10 @@ def _print(report: "RepairReport") -> None:
         click.echo("topics and stored offsets that neither the state nor the log has are given up")
     if not report.loss.is_nothing:
         verb = "were" if done else "would be"
-        count = shown_count(report.loss.messages_at_least, "message")
+        count = format_count(report.loss.messages_at_least, "message")
         if report.loss.may_be_more:
             count = f"an unknown number of messages (at least {report.loss.messages_at_least})"
-        click.echo(f"{count} and {shown_size(report.loss.bytes)} of the log {verb} given up")
+        click.echo(f"{count} and {format_bytes(report.loss.bytes)} of the log {verb} given up")
     if report.copies is not None:
         click.echo(f"what was overwritten is kept in {safe_text(str(report.copies))}")
     if not done:

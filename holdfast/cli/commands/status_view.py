@@ -7,11 +7,11 @@ import click
 
 from holdfast.cli.commands.broker_status import BrokerStatus, TopicStatus
 from holdfast.cli.output.figures import (
-    shown_count,
-    shown_number,
-    shown_seconds,
-    shown_size,
-    shown_span,
+    format_bytes,
+    format_count,
+    format_number,
+    format_seconds,
+    format_span,
 )
 from holdfast.cli.output.terminal import Column, safe_text, write_table
 
@@ -21,26 +21,26 @@ _ROWS = 10
 _GROUPS = (
     Column("group", "group"),
     Column("topic", "topic"),
-    Column("lag_messages", "lag", shown_number),
-    Column("lag_seconds", "behind", shown_seconds),
+    Column("lag_messages", "lag", format_number),
+    Column("lag_seconds", "behind", format_seconds),
 )
 _TOPIC = (
     Column("topic", "topic"),
-    Column("messages", "messages", shown_number),
-    Column("bytes", "size", shown_size),
+    Column("messages", "messages", format_number),
+    Column("bytes", "size", format_bytes),
 )
 _TOPICS = (
     *_TOPIC,
-    Column("oldest_seconds", "oldest", shown_seconds),
-    Column("messages_in", "in", shown_number),
-    Column("messages_out", "out", shown_number),
+    Column("oldest_seconds", "oldest", format_seconds),
+    Column("messages_in", "in", format_number),
+    Column("messages_out", "out", format_number),
 )
 _TOPIC_RATES = (
     *_TOPIC,
-    Column("in_rate", "in /s", shown_number),
-    Column("out_rate", "out /s", shown_number),
-    Column("in_bytes_rate", "in B/s", shown_size),
-    Column("out_bytes_rate", "out B/s", shown_size),
+    Column("in_rate", "in /s", format_number),
+    Column("out_rate", "out /s", format_number),
+    Column("in_bytes_rate", "in B/s", format_bytes),
+    Column("out_bytes_rate", "out B/s", format_bytes),
 )
 
 
@@ -84,22 +84,22 @@ def _show_head(status: BrokerStatus) -> None:
         click.echo("the figures need a token that grants operate")
         return
     click.echo(
-        f"up {shown_span(figures.uptime_seconds * 1000)}, "
-        f"{shown_size(figures.resident_bytes)} of memory, "
-        f"{shown_count(figures.connections, 'connection')}"
+        f"up {format_span(figures.uptime_seconds * 1000)}, "
+        f"{format_bytes(figures.resident_bytes)} of memory, "
+        f"{format_count(figures.connections, 'connection')}"
     )
     click.echo(
-        f"held: {shown_count(figures.held_pulls, 'pull')} and "
-        f"{shown_count(figures.held_receives, 'receive')}; "
-        f"{shown_count(figures.in_flight, 'message')} in flight"
+        f"held: {format_count(figures.held_pulls, 'pull')} and "
+        f"{format_count(figures.held_receives, 'receive')}; "
+        f"{format_count(figures.in_flight, 'message')} in flight"
     )
     click.echo(
-        f"disk: {shown_size(figures.disk_free_bytes)} free; the log has "
-        f"{shown_size(figures.log_bytes)} in {shown_count(figures.log_segments, 'segment')}"
+        f"disk: {format_bytes(figures.disk_free_bytes)} free; the log has "
+        f"{format_bytes(figures.log_bytes)} in {format_count(figures.log_segments, 'segment')}"
     )
     if figures.certificate_expires_seconds is not None:
         click.echo(
-            f"the certificate expires in {shown_span(figures.certificate_expires_seconds * 1000)}"
+            f"the certificate expires in {format_span(figures.certificate_expires_seconds * 1000)}"
         )
 
 
@@ -111,7 +111,7 @@ def _show_some(
     row_of: Callable[[Any], dict[str, Any]],
 ) -> None:
     """Write how many things there are, and a table of the first rows."""
-    click.echo(f"\n{shown_count(count, thing)}" + (f", {_ROWS} of them:" if count > _ROWS else ""))
+    click.echo(f"\n{format_count(count, thing)}" + (f", {_ROWS} of them:" if count > _ROWS else ""))
     if rows:
         write_table([row_of(each) for each in rows[:_ROWS]], columns)
 

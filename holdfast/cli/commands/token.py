@@ -178,8 +178,8 @@ def list_tokens(data_dir: Path) -> None:
         Column("token_id", "token id"),
         Column("name", "name"),
         Column("grants", "grants"),
-        Column("created", "created (UTC)", _to_the_minute, is_text=True),
-        Column("expires", "expires (UTC)", _to_the_minute, is_text=True),
+        Column("created", "created (UTC)", _format_minute, is_text=True),
+        Column("expires", "expires (UTC)", _format_minute, is_text=True),
         Column("state", "state"),
     ]
     seldom = ("certificate", "publish_messages_per_s", "publish_bytes_per_s")
@@ -260,7 +260,7 @@ def _iso(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
-def _to_the_minute(iso: str) -> str:
+def _format_minute(iso: str) -> str:
     return iso[:16].replace("T", " ")
 
 

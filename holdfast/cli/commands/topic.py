@@ -13,8 +13,8 @@ from holdfast.cli.output.topic_view import (
     LISTED,
     QUEUES,
     described_topics,
+    format_settings,
     message_count,
-    shown_settings,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _settings(command: Any) -> Any:
     return command
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -84,7 +84,7 @@ def create(client: "Client", name: str, **settings: Any) -> None:
 
     A topic that exists with other settings is not changed, and the exit code is 5.
     """
-    client.create_topic(name, **_given(settings))
+    client.create_topic(name, **_without_unset(settings))
     _show(client.describe_topic(name))
 
 
@@ -119,7 +119,7 @@ def describe(client: "Client", name: str) -> None:
 @with_client
 def change(client: "Client", name: str, **settings: Any) -> None:
     """Change retention, durability or limits, or add queues."""
-    given = _given(settings)
+    given = _without_unset(settings)
     if not given:
         raise click.UsageError("Nothing to change: give at least one option.")
     client.change_topic(name, **given)
@@ -144,6 +144,6 @@ def _show(described: Mapping[str, Any]) -> None:
     if not is_terminal():
         write_json_line(described)
         return
-    click.echo(f"{described['topic']} (id {described['topic_id']}): {shown_settings(described)}")
+    click.echo(f"{described['topic']} (id {described['topic_id']}): {format_settings(described)}")
     queues = [{**queue, "messages": message_count(queue)} for queue in described["queues"]]
     write_table(queues, QUEUES)

@@ -37,7 +37,7 @@ def token_options(command: Callable[..., None]) -> Callable[..., None]:
         cls=BrokerOption,
         envvar="HOLDFAST_TOKEN",
         show_envvar=True,
-        callback=_chosen,
+        callback=_pick_token,
         help="Token for access. Others on this machine see it here: better the variable or a file.",
     )
     return token(file(command))
@@ -70,7 +70,9 @@ def _token_of_json(text: str) -> str:
     return token if isinstance(token, str) else ""
 
 
-def _chosen(context: click.Context, _parameter: click.Parameter, token: str | None) -> str | None:
+def _pick_token(
+    context: click.Context, _parameter: click.Parameter, token: str | None
+) -> str | None:
     from_file: str | None = context.meta.get(_FROM_FILE)
     if from_file is None or token is None:
         return token if from_file is None else from_file

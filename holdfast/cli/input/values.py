@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli.input.outgoing import parse_property
 from holdfast.cli.input.start_position import Start, parse_duration, parse_start
-from holdfast.cli.output.figures import shown_span
+from holdfast.cli.output.figures import format_span
 from holdfast.cli.output.message_format import Formatter, make_formatter
 from holdfast.cli.output.terminal import is_terminal
 from holdfast.config import SPAN_UNITS, parse_size, parse_span_ms
@@ -76,7 +76,7 @@ def as_span(minimum_ms: int = 0, unit: str = "ms") -> Callable[..., int | None]:
         if span_ms is None:
             raise click.BadParameter(f"{text!r} is no time; write such as 500ms, 90s or 7d.")
         if span_ms < minimum_ms:
-            raise click.BadParameter(f"{text!r} is too short; at least {shown_span(minimum_ms)}.")
+            raise click.BadParameter(f"{text!r} is too short; at least {format_span(minimum_ms)}.")
         return span_ms
 
     return convert

@@ -9,13 +9,13 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 _SPANS_MS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"))
 
 
-def shown_count(count: int, thing: str) -> str:
+def format_count(count: int, thing: str) -> str:
     """Return a count with its noun, such as "1 message" or "12,502 messages"."""
     plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
     return f"{count:,} {thing if count == 1 else plural}"
 
 
-def shown_size(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Return a number of bytes with a unit, rounded, such as "512 B" or "1.5 KiB"."""
     for factor, unit in _UNITS:
         if size >= factor:
@@ -24,7 +24,7 @@ def shown_size(size: int) -> str:
     return f"{size} B"
 
 
-def shown_span(span_ms: float) -> str:
+def format_span(span_ms: float) -> str:
     """Return a duration in at most two units, such as "250ms", "42s", "5m10s" or "2d4h"."""
     if span_ms < 1000:
         return f"{max(round(span_ms), 0)}ms"
@@ -41,17 +41,17 @@ def shown_span(span_ms: float) -> str:
     raise AssertionError(span_ms)
 
 
-def shown_age(timestamp_ms: int) -> str:
+def format_age(timestamp_ms: int) -> str:
     """Return how long ago a time was, such as "3m10s ago"."""
-    return f"{shown_span(now_ms() - timestamp_ms)} ago"
+    return f"{format_span(now_ms() - timestamp_ms)} ago"
 
 
-def shown_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return a number of seconds as a duration, such as "3m10s". Return "-" for 0."""
-    return shown_span(seconds * 1000) if seconds else "-"
+    return format_span(seconds * 1000) if seconds else "-"
 
 
-def shown_number(number: int) -> str:
+def format_number(number: int) -> str:
     """Return an integer with a comma between thousands."""
     return f"{number:,}"
 

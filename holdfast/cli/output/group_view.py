@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from holdfast.cli.output.figures import (
-    shown_count,
-    shown_number,
-    shown_seconds,
-    shown_size,
-    shown_span,
+    format_bytes,
+    format_count,
+    format_number,
+    format_seconds,
+    format_span,
 )
 from holdfast.cli.output.terminal import (
     Column,
@@ -23,29 +23,29 @@ from holdfast.cli.output.terminal import (
 
 _TOPIC = Column("topic", "topic")
 _QUEUE = Column("queue", "queue")
-_END = Column("max_offset", "end", shown_number)
-_LAG = Column("lag_messages", "lag", shown_number)
-_LAG_BYTES = Column("lag_bytes", "lag size", shown_size)
-_BEHIND = Column("lag_seconds", "behind", shown_seconds)
-_NEXT = Column("next", "next", shown_number)
+_END = Column("max_offset", "end", format_number)
+_LAG = Column("lag_messages", "lag", format_number)
+_LAG_BYTES = Column("lag_bytes", "lag size", format_bytes)
+_BEHIND = Column("lag_seconds", "behind", format_seconds)
+_NEXT = Column("next", "next", format_number)
 _COUNTS = tuple(
-    Column(name, name.replace("_", " "), shown_number)
+    Column(name, name.replace("_", " "), format_number)
     for name in ("available", "in_flight", "delayed", "dead")
 )
 _WIDE_COUNTS = (
     *_COUNTS,
-    Column("expired", "expired", shown_number),
-    Column("lost", "lost", shown_number),
-    Column("served", "served", shown_number),
+    Column("expired", "expired", format_number),
+    Column("lost", "lost", format_number),
+    Column("served", "served", format_number),
 )
 _RATE = Column("per_second", "/s")
 
-_OFFSETS_ONLY = (_QUEUE, Column("offset", "offset", shown_number), _END, _LAG, _LAG_BYTES, _BEHIND)
+_OFFSETS_ONLY = (_QUEUE, Column("offset", "offset", format_number), _END, _LAG, _LAG_BYTES, _BEHIND)
 _LEASED = (_QUEUE, _NEXT, _LAG, _BEHIND, *_COUNTS)
 _LEASED_WIDE = (
     _TOPIC,
     _QUEUE,
-    Column("floor", "floor", shown_number),
+    Column("floor", "floor", format_number),
     _NEXT,
     _END,
     _LAG,
@@ -56,7 +56,7 @@ _LEASED_WIDE = (
 )
 _MEMBERS = (
     Column("member", "member"),
-    Column("in_flight", "in flight", shown_number),
+    Column("in_flight", "in flight", format_number),
     Column("waiting", "waiting", lambda waiting: "yes" if waiting else "no", is_text=True),
     Column("active", "active", lambda active: "yes" if active else "no", is_text=True),
 )
@@ -64,7 +64,7 @@ LISTED = (
     Column("group", "group"),
     Column("mode", "mode"),
     Column("topics", "topics"),
-    Column("lag_messages", "lag", shown_number),
+    Column("lag_messages", "lag", format_number),
 )
 
 
@@ -112,7 +112,7 @@ def _heading(described: Mapping[str, Any], config: Mapping[str, Any] | None) -> 
     settings = [
         config["mode"],
         f"{fairness['engine']} by {fairness['cost']}",
-        f"leases of {shown_span(config['lease_ms'])}",
+        f"leases of {format_span(config['lease_ms'])}",
     ]
     lines = [f"{described['group']}: {', '.join(settings)}"]
     if config["dead_letter_topic"] is not None:
@@ -139,8 +139,8 @@ def _topic_heading(topic: Mapping[str, Any], config: Mapping[str, Any] | None) -
 def _lag(behind: Mapping[str, Any]) -> str:
     if not behind["lag_messages"]:
         return "no lag"
-    count = shown_count(behind["lag_messages"], "message")
+    count = format_count(behind["lag_messages"], "message")
     return (
-        f"lag {count}, {shown_size(behind['lag_bytes'])}, "
-        f"the oldest {shown_seconds(behind['lag_seconds'])} old"
+        f"lag {count}, {format_bytes(behind['lag_bytes'])}, "
+        f"the oldest {format_seconds(behind['lag_seconds'])} old"
     )

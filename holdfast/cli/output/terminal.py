@@ -74,7 +74,7 @@ def write_table(rows: Iterable[Row], columns: Sequence[str | Column]) -> None:
         values = [row.get(column.name) for row in rows]
         is_number = not column.is_text and all(isinstance(v, int | float | None) for v in values)
         justify: Literal["left", "right"] = "right" if is_number else "left"
-        cells.append([_shown(column, value) for value in values])
+        cells.append([_format_cell(column, value) for value in values])
         table.add_column(
             column.heading,
             justify=justify,
@@ -112,7 +112,7 @@ def _column(column: str | Column) -> Column:
     return Column(column, column.replace("_", " ")) if isinstance(column, str) else column
 
 
-def _shown(column: Column, value: object) -> str:
+def _format_cell(column: Column, value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(_shown(column, each) for each in value)
+        return ", ".join(_format_cell(column, each) for each in value)
     return "-" if value is None else safe_text(column.show(value))

@@ -3,26 +3,26 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.output.figures import shown_age, shown_number, shown_size, shown_span
+from holdfast.cli.output.figures import format_age, format_bytes, format_number, format_span
 from holdfast.cli.output.terminal import Column
 
 if TYPE_CHECKING:
     from holdfast.client import Client
 
 _HELD = (
-    Column("messages", "messages", shown_number),
-    Column("bytes", "size", shown_size),
-    Column("newest_timestamp_ms", "newest", shown_age),
+    Column("messages", "messages", format_number),
+    Column("bytes", "size", format_bytes),
+    Column("newest_timestamp_ms", "newest", format_age),
 )
 LISTED = (
     Column("topic", "topic"),
-    Column("queue_count", "queues", shown_number),
+    Column("queue_count", "queues", format_number),
     *_HELD,
 )
 QUEUES = (
     Column("queue", "queue"),
-    Column("min_offset", "begins", shown_number),
-    Column("max_offset", "ends", shown_number),
+    Column("min_offset", "begins", format_number),
+    Column("max_offset", "ends", format_number),
     *_HELD,
 )
 
@@ -51,21 +51,21 @@ def message_count(queue: Mapping[str, Any]) -> int:
     return int(queue["max_offset"] - queue["min_offset"])
 
 
-def shown_settings(described: Mapping[str, Any]) -> str:
+def format_settings(described: Mapping[str, Any]) -> str:
     """Return a topic's settings as a phrase."""
     config = described["config"]
     kept = []
     if config["retention_ms"] is not None:
-        kept.append(shown_span(config["retention_ms"]))
+        kept.append(format_span(config["retention_ms"]))
     if config["retention_bytes"] is not None:
-        kept.append(shown_size(config["retention_bytes"]))
+        kept.append(format_bytes(config["retention_bytes"]))
     parts = [
         f"durability {config['durability']}",
         f"keeps {' or '.join(kept)}" if kept else "keeps everything",
-        f"messages of up to {shown_size(config['max_message_bytes'])}",
+        f"messages of up to {format_bytes(config['max_message_bytes'])}",
     ]
     if "max_bytes" in config:
-        parts.append(f"takes up to {shown_size(config['max_bytes'])}")
+        parts.append(f"takes up to {format_bytes(config['max_bytes'])}")
     if config.get("priority_levels", 1) != 1:
         parts.append(f"{config['priority_levels']} levels of priority")
     return ", ".join(parts)

@@ -130,7 +130,7 @@ async def _serve(config: Config) -> ExitCode:
     stopping = asyncio.create_task(told_to_stop.wait())
     code = ExitCode.OK
     started_s = time.monotonic()
-    if await _started(broker, config, stopping):
+    if await _start_broker(broker, config, stopping):
         # Finished requests leave no reference cycles (tests/http_api/test_garbage.py), so the
         # garbage collector can run rarely.
         freezing = GarbageFreezer(broker.gone_count)
@@ -180,11 +180,11 @@ class _Reloads:
             _logger.exception("the reload failed: everything stays as it was")
 
 
-async def _started(broker: Broker, config: Config, stopping: "asyncio.Task[bool]") -> bool:
+async def _start_broker(broker: Broker, config: Config, stopping: "asyncio.Task[bool]") -> bool:
     """Start the broker and return True. Return False if a signal has stopped it during the
     start."""
     starting = asyncio.create_task(broker.start())
-    telling = asyncio.create_task(_tell_progress(broker))
+    telling = asyncio.create_task(_log_progress(broker))
     await _first_of(starting, stopping)
     telling.cancel()
     if not starting.done():
@@ -204,7 +204,7 @@ async def _started(broker: Broker, config: Config, stopping: "asyncio.Task[bool]
     return True
 
 
-async def _tell_progress(broker: Broker) -> None:
+async def _log_progress(broker: Broker) -> None:
     """Log the progress of a start every PROGRESS_S if it has changed, until cancelled."""
     told: object = None
     while True:

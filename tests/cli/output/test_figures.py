@@ -2,15 +2,15 @@
 
 import pytest
 
-from holdfast.cli.output.figures import shown_count, shown_size, shown_span
+from holdfast.cli.output.figures import format_bytes, format_count, format_span
 
 
 # O6: the output was "1 messages".
 def test_one_thing_is_one() -> None:
-    assert shown_count(1, "message") == "1 message"
-    assert shown_count(0, "message") == "0 messages"
-    assert shown_count(12_502, "message") == "12,502 messages"
-    assert [shown_count(n, "index entry") for n in (1, 2)] == ["1 index entry", "2 index entries"]
+    assert format_count(1, "message") == "1 message"
+    assert format_count(0, "message") == "0 messages"
+    assert format_count(12_502, "message") == "12,502 messages"
+    assert [format_count(n, "index entry") for n in (1, 2)] == ["1 index entry", "2 index entries"]
 
 
 # O6: a size below 1 KiB had no unit.
@@ -22,7 +22,7 @@ def test_one_thing_is_one() -> None:
     ],
 )  # fmt: skip
 def test_a_size_has_its_unit(size: int, shown: str) -> None:
-    assert shown_size(size) == shown
+    assert format_bytes(size) == shown
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_a_size_has_its_unit(size: int, shown: str) -> None:
     ],
 )  # fmt: skip
 def test_a_span_has_its_two_largest_units(span_ms: int, shown: str) -> None:
-    assert shown_span(span_ms) == shown
+    assert format_span(span_ms) == shown
