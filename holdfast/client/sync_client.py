@@ -73,7 +73,9 @@ def _consume_by_offsets(
     client: "Client", call: Callable[[AsyncClient], AsyncOffsetConsumer]
 ) -> OffsetConsumer:
     """Return the blocking offset consumer with the same options."""
-    return OffsetConsumer(client._transport, call(client._requests).options)
+    consumer = OffsetConsumer(client._transport, call(client._requests).options)
+    client._offset_consumers.add(consumer)
+    return consumer
 
 
 def _consume(client: "Client", call: Callable[[AsyncClient], AsyncConsumer]) -> Consumer:
@@ -120,6 +122,7 @@ class Client:
             AsyncTransport(target, retry, self._transport.retry_log)
         )
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._offset_consumers: weakref.WeakSet[OffsetConsumer] = weakref.WeakSet()
 
     create_topic = _derive(AsyncClient.create_topic, _run)
     change_topic = _derive(AsyncClient.change_topic, _run)
@@ -166,6 +169,8 @@ class Client:
         Waiting readers end with ClientClosed. May be called twice.
         """
         with ExitStack() as stack:
+            for consumer in list(self._offset_consumers):  # after the transport was closed
+                stack.callback(consumer._join_thread)
             stack.callback(run_blocking, self._transport.close())
             stack.callback(self._loop_thread.stop, self._loop_client.close)
             for producer in list(self._producers):

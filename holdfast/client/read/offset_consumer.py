@@ -256,13 +256,14 @@ class OffsetConsumer(Reader[Message]):
             raise self._committer.progress.failure
         if self._committer.interval_s:
             if self._thread is None and not self._was_closed():
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=_commit_regularly,
                     args=(self._committer, self._thread_transport),
                     name="holdfast-offsets",
                     daemon=True,
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
             return super()._next_range()
         self._commit()
         if not self._singles:
@@ -291,10 +292,14 @@ class OffsetConsumer(Reader[Message]):
         super().close()
         self._thread_transport.abort()
         self._commit_transport.check_open()
-        if self._thread is not None:
-            self._thread.join()
+        self._join_thread()
         if self._committer.progress.failure is None:
             self._commit()
+
+    def _join_thread(self) -> None:
+        """Wait for the end of the thread. Call it after the transport was ended."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _commit(self) -> None:
         run_blocking(self._committer.commit(self._commit_transport))

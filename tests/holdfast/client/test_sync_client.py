@@ -440,6 +440,7 @@ def test_the_thread_that_stores_offsets_ends_with_its_consumer(
             assert not thread.is_alive()
         elif end == "close the client":
             client.close()
+            assert not thread.is_alive()
             with pytest.raises(ClientClosed):
                 consumer.close()
         del consumer
