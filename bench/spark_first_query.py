@@ -36,11 +36,11 @@ def mark():
     marks.append(time.perf_counter() - began)
     began = time.perf_counter()
 
-from holdfast.spark.session import _LOCAL_SETTINGS
+from holdfast.spark.session import LOCAL_SETTINGS
 from pyspark.sql import SparkSession
 
 builder = SparkSession.builder.master("local[1]")
-spark = builder.config(map=_LOCAL_SETTINGS).getOrCreate()
+spark = builder.config(map=LOCAL_SETTINGS).getOrCreate()
 mark()
 if kind == "empty":
     from bench.empty_source import EmptySource

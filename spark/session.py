@@ -27,7 +27,7 @@ _JAVA_VERSION = re.compile(r'version "(\d+)')
 _registered: "WeakSet[SparkSession]" = WeakSet()
 
 #: Settings for one machine: Spark listens only on the loopback address, and starts no web UI.
-_LOCAL_SETTINGS = {
+LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -85,7 +85,7 @@ def local_session(
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{cores}]").appName("holdfast")
-    for name, value in {**_LOCAL_SETTINGS, **(settings or {})}.items():
+    for name, value in {**LOCAL_SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)

@@ -15,8 +15,8 @@ from typing import Any
 _shipped_archive: bytes | None = None
 
 
-def ship_archive(archive: bytes) -> None:
-    """Include this archive in all later pickles of this process."""
+def ship_archive(archive: bytes | None) -> None:
+    """Include this archive in all later pickles of this process; None ends that."""
     global _shipped_archive  # noqa: PLW0603  one package, one process
     _shipped_archive = archive
 

@@ -9,7 +9,6 @@ import pytest
 
 import holdfast
 from holdfast.spark.__main__ import main
-from holdfast.spark.deploy import pickling
 from holdfast.spark.deploy.archive import EXECUTORS_NEED, build_archive
 from holdfast.spark.session import ship
 from tests.cluster.clusters import python_with
@@ -89,11 +88,10 @@ def test_a_program_that_runs_from_the_archive_sends_the_archive(
     assert (tmp_path / "again.zip").read_bytes() == archived.read_bytes()
 
 
-def test_a_session_is_sent_the_archive_and_then_told_of_the_source(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("pyspark")
-    monkeypatch.setattr(pickling, "_shipped_archive", None)  # restored after the test
+def test_a_session_is_sent_the_archive_and_then_told_of_the_source() -> None:
+    cloudpickle = pytest.importorskip("pyspark.cloudpickle")
+    from holdfast.spark.source import HoldfastDataSource
+
     seen: list[object] = []
 
     class Session:
@@ -109,7 +107,7 @@ def test_a_session_is_sent_the_archive_and_then_told_of_the_source(
     first, second = ship(session), ship(session)  # type: ignore[arg-type]
     assert seen == [True, "holdfast"] * 2
     assert first.name == second.name, "Spark takes the second for what it has"
-    assert pickling._shipped_archive == first.read_bytes()
+    assert first.read_bytes() in cloudpickle.dumps(HoldfastDataSource)
 
 
 def test_the_program_writes_the_archive_and_says_nothing(tmp_path: Path) -> None:

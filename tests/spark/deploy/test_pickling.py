@@ -36,10 +36,7 @@ def test_a_source_is_pickled_by_name_where_nothing_was_sent() -> None:
     assert cloudpickle.loads(dumped(HoldfastDataSource)) is HoldfastDataSource
 
 
-def test_a_source_brings_its_package_from_process_to_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pickling, "_shipped_archive", None)
+def test_a_source_brings_its_package_from_process_to_process(tmp_path: Path) -> None:
     pickling.ship_archive(build_archive())
     python = python_with((*EXECUTORS_NEED, "pyspark", "py4j"), tmp_path / "python")
     (tmp_path / "local").mkdir()
@@ -58,10 +55,7 @@ def test_a_source_brings_its_package_from_process_to_process(
     assert len(list((tmp_path / "local").iterdir())) == 2, "one a process, in Spark's own folder"
 
 
-def test_a_streams_writer_brings_its_package_into_tasks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pickling, "_shipped_archive", None)
+def test_a_streams_writer_brings_its_package_into_tasks(tmp_path: Path) -> None:
     pickling.ship_archive(build_archive())
     options = parse_write_options({"url": "http://here", "topic": "orders"}, streaming=True)
     writer = HoldfastStreamWriter(RowWriter(options, {}, ()))
@@ -80,18 +74,15 @@ def test_a_streams_writer_brings_its_package_into_tasks(
     assert done.stdout == b"orders\n", done.stderr.decode()
 
 
-def test_what_a_streams_tasks_read_with_brings_its_package_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_streams_tasks_read_with_brings_its_package_too() -> None:
     assert len(dumped(HoldfastStreamReader)) < 200
-    monkeypatch.setattr(pickling, "_shipped_archive", b"the archive")
+    pickling.ship_archive(b"the archive")
     assert b"the archive" in dumped(HoldfastStreamReader)
 
 
 def test_a_process_that_has_the_package_unpacks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pickling, "_shipped_archive", None)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     pickling.ship_archive(build_archive())
     assert cloudpickle.loads(dumped(HoldfastDataSource)) is HoldfastDataSource

@@ -153,7 +153,7 @@ def test_a_request_stored_in_part_is_completed(stored: int) -> None:
     sends = requests(batch, max_rows=4)
     for _ in range(stored - 1):
         publisher.send(next(sends))
-    store.publish("orders", b"".join(publisher._encode(next(sends)[0])), durability="fsync")
+    publisher.send(next(sends)[:1])
     attempt(store, batch, max_rows=4)
     assert store.bodies() == alone(batch, max_rows=4)
 
