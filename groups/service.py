@@ -42,7 +42,7 @@ from holdfast.groups.serving.group_server import GroupServer, WaitSlots
 from holdfast.groups.serving.head_source import key_number
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
-from holdfast.groups.settings import state_of
+from holdfast.groups.settings import describe_settings
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
 
@@ -148,7 +148,7 @@ class GroupService:
         names = self._names_of(served.record)
         shown = served.described_state
         if shown is None or shown[0] is not served.record or shown[1] != names:
-            state = state_of(served.record, names, self._config)
+            state = describe_settings(served.record, names, self._config)
             shown = served.described_state = served.record, names, state
         return shown[2]
 
@@ -255,7 +255,7 @@ class GroupService:
             await self.changes.allow_lease(served, request.lease_ms)
         return await served.receive(request)
 
-    def undelivered(self, group: str, receipts: Sequence[str]) -> None:
+    def release_undelivered(self, group: str, receipts: Sequence[str]) -> None:
         """Release the messages of a reply that could not be sent: they are available again at once.
         This does not count as a failure of the messages."""
         served = self.registry.by_name.get(group)
@@ -435,7 +435,7 @@ class GroupService:
         return Limits(queues, keys)
 
     def _state_of(self, record: GroupRecord) -> GroupState:
-        return state_of(record, self._names_of(record), self._config)
+        return describe_settings(record, self._names_of(record), self._config)
 
     def _names_of(self, record: GroupRecord) -> dict[int, str]:
         found = map(self._store.topic_by_id, record.topics)

@@ -85,7 +85,7 @@ def new_record(name: str, group_id: int, now_ms: int) -> GroupRecord:
     return GroupRecord(name, group_id, config, created_timestamp_ms=now_ms)
 
 
-def state_of(
+def describe_settings(
     record: GroupRecord, topic_names: Mapping[int, str], limits: GroupsConfig
 ) -> GroupState:
     """Return the GroupState of a record, without topics that were deleted."""

@@ -184,7 +184,7 @@ class Group:
         request once more. Set `has_looked` only if `receive` has found nothing for the request in
         this same event loop iteration, and its reply had no `needs`; then `serve` need not try the
         request again."""
-        self.members.seen(request.member, now_ms, deadline_ms)
+        self.members.mark_seen(request.member, now_ms, deadline_ms)
         if has_looked:
             return self.waiters.add(request, ticket, deadline_ms)
         for topic_id in (
@@ -235,11 +235,11 @@ class Group:
             self.account_ended(key[0], ended, None)
             self.lane_changed(lane)
 
-    def dead_lettered(self, key: QueueKey, offset: int, position: int) -> bool:
+    def record_dead_letter(self, key: QueueKey, offset: int, position: int) -> bool:
         """Record that a dead letter is durable at `position`. Return False if the message was not
         dying."""
         lane = self.lane(key)
-        if lane is None or not lane.dead_lettered(offset, position):
+        if lane is None or not lane.record_dead_letter(offset, position):
             return False
         self.update_lane(lane)
         return True
@@ -294,7 +294,7 @@ class Group:
         its time to live is over."""
         self.outbox.written_active = member
         self.activity.resume(member)
-        self.members.seen(member, now_ms)
+        self.members.mark_seen(member, now_ms)
         if self.activity.active is None:
             return
         # Another member may have leases: it had just become active, but its name was not stored
@@ -326,7 +326,7 @@ class Group:
             lane = self.topics[key[0]].lanes[key[1]]
             left -= max(1, self.expire_due(lane, now_ms, left))
         due = self.waiters.due(now_ms)
-        for member in self.members.silent(now_ms):
+        for member in self.members.find_silent(now_ms):
             due += self.leave(member, now_ms)
         return due
 
@@ -438,7 +438,7 @@ class Group:
         cursor = lane.cursor
         for lease in cursor.leases:
             self.in_flight.add(lease.member)
-            self.members.seen(lease.member, lease.delivered_ms, lease.deadline_ms)
+            self.members.mark_seen(lease.member, lease.delivered_ms, lease.deadline_ms)
             if lease.attempt_id is not None:
                 offset, number, attempt = lease.head.offset, lease.number, lease.attempt
                 receipt = Receipt(
@@ -452,6 +452,6 @@ class Group:
 
     def _is_present(self, member: str) -> bool:
         """Return whether a member holds leases or waits for messages."""
-        return self.in_flight.of(member) > 0 or any(
+        return self.in_flight.count_of(member) > 0 or any(
             waiter.request.member == member for waiter in self.waiters
         )

@@ -139,6 +139,6 @@ def first_of(run: Run, count: int) -> Run:
     ]
 
 
-def in_turn(columns: Sequence[Sequence[T]]) -> Iterator[T]:
+def interleave(columns: Sequence[Sequence[T]]) -> Iterator[T]:
     """Yield the first of each column, then the second of each, and so on."""
     return (each for row in zip_longest(*columns) for each in row if each is not None)

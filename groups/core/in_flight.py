@@ -41,7 +41,7 @@ class InFlight:
         self.returned = 0
         self._by_member: dict[str, int] = {}
 
-    def of(self, member: str) -> int:
+    def count_of(self, member: str) -> int:
         """Return how many leases a member has."""
         return self._by_member.get(member, 0)
 
@@ -50,7 +50,7 @@ class InFlight:
         config = self.config
         return min(
             config.max_in_flight - self.total,
-            config.max_in_flight_per_member - self.of(member),
+            config.max_in_flight_per_member - self.count_of(member),
             self.everyone.room,
         )
 
@@ -82,13 +82,13 @@ class InFlight:
 
     def has_others(self, member: str) -> bool:
         """Return whether any other member has leases."""
-        return self.total > self.of(member)
+        return self.total > self.count_of(member)
 
     def add(self, member: str, count: int = 1) -> None:
         """Count new leases."""
         self.total += count
         self.everyone.total += count
-        self._by_member[member] = self.of(member) + count
+        self._by_member[member] = self.count_of(member) + count
 
     def remove(self, member: str) -> bool:
         """Count a lease that ended. Return True if a limit had been reached, so that members may

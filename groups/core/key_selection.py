@@ -78,7 +78,7 @@ class KeyedSelection:
         """
         may_read_on = room is None or not room.returned_only
         while True:
-            head = self._offered(member, room)
+            head = self._first_offer(member, room)
             # If the offset is at `_scanned` or beyond, its key was filed early, for a lease from
             # before a restart. Then the smaller offsets must be read first.
             if head is None or head.offset >= self._scanned:
@@ -202,7 +202,7 @@ class KeyedSelection:
         lease = cursor.leases.get(offset)
         return not cursor.is_in_grace(offset) if lease is None else lease.number > number
 
-    def _offered(self, member: str, room: Room | None) -> Head | None:
+    def _first_offer(self, member: str, room: Room | None) -> Head | None:
         free = self._first_valid(self._free, member, room)
         owned = None
         if (heap := self._owned.get(member)) is not None:

@@ -23,7 +23,7 @@ class Members:
     def __len__(self) -> int:
         return len(self._until)
 
-    def seen(self, member: str, now_ms: int, busy_until_ms: int = 0) -> bool:
+    def mark_seen(self, member: str, now_ms: int, busy_until_ms: int = 0) -> bool:
         """Record activity of a member. If the member waits or has leases, `busy_until_ms` is when
         that ends; the time to live begins then. Return True if the member is new."""
         is_new = member not in self._until
@@ -38,11 +38,11 @@ class Members:
         return self._until.pop(member, None) is not None
 
     def next_end(self) -> int | None:
-        """Return when to call `silent`; None if there are no members. The time may be earlier than
-        necessary."""
+        """Return when to call `find_silent`; None if there are no members. The time may be earlier
+        than necessary."""
         return self._earliest
 
-    def silent(self, now_ms: int) -> list[str]:
+    def find_silent(self, now_ms: int) -> list[str]:
         """Return the silent members. The caller must remove them."""
         if self._earliest is None or now_ms < self._earliest:
             return []

@@ -155,7 +155,7 @@ class QueueLane:
         self.cursor.adopt(Head(offset, UNKNOWN_SIZE), member, number, deadline_ms, now_ms)
         self.selection.mark_adopted(offset, member)
 
-    def dead_lettered(self, offset: int, position: int) -> bool:
+    def record_dead_letter(self, offset: int, position: int) -> bool:
         """Record that a dead letter is durable. Return False if the message was not dying."""
         if offset not in self.cursor.dying:
             return False

@@ -54,7 +54,7 @@ def receipt_state(cursor: Cursor, receipt: Receipt) -> tuple[ReceiptState, End |
     if lease is not None:
         return (ReceiptState.LIVE if lease.number == number else ReceiptState.STALE), None
     if offset in cursor.done:
-        return _settled(cursor, offset, number)
+        return _settled_state(cursor, offset, number)
     attempts = cursor.attempts.get(offset)
     if attempts is not None and attempts.last_lease == number:
         if attempts.last_end is not End.EXPIRED:
@@ -70,7 +70,7 @@ def receipt_state(cursor: Cursor, receipt: Receipt) -> tuple[ReceiptState, End |
     return ReceiptState.STALE, None
 
 
-def _settled(cursor: Cursor, offset: int, number: int) -> tuple[ReceiptState, End | None]:
+def _settled_state(cursor: Cursor, offset: int, number: int) -> tuple[ReceiptState, End | None]:
     """Return the state of a receipt whose offset is done. If the offset has no entry in
     `cursor.settled`, it was acknowledged under its first lease, or its entry was too old and was
     dropped."""

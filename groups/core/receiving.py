@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.group_topic import Offer, Run, first_of, in_turn
+from holdfast.groups.core.group_topic import Offer, Run, first_of, interleave
 from holdfast.groups.core.limits import Limits, Room
 from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.receipt_state import Receipt
@@ -22,7 +22,7 @@ def receive(group: Group, request: ReceiveRequest, now_ms: int) -> Reply:
     if request.filter is not None and group.config.mode == "keyed":
         raise FilterNotAllowed(group.config.mode)
     admission = group.activity.admit(request.member, group.may_become_active)
-    group.members.seen(request.member, now_ms)
+    group.members.mark_seen(request.member, now_ms)
     if not admission.is_active:
         return Reply(is_active=False)
     if admission.is_notice:
@@ -126,7 +126,7 @@ def _may_match(group: Group, waiter: Waiter, dirty: set[int]) -> bool:
 
 
 @dataclass(slots=True)
-class _Order:
+class _FillState:
     """A request while its reply is being filled."""
 
     reply: Reply
@@ -145,7 +145,7 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
         reply.room = Room(request.limits or Limits())
     if reply.room is not None:
         reply.room.returned_only = returned_only
-    order = _Order(reply, request, now_ms, now_ms + group.allowed_lease_ms(request.lease_ms))
+    order = _FillState(reply, request, now_ms, now_ms + group.allowed_lease_ms(request.lease_ms))
     peeked: dict[int, Offer | None] = {}
 
     def head_cost(topic_id: int) -> int | None:
@@ -183,7 +183,7 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
     for lane in served:
         group.update_lane(lane)
     if reply.messages and not request.settled:
-        group.members.seen(request.member, now_ms, order.deadline_ms)
+        group.members.mark_seen(request.member, now_ms, order.deadline_ms)
     if reply.messages and request.attempt_id is not None:
         group.answers.note(
             request.member, request.attempt_id, reply.messages, now_ms, request.client
@@ -213,7 +213,7 @@ def _peek(
     return found
 
 
-def _run(group: Group, order: "_Order", offered: Offer, room: int) -> Run:
+def _run(group: Group, order: "_FillState", offered: Offer, room: int) -> Run:
     """Return the run of messages to deliver together: the offered message, and those that
     successive requests for one message each would get next. All messages of a run are of one
     topic and have the same cost."""
@@ -227,16 +227,16 @@ def _run(group: Group, order: "_Order", offered: Offer, room: int) -> Run:
     run = group.topics[topic_id].run(offered, order.request.filter, order.now_ms, most, limits)
     size_bytes = sum([head.size_bytes for _, heads in run for head in heads])
     if order.reply.size_bytes + size_bytes > order.request.max_bytes or not group.costs.are_alike:
-        run = first_of(run, _fitting(group, order, [heads for _, heads in run]))
+        run = first_of(run, _count_fitting(group, order, [heads for _, heads in run]))
     return run
 
 
-def _fitting(group: Group, order: "_Order", columns: list[list[Head]]) -> int:
+def _count_fitting(group: Group, order: "_FillState", columns: list[list[Head]]) -> int:
     """Return how many messages from the beginning of a run have the cost of the first message
     and fit into the bytes that the request allows. The result is at least 1."""
     first = columns[0][0]
     size_bytes = order.reply.size_bytes
-    for count, head in enumerate(in_turn(columns)):
+    for count, head in enumerate(interleave(columns)):
         size_bytes += head.size_bytes
         is_equal = group.costs.are_alike or head.size_bytes == first.size_bytes
         if count and (size_bytes > order.request.max_bytes or not is_equal):
@@ -244,7 +244,7 @@ def _fitting(group: Group, order: "_Order", columns: list[list[Head]]) -> int:
     return sum(map(len, columns))
 
 
-def _deliver(group: Group, order: "_Order", run: Run) -> None:
+def _deliver(group: Group, order: "_FillState", run: Run) -> None:
     reply, request, topic_id = order.reply, order.request, run[0][0].key[0]
     charge = group.costs.at_delivery(topic_id, run[0][1][0])
     if request.settled or group.outbox.durable_fencing_epoch != group.activity.fencing_epoch:
@@ -253,7 +253,7 @@ def _deliver(group: Group, order: "_Order", run: Run) -> None:
     if len(run) == 1:
         reply.messages += _take(group, order, *run[0], charge)
     else:
-        reply.messages += in_turn([_take(group, order, *each, charge) for each in run])
+        reply.messages += interleave([_take(group, order, *each, charge) for each in run])
     if reply.room is not None:
         for lane, heads in run:
             for head in heads:
@@ -266,7 +266,7 @@ def _deliver(group: Group, order: "_Order", run: Run) -> None:
 
 
 def _take(
-    group: Group, order: "_Order", lane: QueueLane, heads: list[Head], charge: int
+    group: Group, order: "_FillState", lane: QueueLane, heads: list[Head], charge: int
 ) -> list[SelectedMessage]:
     """Lease messages of one lane; settle them if the request asked for that (`settled`)."""
     reply, request, deadline_ms = order.reply, order.request, order.deadline_ms
@@ -324,7 +324,7 @@ def _repeat_answer(
                     lease.deadline_ms + 1, now_ms + group.allowed_lease_ms(request.lease_ms)
                 )
                 lane.cursor.extend(lease, deadline_ms)
-                group.members.seen(request.member, now_ms, deadline_ms)
+                group.members.mark_seen(request.member, now_ms, deadline_ms)
                 receipt = message.receipt._replace(deadline_ms=deadline_ms)
                 messages.append(message._replace(receipt=receipt))
                 group.update_lane(lane)

@@ -181,7 +181,7 @@ def _settle_one(
         group.in_flight.add(receipt.member)
     if status is Status.DONE:
         until = terms.now_ms + terms.lease_ms if terms.verb is Verb.EXTEND else 0
-        group.members.seen(receipt.member, terms.now_ms, until)
+        group.members.mark_seen(receipt.member, terms.now_ms, until)
         group.account_ended(lane.key[0], ended, terms.now_ms, used_ms)
         if terms.verb in (Verb.NACK, Verb.RELEASE) or group.config.mode == "keyed":
             group.lane_changed(lane)

@@ -74,7 +74,7 @@ class Subscriptions(Generic[T]):
         patterns = sorted(filter(is_pattern, given), key=lambda each: (-len(each), each))
         self.patterns = tuple(patterns)
 
-    async def of(self, topic: str, turn: Slicing) -> tuple[str, T] | None:
+    async def find(self, topic: str, turn: Slicing) -> tuple[str, T] | None:
         """Return the subscription that applies to a topic; None if there is none. `turn` splits the
         loop over the patterns between event loop iterations."""
         found = self.given.get(topic)
@@ -100,7 +100,7 @@ class Subscriptions(Generic[T]):
         A topic whose name is a subscription always matches. A topic that a pattern matches needs
         also `may_match(name)`, unless the group had the topic before (`was_matched`).
         """
-        holds = await self.of(topic.name, turn)
+        holds = await self.find(topic.name, turn)
         if holds is None:
             return None
         name, wanted = holds

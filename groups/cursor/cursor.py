@@ -26,7 +26,7 @@ BOOT_SHIFT = 40
 #: After this epoch, 1 follows. When an epoch is used again, its old receipts are not valid any
 #: more.
 MAX_EPOCH = 0xFFFF_FFFF
-#: At most this many `Settled` entries are kept, to recognize receipts that are used again. An
+#: At most this many `Settlement` entries are kept, to recognize receipts that are used again. An
 #: offset that was acknowledged on its first delivery has no entry.
 SETTLED_KEPT = 4_096
 
@@ -72,7 +72,7 @@ class Attempts:
     boot: int = 0
 
 
-class Settled(NamedTuple):
+class Settlement(NamedTuple):
     """The number of the lease that settled an offset, and how it did so."""
 
     lease: int
@@ -139,7 +139,7 @@ class Cursor:
         self.attempts: dict[int, Attempts] = {}
         #: offset -> number of failures, or REJECTED if the message was rejected.
         self.dying: dict[int, int] = {}
-        self.settled: dict[int, Settled] = {}
+        self.settled: dict[int, Settlement] = {}
         #: Offsets below `seen_below` that are not done may have been delivered before the last
         #: restart. The value is kept even when the floor is above it, because a kill of the broker
         #: may lose settlements that are not written yet.
@@ -482,7 +482,7 @@ class Cursor:
             self.grace_count -= 1
 
     def _note_settled(self, offset: int, number: int, end: End, position: int = NOT_KEPT) -> None:
-        self.settled[offset] = Settled(number, end, position)
+        self.settled[offset] = Settlement(number, end, position)
         if end is not End.DROPPED:  # there may be many such offsets, without any receipts
             self.changes.settled.add(offset)
         if len(self.settled) > SETTLED_KEPT:

@@ -17,7 +17,7 @@ from holdfast.groups.cursor.cursor import (
     Changes,
     Cursor,
     End,
-    Settled,
+    Settlement,
     epoch_after,
 )
 from holdfast.groups.cursor.leases import Lease
@@ -130,7 +130,7 @@ def _attempts_row(cursor: Cursor, offset: int) -> AttemptsRow | None:
     )
 
 
-def _settled_value(settled: Settled | None) -> bytes | None:
+def _settled_value(settled: Settlement | None) -> bytes | None:
     if settled is None or settled.end is End.DROPPED:
         return None
     row = SettledRow(settled.position, settled.lease, _END_NUMBERS[settled.end])
@@ -267,7 +267,7 @@ def _restore_settled(cursor: Cursor, stored: StoredCursor, *, is_cut: bool) -> N
     for offset, row in sorted(stored.settled.items()):
         end = _ENDS.get(row.end)
         if end is not None and not is_cut and offset in cursor.done:
-            cursor.settled[offset] = Settled(row.lease, end, row.position)
+            cursor.settled[offset] = Settlement(row.lease, end, row.position)
         else:
             cursor.changes.settled.add(offset)
     for offset in list(cursor.settled)[:-SETTLED_KEPT]:

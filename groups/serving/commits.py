@@ -68,7 +68,7 @@ class Commits:
         self._extra += writes
         self.begin()
 
-    def durable(self) -> "asyncio.Future[None]":
+    def when_durable(self) -> "asyncio.Future[None]":
         """Return a future that is completed when all changes so far are durable. It fails with
         StateUnavailable. Callers share the future, so they must await it with `asyncio.shield`."""
         if self._is_dirty():
@@ -87,7 +87,7 @@ class Commits:
     async def wait(self) -> None:
         """Wait until all changes so far are durable. Raises StateUnavailable. If the wait is
         cancelled, the changes are still committed."""
-        await asyncio.shield(self.durable())
+        await asyncio.shield(self.when_durable())
 
     def stop(self) -> None:
         """Cancel the scheduled commit, or the scheduled retry."""

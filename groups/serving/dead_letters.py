@@ -186,7 +186,7 @@ class DeadLetters:
             self._mark_dead(letter, place.base_offset)
 
     def _mark_dead(self, letter: DeadLetter, position: int) -> bool:
-        is_marked = self._group.dead_lettered(letter.queue, letter.offset, position)
+        is_marked = self._group.record_dead_letter(letter.queue, letter.offset, position)
         self._counters.dead_letters += is_marked
         return is_marked
 

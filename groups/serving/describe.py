@@ -99,7 +99,7 @@ def _members(group: GroupServer) -> list[MemberDescription]:
     return [
         MemberDescription(
             name,
-            core.in_flight.of(name),
+            core.in_flight.count_of(name),
             waiting.get(name, 0),
             core.activity.is_active(name),
         )

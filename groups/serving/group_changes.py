@@ -223,10 +223,10 @@ class GroupChanges:
     async def _topic_created(self, topic: Topic) -> None:
         async with self._lock:
             turn = LoopBudget(CHANGED_A_TURN)
-            changed = await self._matched_by(topic, self._dead_letter_topics(), turn)
+            changed = await self._groups_to_add(topic, self._dead_letter_topics(), turn)
             await self._apply_records(changed, turn)
 
-    async def _matched_by(
+    async def _groups_to_add(
         self, topic: Topic, dead_letter_topics: Container[str], turn: LoopBudget
     ) -> list[tuple[GroupServer, GroupRecord]]:
         """Return the groups to which a topic must be added, each with its new record: their
@@ -309,7 +309,7 @@ class GroupChanges:
         topic = None if name is None else self._store.find_topic(name)
         if topic is None or name in self._dead_letter_topics():
             return
-        changed = await self._matched_by(topic, (), turn)
+        changed = await self._groups_to_add(topic, (), turn)
         for group, _ in changed:
             _logger.info(
                 "the group %r has the topic %r again: it is no dead-letter topic any more",
@@ -480,7 +480,7 @@ class GroupChanges:
             changes |= self._table.changes_of(record)
         await self._store.commit_state(changes)
         for record in records:
-            self._table.stored(record, changes)
+            self._table.mark_stored(record, changes)
 
     def _paused_if_needed(
         self, group: GroupServer, record: GroupRecord

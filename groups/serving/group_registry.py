@@ -195,7 +195,7 @@ class GroupRegistry:
             topic_id
             for topic_id, topic in group.core.topics.items()
             if topic_id in record.topics
-            and self.filters.of(record.topics[topic_id].filter) != topic.filter
+            and self.filters.get(record.topics[topic_id].filter) != topic.filter
         ]
 
     async def offer_skipped(
@@ -233,7 +233,7 @@ class GroupRegistry:
                 continue  # deleted meanwhile
             if topic_id in group.core.topics:
                 group.core.set_weight(topic_id, wanted.weight)
-                await self._change_filter(group, topic_id, self.filters.of(wanted.filter), turn)
+                await self._change_filter(group, topic_id, self.filters.get(wanted.filter), turn)
                 continue
             self._subscribe(group, topic)
             async for queues in turn.slices(range(topic.queue_count)):
@@ -357,7 +357,7 @@ class GroupRegistry:
             await asyncio.sleep(0)
 
     @contextmanager
-    def watched(self, group: GroupServer) -> Iterator[bool]:
+    def watch(self, group: GroupServer) -> Iterator[bool]:
         """Until exit, let a group look at its queues as soon as they move. Yield True if queues had
         already moved before the entry."""
         group.waiting_count += 1
@@ -423,7 +423,7 @@ class GroupRegistry:
             topic.topic_id,
             weight=wanted.weight,
             levels=topic.priority_levels,
-            filter=self.filters.of(wanted.filter),
+            filter=self.filters.get(wanted.filter),
         )
         self._by_topic.setdefault(topic.topic_id, {})[group.record.name] = group
         moved = self._moved.setdefault(topic.topic_id, ChangedQueues())

@@ -92,7 +92,7 @@ class QueueWatch(Protocol):
     async def catch_up(self, group: "GroupServer") -> None:
         """Inform the group about all queues that have changed since it was last informed."""
 
-    def watched(self, group: "GroupServer") -> AbstractContextManager[bool]:
+    def watch(self, group: "GroupServer") -> AbstractContextManager[bool]:
         """Until exit, inform the group as soon as one of its queues changes. Yield True if queues
         had already changed before the entry."""
 
@@ -321,7 +321,7 @@ class GroupServer:
             began_s = monotonic()
             with (
                 self._places.occupied_slot(request.client),
-                self._queue_watch.watched(self) as has_found,
+                self._queue_watch.watch(self) as has_found,
             ):
                 answer = await self._wait(
                     request,
@@ -333,13 +333,13 @@ class GroupServer:
                 is_active = self._is_active(request.member)
                 available = self.core.available(request) if is_active else 0
                 return Received([], available, is_active, held_s=held_s)
-            return replace(await self._received(answer, request), held_s=held_s)
-        return await self._received(reply, request)
+            return replace(await self._complete_reply(answer, request), held_s=held_s)
+        return await self._complete_reply(reply, request)
 
     def give_back(self, receipts: Sequence[str]) -> None:
         """Release the messages of a reply that was not delivered: the first SETTLED_A_TURN at once,
         the rest in later event loop iterations."""
-        self._release(self._decoded(receipts[:SETTLED_A_TURN]))
+        self._release(self._decode(receipts[:SETTLED_A_TURN]))
         if rest := receipts[SETTLED_A_TURN:]:
             self._release_soon(self.give_back, rest)
 
@@ -386,7 +386,7 @@ class GroupServer:
     ) -> list[Status]:
         decoded: list[Receipt | None] = []
         async for texts in in_slices(receipts, SETTLED_A_TURN):
-            decoded += self._decoded(texts)
+            decoded += self._decode(texts)
         if check_topic is not None:
             for topic_id in {each.topic_id for each in decoded if each is not None}:
                 topic = self._store.topic_by_id(topic_id)
@@ -398,7 +398,7 @@ class GroupServer:
         async for part in in_slices(decoded, SETTLED_A_TURN):
             if cumulative:
                 await self._settle_below(verb, part, terms)
-            await self._settling_permitted()
+            await self._wait_until_settling_allowed()
             settled = settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
             for status, count in Counter(settled).items():
                 self.counters.settled[verb.value, status.value] += count
@@ -408,7 +408,7 @@ class GroupServer:
             await self.commits.wait()
         return statuses
 
-    async def _settling_permitted(self) -> None:
+    async def _wait_until_settling_allowed(self) -> None:
         """Wait until no `settling_paused` is active. This still holds at the return, because no
         other code runs after the last check."""
         while not self._settling_allowed.is_set():
@@ -421,7 +421,7 @@ class GroupServer:
         same queue."""
         below = settling.leased_below(self.core, receipts, self._clock.now_ms())
         async for part in in_slices(below, SETTLED_A_TURN):
-            await self._settling_permitted()
+            await self._wait_until_settling_allowed()
             settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
             self._after_change()
         if below:
@@ -510,12 +510,12 @@ class GroupServer:
             self._return_leases(ticket.abandon())
             raise
 
-    async def _received(self, reply: Reply, request: ReceiveRequest) -> Received:
+    async def _complete_reply(self, reply: Reply, request: ReceiveRequest) -> Received:
         """Return the messages of a reply, once all changes on which it depends are durable."""
         try:
             async for _ in self._receive_flow.fill_reply(reply, request):
                 self._after_change()
-            durable = self.commits.durable() if reply.commit_first else None
+            durable = self.commits.when_durable() if reply.commit_first else None
             deliveries, unreadable = await self._receive_flow.deliveries(reply.messages)
             if durable is not None:
                 await asyncio.shield(durable)
@@ -620,7 +620,7 @@ class GroupServer:
         self.waiting.expire(self.core.tick(self._clock.now_ms()))
         self._after_change()
 
-    def _decoded(self, receipts: Iterable[str]) -> list[Receipt | None]:
+    def _decode(self, receipts: Iterable[str]) -> list[Receipt | None]:
         decoded: list[Receipt | None] = []
         for text in receipts:
             try:

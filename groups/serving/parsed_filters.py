@@ -28,7 +28,7 @@ class ParsedFilters:
         self._parsing = asyncio.Lock()
 
     async def parse(self, texts: Iterable[str | None]) -> Filters:
-        """Return the filters of the texts. As long as a caller keeps a filter, `of` finds it
+        """Return the filters of the texts. As long as a caller keeps a filter, `get` finds it
         without parsing. Raises InvalidFilter."""
         found = {text: self._by_text.get(text) for text in texts if text is not None}
         missing = [text for text, each in found.items() if each is None]
@@ -38,7 +38,7 @@ class ParsedFilters:
             self._keep(text, found[text])
         return found
 
-    def of(self, text: str | None) -> MessageFilter | None:
+    def get(self, text: str | None) -> MessageFilter | None:
         """Return the filter of a text. It is the object that `parse` returned, if that is still in
         use. Raises InvalidFilter."""
         found = None if text is None else self._by_text.get(text)

@@ -59,7 +59,7 @@ class GroupTable:
             changes[RECEIPT_KEY] = secrets.token_bytes(_KEY_BYTES)
         return changes
 
-    def stored(self, group: GroupRecord, changes: Mapping[bytes, bytes | None]) -> None:
+    def mark_stored(self, group: GroupRecord, changes: Mapping[bytes, bytes | None]) -> None:
         """Add or replace a group whose records are durable."""
         self.receipt_key = changes.get(RECEIPT_KEY) or self.receipt_key
         self.put(group)

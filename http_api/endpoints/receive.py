@@ -60,7 +60,9 @@ async def receive(call: Call[NoParams]) -> Reply:
         check_subscribed(call, ("consume",), context.groups.group_state(group).topics)
     # Keep only the receipts: until a small reply is sent, it must not keep large batches in memory.
     receipts = received.receipts()
-    give_back = partial(context.groups.undelivered, group, receipts) if receipts else nothing
+    give_back = (
+        partial(context.groups.release_undelivered, group, receipts) if receipts else nothing
+    )
     is_large = request.max_messages > YIELD_EVERY_MESSAGES or request.max_bytes > LARGE_BYTES
     try:
         with LargeReplySlot(context.large_replies if is_large else None) as slot:

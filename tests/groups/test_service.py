@@ -140,7 +140,7 @@ async def test_who_is_cancelled_waits_no_more_in_the_same_turn(tmp_path: Path) -
         for waiting in many:
             waiting.cancel()
         assert broker.groups.stats().waiting == 0
-        broker.groups.undelivered("g", had.receipts())
+        broker.groups.release_undelivered("g", had.receipts())
         assert broker.groups.stats().in_flight == 0
         await asyncio.wait(many)
         assert broker.groups.stats().undelivered_total == 2
@@ -174,7 +174,7 @@ async def test_a_reply_that_could_not_be_sent_is_given_back(tmp_path: Path) -> N
         await broker.group()
         await broker.publish(["x", "y"])
         lost = await broker.receive(member="a")
-        broker.groups.undelivered("g", lost.receipts())
+        broker.groups.release_undelivered("g", lost.receipts())
         received = await broker.receive(member="b")
         assert bodies_of(received) == ["x", "y"]
         assert broker.groups.stats().undelivered_total == 2

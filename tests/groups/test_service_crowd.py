@@ -487,7 +487,7 @@ async def test_a_large_reply_that_was_not_sent_is_given_back_over_many_turns(
             calls_a_turn(ReceiptCodec, "decode") as decoded,
             calls_a_turn(settling, "settle_receipt") as settled,
         ):
-            broker.groups.undelivered("g", receipts)
+            broker.groups.release_undelivered("g", receipts)
             assert decoded.total == SETTLED_A_TURN, "the first at once"
             await until(lambda: broker.groups.stats().in_flight == 0)
         assert decoded.total == settled.total == count
@@ -503,7 +503,7 @@ async def test_a_large_reply_is_given_back_whole_as_the_broker_stops(tmp_path: P
         await broker.publish(["x"] * count)
         receipts = receipts_of(await broker.receive(count))
         broker.groups.drain()
-        broker.groups.undelivered("g", receipts)
+        broker.groups.release_undelivered("g", receipts)
         assert broker.groups.stats().in_flight == 0
 
 

@@ -83,13 +83,13 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
         held = await broker.receive()
         served = broker.groups.registry.by_name["g"]
         # No message is marked: the crash happens before that, after letters were appended.
-        marked = served.core.dead_lettered
-        served.core.dead_lettered = lambda *letter: False  # type: ignore[method-assign]
+        marked = served.core.record_dead_letter
+        served.core.record_dead_letter = lambda *letter: False  # type: ignore[method-assign]
         await broker.settle(held, Verb.REJECT)
         await until(lambda: broker.store.max_offset((2, 0)) == 3)
         await broker.publish("more")
         copy_running(tmp_path / "data", tmp_path / "crashed")
-        served.core.dead_lettered = marked  # type: ignore[method-assign]
+        served.core.record_dead_letter = marked  # type: ignore[method-assign]
     async with running(tmp_path / "crashed") as broker:
         found = await _dead(broker, 3)
         assert [each["holdfast-dead-offset"] for each in found] == ["0", "1", "2"]

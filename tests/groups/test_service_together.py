@@ -88,7 +88,7 @@ async def test_a_member_that_leaves_as_its_reply_fails_gives_back_once(
         await until(lambda: broker.groups.stats().waiting == 1)
         if order == "left first":
             await broker.groups.leave("g", "a")
-        broker.groups.undelivered("g", lost.receipts())
+        broker.groups.release_undelivered("g", lost.receipts())
         if order == "unsent first":
             await broker.groups.leave("g", "a")
         async with asyncio.timeout(10):

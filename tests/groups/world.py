@@ -607,7 +607,7 @@ class World:
             is_dying = thing is not None and thing.state is State.DYING
             if at == crash_at:
                 return self.crash()
-            assert self.group.dead_lettered(letter.queue, letter.offset, 5) == is_dying
+            assert self.group.record_dead_letter(letter.queue, letter.offset, 5) == is_dying
             if is_dying:
                 assert thing is not None
                 assert letter.is_rejected == thing.is_rejected

@@ -38,7 +38,7 @@ async def put_group(storage: Storage, name: str = "g") -> None:
     group = GroupRecord(name, groups.table.next_group_id, topics={topic_id: TopicSpec()})
     changes = groups.table.changes_of(group)
     await storage.store.commit_state(changes)
-    groups.table.stored(group, changes)
+    groups.table.mark_stored(group, changes)
 
 
 def settle(storage: Storage, cursor: Cursor, *offsets: int) -> None:

@@ -206,7 +206,7 @@ class FakeGroups:
             self.held -= 1
             stopped.cancel()
 
-    def undelivered(self, group: str, receipts: Sequence[str]) -> None:
+    def release_undelivered(self, group: str, receipts: Sequence[str]) -> None:
         self.undelivered_.append(list(receipts))
 
     async def settle(

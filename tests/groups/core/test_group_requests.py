@@ -106,7 +106,7 @@ def test_when_all_is_settled_no_permit_is_left_and_who_waits_costs_nothing() -> 
             stage.later(5_001)
         else:
             settle(stage, verb, messages)
-    assert (stage.group.lease_count, stage.group.in_flight.of("a")) == (0, 0)
+    assert (stage.group.lease_count, stage.group.in_flight.count_of("a")) == (0, 0)
     assert stage.group.in_flight.room("b") == 4
     park(stage, "a")
     stage.queues.reads.clear()

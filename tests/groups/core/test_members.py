@@ -7,18 +7,18 @@ from tests.groups.queues import Stage, settle
 
 def test_a_member_has_left_when_it_was_silent_for_its_time() -> None:
     members = Members(ttl_ms=100)
-    assert members.seen("a", 1_000)
-    assert not members.seen("a", 1_050)
-    assert members.silent(1_149) == []
-    assert members.silent(1_150) == ["a"]
+    assert members.mark_seen("a", 1_000)
+    assert not members.mark_seen("a", 1_050)
+    assert members.find_silent(1_149) == []
+    assert members.find_silent(1_150) == ["a"]
 
 
 def test_who_comes_while_another_is_busy_for_long_is_missed_in_time() -> None:
     members = Members(ttl_ms=100)
-    members.seen("busy", 0, busy_until_ms=50_000)
-    members.seen("brief", 1_000)
+    members.mark_seen("busy", 0, busy_until_ms=50_000)
+    members.mark_seen("brief", 1_000)
     assert members.next_end() == 1_100
-    assert members.silent(1_100) == ["brief"]
+    assert members.find_silent(1_100) == ["brief"]
 
 
 def test_a_group_is_free_again_soon_after_a_silent_holder_though_one_before_had_long_leases() -> (

@@ -54,7 +54,7 @@ def state_of(group: Group) -> dict[object, object]:
         found[topic.topic_id] = [[lane.key for lane in lanes] for lanes in topic._rotations]
         for lane in topic.lanes.values():
             found[lane.key] = state_of_cursor(lane.cursor)
-    return found | {"in flight": {m: group.in_flight.of(m) for m in group.members}}
+    return found | {"in flight": {m: group.in_flight.count_of(m) for m in group.members}}
 
 
 def state_of_cursor(cursor: Cursor) -> tuple[object, ...]:

@@ -123,8 +123,8 @@ def test_only_failures_count_and_the_last_makes_a_dead_letter() -> None:  # I9
     assert (letter.letter_id, letter.failures) == (letter_id, 3)
     assert stage.cursor().state(0) is State.DYING
     assert stage.group.outbox.take_dead_letters() == []
-    assert stage.group.dead_lettered(KEY, 0, 77)
-    assert not stage.group.dead_lettered(KEY, 0, 77)
+    assert stage.group.record_dead_letter(KEY, 0, 77)
+    assert not stage.group.record_dead_letter(KEY, 0, 77)
     assert (stage.cursor().floor, stage.cursor().dead_count) == (1, 1)
     stage.commit()
     (row,) = stage.disk.tables["dead"].values()

@@ -64,13 +64,13 @@ def test_what_may_not_be_subscribed_to(name: str) -> None:
 
 async def test_a_name_goes_before_patterns_and_a_longer_pattern_before_a_shorter() -> None:
     given = Subscriptions({"*": 1, "or*": 2, "o*": 3, "?r*": 4, "orders": 5})
-    assert await given.of("orders", LoopBudget()) == ("orders", 5)
-    assert await given.of("orca", LoopBudget()) == ("?r*", 4), (
+    assert await given.find("orders", LoopBudget()) == ("orders", 5)
+    assert await given.find("orca", LoopBudget()) == ("?r*", 4), (
         "of two as long, the first in the alphabet"
     )
-    assert await given.of("olive", LoopBudget()) == ("o*", 3)
-    assert await given.of("x", LoopBudget()) == ("*", 1)
-    assert await Subscriptions({"a": 1}).of("b", LoopBudget()) is None
+    assert await given.find("olive", LoopBudget()) == ("o*", 3)
+    assert await given.find("x", LoopBudget()) == ("*", 1)
+    assert await Subscriptions({"a": 1}).find("b", LoopBudget()) is None
 
 
 async def _match(
@@ -100,6 +100,6 @@ async def test_a_pattern_finds_what_its_owner_may_have_and_no_dead_letters() -> 
 async def test_patterns_are_tried_a_slice_a_turn_and_none_is_compiled() -> None:
     given = Subscriptions({f"{number}.*x": number for number in range(1_000)})
     with calls_a_turn(subscribing, "matches") as tried:
-        assert await given.of("orders", LoopBudget()) is None
+        assert await given.find("orders", LoopBudget()) is None
     assert tried.total == 1_000
     assert tried.most <= ITEMS_A_TURN

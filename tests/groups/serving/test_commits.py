@@ -45,14 +45,14 @@ async def test_one_commit_is_under_way_and_the_next_takes_all_that_came_meanwhil
     commits, writer = _commits(stage)
     stage.publish(5_000)
     stage.take(max_messages=10)
-    first = commits.durable()
+    first = commits.when_durable()
     await turns()
     assert len(writer.waiting) == 1
-    assert commits.durable() is first, "nothing changed since"
+    assert commits.when_durable() is first, "nothing changed since"
     stage.take(settled=True, max_messages=10)
-    second = commits.durable()
+    second = commits.when_durable()
     stage.take(settled=True, max_messages=10)
-    third = commits.durable()
+    third = commits.when_durable()
     assert second is third is not first
     await turns()
     assert len(writer.waiting) == 1
@@ -64,7 +64,7 @@ async def test_one_commit_is_under_way_and_the_next_takes_all_that_came_meanwhil
     assert len(writer.waiting) == 1
     writer.answer()
     await second
-    assert commits.durable().done()
+    assert commits.when_durable().done()
     assert not writer.waiting
 
 
@@ -73,13 +73,13 @@ async def test_what_could_not_be_written_is_written_with_the_next() -> None:
     commits, writer = _commits(stage)
     stage.publish(10)
     messages = stage.take(max_messages=4)
-    first = commits.durable()
+    first = commits.when_durable()
     await turns()
     writer.answer(StateUnavailable("full"))
     with pytest.raises(StateUnavailable):
         await first
     assert stage.cursor().reserved_durable == 0
-    again = commits.durable()
+    again = commits.when_durable()
     await turns()
     assert len(writer.waiting) == 1, "whoever asks has it tried again at once"
     writer.answer()

@@ -90,7 +90,7 @@ def test_the_table_has_every_group_and_gives_no_id_twice() -> None:
     assert set(changes) == {b"group/workers", b"next_group_id", b"receipt_key"}
     assert decode_number(changes[b"next_group_id"]) == 8
     assert table.find("workers") is None, "not before it is stored"
-    table.stored(GROUP, changes)
+    table.mark_stored(GROUP, changes)
     assert table.find("workers") is table.by_id(7) is GROUP
     assert table.next_group_id == 8
     key = table.receipt_key
