@@ -326,6 +326,7 @@ async def test_a_small_reply_that_is_not_taken_counts_and_is_cut_off_as_well() -
 
 
 async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
+    clock = LoopClock()
     async with running_api(transfer_grace_ms=400, min_transfer_bytes_per_s=1000) as api:
         await api.fill(4_000_000, 4)
         async with raw_connection(api.server.port) as slow:
@@ -335,7 +336,7 @@ async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
             begun = asyncio.get_running_loop().time()
             while left > 1_000_000:
                 left -= len(await slow.reader.read(500_000))
-                await asyncio.sleep(0.02)
+                await clock.advance(0.02)
             assert asyncio.get_running_loop().time() > begun + 0.8
             assert api.context.http.connections.closed_early == {}
             await slow.reader.readexactly(left)
