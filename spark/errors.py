@@ -24,15 +24,15 @@ An error travels from a task to the user as text only, so its message must be co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
-@dataclass(eq=False, repr=False)
 class SparkError(Exception):
-    """Any failure of a read or a write. Errors can be pickled; their fields are their arguments."""
+    """Any failure of a read or a write. Errors can be pickled: the fields of a subclass that is a
+    dataclass are its arguments."""
 
     def __post_init__(self) -> None:
-        self.args = tuple(getattr(self, field.name) for field in fields(self))
+        self.args = tuple(self.__dict__.values())
 
 
 @dataclass(eq=False, repr=False)
@@ -223,14 +223,8 @@ class FilesUnreadable(SparkError):
         )
 
 
-@dataclass(eq=False, repr=False)
 class ReplyMismatch(SparkError):
     """A reply that does not fit its request."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 @dataclass(eq=False, repr=False)

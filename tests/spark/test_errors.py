@@ -1,5 +1,6 @@
 import pickle
-from dataclasses import fields
+from dataclasses import Field, fields, is_dataclass
+from typing import Any
 
 import pytest
 
@@ -33,8 +34,10 @@ def name_of(kind: object) -> str:
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_an_error_is_the_same_in_another_process(kind: type[errors.SparkError]) -> None:
-    values = {field.name: SAMPLES[name_of(field.type)] for field in fields(kind)}
-    for error in (kind(*values.values()), kind(**values)):
+    declared: tuple[Field[Any], ...] = fields(kind) if is_dataclass(kind) else ()
+    values = {field.name: SAMPLES[name_of(field.type)] for field in declared}
+    made = (kind(*values.values()), kind(**values)) if declared else (kind("what differs"),)
+    for error in made:
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is kind
         assert str(copy) == str(error)

@@ -262,6 +262,7 @@ def _signature(value: Any) -> str:
         text = str(inspect.signature(value).replace(return_annotation=inspect.Signature.empty))
     except ValueError:
         return "builtin"
+    text = text.replace(sys.executable, "python")
     text = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])|['\"]| at 0x\w+", "", text)
     public = _TYPE_NAMES.union(*(vars(import_module(name)) for name in PUBLIC_MODULES))
     public |= set(holdfast.client.__all__)
