@@ -2,8 +2,8 @@
 
 The store belongs to the event loop: call every method there. Methods that are not `async` never
 wait. A small thread pool reads the disk. The appender thread and the state thread write, and pass
-the results to the loop with one call per commit. MessageStore only connects its parts, and the
-docstrings of its methods are in these parts.
+the results to the loop with one call per commit. MessageStore makes the parts and
+hands them out.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -48,7 +48,11 @@ __all__ = [
 
 
 class MessageStore:
-    """Publish, read and look up.
+    """The parts of the store.
+
+    `table` finds topics, and `topics` changes them. `publishing` appends messages, unless
+    `admission` refuses. `reading` and `lookups` read, `offsets` has the stored offsets of groups,
+    and `state` commits records and waits for running changes.
 
     The code that creates the store may set three callbacks. `check_new_queues` is awaited before
     queues are added to a topic, and raises an error to prevent that. `topic_created` is awaited
@@ -77,12 +81,10 @@ class MessageStore:
         self.topic_created: Callable[[Topic], Awaitable[None]] = _nothing
         self.topic_deleted: Callable[[int], None] = lambda topic_id: None
 
-        changes = StateChanges(state, appender)
-        self.commit_state = changes.commit
-        self.run_shielded = changes.run_shielded
-        self.wait_for_changes = changes.wait
+        self.state = changes = StateChanges(state, appender)
 
-        topics = TopicChanges(
+        self.table = table
+        self.topics = TopicChanges(
             table,
             config,
             changes,
@@ -91,19 +93,9 @@ class MessageStore:
             created=self._topic_created,
             deleted=self._topic_deleted,
         )
-        self.topic = table.get
-        self.find_topic = table.find
-        self.topic_by_id = table.by_id
-        self.topics = table.all
-        self.limits = topics.limits
-        self.create_topic = topics.create
-        self.change_topic = topics.change
-        self.delete_topic = topics.delete
 
-        publishing = Publisher(table, appender, admission, timeout_ms=sync_timeout_ms)
-        self.publish = publishing.publish
-        self.finish = publishing.finish
-        self.check_publishing = admission.check
+        self.admission = admission
+        self.publishing = Publisher(table, appender, admission, timeout_ms=sync_timeout_ms)
         self.topic_room = TopicRoom(
             lambda topic: sum(
                 cq.bytes
@@ -113,7 +105,7 @@ class MessageStore:
             monotonic,
         )
 
-        reading = QueueReader(
+        self.reading = QueueReader(
             log=log,
             index=index,
             queues=queues,
@@ -122,24 +114,13 @@ class MessageStore:
             cache_bytes=queue_config.hot_cache_bytes,
             damage=damage,
         )
-        self.max_offset = reading.max_offset
-        self.queue_state = reading.queue_state
-        self.queue_states = reading.queue_states
-        self.read_hot = reading.read_hot
-        self.read = reading.read
-        self.read_many = reading.read_many
-        self.scan_hot = reading.scan_hot
 
-        lookups = Lookups(log=log, index=index, queues=queues, table=table, reading=reading)
-        self.offset_by_time = lookups.offset_by_time
-        self.stored_at = lookups.stored_at
-        self.message = lookups.message
-        self.search_key = lookups.search_key
-        self.splits = lookups.splits
-        self.segments = lookups.segments
+        self.lookups = Lookups(
+            log=log, index=index, queues=queues, table=table, reading=self.reading
+        )
 
         self.read_leases = ReadLeaseService(
-            readable=reading.readable,
+            readable=self.reading.readable,
             limits=LeaseLimits(
                 queue_config.max_read_leases,
                 queue_config.max_leased_queues,
@@ -149,13 +130,7 @@ class MessageStore:
             now_ms=now_ms,
         )
 
-        groups = GroupOffsets(table, config, changes, reading.queue_state)
-        self.groups = table.groups
-        self.group_topics = groups.group_topics
-        self.stored_offsets = groups.stored_offsets
-        self.store_offsets = groups.store_offsets
-        self.check_offsets = groups.check_offsets
-        self.forget_offsets = groups.forget_offsets
+        self.offsets = GroupOffsets(table, config, changes, self.reading.queue_state)
 
     async def _check_new_queues(self, topic: Topic) -> None:
         await self.check_new_queues(topic)

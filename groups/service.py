@@ -101,7 +101,7 @@ class GroupService:
             store, opened.table, self.registry, config, may_subscribe, self.exporter.export
         )
         self._redriver = Redriver(store, self.registry, self.changes)
-        self._scan = Scan(self.registry.by_name.values, store.max_offset)
+        self._scan = Scan(self.registry.by_name.values, store.reading.max_offset)
         self._is_running = False
 
     async def start(self) -> None:
@@ -236,7 +236,7 @@ class GroupService:
         names, may_consume = request.topic_names, request.may_consume
         may_receive = None
         if may_consume is not None:
-            may_receive = _MayReceive(may_consume, self._store.topic_by_id)
+            may_receive = _MayReceive(may_consume, self._store.table.by_id)
         request = replace(
             request,
             topics=None if names is None else self._topic_ids_of(served, names),
@@ -338,7 +338,7 @@ class GroupService:
         moved: dict[str, dict[int, int]] = {}
         async for part in turn.slices(reached.items()):
             for (topic_id, queue), offset in part:
-                found = self._store.topic_by_id(topic_id)
+                found = self._store.table.by_id(topic_id)
                 if found is not None:
                     moved.setdefault(found.name, {})[queue] = offset
         return moved
@@ -360,7 +360,7 @@ class GroupService:
         served = self.registry.get(group)
         may_end = None
         if may_consume is not None:
-            may_end = _MayReceive(may_consume, self._store.topic_by_id)
+            may_end = _MayReceive(may_consume, self._store.table.by_id)
         await served.leave(member, may_end)
         await served.commits.wait()
 
@@ -411,11 +411,11 @@ class GroupService:
         return frozenset(
             self._topic_of(group, name).topic_id
             for name in names
-            if self._store.find_topic(name) is not None or name not in group.record.subscriptions
+            if self._store.table.find(name) is not None or name not in group.record.subscriptions
         )
 
     def _topic_of(self, group: GroupServer, name: str) -> Topic:
-        topic = self._store.topic(name)
+        topic = self._store.table.get(name)
         if topic.topic_id not in group.core.topics:
             raise NotSubscribed(group.record.name, name)
         return topic
@@ -438,16 +438,16 @@ class GroupService:
         return describe_settings(record, self._names_of(record), self._config)
 
     def _names_of(self, record: GroupRecord) -> dict[int, str]:
-        found = map(self._store.topic_by_id, record.topics)
+        found = map(self._store.table.by_id, record.topics)
         return {topic.topic_id: topic.name for topic in found if topic is not None}
 
     async def _offset_at(self, topic: Topic, queue: int, target: str | int) -> int:
-        state = self._store.queue_state(topic, queue)
+        state = self._store.reading.queue_state(topic, queue)
         if target == "earliest":
             return state.min_offset
         if target == "latest":
             return state.max_offset
-        offset, _ = await self._store.offset_by_time(topic, queue, int(target) * 1000)
+        offset, _ = await self._store.lookups.offset_by_time(topic, queue, int(target) * 1000)
         return offset
 
 

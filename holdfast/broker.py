@@ -145,8 +145,8 @@ class Broker:
             raise StorageUnusable(str(error)) from error
         hold = self._hold = PullRequestHoldService(
             self._config.holdservice,
-            max_offset=store.max_offset,
-            scan=store.scan_hot,
+            max_offset=store.reading.max_offset,
+            scan=store.reading.scan_hot,
             observe_scan=http.metrics.scan_seconds.observe,
         )
         store.topic_deleted = self._topic_deleted

@@ -172,7 +172,7 @@ class DeadLetters:
         """Append letters and mark their messages as dead; give up letters that are too large."""
         try:
             rows = [each for _, each in letters]
-            published = await self._store.publish(topic, rows, durability="fsync")
+            published = await self._store.publishing.publish(topic, rows, durability="fsync")
         except BatchTooLarge as error:
             limit = error.limit
             for letter, each in letters:
@@ -225,16 +225,16 @@ class DeadLetters:
         if name is None:
             return None
         try:
-            return self._store.topic(name)
+            return self._store.table.get(name)
         except UnknownTopic:
-            topic, _ = await self._store.create_topic(name, queues=1)
+            topic, _ = await self._store.topics.create(name, queues=1)
             return topic
 
     def _rows(self, letter: DeadLetter, batch: Batch, topic: Topic) -> Rows:
         """Return the record of a letter: the original message, and properties that tell why it
         became a dead letter."""
         row = letter.offset - batch.header.base_offset
-        source = self._store.topic_by_id(letter.queue[0])
+        source = self._store.table.by_id(letter.queue[0])
         key = batch.key(row)
         index = 0 if key is None else queue_for_key(key, topic.queues_per_level)
         lane = self._group.topics[letter.queue[0]].lanes[letter.queue[1]]

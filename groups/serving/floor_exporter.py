@@ -59,7 +59,7 @@ class FloorExporter:
             if subscribed is None:
                 continue  # the group has lost the topic meanwhile
             try:
-                stored = self._store.stored_offsets(name, topic).offsets
+                stored = self._store.offsets.stored_offsets(name, topic).offsets
             except StoreError:  # nothing was stored for the group yet
                 stored = {}
             floors = {}
@@ -69,7 +69,7 @@ class FloorExporter:
                         floors[lane.key[1]] = lane.cursor.floor
             if floors:
                 try:
-                    await self._store.store_offsets(name, topic, floors)
+                    await self._store.offsets.store_offsets(name, topic, floors)
                 except StoreError as error:
                     _logger.warning("the floors of %r were not mirrored: %s", name, error)
 

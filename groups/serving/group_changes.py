@@ -84,7 +84,7 @@ class GroupChanges:
         filters = None
         if spec.topics is not None:
             filters = await self._registry.filters.parse(filter_texts(spec.topics))
-        return await self._store.run_shielded(
+        return await self._store.state.run_shielded(
             self._put(name, spec, owner, filters, check_topic, check_dead_letters, check_loser)
         )
 
@@ -193,7 +193,7 @@ class GroupChanges:
             losers.append((group, topic_ids))
         name = record.dead_letter_topic
         for each in await self._groups_by_pattern(name, turn):
-            topic = None if name is None else self._store.find_topic(name)
+            topic = None if name is None else self._store.table.find(name)
             if topic is not None and each is not group:
                 losers.append((each, {topic.topic_id}))
         return losers
@@ -218,7 +218,7 @@ class GroupChanges:
     async def topic_created(self, topic: Topic) -> None:
         """Add a new topic to every group that subscribes to it. The groups begin at its first
         message."""
-        await self._store.run_shielded(self._topic_created(topic))
+        await self._store.state.run_shielded(self._topic_created(topic))
 
     async def _topic_created(self, topic: Topic) -> None:
         async with self._lock:
@@ -269,7 +269,7 @@ class GroupChanges:
 
     async def _groups_by_pattern(self, name: str | None, turn: LoopBudget) -> list[GroupServer]:
         """Return the groups that have the topic `name` only because of a pattern."""
-        topic = None if name is None else self._store.find_topic(name)
+        topic = None if name is None else self._store.table.find(name)
         groups: list[GroupServer] = []
         if topic is not None:
             for group in list(self._registry.by_name.values()):
@@ -287,7 +287,7 @@ class GroupChanges:
         changed: list[tuple[GroupServer, GroupRecord]] = []
         for group in await self._groups_by_pattern(name, turn):
             await self._store_floors(group, turn)
-            topic = None if name is None else self._store.find_topic(name)
+            topic = None if name is None else self._store.table.find(name)
             if topic is None:
                 break  # deleted meanwhile, and removed from every group
             await turn.spend(_work_items(group.record))
@@ -306,7 +306,7 @@ class GroupChanges:
         """Add a topic to the groups whose patterns match it, unless it is still a dead-letter topic
         of any group. A group continues at its stored offsets on the topic; without stored offsets
         it begins at its `start`."""
-        topic = None if name is None else self._store.find_topic(name)
+        topic = None if name is None else self._store.table.find(name)
         if topic is None or name in self._dead_letter_topics():
             return
         changed = await self._groups_to_add(topic, (), turn)
@@ -364,9 +364,9 @@ class GroupChanges:
             dead_letter_topics.add(record.dead_letter_topic)
         topics: Iterable[Topic]
         if subscriptions.patterns:
-            topics = self._store.topics()
+            topics = self._store.table.all()
         else:
-            topics = filter(None, map(self._store.find_topic, record.subscriptions))
+            topics = filter(None, map(self._store.table.find, record.subscriptions))
         found: list[Match[TopicSpec]] = []
         for topic in list(topics):
             await turn.spend()
@@ -414,7 +414,7 @@ class GroupChanges:
         return {
             topic_id: wanted
             for topic_id, wanted in record.topics.items()
-            if self._store.topic_by_id(topic_id) is not None
+            if self._store.table.by_id(topic_id) is not None
         }
 
     def _dead_letter_topics(self) -> set[str]:
@@ -426,7 +426,7 @@ class GroupChanges:
     async def delete(self, name: str, check_topic: CheckTopic | None = None) -> None:
         """Delete a group and its stored offsets; GroupService.delete_group lists the exceptions."""
         self._registry.get(name)
-        await self._store.run_shielded(self._delete(name, check_topic))
+        await self._store.state.run_shielded(self._delete(name, check_topic))
 
     async def _delete(self, name: str, check_topic: CheckTopic | None) -> None:
         group = self._registry.get(name)
@@ -444,15 +444,15 @@ class GroupChanges:
                 for topic in topics:
                     check_topic(topic)
             with group.settling_paused():
-                await self._store.commit_state({group_key(name): None})
+                await self._store.state.commit({group_key(name): None})
                 self._table.remove(group.record)
                 await self._registry.remove(group)
-            await self._store.forget_offsets(name, topics)
+            await self._store.offsets.forget_offsets(name, topics)
             await self._add_to_pattern_groups(group.record.dead_letter_topic, LoopBudget())
 
     def _topics_with_offsets(self, group: str) -> set[str]:
         try:
-            return set(self._store.group_topics(group))
+            return set(self._store.offsets.group_topics(group))
         except UnknownGroup:  # no offset was ever stored for it
             return set()
 
@@ -462,7 +462,7 @@ class GroupChanges:
         old leases have expired."""
         asked = min(max(lease_ms, SHORTEST_LEASE_MS), self._config.max_lease_ms)
         if asked > group.record.config.longest_lease_ms:
-            await self._store.run_shielded(self._raise_longest_lease(group, asked))
+            await self._store.state.run_shielded(self._raise_longest_lease(group, asked))
 
     async def _raise_longest_lease(self, group: GroupServer, lease_ms: int) -> None:
         async with self._lock:
@@ -478,7 +478,7 @@ class GroupChanges:
         for record in records:
             await turn.spend(_work_items(record))
             changes |= self._table.changes_of(record)
-        await self._store.commit_state(changes)
+        await self._store.state.commit(changes)
         for record in records:
             self._table.mark_stored(record, changes)
 
@@ -504,7 +504,7 @@ class GroupChanges:
         if record.dead_letter_topic in record.subscriptions:
             raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
         had = set() if group is None else set(group.core.topics)
-        new = [self._store.topic_by_id(each) for each in record.topics if each not in had]
+        new = [self._store.table.by_id(each) for each in record.topics if each not in had]
         added = sum(topic.queue_count for topic in new if topic is not None)
         if added and registry.cursor_count + added > config.max_cursors:
             raise LimitReached("groups.max_cursors", config.max_cursors)
@@ -547,7 +547,7 @@ def _with_subscriptions(record: GroupRecord, store: MessageStore) -> GroupRecord
     its subscriptions."""
     if record.subscriptions:
         return record
-    named = ((store.topic_by_id(each), wanted) for each, wanted in record.topics.items())
+    named = ((store.table.by_id(each), wanted) for each, wanted in record.topics.items())
     return replace(
         record, subscriptions={topic.name: wanted for topic, wanted in named if topic is not None}
     )

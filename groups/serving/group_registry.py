@@ -122,7 +122,7 @@ class GroupRegistry:
         group = self.add(record)
         group.take_filters(filters)
         for topic_id in record.topics:
-            topic = self._store.topic_by_id(topic_id)
+            topic = self._store.table.by_id(topic_id)
             if topic is not None:
                 self._subscribe(group, topic)
                 for queue in range(topic.queue_count):
@@ -170,13 +170,13 @@ class GroupRegistry:
             rows += all_of(record.group_id)
         for topic_id in record.topics:
             await turn.spend()
-            topic = self._store.topic_by_id(topic_id)
+            topic = self._store.table.by_id(topic_id)
             if topic is None or (group is not None and topic_id in group.core.topics):
                 continue
             rows += all_of(record.group_id, topic_id)
             start_of = self._starts_of(record, topic)
             async for queues in turn.slices(range(topic.queue_count)):
-                if self._store.topic_by_id(topic_id) is None:
+                if self._store.table.by_id(topic_id) is None:
                     break  # deleted meanwhile
                 for queue in queues:
                     key = (topic_id, queue)
@@ -228,7 +228,7 @@ class GroupRegistry:
             await self._drop_topic(group, topic_id, turn)
         for topic_id, wanted in record.topics.items():
             await turn.spend()
-            topic = self._store.topic_by_id(topic_id)
+            topic = self._store.table.by_id(topic_id)
             if topic is None:
                 continue  # deleted meanwhile
             if topic_id in group.core.topics:
@@ -468,8 +468,8 @@ class GroupRegistry:
         group.core.note_end(key, state.max_offset)
 
     def _state_if_there(self, key: QueueKey) -> QueueState | None:
-        topic = self._store.topic_by_id(key[0])
-        return None if topic is None else self._store.queue_state(topic, key[1])
+        topic = self._store.table.by_id(key[0])
+        return None if topic is None else self._store.reading.queue_state(topic, key[1])
 
     def _queue_state(self, key: QueueKey) -> QueueState:
         state = self._state_if_there(key)
@@ -494,14 +494,14 @@ class GroupRegistry:
         """Return a function that maps each queue of a topic to the offset at which the group
         begins there if the queue is new in the group."""
         try:
-            stored = self._store.stored_offsets(record.name, topic).offsets
+            stored = self._store.offsets.stored_offsets(record.name, topic).offsets
         except UnknownGroup:  # nothing was ever stored for the group
             stored = {}
 
         def start_of(queue: int) -> int:
             if queue in stored:
                 return stored[queue]
-            state = self._store.queue_state(topic, queue)
+            state = self._store.reading.queue_state(topic, queue)
             return state.min_offset if record.start == "earliest" else state.max_offset
 
         return start_of

@@ -147,14 +147,15 @@ class GroupServer:
         self._codec = codec
         self._clock = clock
         self.source = StoreHeads(
-            store,
+            store.table.by_id,
+            store.reading,
             recent,
             has_keys=lambda: self.core.config.mode == "keyed",
             wall_ms=clock.wall_ms,
             on_trimmed=self.note_log_start,
         )
         self.core = Group(record.group_id, record.config, self.source, everyone)
-        self._receive_flow = ReceiveFlow(self.core, self.source, clock, codec, store.topic_by_id)
+        self._receive_flow = ReceiveFlow(self.core, self.source, clock, codec, store.table.by_id)
         self.commits = Commits(self.core, writer, clock.now_ms, counters)
         self._dead_letters = DeadLetters(
             record.name, self.core, store, self._receive_flow, counters, letter_key
@@ -372,7 +373,7 @@ class GroupServer:
         settled = self._settle(verb, receipts, check_topic, allow, terms, cumulative=is_cumulative)
         if len(receipts) <= SETTLED_A_TURN and not is_cumulative:
             return await settled
-        return await self._store.run_shielded(settled)
+        return await self._store.state.run_shielded(settled)
 
     async def _settle(
         self,
@@ -389,7 +390,7 @@ class GroupServer:
             decoded += self._decode(texts)
         if check_topic is not None:
             for topic_id in {each.topic_id for each in decoded if each is not None}:
-                topic = self._store.topic_by_id(topic_id)
+                topic = self._store.table.by_id(topic_id)
                 if topic is not None:
                     check_topic(topic.name)
         if allow is not None:
@@ -639,5 +640,5 @@ class GroupServer:
 
     def topics(self) -> list[Topic]:
         """Return the group's topics."""
-        found = map(self._store.topic_by_id, self.core.topics)
+        found = map(self._store.table.by_id, self.core.topics)
         return [topic for topic in found if topic is not None]

@@ -49,11 +49,8 @@ def key_number(key: str) -> int:
     return key_hash(key) + _HAS_KEY
 
 
-class Store(Protocol):
-    """The part of the message store that is used here."""
-
-    def topic_by_id(self, topic_id: int) -> Topic | None:
-        """Return a topic by its id; None if it was deleted."""
+class Reader(Protocol):
+    """The reads of the message store that are used here."""
 
     def read_hot(
         self,
@@ -98,20 +95,23 @@ _NO_PIECES: dict[object | None, _Piece] = {}
 
 
 class StoreHeads:
-    """A HeadSource that reads from the message store. `has_keys` returns whether the group needs
+    """A HeadSource that reads from the message store. `topic_by_id` returns None for a topic that
+    was deleted. `has_keys` returns whether the group needs
     keys in heads. `wall_ms` is the wall clock. If a read finds that its offset was removed,
     `on_trimmed` is called with the queue and its present first offset."""
 
     def __init__(
         self,
-        store: Store,
+        topic_by_id: Callable[[int], Topic | None],
+        reader: Reader,
         recent: RecentBatches,
         *,
         has_keys: Callable[[], bool],
         wall_ms: Callable[[], int],
         on_trimmed: Callable[[QueueKey, int], None],
     ) -> None:
-        self._store = store
+        self._topic_by_id = topic_by_id
+        self._reader = reader
         self._recent = recent
         self._has_keys = has_keys
         self._wall_ms = wall_ms
@@ -289,11 +289,11 @@ class StoreHeads:
             return None
         self._schedule_turn_end()
         self._reads_left -= 1
-        topic = self._store.topic_by_id(queue[0])
+        topic = self._topic_by_id(queue[0])
         if topic is None:
             return None
         try:
-            fetched = self._store.read_hot(
+            fetched = self._reader.read_hot(
                 topic,
                 queue[1],
                 start,
@@ -320,12 +320,12 @@ class StoreHeads:
             if batch is not None:
                 return batch
         filter = self._needed.pop((queue, offset), None)
-        topic = self._store.topic_by_id(queue[0])
+        topic = self._topic_by_id(queue[0])
         if topic is None:
             return None
         try:
             for pause_s in (*RETRY_PAUSES_S, None):
-                fetched = await self._store.read(
+                fetched = await self._reader.read(
                     topic,
                     queue[1],
                     offset,

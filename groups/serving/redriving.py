@@ -89,7 +89,7 @@ class Redriver:
         name = request.dead_letter_topic or group_server.record.dead_letter_topic
         if name is None:
             raise NoDeadLetters(group)
-        dead = self._store.topic(name)
+        dead = self._store.table.get(name)
         if dead.topic_id in group_server.core.topics:
             raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
         progress = check_name("group", f"{group}.redrive")
@@ -180,7 +180,7 @@ class Redriver:
             topic, origin = opened
             rows = self._rows(group_server, each, topic, origin)
             try:
-                check_batch(as_batch(rows), self._store.limits(topic))
+                check_batch(as_batch(rows), self._store.topics.limits(topic))
             except LimitExceeded as error:
                 run.fail(_id_of(each), error)
                 break  # later letters of the same key must not overtake this letter
@@ -195,7 +195,9 @@ class Redriver:
             published: Sequence[StoredBatch] = ()
             try:
                 if fitting:
-                    published = await self._store.publish(topic, fitting, durability="fsync")
+                    published = await self._store.publishing.publish(
+                        topic, fitting, durability="fsync"
+                    )
             except (StoreError, LogError, OSError) as error:
                 run.fail(_id_of(letters[0]), error)
                 break
@@ -249,7 +251,7 @@ class Redriver:
         the caller may not publish to the topic."""
         try:
             origin = read_origin(batch, row)
-            topic = self._store.topic(origin.topic)
+            topic = self._store.table.get(origin.topic)
         except (NotADeadLetter, UnknownTopic):
             return None
         if request.may_publish is not None and not request.may_publish(topic.name):
@@ -303,14 +305,14 @@ class Redriver:
             lane = None
             if served is not None and dead.topic_id in served.core.topics:
                 lane = served.core.topics[dead.topic_id].lanes.get(queue)
-            offset = self._store.queue_state(dead, queue).min_offset
+            offset = self._store.reading.queue_state(dead, queue).min_offset
             if lane is not None:
                 offset = max(offset, lane.cursor.floor)
-            while offset < self._store.queue_state(dead, queue).max_offset:
+            while offset < self._store.reading.queue_state(dead, queue).max_offset:
                 if self._is_ending or monotonic() >= until_s:
                     run.more = True
                     return run
-                fetched = await self._store.read(
+                fetched = await self._store.reading.read(
                     dead,
                     queue,
                     offset,

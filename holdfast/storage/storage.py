@@ -160,7 +160,7 @@ class Storage:
             queues=opened.queues,
             table=opened.table,
             keep_unknown_topics=opened.may_lack_topics,
-            commit_state=self.store.commit_state,
+            commit_state=self.store.state.commit,
             read_leases=self.store.read_leases,
             is_disk_low=lambda: self.alarms.by_name[DISK]() is not None,
             in_thread=self._in_thread,
@@ -198,7 +198,7 @@ class Storage:
         self.retention.start()
         await self.alarms.start()
         self.readers.start()
-        self.damage_keeper = DamageKeeper(opened.damage, self.store.commit_state)
+        self.damage_keeper = DamageKeeper(opened.damage, self.store.state.commit)
         # After a crash, the log may lack the last changes of the state.
         self._append_snapshot()
         return self.store
@@ -212,7 +212,7 @@ class Storage:
             await self.retention.stop()
             if self.damage_keeper is not None:  # None if the start was cancelled
                 await self.damage_keeper.stop()
-            await self.store.wait_for_changes()
+            await self.store.state.wait()
             await asyncio.get_running_loop().run_in_executor(None, self._stop_threads, opened)
             self._opened = None
         self.progress.is_cancelled = True
@@ -319,7 +319,7 @@ class Storage:
             if advanced:
                 self._events.on_arrival(advanced)
         finally:
-            self.store.finish(finished)
+            self.store.publishing.finish(finished)
 
     def _on_sync_failure(self, error: Exception) -> None:
         self.read_only = f"a sync of the log failed: {error}"

@@ -45,7 +45,7 @@ def leased_group(context: ApiContext, group: str) -> GroupState:
     """
     if context.groups.has_leases(group):
         return context.groups.group_state(group)
-    context.store.group_topics(group)
+    context.store.offsets.group_topics(group)
     raise Problem(
         "group-without-leases",
         f"the group {group!r} only stores offsets; PUT /v1/groups/{group} with its topics makes "
@@ -57,7 +57,7 @@ def leased_group(context: ApiContext, group: str) -> GroupState:
 def topics_with_offsets(context: ApiContext, group: str) -> list[str]:
     """Return the topics on which a group has stored offsets, whether it has leases or not."""
     try:
-        return list(context.store.group_topics(group))
+        return list(context.store.offsets.group_topics(group))
     except UnknownGroup:
         return []
 
@@ -104,7 +104,7 @@ def check_dead_letters(call: Call[Any], topic: str) -> None:
     if not principal.may(("publish",), topic):
         raise missing_grant(principal, ("publish",), topic=topic)
     try:
-        call.context.store.topic(topic)
+        call.context.store.table.get(topic)
     except UnknownTopic:
         if not principal.may(("admin",), topic):
             raise missing_grant(principal, ("admin",), topic=topic) from None

@@ -47,7 +47,7 @@ async def list_groups(call: Call[PageParams]) -> Reply:
     The list leaves out groups and topics on which the token grants nothing.
     """
     context, params, principal = call.context, call.params, call.principal
-    names = sorted({*context.store.groups(), *context.groups.groups()})
+    names = sorted({*context.store.table.groups(), *context.groups.groups()})
     first = bisect_right(names, params.after or "")
     seen = (name for name in islice(names, first, None) if principal.may(GROUP_VERBS, group=name))
     found = list(islice(seen, params.limit + 1))
@@ -84,7 +84,7 @@ async def described(context: ApiContext, principal: Principal, group: str) -> Gr
     topics, turn = [], LoopBudget(READS_A_TURN)
     for name, stored in sorted(_visible_topics(context, principal, group).items()):
         with suppress(UnknownTopic):  # deleted meanwhile
-            topic = context.store.topic(name)
+            topic = context.store.table.get(name)
             topics.append(await _topic_lag(context, topic, stored.offsets, turn))
     return _group_reply(group, topics)
 
@@ -97,7 +97,7 @@ async def _described_with_leases(
     topics, turn = [], LoopBudget(READS_A_TURN)
     for each in sorted(visible, key=lambda described: described.topic):
         with suppress(UnknownTopic):  # deleted meanwhile
-            topic = context.store.topic(each.topic)
+            topic = context.store.table.get(each.topic)
             topics.append(await _leased_topic(context, topic, each, turn))
     reply = _group_reply(group, topics)
     state = description.state
@@ -175,7 +175,7 @@ def _visible_topics(
 ) -> dict[str, StoredOffsets]:
     return {
         name: stored
-        for name, stored in context.store.group_topics(group).items()
+        for name, stored in context.store.offsets.group_topics(group).items()
         if principal.may(GROUP_VERBS, name, group)
     }
 
@@ -192,10 +192,10 @@ async def _summary(
     lag, topics = 0, _visible_topics(context, principal, group)
     for name, stored in topics.items():
         await turn.spend()
-        topic = context.store.topic(name)
+        topic = context.store.table.get(name)
         async for queues in turn.slices(range(topic.queue_count)):
             for queue in queues:
-                state = context.store.queue_state(topic, queue)
+                state = context.store.reading.queue_state(topic, queue)
                 lag += state.max_offset - _next_offset(state, stored.offsets)
     await asyncio.sleep(0)
     return GroupSummary(group, sorted(topics), lag)
@@ -217,7 +217,7 @@ async def _topic_lag(
             ranges[state.queue] = (_next_offset(state, offsets), state.max_offset)
             lag_bytes[state.queue] = 0
     with suppress(OffsetTrimmed, OffsetBeyondEnd):  # retention or a deletion was faster
-        pieces = await context.store.splits(
+        pieces = await context.store.lookups.splits(
             topic, ranges, max_bytes=None, min_splits=1, max_splits=1
         )
         async for some in in_slices(pieces):
@@ -256,7 +256,7 @@ async def _lag_seconds(context: ApiContext, topic: Topic, state: QueueState, off
     if offset >= state.max_offset:
         return 0.0
     try:
-        fetched = await context.store.read(
+        fetched = await context.store.reading.read(
             topic, state.queue, offset, max_messages=1, max_bytes=1, skip_corrupt=True
         )
     except (OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt):

@@ -44,7 +44,7 @@ async def get_offsets(call: Call[NoParams]) -> Reply:
     context, group, topic = call.context, call.group(), call.topic()
     if context.groups.has_leases(group):
         return _offsets_reply(call, group, topic, await _stored(context, group, topic))
-    return _offsets_reply(call, group, topic, context.store.stored_offsets(group, topic))
+    return _offsets_reply(call, group, topic, context.store.offsets.stored_offsets(group, topic))
 
 
 async def put_offsets(call: Call[NoParams]) -> Reply:
@@ -68,7 +68,7 @@ async def put_offsets(call: Call[NoParams]) -> Reply:
         if if_version == 0:
             raise OffsetsChanged(group, topic.name, 0)
     stored = await context.run_shielded(
-        context.store.store_offsets(group, topic, offsets, if_version=if_version)
+        context.store.offsets.store_offsets(group, topic, offsets, if_version=if_version)
     )
     return _offsets_reply(call, group, topic, stored)
 
@@ -92,7 +92,7 @@ async def reset_offsets(call: Call[NoParams]) -> Reply:
     elif has_leases_on(context, group, topic):
         await context.run_shielded(context.groups.seek(group, {topic.name: after}))
     else:
-        await context.run_shielded(context.store.store_offsets(group, topic, after))
+        await context.run_shielded(context.store.offsets.store_offsets(group, topic, after))
     await asyncio.sleep(0)
     reply = ResetReply(
         group,
@@ -132,7 +132,7 @@ async def _stored(context: ApiContext, group: str, topic: Topic) -> StoredOffset
     if has_leases_on(context, group, topic):
         return await _floors(context, group, topic)
     try:
-        return context.store.stored_offsets(group, topic)
+        return context.store.offsets.stored_offsets(group, topic)
     except UnknownGroup:
         return StoredOffsets()
 
@@ -152,7 +152,7 @@ async def _start_again(
     before = await _floors(context, group, topic)
     if if_version not in (None, _ANY_VERSION, before.version):
         raise OffsetsChanged(group, topic.name, before.version)
-    context.store.check_offsets(topic, offsets)
+    context.store.offsets.check_offsets(topic, offsets)
     await context.groups.seek(group, {topic.name: offsets})
 
 

@@ -79,7 +79,7 @@ async def delete_group(call: Call[DeleteGroupParams]) -> Reply:
     topics = (
         {*context.groups.group_state(group).topics, *topics_with_offsets(context, group)}
         if is_leased
-        else set(context.store.group_topics(group))
+        else set(context.store.offsets.group_topics(group))
     )
     check_subscribed(call, ("admin",), topics)
     if call.params.confirm != group:
@@ -95,7 +95,7 @@ async def delete_group(call: Call[DeleteGroupParams]) -> Reply:
         )
     else:
         # Only the checked topics, because the group may have new offsets on other topics by now.
-        await context.run_shielded(context.store.forget_offsets(group, topics))
+        await context.run_shielded(context.store.offsets.forget_offsets(group, topics))
     return call.reply(GroupDeletedReply(group))
 
 
@@ -111,7 +111,9 @@ async def seek_group(call: Call[NoParams]) -> Reply:
     if isinstance(asked.to, Mapping):
         check_named(call, GROUP_VERBS, asked.to)
         target = {
-            name: await queue_offsets(context.store.topic(name), offsets, parameter=f"to.{name}")
+            name: await queue_offsets(
+                context.store.table.get(name), offsets, parameter=f"to.{name}"
+            )
             for name, offsets in asked.to.items()
         }
     else:

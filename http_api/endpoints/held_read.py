@@ -182,7 +182,7 @@ async def read_queues(
     media: str,
 ) -> list[QueueRead]:
     """Read several queues of a topic. If a queue cannot be read, its result has a problem."""
-    found = await context.store.read_many(
+    found = await context.store.reading.read_many(
         topic,
         offsets,
         max_messages=params.max_messages,
@@ -204,7 +204,7 @@ async def read_queues(
 
 def _read_nothing(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fetched:
     """Return a result without messages, for a queue that was scanned up to `offset`."""
-    state = context.store.queue_state(topic, queue)
+    state = context.store.reading.queue_state(topic, queue)
     return Fetched((), offset, state.min_offset, state.max_offset, 0)
 
 

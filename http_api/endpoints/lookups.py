@@ -114,11 +114,11 @@ async def get_offset(call: Call[OffsetParams]) -> Reply:
     params = call.params
     if params.timestamp_ms is None:
         raise _missing("timestamp_ms", "the time to look for")
-    offset, found_us = await call.context.store.offset_by_time(
+    offset, found_us = await call.context.store.lookups.offset_by_time(
         topic, queue, params.timestamp_ms * 1000
     )
     reply = OffsetReply(offset, None if found_us is None else found_us // 1000)
-    state = call.context.store.queue_state(topic, queue)
+    state = call.context.store.reading.queue_state(topic, queue)
     return call.reply(reply, headers=offset_headers(offset, state.min_offset, state.max_offset))
 
 
@@ -128,7 +128,7 @@ async def get_message(call: Call[NoParams]) -> Reply:
     context = call.context
     with LargeReplySlot(None) as slot:
         while True:
-            topic, batch, row = await context.store.message(call.path["message_id"])
+            topic, batch, row = await context.store.lookups.message(call.path["message_id"])
             made = _messages(call.media, topic, [BatchSlice(batch, [row])])
             parts = await encode_portions(call.media, [made], has_slot=slot.is_held)
             if parts is not None:
@@ -150,7 +150,7 @@ def _check_topic_of(call: Call[NoParams]) -> None:
         topic_id, _, _ = parse_message_id(call.path["message_id"])
     except ValueError:
         raise UnknownMessage(call.path["message_id"]) from None
-    topic = call.context.store.topic_by_id(topic_id)
+    topic = call.context.store.table.by_id(topic_id)
     # No topic has an empty name, so only a grant for all topics covers it.
     if not call.principal.may(("consume",), topic.name if topic is not None else ""):
         raise missing_grant(call.principal, ("consume",), what="the message's topic")
@@ -174,7 +174,7 @@ async def search_messages(call: Call[SearchParams]) -> Reply:
 
 async def _search(call: Call[SearchParams], topic: Topic, key: str) -> Reply:
     skipped: list[tuple[int, LostRange]] = []
-    found = await call.context.store.search_key(
+    found = await call.context.store.lookups.search_key(
         topic,
         key,
         call.params.limit,
@@ -247,7 +247,7 @@ async def _reply_with_plan(
 ) -> Reply:
     """Return the reply with the pieces of these ranges (queue -> start and end)."""
     params, context = call.params, call.context
-    splits = await context.store.splits(
+    splits = await context.store.lookups.splits(
         topic,
         ranges,
         max_bytes=params.max_bytes,
@@ -270,7 +270,7 @@ async def _reply_with_plan(
         encoded.append(encode_elements(call.media, replies))
     segments = [
         SegmentReply(each.start_offset, each.size, each.created_timestamp_us)
-        for each in await context.store.segments(splits)
+        for each in await context.store.lookups.segments(splits)
     ]
     reply = SplitsReply(
         topic.name, topic.topic_id, [], segments, UNSET if lease is None else lease_reply(lease)
@@ -300,7 +300,7 @@ async def _plan_offsets(
     if timestamp_ms is not None:
         return {
             state.queue: (
-                await context.store.offset_by_time(topic, state.queue, timestamp_ms * 1000)
+                await context.store.lookups.offset_by_time(topic, state.queue, timestamp_ms * 1000)
             )[0]
             for state in states
         }

@@ -114,7 +114,7 @@ async def publish(call: Call[PublishParams]) -> Reply:
     name = call.name_of_topic()
     _check_creation(call, name)
     # Checked before the body is read, so that a refused body occupies no memory.
-    call.context.store.check_publishing()
+    call.context.store.admission.check()
     call.context.publish_limiter.admit(call.client_name, call.principal)
     kind = media_type(call.headers.get(hdrs.CONTENT_TYPE, ""))
     if kind == BATCH:
@@ -368,7 +368,7 @@ def _find_topic(context: ApiContext, name: str) -> Topic | None:
     Raises UnknownTopic if publishing must not create topics.
     """
     try:
-        return context.store.topic(name)
+        return context.store.table.get(name)
     except UnknownTopic:
         if context.topics_config.auto_create_topics:
             return None
@@ -378,7 +378,7 @@ def _find_topic(context: ApiContext, name: str) -> Topic | None:
 def _check_creation(call: Call[PublishParams], name: str) -> None:
     """Raise Denied if publishing would create the topic, but the principal may not create it."""
     try:
-        call.context.store.topic(name)
+        call.context.store.table.get(name)
     except UnknownTopic:
         may_create = call.principal.may(("admin",), name)
         if call.context.topics_config.auto_create_topics and not may_create:
@@ -388,7 +388,7 @@ def _check_creation(call: Call[PublishParams], name: str) -> None:
 async def _create_topic(call: Call[PublishParams], name: str) -> Topic:
     _check_creation(call, name)
     context = call.context
-    topic, is_new = await context.run_shielded(context.store.create_topic(name))
+    topic, is_new = await context.run_shielded(context.store.topics.create(name))
     if is_new and context.http.audit is not None:
         context.http.audit.record(
             "topic.create",
@@ -402,7 +402,7 @@ async def _create_topic(call: Call[PublishParams], name: str) -> Topic:
 
 def _limits(context: ApiContext, topic: Topic | None) -> MessageLimits:
     if topic is not None:
-        return context.store.limits(topic)
+        return context.store.topics.limits(topic)
     config = context.topics_config
     return MessageLimits(
         config.default_max_message_bytes,
@@ -510,7 +510,7 @@ async def _publish(
     if refusal is None:
         context.publish_limiter.published(call.client_name, call.principal, messages, size)
     try:
-        published = await context.store.publish(
+        published = await context.store.publishing.publish(
             topic,
             batches,
             durability=call.params.durability,

@@ -176,9 +176,9 @@ async def offset_at(
     If `end` is "earliest", that is the queue's min_offset, otherwise its max_offset.
     """
     if timestamp_ms is not None:
-        offset, _ = await context.store.offset_by_time(topic, queue, timestamp_ms * 1000)
+        offset, _ = await context.store.lookups.offset_by_time(topic, queue, timestamp_ms * 1000)
         return offset
-    state = context.store.queue_state(topic, queue)
+    state = context.store.reading.queue_state(topic, queue)
     return state.min_offset if end == "earliest" else state.max_offset
 
 

@@ -167,7 +167,7 @@ async def _topics(context: ApiContext) -> list[Metric]:
             "holdfast_topic_end_offset", "Messages ever stored: its queues' ends.", labels=["topic"]
         ),
     ]
-    topics = context.store.topics()
+    topics = context.store.table.all()
     shown = examined = 0
     for topic in topics[:MAX_SERIES]:
         examined += topic.queue_count
@@ -177,7 +177,7 @@ async def _topics(context: ApiContext) -> list[Metric]:
         sums = [0, 0, 0]
         async for queues in in_slices(range(topic.queue_count)):
             for queue in queues:
-                state = context.store.queue_state(topic, queue)
+                state = context.store.reading.queue_state(topic, queue)
                 sums[0] += state.max_offset - state.min_offset
                 sums[1] += state.bytes
                 sums[2] += state.max_offset
@@ -204,15 +204,15 @@ async def _lag_of_groups(context: ApiContext) -> Metric:
     )
     store = context.store
     shown = examined = 0
-    for group in store.groups():
+    for group in store.table.groups():
         try:
-            topics = store.group_topics(group)
+            topics = store.offsets.group_topics(group)
         except UnknownGroup:  # deleted meanwhile
             continue
         for name, stored in topics.items():
             examined += len(stored.offsets)
             is_too_much = examined > MAX_QUEUES_EXAMINED and examined > len(stored.offsets)
-            topic = store.find_topic(name)
+            topic = store.table.find(name)
             if shown >= MAX_SERIES or is_too_much:
                 return family
             if topic is None:
@@ -220,7 +220,7 @@ async def _lag_of_groups(context: ApiContext) -> Metric:
             lag = 0
             async for some in in_slices(list(stored.offsets.items())):
                 for queue, offset in some:
-                    end = store.max_offset((topic.topic_id, queue))
+                    end = store.reading.max_offset((topic.topic_id, queue))
                     lag += max((end or 0) - offset, 0)
             family.add_metric([group, name], lag)
             shown += 1
@@ -248,7 +248,7 @@ async def age_metrics(context: ApiContext) -> list[Metric]:
     examined, the remaining series are left out.
     """
     places = [*_oldest_of_topics(context), *[place async for place in _oldest_of_groups(context)]]
-    stored_us = await context.store.stored_at([(each.key, each.offset) for each in places])
+    stored_us = await context.store.lookups.stored_at([(each.key, each.offset) for each in places])
     await asyncio.sleep(0)
     now_s = time()
     ages: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in _AGES}
@@ -267,7 +267,7 @@ async def age_metrics(context: ApiContext) -> list[Metric]:
 
 def _oldest_of_topics(context: ApiContext) -> Iterator[_Place]:
     examined = 0
-    for topic in context.store.topics():
+    for topic in context.store.table.all():
         examined += topic.queue_count
         if examined > MAX_QUEUES_AGED:
             return
@@ -279,14 +279,14 @@ def _oldest_of_topics(context: ApiContext) -> Iterator[_Place]:
 async def _oldest_of_groups(context: ApiContext) -> AsyncIterator[_Place]:
     """Yield the stored offsets of groups. Process only some groups in each loop iteration."""
     store, examined = context.store, 0
-    async for groups in in_slices(store.groups()):
+    async for groups in in_slices(store.table.groups()):
         for group in groups:
             with suppress(StoreError):  # deleted meanwhile
-                for topic, stored in store.group_topics(group).items():
+                for topic, stored in store.offsets.group_topics(group).items():
                     examined += len(stored.offsets)
                     if examined > MAX_QUEUES_AGED:
                         return
-                    topic_id = store.topic(topic).topic_id
+                    topic_id = store.table.get(topic).topic_id
                     for queue, offset in stored.offsets.items():
                         yield _Place("group_lag_seconds", (group, topic), (topic_id, queue), offset)
 

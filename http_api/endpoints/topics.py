@@ -55,7 +55,7 @@ async def put_topic(call: Call[NoParams]) -> Reply:
     name = call.name_of_topic()
     settings = await call.body(TopicSettings)
     topic, is_new = await call.context.run_shielded(
-        call.context.store.create_topic(
+        call.context.store.topics.create(
             name,
             queues=settings.queue_count(),
             priority_levels=settings.level_count(),
@@ -76,7 +76,7 @@ async def patch_topic(call: Call[NoParams]) -> Reply:
     settings = await call.body(TopicSettings)
     try:
         topic = await call.context.run_shielded(
-            call.context.store.change_topic(
+            call.context.store.topics.change(
                 name,
                 queues=settings.queue_count(),
                 priority_levels=settings.level_count(),
@@ -101,7 +101,7 @@ async def list_topics(call: Call[PageParams]) -> Reply:
 
     The list leaves out topics on which the token grants nothing.
     """
-    topics, limit = call.context.store.topics(), call.params.limit
+    topics, limit = call.context.store.table.all(), call.params.limit
     first = bisect_right(topics, call.params.after or "", key=lambda topic: topic.name)
     seen = (
         topic
@@ -139,7 +139,7 @@ async def delete_topic(call: Call[DeleteParams]) -> Reply:
             parameter="confirm",
             allowed=topic.name,
         )
-    await call.context.run_shielded(call.context.store.delete_topic(topic.name))
+    await call.context.run_shielded(call.context.store.topics.delete(topic.name))
     call.context.forget_topic(topic)
     return call.reply(DeletedReply(topic.name, topic.topic_id))
 
@@ -174,7 +174,7 @@ async def states_of(store: MessageStore, topic: Topic) -> list[QueueState]:
     """
     states = []
     async for queues in in_slices(range(topic.queue_count)):
-        states += [store.queue_state(topic, queue) for queue in queues]
+        states += [store.reading.queue_state(topic, queue) for queue in queues]
     return states
 
 

@@ -106,7 +106,7 @@ class Call(OpenCall[P]):
 
     def topic(self) -> Topic:
         """Return the topic whose name is in the path. Raises InvalidName, UnknownTopic."""
-        return self.context.store.topic(self.name_of_topic())
+        return self.context.store.table.get(self.name_of_topic())
 
     def queue(self, topic: Topic) -> int:
         """Return the queue number in the path. Raises Problem, UnknownQueue."""

@@ -68,7 +68,7 @@ def store(storage: Storage) -> MessageStore:
 
 @pytest.fixture
 async def topic(store: MessageStore) -> Topic:
-    topic, _ = await store.create_topic("t", queues=2)
+    topic, _ = await store.topics.create("t", queues=2)
     return topic
 
 
@@ -95,29 +95,29 @@ class Tagged:
 async def test_a_topic_is_created_with_what_is_given_and_defaults_for_the_rest(
     store: MessageStore,
 ) -> None:
-    topic, is_new = await store.create_topic(
+    topic, is_new = await store.topics.create(
         "orders", queues=8, fields={"durability": "written", "retention_ms": 5}
     )
     assert is_new
     assert (topic.name, topic.queue_count) == ("orders", 8)
     assert topic.config == TopicConfig("written", 5, None, 4 * MIB)
-    assert store.topic("orders") == store.topic_by_id(topic.topic_id) == topic
-    other, _ = await store.create_topic("bills")
+    assert store.table.get("orders") == store.table.by_id(topic.topic_id) == topic
+    other, _ = await store.topics.create("bills")
     assert other.queue_count == 4
-    assert store.topics() == [other, topic]
+    assert store.table.all() == [other, topic]
 
 
 async def test_creating_again_ensures_what_is_given_and_compares_no_more(
     store: MessageStore,
 ) -> None:
-    topic, _ = await store.create_topic("t", queues=2, fields={"retention_ms": 5})
+    topic, _ = await store.topics.create("t", queues=2, fields={"retention_ms": 5})
     for queues, fields in (
         (None, {}),
         (2, {}),
         (None, {"retention_ms": 5}),
         (2, {"durability": "fsync"}),
     ):
-        assert await store.create_topic("t", queues=queues, fields=fields) == (topic, False)
+        assert await store.topics.create("t", queues=queues, fields=fields) == (topic, False)
 
 
 @pytest.mark.parametrize(
@@ -138,87 +138,87 @@ async def test_a_field_that_differs_is_a_conflict(
     existing: object,
 ) -> None:
     with pytest.raises(TopicConflict) as caught:
-        await store.create_topic("t", queues=queues, fields=fields)
+        await store.topics.create("t", queues=queues, fields=fields)
     assert (caught.value.field, caught.value.existing) == (field, existing)
-    assert store.topic("t") == topic
+    assert store.table.get("t") == topic
 
 
 async def test_a_limit_of_zero_means_none(store: MessageStore) -> None:
-    topic, _ = await store.create_topic("t", fields={"retention_ms": 0, "retention_bytes": None})
+    topic, _ = await store.topics.create("t", fields={"retention_ms": 0, "retention_bytes": None})
     assert (topic.config.retention_ms, topic.config.retention_bytes) == (None, None)
-    assert await store.create_topic("t", fields={"retention_bytes": 0}) == (topic, False)
+    assert await store.topics.create("t", fields={"retention_bytes": 0}) == (topic, False)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "__state", "x" * 128, "a\0"])
 async def test_a_bad_name_is_refused_everywhere(store: MessageStore, name: str) -> None:
     for refused in (
-        store.create_topic(name),
-        store.change_topic(name, fields={}),
-        store.delete_topic(name),
+        store.topics.create(name),
+        store.topics.change(name, fields={}),
+        store.topics.delete(name),
     ):
         with pytest.raises(InvalidName):
             await refused
     with pytest.raises(InvalidName):
-        store.topic(name)
+        store.table.get(name)
 
 
 async def test_what_does_not_exist_cannot_be_changed_or_deleted(store: MessageStore) -> None:
     with pytest.raises(UnknownTopic):
-        await store.change_topic("nobody", fields={})
+        await store.topics.change("nobody", fields={})
     with pytest.raises(UnknownTopic):
-        await store.delete_topic("nobody")
+        await store.topics.delete("nobody")
 
 
 async def test_a_topic_is_changed_and_gets_more_queues_but_never_fewer(
     store: MessageStore, topic: Topic
 ) -> None:
-    await store.publish(topic, [batch("a", 1)])
-    changed = await store.change_topic("t", queues=3, fields={"retention_bytes": 7})
+    await store.publishing.publish(topic, [batch("a", 1)])
+    changed = await store.topics.change("t", queues=3, fields={"retention_bytes": 7})
     assert (changed.topic_id, changed.queue_count) == (topic.topic_id, 3)
     assert changed.config == replace(topic.config, retention_bytes=7)
-    assert store.topic("t") == changed
-    await store.publish(changed, [batch("b", 2)])
-    assert [state.max_offset for state in store.queue_states(changed)] == [0, 1, 1]
+    assert store.table.get("t") == changed
+    await store.publishing.publish(changed, [batch("b", 2)])
+    assert [state.max_offset for state in store.reading.queue_states(changed)] == [0, 1, 1]
     with pytest.raises(InvalidTopicChange):
-        await store.change_topic("t", queues=2, fields={})
-    assert (await store.change_topic("t", fields={"retention_bytes": None})).config == topic.config
+        await store.topics.change("t", queues=2, fields={})
+    assert (await store.topics.change("t", fields={"retention_bytes": None})).config == topic.config
 
 
 async def test_a_topic_knows_how_many_queues_it_had(store: MessageStore) -> None:
-    await store.create_topic("t", queues=1)
+    await store.topics.create("t", queues=1)
     for count in range(1, 12):
-        topic = await store.change_topic("t", queues=count, fields={})
+        topic = await store.topics.change("t", queues=count, fields={})
     assert topic.former_queue_counts == (10, 9, 8, 7, 6, 5, 4, 3)
-    assert await store.change_topic("t", queues=11, fields={}) == topic
+    assert await store.topics.change("t", queues=11, fields={}) == topic
 
 
 async def test_a_topic_has_its_queues_once_for_each_level_of_priority(store: MessageStore) -> None:
-    topic, _ = await store.create_topic("t", queues=2, priority_levels=3)
+    topic, _ = await store.topics.create("t", queues=2, priority_levels=3)
     assert (topic.queue_count, topic.queues_per_level, topic.priority_levels) == (6, 2, 3)
-    assert await store.create_topic("t", queues=2, priority_levels=3) == (topic, False)
+    assert await store.topics.create("t", queues=2, priority_levels=3) == (topic, False)
     for queues, levels, field in ((6, None, "queues"), (None, 1, "priority_levels")):
         with pytest.raises(TopicConflict) as caught:
-            await store.create_topic("t", queues=queues, priority_levels=levels)
+            await store.topics.create("t", queues=queues, priority_levels=levels)
         assert caught.value.field == field
-    changed = await store.change_topic("t", queues=3, priority_levels=3, fields={})
+    changed = await store.topics.change("t", queues=3, priority_levels=3, fields={})
     assert (changed.queue_count, changed.priority_levels) == (9, 3)
     for queues, levels in ((2, None), (None, 2)):
         with pytest.raises(InvalidTopicChange):
-            await store.change_topic("t", queues=queues, priority_levels=levels, fields={})
-    default, _ = await store.create_topic("d", priority_levels=10)
+            await store.topics.change("t", queues=queues, priority_levels=levels, fields={})
+    default, _ = await store.topics.create("d", priority_levels=10)
     assert default.queue_count == 40
 
 
 @pytest.mark.parametrize("levels", [0, 11])
 async def test_there_are_one_to_ten_levels(store: MessageStore, levels: int) -> None:
     with pytest.raises(InvalidTopicChange):
-        await store.create_topic("t", priority_levels=levels)
+        await store.topics.create("t", priority_levels=levels)
 
 
 @pytest.mark.parametrize("queues", [0, -1])
 async def test_a_topic_has_at_least_one_queue(store: MessageStore, queues: int) -> None:
     with pytest.raises(InvalidTopicChange):
-        await store.create_topic("t", queues=queues)
+        await store.topics.create("t", queues=queues)
 
 
 async def test_there_are_limits_to_topics_queues_and_groups(tmp_path: Path) -> None:
@@ -227,20 +227,20 @@ async def test_there_are_limits_to_topics_queues_and_groups(tmp_path: Path) -> N
     async with open_storage(replace(config, topics=limits)) as storage:
         store = storage.store
         with pytest.raises(LimitReached, match="max_queues_per_topic"):
-            await store.create_topic("a", queues=4)
-        topic, _ = await store.create_topic("a", queues=3)
+            await store.topics.create("a", queues=4)
+        topic, _ = await store.topics.create("a", queues=3)
         with pytest.raises(LimitReached, match="max_queues_per_topic"):
-            await store.change_topic("a", queues=4, fields={})
-        await store.create_topic("b", queues=1)
+            await store.topics.change("a", queues=4, fields={})
+        await store.topics.create("b", queues=1)
         with pytest.raises(LimitReached, match="max_topics"):
-            await store.create_topic("c", queues=1)
-        await store.create_topic("b")
-        await store.store_offsets("g", topic, {0: 0})
+            await store.topics.create("c", queues=1)
+        await store.topics.create("b")
+        await store.offsets.store_offsets("g", topic, {0: 0})
         with pytest.raises(LimitReached, match="max_groups"):
-            await store.store_offsets("h", topic, {0: 0})
-        await store.store_offsets("g", topic, {0: 0})
-        await store.delete_topic("b")
-        await store.create_topic("c", queues=1)
+            await store.offsets.store_offsets("h", topic, {0: 0})
+        await store.offsets.store_offsets("g", topic, {0: 0})
+        await store.topics.delete("b")
+        await store.topics.create("c", queues=1)
 
 
 async def test_the_queues_of_all_levels_count(tmp_path: Path) -> None:
@@ -249,12 +249,12 @@ async def test_the_queues_of_all_levels_count(tmp_path: Path) -> None:
     async with open_storage(replace(config, topics=limits)) as storage:
         for queues, levels in ((1, 7), (3, 3)):
             with pytest.raises(LimitReached, match="max_queues_per_topic"):
-                await storage.store.create_topic("t", queues=queues, priority_levels=levels)
-        await storage.store.create_topic("t", queues=2, priority_levels=3)
+                await storage.store.topics.create("t", queues=queues, priority_levels=levels)
+        await storage.store.topics.create("t", queues=2, priority_levels=3)
         with pytest.raises(LimitReached, match="max_queues_per_topic"):
-            await storage.store.change_topic("t", queues=3, fields={})
+            await storage.store.topics.change("t", queues=3, fields={})
     async with open_storage(replace(config, topics=limits)) as storage:
-        topic = storage.store.topic("t")
+        topic = storage.store.table.get("t")
         assert (topic.queue_count, topic.priority_levels) == (6, 3)
 
 
@@ -263,43 +263,43 @@ async def test_all_topics_share_a_limit_of_queues(tmp_path: Path) -> None:
     limits = replace(config.topics, max_queues=10, default_queues=4)
     async with open_storage(replace(config, topics=limits)) as storage:
         store = storage.store
-        await store.create_topic("a", queues=5)
-        await store.create_topic("b")  # 9 of 10
+        await store.topics.create("a", queues=5)
+        await store.topics.create("b")  # 9 of 10
         with pytest.raises(LimitReached, match=r"max_queues\b"):
-            await store.create_topic("c", queues=2)
+            await store.topics.create("c", queues=2)
         with pytest.raises(LimitReached, match=r"max_queues\b"):
-            await store.create_topic("c")
+            await store.topics.create("c")
         with pytest.raises(LimitReached, match=r"max_queues\b"):
-            await store.change_topic("a", queues=7, fields={})
-        await store.change_topic("a", queues=6, fields={})
-        await store.change_topic("a", queues=6, fields={"retention_ms": 1000})
-        await store.delete_topic("b")
-        await store.create_topic("c", queues=4)
+            await store.topics.change("a", queues=7, fields={})
+        await store.topics.change("a", queues=6, fields={})
+        await store.topics.change("a", queues=6, fields={"retention_ms": 1000})
+        await store.topics.delete("b")
+        await store.topics.create("c", queues=4)
     async with open_storage(replace(config, topics=limits)) as storage:
         with pytest.raises(LimitReached, match=r"max_queues\b"):
-            await storage.store.create_topic("d", queues=1)
+            await storage.store.topics.create("d", queues=1)
 
 
 async def test_a_topic_made_again_is_another(storage: Storage, topic: Topic) -> None:
     store = storage.store
     told: list[int] = []
     store.topic_deleted = told.append
-    await store.publish(topic, [batch("old")])
-    await store.store_offsets("g", topic, {0: 1})
+    await store.publishing.publish(topic, [batch("old")])
+    await store.offsets.store_offsets("g", topic, {0: 1})
     message_id = format_message_id(topic.topic_id, 0, 0)
-    await store.delete_topic("t")
+    await store.topics.delete("t")
     assert told == [topic.topic_id]
     with pytest.raises(UnknownTopic):
-        store.topic("t")
+        store.table.get("t")
     with pytest.raises(UnknownGroup):
-        store.group_topics("g")
-    again, is_new = await store.create_topic("t", queues=2)
+        store.offsets.group_topics("g")
+    again, is_new = await store.topics.create("t", queues=2)
     assert is_new
     assert again.topic_id > topic.topic_id
-    assert store.queue_state(again, 0) == QueueState(0, 0, 0, 0, None)
+    assert store.reading.queue_state(again, 0) == QueueState(0, 0, 0, 0, None)
     with pytest.raises(UnknownMessage):
-        await store.message(message_id)
-    await store.publish(again, [batch("new")])
+        await store.lookups.message(message_id)
+    await store.publishing.publish(again, [batch("new")])
     assert await read_queue(store, again) == [(0, b"new")]
 
 
@@ -307,17 +307,17 @@ async def test_publishing_to_a_topic_that_is_gone_is_refused(
     store: MessageStore, topic: Topic
 ) -> None:
     """A caller that looked the topic up before must not get an acknowledgement."""
-    await store.delete_topic("t")
-    await store.create_topic("t", queues=2)
+    await store.topics.delete("t")
+    await store.topics.create("t", queues=2)
     with pytest.raises(UnknownTopic):
-        await store.publish(topic, [batch("lost")])
+        await store.publishing.publish(topic, [batch("lost")])
     with pytest.raises(UnknownTopic):
-        await store.store_offsets("g", topic, {0: 0})
+        await store.offsets.store_offsets("g", topic, {0: 0})
 
 
 async def test_limits_of_messages_come_from_topic_and_configuration(store: MessageStore) -> None:
-    topic, _ = await store.create_topic("t", fields={"max_message_bytes": 10})
-    limits = store.limits(topic)
+    topic, _ = await store.topics.create("t", fields={"max_message_bytes": 10})
+    limits = store.topics.limits(topic)
     assert (limits.max_message_bytes, limits.max_key_bytes) == (10, 4096)
 
 
@@ -327,7 +327,7 @@ async def test_limits_of_messages_come_from_topic_and_configuration(store: Messa
 async def test_each_batch_is_answered_in_order_with_its_place(
     store: MessageStore, topic: Topic
 ) -> None:
-    first, second, third = await store.publish(
+    first, second, third = await store.publishing.publish(
         topic, [batch(["a", "b"], 1), batch("c", 0), batch("d", 1)]
     )
     assert [(p.queue, p.base_offset, p.count) for p in (first, second, third)] == [
@@ -346,8 +346,8 @@ async def test_each_batch_is_answered_in_order_with_its_place(
 async def test_durability_is_the_topics_unless_asked(
     storage: Storage, of_topic: str, asked: str | None
 ) -> None:
-    topic, _ = await storage.store.create_topic("t", fields={"durability": of_topic})
-    (published,) = await storage.store.publish(topic, [batch("a")], durability=asked)
+    topic, _ = await storage.store.topics.create("t", fields={"durability": of_topic})
+    (published,) = await storage.store.publishing.publish(topic, [batch("a")], durability=asked)
     wanted = (asked or of_topic) == "fsync"
     assert published.durable is wanted
     if wanted:
@@ -358,12 +358,12 @@ async def test_durability_is_the_topics_unless_asked(
 async def test_who_is_told_an_offset_can_read_from_it(
     store: MessageStore, topic: Topic, durability: str
 ) -> None:
-    topic = await store.change_topic("t", fields={"durability": durability})
+    topic = await store.topics.change("t", fields={"durability": durability})
     for number in range(50):
-        (published,) = await store.publish(topic, [batch(str(number))])
+        (published,) = await store.publishing.publish(topic, [batch(str(number))])
         assert published.base_offset == number
-        assert bodies(await store.read(topic, 0, number, **ALL)) == [str(number).encode()]
-        assert bodies(await store.read(topic, 0, number + 1, **ALL)) == []
+        assert bodies(await store.reading.read(topic, 0, number, **ALL)) == [str(number).encode()]
+        assert bodies(await store.reading.read(topic, 0, number + 1, **ALL)) == []
 
 
 async def test_an_unknown_queue_takes_nothing_of_the_request(
@@ -371,9 +371,9 @@ async def test_an_unknown_queue_takes_nothing_of_the_request(
 ) -> None:
     for queue in (2, 0xFFFFFFFF):
         with pytest.raises(UnknownQueue) as caught:
-            await store.publish(topic, [batch("a", 0), batch("b", queue)])
+            await store.publishing.publish(topic, [batch("a", 0), batch("b", queue)])
         assert caught.value.queue_count == 2
-    await store.publish(topic, [batch("c", 0)])
+    await store.publishing.publish(topic, [batch("c", 0)])
     assert await read_queue(store, topic) == [(0, b"c")]
 
 
@@ -382,7 +382,7 @@ async def test_publishes_of_many_tasks_are_stored_once_each_in_their_order(
 ) -> None:
     async def publisher(name: int) -> None:
         for number in range(20):
-            await store.publish(topic, [batch(f"{name}/{number}", 0)])
+            await store.publishing.publish(topic, [batch(f"{name}/{number}", 0)])
 
     await asyncio.gather(*(publisher(name) for name in range(10)))
     found = [body.decode().split("/") for _, body in await read_queue(store, topic)]
@@ -391,14 +391,16 @@ async def test_publishes_of_many_tasks_are_stored_once_each_in_their_order(
 
 
 async def test_a_cancelled_publish_harms_nobody(store: MessageStore, topic: Topic) -> None:
-    tasks = [asyncio.create_task(store.publish(topic, [batch(str(n))])) for n in range(20)]
+    tasks = [
+        asyncio.create_task(store.publishing.publish(topic, [batch(str(n))])) for n in range(20)
+    ]
     await asyncio.sleep(0)
     for task in tasks[::2]:
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(each, asyncio.CancelledError) for each in ended[::2])
     assert all(isinstance(each, list) for each in ended[1::2])
-    await store.publish(topic, [batch("after")])
+    await store.publishing.publish(topic, [batch("after")])
     found = dict(await read_queue(store, topic))
     for number, each in enumerate(ended):
         if isinstance(each, list):
@@ -411,48 +413,50 @@ async def test_a_duplicate_is_answered_with_the_place_of_the_original(
     def attempt(sequence: int, **fields: Any) -> list[Batch]:
         return [batch(str(sequence), 1, producer_id=7, sequence=sequence, **fields)]
 
-    (first,) = await store.publish(topic, attempt(0))
-    (second,) = await store.publish(topic, attempt(1))
-    (again,) = await store.publish(topic, attempt(0))
+    (first,) = await store.publishing.publish(topic, attempt(0))
+    (second,) = await store.publishing.publish(topic, attempt(1))
+    (again,) = await store.publishing.publish(topic, attempt(0))
     assert replace(again, duplicate=False) == first
     assert again.duplicate
     assert second.base_offset == 1
     with pytest.raises(SequenceGap) as caught:
-        await store.publish(topic, attempt(3))
+        await store.publishing.publish(topic, attempt(3))
     assert caught.value.expected == 2
-    await store.publish(topic, attempt(0, producer_epoch=1))
+    await store.publishing.publish(topic, attempt(0, producer_epoch=1))
     with pytest.raises(ProducerFenced):
-        await store.publish(topic, attempt(2))
-    assert store.queue_state(topic, 1).max_offset == 3
+        await store.publishing.publish(topic, attempt(2))
+    assert store.reading.queue_state(topic, 1).max_offset == 3
 
 
 async def test_more_than_may_wait_is_refused_until_there_is_room(tmp_path: Path) -> None:
     config = small_config(tmp_path, max_waiting_bytes=MIB)
     async with open_storage(config) as storage:
-        topic, _ = await storage.store.create_topic("t")
+        topic, _ = await storage.store.topics.create("t")
         large = [batch(b"x" * 400_000, 0)]
-        tasks = [asyncio.create_task(storage.store.publish(topic, large)) for _ in range(50)]
+        tasks = [
+            asyncio.create_task(storage.store.publishing.publish(topic, large)) for _ in range(50)
+        ]
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [each for each in ended if isinstance(each, LogOverloaded)]
         stored = [each for each in ended if isinstance(each, list)]
         assert refused
         assert len(stored) + len(refused) == 50
-        await storage.store.publish(topic, large)
-        assert storage.store.queue_state(topic, 0).max_offset == len(stored) + 1
+        await storage.store.publishing.publish(topic, large)
+        assert storage.store.reading.queue_state(topic, 0).max_offset == len(stored) + 1
 
 
 async def test_after_closing_nothing_is_published(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic, _ = await storage.store.create_topic("t")
+        topic, _ = await storage.store.topics.create("t")
     with pytest.raises(LogClosed):
-        await storage.store.publish(topic, [batch("late")])
+        await storage.store.publishing.publish(topic, [batch("late")])
 
 
 # -- reading -------------------------------------------------------------------------------
 
 
 async def _publish_five(store: MessageStore, topic: Topic) -> None:
-    await store.publish(
+    await store.publishing.publish(
         topic, [batch(["a", "b"], tag="x"), batch("c", tag="y"), batch(["d", "e"], tag="x")]
     )
 
@@ -461,36 +465,39 @@ async def _publish_five(store: MessageStore, topic: Topic) -> None:
 async def test_a_pull_from_memory_and_from_disk_is_the_same(tmp_path: Path, cold: bool) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=2)
+        topic, _ = await storage.store.topics.create("t", queues=2)
         await _publish_five(storage.store, topic)
         if not cold:
             await _check_pulls(storage.store, topic)
     if cold:
         async with open_storage(config) as storage:
-            assert storage.store.read_hot(topic, 0, 0, **ALL) is None
+            assert storage.store.reading.read_hot(topic, 0, 0, **ALL) is None
             await _check_pulls(storage.store, topic)
 
 
 async def _check_pulls(store: MessageStore, topic: Topic) -> None:
-    fetched = await store.read(topic, 0, 1, **ALL)
+    fetched = await store.reading.read(topic, 0, 1, **ALL)
     assert bodies(fetched) == [b"b", b"c", b"d", b"e"]
     assert (fetched.next_offset, fetched.min_offset, fetched.max_offset) == (5, 0, 5)
-    fetched = await store.read(topic, 0, 1, max_messages=2, max_bytes=MIB)
+    fetched = await store.reading.read(topic, 0, 1, max_messages=2, max_bytes=MIB)
     assert (bodies(fetched), fetched.next_offset) == ([b"b", b"c"], 3)
-    fetched = await store.read(topic, 0, 0, max_messages=5, max_bytes=1)
+    fetched = await store.reading.read(topic, 0, 0, max_messages=5, max_bytes=1)
     assert (bodies(fetched), fetched.next_offset) == ([b"a"], 1)
-    fetched = await store.read(topic, 0, 0, **ALL, filter=Tagged("y"))
+    fetched = await store.reading.read(topic, 0, 0, **ALL, filter=Tagged("y"))
     assert (bodies(fetched), fetched.next_offset) == ([b"c"], 5)
-    fetched = await store.read(topic, 0, 3, **ALL, filter=Tagged("y"))
+    fetched = await store.reading.read(topic, 0, 3, **ALL, filter=Tagged("y"))
     assert (bodies(fetched), fetched.next_offset) == ([], 5)
-    for at_end in (store.read_hot(topic, 0, 5, **ALL), await store.read(topic, 0, 5, **ALL)):
+    for at_end in (
+        store.reading.read_hot(topic, 0, 5, **ALL),
+        await store.reading.read(topic, 0, 5, **ALL),
+    ):
         assert at_end is not None
         assert (bodies(at_end), at_end.next_offset, at_end.max_offset) == ([], 5, 5)
 
 
 async def test_offsets_outside_a_queue_are_told_apart(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
-    for read in (store.read, _hot(store)):
+    for read in (store.reading.read, _hot(store)):
         with pytest.raises(OffsetBeyondEnd) as beyond:
             await read(topic, 0, 6, **ALL)
         assert (beyond.value.offset, beyond.value.max_offset) == (6, 5)
@@ -506,7 +513,7 @@ async def test_offsets_outside_a_queue_are_told_apart(store: MessageStore, topic
 
 def _hot(store: MessageStore) -> Any:
     async def read_hot(*arguments: Any, **bounds: Any) -> Any:
-        return store.read_hot(*arguments, **bounds)
+        return store.reading.read_hot(*arguments, **bounds)
 
     return read_hot
 
@@ -516,10 +523,10 @@ async def test_max_offset_is_none_for_what_does_not_exist(
 ) -> None:
     await _publish_five(store, topic)
     key = topic.topic_id
-    assert [store.max_offset((key, queue)) for queue in (-1, 0, 1, 2)] == [None, 5, 0, None]
-    assert store.max_offset((key + 1, 0)) is None
-    await store.delete_topic("t")
-    assert store.max_offset((key, 0)) is None
+    assert [store.reading.max_offset((key, queue)) for queue in (-1, 0, 1, 2)] == [None, 5, 0, None]
+    assert store.reading.max_offset((key + 1, 0)) is None
+    await store.topics.delete("t")
+    assert store.reading.max_offset((key, 0)) is None
 
 
 async def test_a_scan_finds_the_first_match_or_the_end_or_needs_the_disk(
@@ -527,18 +534,20 @@ async def test_a_scan_finds_the_first_match_or_the_end_or_needs_the_disk(
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t")
+        topic, _ = await store.topics.create("t")
         await _publish_five(store, topic)
         key = (topic.topic_id, 0)
-        assert store.scan_hot(key, 0, 5, Tagged("y")) == 2
-        assert store.scan_hot(key, 3, 5, Tagged("y")) == 5
-        assert store.scan_hot(key, 0, 2, Tagged("y")) == 2
-        assert store.scan_hot((99, 0), 0, 2, Tagged("y")) is None
+        assert store.reading.scan_hot(key, 0, 5, Tagged("y")) == 2
+        assert store.reading.scan_hot(key, 3, 5, Tagged("y")) == 5
+        assert store.reading.scan_hot(key, 0, 2, Tagged("y")) == 2
+        assert store.reading.scan_hot((99, 0), 0, 2, Tagged("y")) is None
         costly = Tagged("y", message_us=900)
-        assert store.scan_hot(key, 3, 5, costly) == 5
-        assert store.scan_hot(key, 0, 5, costly) is None  # three messages would cost too much
+        assert store.reading.scan_hot(key, 3, 5, costly) == 5
+        assert (
+            store.reading.scan_hot(key, 0, 5, costly) is None
+        )  # three messages would cost too much
     async with open_storage(small_config(tmp_path)) as storage:
-        assert storage.store.scan_hot(key, 0, 5, Tagged("y")) is None
+        assert storage.store.reading.scan_hot(key, 0, 5, Tagged("y")) is None
 
 
 async def test_a_read_that_retention_overtook_says_trimmed(
@@ -546,13 +555,13 @@ async def test_a_read_that_retention_overtook_says_trimmed(
 ) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
+        topic, _ = await storage.store.topics.create("t", queues=1)
         for _ in range(2):
             await fill_segment(storage, topic)
         await settled(storage)
     async with open_storage(config) as storage:
         store = storage.store
-        topic = await store.change_topic("t", fields={"retention_bytes": 1})
+        topic = await store.topics.change("t", fields={"retention_bytes": 1})
         in_thread = QueueReader.in_thread
 
         async def overtaken(self: QueueReader, function: Any) -> Any:
@@ -562,8 +571,8 @@ async def test_a_read_that_retention_overtook_says_trimmed(
 
         monkeypatch.setattr(QueueReader, "in_thread", overtaken)
         with pytest.raises(OffsetTrimmed) as caught:
-            await store.read(topic, 0, 0, **ALL)
-        assert caught.value.min_offset == store.queue_state(topic, 0).max_offset
+            await store.reading.read(topic, 0, 0, **ALL)
+        assert caught.value.min_offset == store.reading.queue_state(topic, 0).max_offset
 
 
 async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(
@@ -571,9 +580,9 @@ async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(
 ) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
+        topic, _ = await storage.store.topics.create("t", queues=1)
         for text in (["one", "two"], ["three", "four"], ["five"]):
-            await storage.store.publish(topic, [batch(text)])
+            await storage.store.publishing.publish(topic, [batch(text)])
         await settled(storage)
     segment = tmp_path / "commitlog" / ("0" * 20)
     image = bytearray(segment.read_bytes())
@@ -582,16 +591,16 @@ async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(
     for _ in range(2):  # first from disk, then from memory
         async with open_storage(config) as storage:
             store = storage.store
-            fetched = await store.read(topic, 0, 0, **ALL)
+            fetched = await store.reading.read(topic, 0, 0, **ALL)
             assert (bodies(fetched), fetched.next_offset) == ([b"one", b"two"], 2)
             for offset in (2, 3):
                 with pytest.raises(QueueCorrupt) as caught:
-                    await store.read(topic, 0, offset, **ALL)
+                    await store.reading.read(topic, 0, offset, **ALL)
                 assert (caught.value.offset, caught.value.next_offset) == (offset, 4)
                 assert caught.value.reason == "payload-crc"
                 with pytest.raises(QueueCorrupt):
-                    await store.message(format_message_id(topic.topic_id, 0, offset))
-            assert bodies(await store.read(topic, 0, 4, **ALL)) == [b"five"]
+                    await store.lookups.message(format_message_id(topic.topic_id, 0, offset))
+            assert bodies(await store.reading.read(topic, 0, 4, **ALL)) == [b"five"]
         (tmp_path / "consumequeue" / "data.mdb").unlink()
         (tmp_path / "consumequeue" / "lock.mdb").unlink()
     # The damage is read several times, but logged once.
@@ -602,8 +611,8 @@ async def test_a_block_is_decoded_once_for_all_who_wait_for_it(
     store: MessageStore, topic: Topic
 ) -> None:
     await _publish_five(store, topic)
-    first = store.read_hot(topic, 0, 4, **ALL)
-    second = store.read_hot(topic, 0, 4, **ALL)
+    first = store.reading.read_hot(topic, 0, 4, **ALL)
+    second = store.reading.read_hot(topic, 0, 4, **ALL)
     assert first is not None
     assert second is not None
     assert first.slices[0].batch is second.slices[0].batch
@@ -615,23 +624,23 @@ async def test_a_block_is_decoded_once_for_all_who_wait_for_it(
 async def test_offsets_by_time(store: MessageStore, topic: Topic) -> None:
     times = []
     for text in (["a", "b"], ["c"]):
-        (published,) = await store.publish(topic, [batch(text)])
+        (published,) = await store.publishing.publish(topic, [batch(text)])
         times.append(published.store_timestamp_us)
     assert times[0] < times[1]
-    assert await store.offset_by_time(topic, 0, 0) == (0, times[0])
-    assert await store.offset_by_time(topic, 0, times[0]) == (0, times[0])
-    assert await store.offset_by_time(topic, 0, times[0] + 1) == (2, times[1])
-    assert await store.offset_by_time(topic, 0, times[1]) == (2, times[1])
-    assert await store.offset_by_time(topic, 0, times[1] + 1) == (3, None)
-    assert await store.offset_by_time(topic, 1, 0) == (0, None)
+    assert await store.lookups.offset_by_time(topic, 0, 0) == (0, times[0])
+    assert await store.lookups.offset_by_time(topic, 0, times[0]) == (0, times[0])
+    assert await store.lookups.offset_by_time(topic, 0, times[0] + 1) == (2, times[1])
+    assert await store.lookups.offset_by_time(topic, 0, times[1]) == (2, times[1])
+    assert await store.lookups.offset_by_time(topic, 0, times[1] + 1) == (3, None)
+    assert await store.lookups.offset_by_time(topic, 1, 0) == (0, None)
     with pytest.raises(UnknownQueue):
-        await store.offset_by_time(topic, 2, 0)
+        await store.lookups.offset_by_time(topic, 2, 0)
 
 
 async def test_a_message_is_found_by_its_id(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     for offset, body in enumerate(b"abcde"):
-        found = await store.message(format_message_id(topic.topic_id, 0, offset).lower())
+        found = await store.lookups.message(format_message_id(topic.topic_id, 0, offset).lower())
         assert found[0] == topic
         assert found[1].body(found[2]) == bytes([body])
     for unknown in (
@@ -644,19 +653,19 @@ async def test_a_message_is_found_by_its_id(store: MessageStore, topic: Topic) -
         "0" * 31,
     ):
         with pytest.raises(UnknownMessage):
-            await store.message(unknown)
+            await store.lookups.message(unknown)
 
 
 async def test_splits_are_checked_and_cover_what_was_asked(
     store: MessageStore, topic: Topic
 ) -> None:
     await _publish_five(store, topic)
-    size = store.queue_state(topic, 0).bytes
-    plan = await store.splits(
+    size = store.reading.queue_state(topic, 0).bytes
+    plan = await store.lookups.splits(
         topic, {1: (0, 0), 0: (0, 5)}, max_bytes=None, min_splits=1, max_splits=100
     )
     assert plan == [Split(0, 0, 5, size)]
-    plan = await store.splits(topic, {0: (1, 5)}, max_bytes=1, min_splits=1, max_splits=100)
+    plan = await store.lookups.splits(topic, {0: (1, 5)}, max_bytes=1, min_splits=1, max_splits=100)
     assert [(split.start_offset, split.end_offset) for split in plan] == [(1, 2), (2, 3), (3, 5)]
     for bad, error in (
         ({0: (0, 6)}, OffsetBeyondEnd),
@@ -664,7 +673,7 @@ async def test_splits_are_checked_and_cover_what_was_asked(
         ({2: (0, 0)}, UnknownQueue),
     ):
         with pytest.raises(error):
-            await store.splits(topic, bad, max_bytes=None, min_splits=1, max_splits=100)
+            await store.lookups.splits(topic, bad, max_bytes=None, min_splits=1, max_splits=100)
 
 
 # -- stored offsets ------------------------------------------------------------------------
@@ -675,25 +684,25 @@ async def test_offsets_are_merged_and_their_version_counts_changes(
 ) -> None:
     await _publish_five(store, topic)
     with pytest.raises(UnknownGroup):
-        store.stored_offsets("g", topic)
-    assert await store.store_offsets("g", topic, {0: 3}) == StoredOffsets({0: 3}, 1)
-    assert await store.store_offsets("g", topic, {1: 0}) == StoredOffsets({0: 3, 1: 0}, 2)
-    assert await store.store_offsets("g", topic, {0: 1}) == StoredOffsets({0: 1, 1: 0}, 3)
-    assert store.stored_offsets("g", topic) == StoredOffsets({0: 1, 1: 0}, 3)
-    other, _ = await store.create_topic("other")
-    assert store.stored_offsets("g", other) == StoredOffsets({}, 0)
-    await store.store_offsets("a", other, {0: 0})
-    assert store.groups() == ["a", "g"]
-    assert store.group_topics("g") == {"t": StoredOffsets({0: 1, 1: 0}, 3)}
+        store.offsets.stored_offsets("g", topic)
+    assert await store.offsets.store_offsets("g", topic, {0: 3}) == StoredOffsets({0: 3}, 1)
+    assert await store.offsets.store_offsets("g", topic, {1: 0}) == StoredOffsets({0: 3, 1: 0}, 2)
+    assert await store.offsets.store_offsets("g", topic, {0: 1}) == StoredOffsets({0: 1, 1: 0}, 3)
+    assert store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 1, 1: 0}, 3)
+    other, _ = await store.topics.create("other")
+    assert store.offsets.stored_offsets("g", other) == StoredOffsets({}, 0)
+    await store.offsets.store_offsets("a", other, {0: 0})
+    assert store.table.groups() == ["a", "g"]
+    assert store.offsets.group_topics("g") == {"t": StoredOffsets({0: 1, 1: 0}, 3)}
 
 
 async def test_offsets_of_many_queues_are_checked_some_a_turn_of_the_loop(
     store: MessageStore,
 ) -> None:
-    wide, _ = await store.create_topic("wide", queues=1000)
-    offsets: Any = store.check_offsets
+    wide, _ = await store.topics.create("wide", queues=1000)
+    offsets: Any = store.offsets.check_offsets
     with calls_a_turn(offsets.__self__, "_queue_state") as looked:
-        stored = await store.store_offsets("g", wide, dict.fromkeys(range(1000), 0))
+        stored = await store.offsets.store_offsets("g", wide, dict.fromkeys(range(1000), 0))
     assert len(stored.offsets) == looked.total == 1000
     assert looked.most <= ITEMS_A_TURN
 
@@ -701,16 +710,16 @@ async def test_offsets_of_many_queues_are_checked_some_a_turn_of_the_loop(
 async def test_compare_and_swap(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     with pytest.raises(OffsetsChanged) as caught:
-        await store.store_offsets("g", topic, {0: 1}, if_version=1)
+        await store.offsets.store_offsets("g", topic, {0: 1}, if_version=1)
     assert caught.value.version == 0
     with pytest.raises(UnknownGroup):
-        store.group_topics("g")
-    assert (await store.store_offsets("g", topic, {0: 1}, if_version=0)).version == 1
-    assert (await store.store_offsets("g", topic, {0: 2}, if_version=1)).version == 2
+        store.offsets.group_topics("g")
+    assert (await store.offsets.store_offsets("g", topic, {0: 1}, if_version=0)).version == 1
+    assert (await store.offsets.store_offsets("g", topic, {0: 2}, if_version=1)).version == 2
     for version in (0, 1, 3):
         with pytest.raises(OffsetsChanged):
-            await store.store_offsets("g", topic, {0: 5}, if_version=version)
-    assert store.stored_offsets("g", topic) == StoredOffsets({0: 2}, 2)
+            await store.offsets.store_offsets("g", topic, {0: 5}, if_version=version)
+    assert store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 2}, 2)
 
 
 async def test_of_many_that_compare_and_swap_at_once_one_wins(
@@ -718,24 +727,24 @@ async def test_of_many_that_compare_and_swap_at_once_one_wins(
 ) -> None:
     await _publish_five(store, topic)
     ended = await asyncio.gather(
-        *(store.store_offsets("g", topic, {0: n % 6}, if_version=0) for n in range(20)),
+        *(store.offsets.store_offsets("g", topic, {0: n % 6}, if_version=0) for n in range(20)),
         return_exceptions=True,
     )
     assert sum(isinstance(each, StoredOffsets) for each in ended) == 1
     assert sum(isinstance(each, OffsetsChanged) for each in ended) == 19
-    await asyncio.gather(*(store.store_offsets("g", topic, {n % 2: 0}) for n in range(20)))
-    assert store.stored_offsets("g", topic) == StoredOffsets({0: 0, 1: 0}, 21)
-    groups: GroupOffsets = getattr(store.store_offsets, "__self__")  # noqa: B009 - for mypy
+    await asyncio.gather(*(store.offsets.store_offsets("g", topic, {n % 2: 0}) for n in range(20)))
+    assert store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 0, 1: 0}, 21)
+    groups: GroupOffsets = store.offsets
     assert not groups._locks
 
 
 async def test_offsets_of_no_queue_are_refused(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     with pytest.raises(UnknownQueue):
-        await store.store_offsets("g", topic, {0: 5, 2: 0})
+        await store.offsets.store_offsets("g", topic, {0: 5, 2: 0})
     with pytest.raises(InvalidName):
-        await store.store_offsets("a/b", topic, {0: 0})
-    assert store.groups() == []
+        await store.offsets.store_offsets("a/b", topic, {0: 0})
+    assert store.table.groups() == []
 
 
 # R10: an offset beyond the end was stored, and what came up to it was passed over
@@ -745,14 +754,14 @@ async def test_an_offset_may_be_stored_up_to_the_end_of_its_queue(
     store: MessageStore, topic: Topic
 ) -> None:
     await _publish_five(store, topic)
-    end = store.queue_state(topic, 0).max_offset
+    end = store.reading.queue_state(topic, 0).max_offset
     for offset in (end - 1, end):
-        assert (await store.store_offsets("g", topic, {0: offset})).offsets == {0: offset}
+        assert (await store.offsets.store_offsets("g", topic, {0: offset})).offsets == {0: offset}
     for offset in (end + 1, 2**63):
         with pytest.raises(OffsetBeyondEnd) as beyond:
-            await store.store_offsets("g", topic, {0: offset})
+            await store.offsets.store_offsets("g", topic, {0: offset})
         assert beyond.value.max_offset == end
-    assert store.stored_offsets("g", topic).offsets == {0: end}
+    assert store.offsets.stored_offsets("g", topic).offsets == {0: end}
 
 
 # -- the durable state ---------------------------------------------------------------------
@@ -761,7 +770,7 @@ async def test_an_offset_may_be_stored_up_to_the_end_of_its_queue(
 async def test_a_change_that_could_not_be_stored_did_not_happen(
     store: MessageStore, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store.store_offsets("g", topic, {0: 0})
+    await store.offsets.store_offsets("g", topic, {0: 0})
 
     def full(self: StateStore, group: object) -> None:
         raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
@@ -769,19 +778,19 @@ async def test_a_change_that_could_not_be_stored_did_not_happen(
     with monkeypatch.context() as patched:
         patched.setattr(StateStore, "_put", full)
         for change in (
-            store.create_topic("new"),
-            store.change_topic("t", fields={"retention_ms": 1}),
-            store.delete_topic("t"),
-            store.store_offsets("g", topic, {1: 0}),
-            store.store_offsets("new", topic, {1: 0}),
+            store.topics.create("new"),
+            store.topics.change("t", fields={"retention_ms": 1}),
+            store.topics.delete("t"),
+            store.offsets.store_offsets("g", topic, {1: 0}),
+            store.offsets.store_offsets("new", topic, {1: 0}),
         ):
             with pytest.raises(StateUnavailable):
                 await change
-        assert store.topics() == [topic]
-        assert store.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
-        assert store.groups() == ["g"]
-        await store.publish(topic, [batch("goes on")])
-    assert (await store.create_topic("new"))[1]
+        assert store.table.all() == [topic]
+        assert store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
+        assert store.table.groups() == ["g"]
+        await store.publishing.publish(topic, [batch("goes on")])
+    assert (await store.topics.create("new"))[1]
 
 
 class SlowState:
@@ -825,28 +834,28 @@ async def test_a_change_whose_asker_has_left_still_comes_to_its_end(
     async with open_storage(config) as storage:
         store = storage.store
         slow_state.hold()
-        left = asyncio.create_task(store.create_topic("left", queues=1))
+        left = asyncio.create_task(store.topics.create("left", queues=1))
         await until(lambda: slow_state.waiting)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        following = asyncio.create_task(store.create_topic("following", queues=1))
+        following = asyncio.create_task(store.topics.create("following", queues=1))
         slow_state.release()
         topic, _ = await following
-        assert [each.name for each in store.topics()] == ["following", "left"]
-        assert len({each.topic_id for each in store.topics()}) == 2
+        assert [each.name for each in store.table.all()] == ["following", "left"]
+        assert len({each.topic_id for each in store.table.all()}) == 2
         slow_state.hold()
-        storing = asyncio.create_task(store.store_offsets("g", topic, {0: 0}))
+        storing = asyncio.create_task(store.offsets.store_offsets("g", topic, {0: 0}))
         await until(lambda: slow_state.waiting)
         storing.cancel()
         slow_state.release()
-        await store.wait_for_changes()
+        await store.state.wait()
         assert storing.cancelled()
-        assert store.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
-        topics = store.topics()
+        assert store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
+        topics = store.table.all()
     async with open_storage(config) as storage:
-        assert storage.store.topics() == topics
-        assert storage.store.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
+        assert storage.store.table.all() == topics
+        assert storage.store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
 
 
 async def test_a_change_that_fails_when_its_asker_has_left_is_logged(
@@ -860,11 +869,11 @@ async def test_a_change_that_fails_when_its_asker_has_left_is_logged(
 
     monkeypatch.setattr(StateStore, "_put", full)
     slow_state.hold()
-    left = asyncio.create_task(store.create_topic("left"))
+    left = asyncio.create_task(store.topics.create("left"))
     await until(lambda: slow_state.waiting)
     left.cancel()
     slow_state.release()
-    await store.wait_for_changes()
+    await store.state.wait()
     await until(lambda: "a change that nobody waits for failed" in caplog.text)
 
 
@@ -874,43 +883,43 @@ async def test_closing_waits_for_changes_that_were_begun(
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         slow_state.hold()
-        creating = asyncio.create_task(storage.store.create_topic("t"))
+        creating = asyncio.create_task(storage.store.topics.create("t"))
         await until(lambda: slow_state.waiting)
         asyncio.get_running_loop().call_soon(slow_state.release)
     assert creating.done()
     async with open_storage(config) as storage:
-        assert [topic.name for topic in storage.store.topics()] == ["t"]
+        assert [topic.name for topic in storage.store.table.all()] == ["t"]
 
 
 @pytest.mark.parametrize("meanwhile", ["group", "topic"])
 async def test_offsets_that_others_forget_meanwhile_are_forgotten(
     store: MessageStore, topic: Topic, slow_state: SlowState, meanwhile: str
 ) -> None:
-    await store.store_offsets("g", topic, {0: 0})
+    await store.offsets.store_offsets("g", topic, {0: 0})
     slow_state.hold()
-    other = store.delete_topic("t") if meanwhile == "topic" else store.forget_offsets("g")
+    other = store.topics.delete("t") if meanwhile == "topic" else store.offsets.forget_offsets("g")
     first = asyncio.create_task(other)
     await until(lambda: slow_state.waiting)
-    second = asyncio.create_task(store.forget_offsets("g"))
+    second = asyncio.create_task(store.offsets.forget_offsets("g"))
     for _ in range(5):
         await asyncio.sleep(0)  # it has started, and waits for the other one
     slow_state.release()
     await asyncio.gather(first, second)
-    assert store.groups() == []
+    assert store.table.groups() == []
 
 
 async def test_only_offsets_on_named_topics_are_forgotten(
     store: MessageStore, topic: Topic
 ) -> None:
-    other, _ = await store.create_topic("other")
+    other, _ = await store.topics.create("other")
     for each in (topic, other):
-        await store.store_offsets("g", each, {0: 0})
-    await store.forget_offsets("g", ["t", "gone"])
-    assert list(store.group_topics("g")) == ["other"]
-    await store.forget_offsets("g", [])
-    assert list(store.group_topics("g")) == ["other"]
-    await store.forget_offsets("g", ["other"])
-    assert store.groups() == []
+        await store.offsets.store_offsets("g", each, {0: 0})
+    await store.offsets.forget_offsets("g", ["t", "gone"])
+    assert list(store.offsets.group_topics("g")) == ["other"]
+    await store.offsets.forget_offsets("g", [])
+    assert list(store.offsets.group_topics("g")) == ["other"]
+    await store.offsets.forget_offsets("g", ["other"])
+    assert store.table.groups() == []
 
 
 @pytest.mark.parametrize("deleted_first", [False, True])
@@ -920,11 +929,11 @@ async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_gone_with_it(
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t")
+        topic, _ = await store.topics.create("t")
         slow_state.hold()
         changes = [
-            lambda: store.store_offsets("g", topic, {0: 0}),
-            lambda: store.delete_topic("t"),
+            lambda: store.offsets.store_offsets("g", topic, {0: 0}),
+            lambda: store.topics.delete("t"),
         ]
         tasks: list[asyncio.Task[Any]] = []
         for change in reversed(changes) if deleted_first else changes:
@@ -935,9 +944,9 @@ async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_gone_with_it(
         assert [type(each) for each in ended if isinstance(each, Exception)] == (
             [UnknownTopic] if deleted_first else []
         )
-        assert store.groups() == []
+        assert store.table.groups() == []
     async with open_storage(config) as storage:
-        assert storage.store.groups() == []
+        assert storage.store.table.groups() == []
 
 
 # -- all of it, over a restart -------------------------------------------------------------
@@ -945,50 +954,50 @@ async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_gone_with_it(
 
 async def _everything(store: MessageStore) -> object:
     """Return all answers of the store about its content."""
-    answers: dict[str, object] = {"topics": store.topics(), "groups": store.groups()}
-    for topic in store.topics():
-        states = store.queue_states(topic)
+    answers: dict[str, object] = {"topics": store.table.all(), "groups": store.table.groups()}
+    for topic in store.table.all():
+        states = store.reading.queue_states(topic)
         answers[f"{topic.name} states"] = states
         answers[f"{topic.name} messages"] = [
             await read_queue(store, topic, state.queue) for state in states
         ]
         ranges = {state.queue: (state.min_offset, state.max_offset) for state in states}
-        answers[f"{topic.name} splits"] = await store.splits(
+        answers[f"{topic.name} splits"] = await store.lookups.splits(
             topic, ranges, max_bytes=5000, min_splits=7, max_splits=100
         )
         answers[f"{topic.name} search"] = [
-            (found.header, row) for found, row in await store.search_key(topic, "k1", 1000)
+            (found.header, row) for found, row in await store.lookups.search_key(topic, "k1", 1000)
         ]
         times = [state.newest_timestamp_us or 0 for state in states]
         answers[f"{topic.name} times"] = [
-            await store.offset_by_time(topic, state.queue, time + beside)
+            await store.lookups.offset_by_time(topic, state.queue, time + beside)
             for state in states
             for time in times
             for beside in (-1, 0, 1)
         ]
-    for group in store.groups():
-        answers[f"group {group}"] = store.group_topics(group)
+    for group in store.table.groups():
+        answers[f"group {group}"] = store.offsets.group_topics(group)
     return answers
 
 
 async def _fill(config: Config) -> object:
     async with open_storage(config) as storage:
         store = storage.store
-        await store.create_topic("gone")
+        await store.topics.create("gone")
         for name in ("a", "b"):
-            topic, _ = await store.create_topic(name, queues=3)
+            topic, _ = await store.topics.create(name, queues=3)
             for number in range(30):
-                await store.publish(
+                await store.publishing.publish(
                     topic,
                     [batch([f"{name}{number}", "x"], number % 3, key=f"k{number % 4}")],
                     durability="written",
                 )
             await fill_segment(storage, topic, 1)
             await settled(storage)
-            await store.store_offsets("g", topic, {0: 7, 2: 5})
-            await store.store_offsets(f"only-{name}", topic, {0: 1})
-        await store.delete_topic("gone")
-        await store.change_topic("a", queues=5, fields={"retention_bytes": MIB})
+            await store.offsets.store_offsets("g", topic, {0: 7, 2: 5})
+            await store.offsets.store_offsets(f"only-{name}", topic, {0: 1})
+        await store.topics.delete("gone")
+        await store.topics.change("a", queues=5, fields={"retention_bytes": MIB})
         await storage.retention.run_once()
         await settled(storage)
         return await _everything(store)
@@ -1008,16 +1017,16 @@ async def test_every_answer_is_the_same_after_a_restart_whatever_was_deleted(
     async with open_storage(config) as storage:
         assert not storage.degraded
         assert await _everything(storage.store) == before
-        newest, _ = await storage.store.create_topic("newest")
+        newest, _ = await storage.store.topics.create("newest")
         assert newest.topic_id == 4  # 1 belonged to a deleted topic
 
 
 async def test_a_queue_of_many_that_cannot_be_read_says_why_and_the_others_are_read(
     storage: Storage, store: MessageStore
 ) -> None:
-    topic, _ = await store.create_topic("many", queues=5)
+    topic, _ = await store.topics.create("many", queues=5)
     for queue in range(4):
-        await store.publish(topic, [batch(f"in {queue}", queue)])
+        await store.publishing.publish(topic, [batch(f"in {queue}", queue)])
     queues = [storage.reput.queues[topic.topic_id, queue] for queue in range(4)]
     assert queues[1].newest is not None
     at = queues[1].newest.physical_offset
@@ -1025,7 +1034,7 @@ async def test_a_queue_of_many_that_cannot_be_read_says_why_and_the_others_are_r
     assert segment is not None
     flip_bit(segment.path, at - segment.start_offset + 140)
     queues[2].trim_queue(1, 0)
-    found = await store.read_many(topic, {0: 0, 1: 0, 2: 0, 3: 2, 4: 0}, **ALL)
+    found = await store.reading.read_many(topic, {0: 0, 1: 0, 2: 0, 3: 2, 4: 0}, **ALL)
     whole, corrupt, trimmed, beyond, empty = (found[queue] for queue in range(5))
     assert isinstance(whole, Fetched)
     assert bodies(whole) == [b"in 0"]
@@ -1037,4 +1046,4 @@ async def test_a_queue_of_many_that_cannot_be_read_says_why_and_the_others_are_r
     assert (beyond.min_offset, beyond.max_offset) == (0, 1)
     assert empty == Fetched((), 0, 0, 0, 0)
     with pytest.raises(UnknownQueue):
-        await store.read_many(topic, {0: 0, 5: 0}, **ALL)
+        await store.reading.read_many(topic, {0: 0, 5: 0}, **ALL)

@@ -37,8 +37,8 @@ async def test_every_name_is_synced_before_a_publish_is_acknowledged(
     storage.lock()
     try:
         store = await storage.open()
-        topic, _ = await store.create_topic("orders", queues=1)
-        await store.publish(topic, [Batch.decode(encode_batch([b"kept"], queue_id=0))])
+        topic, _ = await store.topics.create("orders", queues=1)
+        await store.publishing.publish(topic, [Batch.decode(encode_batch([b"kept"], queue_id=0))])
         storage.keeper.stop()  # no segment has its temporary name any more
         names = [path for path in tmp_path.rglob("*") if path.name not in _EXPENDABLE]
     finally:

@@ -85,7 +85,7 @@ def _spoil(data_dir: Path, rng: random.Random) -> list[str]:
 
 async def _topics(data_dir: Path) -> list[str]:
     async with open_storage(small_config(data_dir)) as storage:
-        return [topic.name for topic in storage.store.topics()]
+        return [topic.name for topic in storage.store.table.all()]
 
 
 def _repaired(data_dir: Path, truth: Messages) -> str:

@@ -222,7 +222,7 @@ async def test_a_group_begins_where_it_is_told(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         topic = await broker.topic()
         await broker.publish(["a", "b", "c"])
-        await broker.store.store_offsets("stored", topic, {0: 2})
+        await broker.store.offsets.store_offsets("stored", topic, {0: 2})
         await broker.group("early")
         await broker.group("late", start="latest")
         await broker.group("stored")
@@ -240,9 +240,9 @@ async def test_floors_are_mirrored_as_stored_offsets(tmp_path: Path) -> None:
         await broker.publish(["a", "b", "c"])
         await broker.settle(await broker.receive(2))
         await broker.groups.exporter.export_all()
-        assert broker.store.stored_offsets("g", topic).offsets == {0: 2}
+        assert broker.store.offsets.stored_offsets("g", topic).offsets == {0: 2}
         await broker.groups.delete_group("g")
-        assert broker.store.groups() == []
+        assert broker.store.table.groups() == []
 
 
 async def test_a_group_that_is_deleted_is_gone(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ async def test_a_topic_that_is_deleted_leaves_the_group(tmp_path: Path) -> None:
         await broker.publish("y", "u")
         held = await broker.receive()
         assert sorted(bodies_of(held)) == ["x", "y"]
-        await broker.store.delete_topic("t")
+        await broker.store.topics.delete("t")
         assert sorted(await broker.settle(held), key=str) == [Status.DONE, Status.STALE]
         assert set(broker.groups.group_state("g").topics) == {"u"}
         assert broker.groups.stats().in_flight == 0
@@ -290,7 +290,7 @@ async def test_queues_that_a_topic_gets_later_are_served(tmp_path: Path) -> None
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.group(start="latest")
-        await broker.store.change_topic("t", queues=3, fields={})
+        await broker.store.topics.change("t", queues=3, fields={})
         waiting = asyncio.create_task(broker.receive(wait_s=30.0))
         await until(lambda: broker.groups.stats().waiting == 1)
         await broker.publish("x", queue=2)

@@ -33,8 +33,8 @@ class _History:
 
     async def publish(self, broker: GroupBroker) -> None:
         name, queue = self.rng.choice("tu"), self.rng.randrange(2)
-        topic = broker.store.topic(name)
-        first = broker.store.max_offset((topic.topic_id, queue))
+        topic = broker.store.table.get(name)
+        first = broker.store.reading.max_offset((topic.topic_id, queue))
         assert first is not None
         count = self.rng.choice((1, 3, 40))
         await broker.publish(["x"] * count, name, queue, key=self.rng.choice("kl"))

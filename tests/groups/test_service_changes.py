@@ -22,7 +22,7 @@ async def crashes(broker: GroupBroker, data_dir: Path) -> AsyncIterator[list[Pat
     They are in order of time; each is the state that a kill at that moment leaves.
     """
     left: list[Path] = []
-    commit_state, commit_rows = broker.store.commit_state, broker.storage.groups.store.commit
+    commit_state, commit_rows = broker.store.state.commit, broker.storage.groups.store.commit
 
     def crash() -> None:
         left.append(data_dir.with_name(f"killed-{len(left)}"))
@@ -42,7 +42,7 @@ async def crashes(broker: GroupBroker, data_dir: Path) -> AsyncIterator[list[Pat
         commit_rows(writes, written, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker.store, "commit_state", state)
+        patch.setattr(broker.store.state, "commit", state)
         patch.setattr(broker.storage.groups.store, "commit", rows)
         yield left
         crash()
@@ -89,12 +89,12 @@ async def test_a_group_that_cannot_be_stored_is_none_and_may_be_made_again(tmp_p
         topic = await broker.topic()
         await broker.publish(["a", "b"])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(broker.store, "commit_state", refuse)
+            patch.setattr(broker.store.state, "commit", refuse)
             with pytest.raises(StateUnavailable):
                 await broker.group(start="latest")
         with pytest.raises(UnknownGroup):
             await broker.receive()
-        await broker.store.store_offsets("g", topic, {0: 1})
+        await broker.store.offsets.store_offsets("g", topic, {0: 1})
         await broker.group()
         assert bodies_of(await broker.receive()) == ["b"]
 
@@ -115,7 +115,7 @@ async def test_nothing_is_leased_while_another_mode_is_stored(tmp_path: Path) ->
         waiting = asyncio.create_task(broker.receive(1, wait_s=30.0))
         await until(lambda: broker.groups.stats().waiting == 1)
         asked: list[asyncio.Task[Any]] = []
-        commit = broker.store.commit_state
+        commit = broker.store.state.commit
 
         async def slowly(changes: Mapping[bytes, bytes | None]) -> None:
             await broker.publish(["x", "y"])
@@ -125,7 +125,7 @@ async def test_nothing_is_leased_while_another_mode_is_stored(tmp_path: Path) ->
             await commit(changes)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(broker.store, "commit_state", slowly)
+            patch.setattr(broker.store.state, "commit", slowly)
             await broker.groups.put_group("g", GroupSpec(mode="keyed"))
         async with asyncio.timeout(10):
             assert bodies_of(await waiting) + bodies_of(await asked[0]) == ["x", "y"]
@@ -138,7 +138,7 @@ async def test_a_mode_that_cannot_be_stored_leaves_the_group_as_it_was(tmp_path:
         await broker.topic()
         before = await broker.group()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(broker.store, "commit_state", refuse)
+            patch.setattr(broker.store.state, "commit", refuse)
             with pytest.raises(StateUnavailable):
                 await broker.groups.put_group("g", GroupSpec(mode="keyed"))
         assert broker.groups.group_state("g") == before

@@ -100,7 +100,7 @@ async def test_group_calls_over_many_queues_take_many_turns(tmp_path: Path) -> N
         for target in ("latest", "earliest", 1_000_000):
             with (
                 calls_a_turn(QueueLane, "seek") as moved,
-                calls_a_turn(broker.store, "queue_state") as looked,
+                calls_a_turn(broker.store.reading, "queue_state") as looked,
                 calls_a_turn(Group, "update_lane") as touched,
             ):
                 await broker.groups.seek("g", target)
@@ -134,7 +134,7 @@ async def test_group_calls_over_many_queues_take_many_turns(tmp_path: Path) -> N
         assert changed.total == 2 * QUEUES
         assert changed.most <= MOST
         with calls_a_turn(broker.storage.groups.page, "drop") as dropped:
-            await broker.store.delete_topic("t")
+            await broker.store.topics.delete("t")
             await until(lambda: dropped.total == QUEUES)
         assert dropped.most <= MOST
 
@@ -149,7 +149,7 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
         with (
             calls_a_turn(QueueLane, "__init__") as lanes,
             calls_a_turn(Cursor, "__init__") as cursors,
-            calls_a_turn(broker.store, "queue_state") as looked,
+            calls_a_turn(broker.store.reading, "queue_state") as looked,
         ):
             await broker.group(topics=named)
         assert lanes.total == cursors.total == topics * queues
@@ -166,7 +166,7 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
         for target in ("earliest", 1_000_000, {name: dict.fromkeys(range(5), 0) for name in named}):
             with (
                 calls_a_turn(QueueLane, "seek") as moved,
-                calls_a_turn(broker.store, "queue_state") as looked,
+                calls_a_turn(broker.store.reading, "queue_state") as looked,
             ):
                 await broker.groups.seek("g", target)
             assert moved.total == topics * queues
@@ -220,7 +220,7 @@ async def test_a_topic_that_many_groups_match_comes_to_them_over_many_turns(
         assert encoded.most <= ITEMS_A_TURN
         assert max(GROUP_ITEMS * subscribed.most, lanes.most) <= CHANGED_A_TURN + GROUP_ITEMS
         with calls_a_turn(broker.storage.groups.page, "drop") as dropped:
-            await broker.store.delete_topic("t")
+            await broker.store.topics.delete("t")
             await until(lambda: dropped.total == 3 * groups)
         assert dropped.most <= MOST
 
@@ -268,14 +268,14 @@ async def test_a_receive_looks_into_many_queues_over_many_turns(tmp_path: Path) 
         topic = await broker.topic(queues=QUEUES)
         await broker.group(max_in_flight=QUEUES)
         for first in range(0, QUEUES, 500):
-            await broker.store.publish(
+            await broker.store.publishing.publish(
                 topic, [batch(["x"], queue) for queue in range(first, first + 500)]
             )
-        with calls_a_turn(broker.store, "read_hot", "read") as looked:
+        with calls_a_turn(broker.store.reading, "read_hot", "read") as looked:
             received = await broker.receive(QUEUES, wait_s=20.0)
         assert received.deliveries
         assert looked.most <= MOST
-        with calls_a_turn(broker.store, "read_hot", "read") as looked:
+        with calls_a_turn(broker.store.reading, "read_hot", "read") as looked:
             await broker.receive(1, filter="nobody")
         assert looked.most <= MOST
 

@@ -18,8 +18,8 @@ from tests.support.stored import bodies, copy_running, until
 async def _dead(broker: GroupBroker, count: int) -> list[dict[str, str]]:
     """Wait until `count` letters are marked; return the properties of the letters in the topic."""
     await until(lambda: broker.groups.stats().dead_letters_total == count)
-    topic = broker.store.topic("dead")
-    fetched = await broker.store.read(topic, 0, 0, max_messages=1000, max_bytes=1 << 20)
+    topic = broker.store.table.get("dead")
+    fetched = await broker.store.reading.read(topic, 0, 0, max_messages=1000, max_bytes=1 << 20)
     return [each.batch.properties(row) for each in fetched.slices for row in each.rows]
 
 
@@ -63,8 +63,8 @@ async def test_what_is_rejected_or_fails_too_often_is_a_dead_letter(tmp_path: Pa
                 "holdfast-dead-attempts": "2",
             },
         ]
-        topic = broker.store.topic("dead")
-        fetched = await broker.store.read(topic, 0, 0, max_messages=10, max_bytes=1 << 20)
+        topic = broker.store.table.get("dead")
+        fetched = await broker.store.reading.read(topic, 0, 0, max_messages=10, max_bytes=1 << 20)
         assert bodies(fetched) == [b"x", b"y"]
         assert {each.batch.key(row) for each in fetched.slices for row in each.rows} == {"k"}
         assert {each.batch.tag(row) for each in fetched.slices for row in each.rows} == {"v"}
@@ -86,7 +86,7 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
         marked = served.core.record_dead_letter
         served.core.record_dead_letter = lambda *letter: False  # type: ignore[method-assign]
         await broker.settle(held, Verb.REJECT)
-        await until(lambda: broker.store.max_offset((2, 0)) == 3)
+        await until(lambda: broker.store.reading.max_offset((2, 0)) == 3)
         await broker.publish("more")
         copy_running(tmp_path / "data", tmp_path / "crashed")
         served.core.record_dead_letter = marked  # type: ignore[method-assign]
@@ -120,11 +120,11 @@ async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_pat
         async def refuse(*args: object, **kwargs: object) -> list[object]:
             raise LogError("no room")
 
-        publish = broker.store.publish
-        broker.store.publish = refuse  # type: ignore[assignment]
+        publish = broker.store.publishing.publish
+        broker.store.publishing.publish = refuse  # type: ignore[method-assign, assignment]
         await broker.settle(await broker.receive(), Verb.REJECT)
         assert (await broker.groups.describe("g")).dying == 2
-        broker.store.publish = publish
+        broker.store.publishing.publish = publish  # type: ignore[method-assign]
     async with running(tmp_path) as broker:
         assert len(await _dead(broker, 2)) == 2
 
@@ -138,13 +138,13 @@ async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y"])
         goes_on = asyncio.Event()
-        publish = broker.store.publish
+        publish = broker.store.publishing.publish
 
         async def hesitate(*args: Any, **kwargs: Any) -> Any:
             await goes_on.wait()
             return await publish(*args, **kwargs)
 
-        broker.store.publish = hesitate
+        broker.store.publishing.publish = hesitate  # type: ignore[method-assign]
         await broker.settle(await broker.receive(), Verb.REJECT)
         seek = asyncio.create_task(broker.groups.seek("g", {"t": {0: 2}}))
         await asyncio.sleep(0)
@@ -196,7 +196,7 @@ async def test_a_letter_of_exactly_the_largest_size_is_kept(
         monkeypatch.setattr(letters, "_rows", make_and_set_the_limit)
         await broker.settle(held, Verb.REJECT)
         await until(lambda: broker.groups.stats().dead_letters_total == 1)
-        assert broker.store.max_offset((dead.topic_id, 0)) == kept
+        assert broker.store.reading.max_offset((dead.topic_id, 0)) == kept
 
 
 async def test_a_letter_of_the_largest_size_is_kept_beside_one_that_is_too_large(
@@ -294,7 +294,7 @@ async def test_a_group_whose_letters_cannot_go_stays_where_it_is(
         async def refuse(*args: object, **kwargs: object) -> list[object]:
             raise LogError("no room")
 
-        broker.store.publish = refuse  # type: ignore[assignment]
+        broker.store.publishing.publish = refuse  # type: ignore[method-assign, assignment]
         await broker.settle(await broker.receive(), Verb.REJECT)
         with pytest.raises(StateUnavailable, match="try again later"):
             await broker.groups.seek("g", "latest")
@@ -353,14 +353,14 @@ async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_le
         delivering.batch = hesitate  # type: ignore[method-assign]
         await broker.settle(of_t, Verb.REJECT)
         await is_asked.wait()
-        await broker.store.delete_topic("t")
+        await broker.store.topics.delete("t")
         served = broker.groups.registry.by_name["g"]
         await until(lambda: len(served.core.topics) == 1)
         goes_on.set()
         await broker.settle(of_u, Verb.REJECT)
         await until(lambda: broker.groups.stats().dead_letters_total == 1)
-        fetched = await broker.store.read(
-            broker.store.topic("dead"), 0, 0, max_messages=10, max_bytes=1 << 20
+        fetched = await broker.store.reading.read(
+            broker.store.table.get("dead"), 0, 0, max_messages=10, max_bytes=1 << 20
         )
         assert bodies(fetched) == [b"y"]
 
@@ -377,13 +377,13 @@ async def test_large_letters_go_few_at_a_time(
         await broker.topic("dead")
         await broker.group(dead_letter_topic="dead")
         await broker.publish([letter * 10_000 for letter in "xyz"])
-        publish, sizes = broker.store.publish, []
+        publish, sizes = broker.store.publishing.publish, []
 
         async def counted(*args: Any, **how: Any) -> Any:
             sizes.append(len(args[1]))
             return await publish(*args, **how)
 
-        broker.store.publish = counted
+        broker.store.publishing.publish = counted  # type: ignore[method-assign]
         await broker.settle(await broker.receive(), Verb.REJECT)
         found = await _dead(broker, 3)
         assert [each["holdfast-dead-offset"] for each in found] == ["0", "1", "2"]
@@ -397,17 +397,17 @@ async def test_a_group_that_lets_a_topic_go_moves_nowhere_in_it(
     async with running(tmp_path) as broker:
         await _group_of_two_topics(broker)
         await broker.publish("x", "t")
-        publish, goes_on = broker.store.publish, asyncio.Event()
+        publish, goes_on = broker.store.publishing.publish, asyncio.Event()
 
         async def hesitate(*args: Any, **kwargs: Any) -> Any:
             await goes_on.wait()
             return await publish(*args, **kwargs)
 
-        broker.store.publish = hesitate
+        broker.store.publishing.publish = hesitate  # type: ignore[method-assign]
         await broker.settle(await broker.receive(), Verb.REJECT)
         seek = asyncio.create_task(broker.groups.seek("g", {"t": {0: 1}, "u": {0: 0}}))
         await asyncio.sleep(0)
-        await broker.store.delete_topic("t")
+        await broker.store.topics.delete("t")
         goes_on.set()
         assert await seek == {"u": {0: 0}}
 
@@ -446,7 +446,7 @@ async def test_what_was_rejected_is_a_dead_letter_before_the_group_loses_it(
             await broker.groups.delete_group("g")
         else:
             await broker.groups.put_group("g", GroupSpec(**change))
-        assert broker.store.max_offset((broker.store.topic("dead").topic_id, 0)) == 200
+        assert broker.store.reading.max_offset((broker.store.table.get("dead").topic_id, 0)) == 200
         assert not broker.groups.stats().letters_not_kept_total
 
 
@@ -460,7 +460,7 @@ async def test_a_topic_that_becomes_dead_letters_is_left_once_its_own_have_gone(
         await _reject_all(broker, 200)
         await broker.group("h", topics="x", dead_letter_topic="t")
         assert broker.groups.registry.by_name["g"].core.topics == {}
-        assert broker.store.max_offset((broker.store.topic("dead").topic_id, 0)) == 200
+        assert broker.store.reading.max_offset((broker.store.table.get("dead").topic_id, 0)) == 200
 
 
 @pytest.mark.parametrize("change", ["topics", "dead_letter_topic", "delete", "by pattern"])
@@ -478,7 +478,7 @@ async def test_a_group_whose_letters_cannot_go_is_not_changed(
             raise LogError("no room")
 
         await broker.publish(["x", "y"], "t")
-        broker.store.publish = refuse  # type: ignore[assignment]
+        broker.store.publishing.publish = refuse  # type: ignore[method-assign, assignment]
         await broker.settle(await broker.receive(1), Verb.REJECT)
         with pytest.raises(StateUnavailable, match="try again later"):
             if change == "topics":
@@ -500,7 +500,7 @@ async def test_nothing_is_rejected_while_a_topic_is_let_go(tmp_path: Path) -> No
         await _group_of_two_topics(broker)
         await broker.publish("x", "t")
         held = await broker.receive()
-        commit, rejecting = broker.store.commit_state, []
+        commit, rejecting = broker.store.state.commit, []
 
         async def slowly(changes: Any) -> None:
             rejecting.append(asyncio.create_task(broker.settle(held, Verb.REJECT)))
@@ -508,7 +508,7 @@ async def test_nothing_is_rejected_while_a_topic_is_let_go(tmp_path: Path) -> No
             assert not rejecting[0].done()
             await commit(changes)
 
-        broker.store.commit_state = slowly
+        broker.store.state.commit = slowly  # type: ignore[method-assign]
         await broker.groups.put_group("g", GroupSpec(topics={"u": TopicSpec()}))
         assert await rejecting[0] != [Status.DONE]
 
@@ -527,13 +527,13 @@ async def test_letters_of_a_deleted_topic_are_given_up_with_a_log_line(
 
         monkeypatch.setattr(letters, "_publish", hesitate)
         await _reject_all(broker, 200)
-        await broker.store.delete_topic("t")
+        await broker.store.topics.delete("t")
         goes_on.set()
-        dead = (broker.store.topic("dead").topic_id, 0)
+        dead = (broker.store.table.get("dead").topic_id, 0)
 
         def not_kept() -> int:
             return broker.groups.stats().letters_not_kept_total.get("unreadable", 0)
 
-        await until(lambda: not_kept() + (broker.store.max_offset(dead) or 0) >= 200)
+        await until(lambda: not_kept() + (broker.store.reading.max_offset(dead) or 0) >= 200)
         lines = [line for line in caplog.messages if "is not kept" in line]
         assert len(lines) == not_kept() > 0

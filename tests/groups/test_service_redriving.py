@@ -44,8 +44,8 @@ async def redrive(broker: GroupBroker, **fields: Any) -> RedriveResult:
 
 
 async def stored(broker: GroupBroker, topic: str = "t") -> list[bytes]:
-    fetched = await broker.store.read(
-        broker.store.topic(topic), 0, 0, max_messages=1000, max_bytes=1 << 20
+    fetched = await broker.store.reading.read(
+        broker.store.table.get(topic), 0, 0, max_messages=1000, max_bytes=1 << 20
     )
     return list(bodies(fetched))
 
@@ -197,12 +197,12 @@ async def test_a_letter_that_is_too_large_by_now_ends_it_and_nothing_overtakes_i
 ) -> None:
     async with running(tmp_path) as broker:
         await letters(broker, "1", "22", "333", "4", key="k")
-        await broker.store.change_topic("t", fields={"max_message_bytes": 2})
+        await broker.store.topics.change("t", fields={"max_message_bytes": 2})
         done = await redrive(broker)
         assert done.topics == {"t": 2}
         assert str(done.failure).startswith("message 0: 3 bytes exceed max_message_bytes (2)")
         assert done.more
-        await broker.store.change_topic("t", fields={"max_message_bytes": 3})
+        await broker.store.topics.change("t", fields={"max_message_bytes": 3})
         assert (await redrive(broker)).topics == {"t": 2}
         assert (await stored(broker))[4:] == [b"1", b"22", b"333", b"4"]
 
@@ -210,16 +210,16 @@ async def test_a_letter_that_is_too_large_by_now_ends_it_and_nothing_overtakes_i
 async def test_one_redrive_of_a_group_at_a_time(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await letters(broker, "x")
-        publish = broker.store.publish
+        publish = broker.store.publishing.publish
 
         async def and_again(*args: Any, **more: Any) -> Any:
             with pytest.raises(RedriveRunning):
                 await redrive(broker)
             return await publish(*args, **more)
 
-        broker.store.publish = and_again
+        broker.store.publishing.publish = and_again  # type: ignore[method-assign]
         assert (await redrive(broker)).total == 1
-        broker.store.publish = publish
+        broker.store.publishing.publish = publish  # type: ignore[method-assign]
 
 
 async def test_a_group_without_letters_is_refused(tmp_path: Path) -> None:
@@ -274,13 +274,13 @@ async def test_a_full_topic_takes_the_letters_that_fit_and_ends_it_at_the_next(
 ) -> None:
     async with running(tmp_path) as broker:
         await letters(broker, *("x" * 1000 for _ in range(8)))
-        await broker.store.change_topic("t", fields={"max_bytes": 14_000})
+        await broker.store.topics.change("t", fields={"max_bytes": 14_000})
         done = await redrive(broker)
         assert isinstance(done.failure, TopicFull)
         assert 0 < done.total < 8
         assert done.more
         assert len(await stored(broker)) == 8 + done.total
-        await broker.store.change_topic("t", fields={"max_bytes": None})
+        await broker.store.topics.change("t", fields={"max_bytes": None})
         rest = await redrive(broker)
         assert (rest.total, rest.failure) == (8 - done.total, None)
 
@@ -321,10 +321,10 @@ async def test_letters_are_put_back_once_though_their_keys_have_other_queues_by_
         for key in "abcd":
             await (letters if key == "a" else reject)(broker, key, key=key)
         assert (await redrive(broker)).total == 4
-        topic = await broker.store.change_topic("t", queues=7, fields={})
+        topic = await broker.store.topics.change("t", queues=7, fields={})
         await broker.groups.seek("g.redrive", "earliest")
         assert (await redrive(broker)).total == 0
-        assert sum(each.max_offset for each in broker.store.queue_states(topic)) == 8
+        assert sum(each.max_offset for each in broker.store.reading.queue_states(topic)) == 8
 
 
 async def test_stuck_letters_are_counted_though_they_are_not_tried_again_yet(
@@ -332,7 +332,7 @@ async def test_stuck_letters_are_counted_though_they_are_not_tried_again_yet(
 ) -> None:
     async with running(tmp_path) as broker:
         await letters(broker, "x", "y")
-        await broker.store.delete_topic("t")
+        await broker.store.topics.delete("t")
         for _ in range(2):
             done = await redrive(broker)
             assert (done.total, done.stuck, done.more) == (0, 2, False)
@@ -349,7 +349,7 @@ async def test_as_many_stuck_letters_as_may_come_back_are_a_limit(
 ) -> None:
     async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=3)) as broker:
         await letters(broker, *map(str, range(3 + 2 * max(more, 0) + min(more, 0))))
-        await broker.store.delete_topic("t")
+        await broker.store.topics.delete("t")
         if more <= 0:
             done = await redrive(broker, limit=2)
             assert (done.stuck, done.more) == (3 + more, False)

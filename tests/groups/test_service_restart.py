@@ -156,7 +156,7 @@ async def test_a_higher_level_that_came_back_comes_first(
 ) -> None:  # R1
     lives = Lives(tmp_path, is_killed)
     async with lives.next() as broker:
-        await broker.store.create_topic("t", queues=2, priority_levels=2)
+        await broker.store.topics.create("t", queues=2, priority_levels=2)
         await broker.publish(["low"] * 2, queue=0)
         await broker.publish(["high"] * 3, queue=1)
         await broker.group()

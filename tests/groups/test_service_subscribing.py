@@ -29,7 +29,7 @@ async def test_a_topic_that_is_deleted_and_made_again_comes_back_to_its_groups(
         await broker.group(start="latest", topics={"t": TopicSpec(3, "red")})
         await broker.publish("old", tag="red")
         held = await broker.receive()
-        await broker.store.delete_topic("t")
+        await broker.store.topics.delete("t")
         assert bodies_of(await broker.receive()) == []
         assert broker.groups.group_state("g").subscriptions == {"t": TopicSpec(3, "red")}
         await broker.topic(queues=2)
@@ -266,7 +266,7 @@ async def test_a_crash_as_a_topic_is_made_takes_it_from_no_group(tmp_path: Path)
     found = []
     for killed in left:
         async with running(killed) as broker:
-            has_topic = broker.store.find_topic("t") is not None
+            has_topic = broker.store.table.find("t") is not None
             found.append(has_topic)
             assert _topics(broker) == ["t"] * has_topic, killed.name
             await broker.topic()
@@ -311,7 +311,7 @@ async def test_a_group_of_before_there_were_subscriptions_has_its_topics_by_name
         await changes._store_records([record], LoopBudget())
     async with running(tmp_path) as broker:
         assert broker.groups.group_state("g").subscriptions == {"t": TopicSpec()}
-        await broker.store.delete_topic("t")
+        await broker.store.topics.delete("t")
     async with running(tmp_path) as broker:
         assert broker.groups.group_state("g").subscriptions == {"t": TopicSpec()}
         await broker.topic()
@@ -332,15 +332,15 @@ async def test_queues_are_added_under_a_keyed_group_only_when_it_has_settled_all
         await broker.group("keyed", ALL, mode="keyed")
         await broker.publish(["x", "y"], key="k")
         with pytest.raises(KeyedBacklog) as caught:
-            await broker.store.change_topic("t", queues=4, fields={})
+            await broker.store.topics.change("t", queues=4, fields={})
         assert caught.value.groups == ["keyed"]
         held = await broker.receive(group="keyed")
         await broker.settle([receipts_of(held)[0]], group="keyed")
         with pytest.raises(KeyedBacklog):
-            await broker.store.change_topic("t", queues=4, fields={})
-        await broker.store.change_topic("t", fields={"retention_ms": 1_000_000})
+            await broker.store.topics.change("t", queues=4, fields={})
+        await broker.store.topics.change("t", fields={"retention_ms": 1_000_000})
         await broker.settle([receipts_of(held)[1]], group="keyed")
-        changed = await broker.store.change_topic("t", queues=4, fields={})
+        changed = await broker.store.topics.change("t", queues=4, fields={})
         assert changed.queue_count == 4
         await broker.publish("z", queue=3, key="k")
         assert bodies_of(await broker.receive(group="keyed", wait_s=10.0)) == ["z"]

@@ -117,15 +117,15 @@ async def test_a_topic_that_is_let_go_while_it_is_browsed_has_nothing(tmp_path: 
             await broker.topic(name)
             await broker.publish(f"of {name}", name)
         await broker.group(topics={"t": TopicSpec(), "u": TopicSpec()})
-        read, is_asked, goes_on = broker.store.read, asyncio.Event(), asyncio.Event()
+        read, is_asked, goes_on = broker.store.reading.read, asyncio.Event(), asyncio.Event()
 
         async def hesitate(*args: Any, **how: Any) -> Any:
             is_asked.set()
             await goes_on.wait()
             return await read(*args, **how)
 
-        broker.store.read = hesitate
-        broker.store.read_hot = lambda *args, **how: None
+        broker.store.reading.read = hesitate  # type: ignore[method-assign]
+        broker.store.reading.read_hot = lambda *args, **how: None  # type: ignore[method-assign]
         browsing = asyncio.create_task(broker.receive(browse=True))
         await is_asked.wait()
         await broker.group(topics={"u": TopicSpec()})

@@ -43,9 +43,9 @@ async def test_what_retention_takes_is_counted_as_lost(tmp_path: Path) -> None:
         await fill_segment(broker.storage, topic)
         await settled(broker.storage)
         held = await broker.receive(2, wait_s=10.0)
-        await broker.store.change_topic("t", fields={"retention_bytes": 1})
+        await broker.store.topics.change("t", fields={"retention_bytes": 1})
         await broker.storage.retention.run_once()
-        begin = broker.store.queue_state(topic, 0).min_offset
+        begin = broker.store.reading.queue_state(topic, 0).min_offset
         assert begin > 2
         queue = (await broker.groups.describe("g")).topics[0].queues[0]
         assert (queue.floor, queue.lost, queue.in_flight) == (begin, begin, 0)
@@ -63,7 +63,7 @@ async def test_a_group_seeks_to_a_time(tmp_path: Path) -> None:
         await broker.publish("old")
         broker.skipped_s += 3600
         await broker.publish("new")
-        fetched = await broker.store.read(topic, 0, 1, max_messages=1, max_bytes=1)
+        fetched = await broker.store.reading.read(topic, 0, 1, max_messages=1, max_bytes=1)
         stored_ms = fetched.slices[0].store_timestamp_us // 1000
         assert await broker.groups.seek("g", stored_ms - 1000) == {"t": {0: 1}}
         assert bodies_of(await broker.receive()) == ["new"]
@@ -129,10 +129,9 @@ async def test_old_messages_are_read_from_the_disk_once_a_batch(tmp_path: Path) 
         await settled(broker.storage)
         await broker.group()
     async with running(tmp_path) as broker:
-        topic = broker.store.topic("t")
-        read_hot, read = broker.store.read_hot, broker.store.read
+        topic = broker.store.table.get("t")
+        read_hot, read = broker.store.reading.read_hot, broker.store.reading.read
         reads: list[int] = []
-        served = broker.groups.registry.by_name["g"]
 
         async def counted(*args: object, **how: object) -> object:
             reads.append(args[2])  # type: ignore[arg-type]
@@ -144,15 +143,8 @@ async def test_old_messages_are_read_from_the_disk_once_a_batch(tmp_path: Path) 
                 reads.append(args[2])  # type: ignore[arg-type]
             return found
 
-        served.source._store = type(
-            "Counted",
-            (),
-            {
-                "read": staticmethod(counted),
-                "read_hot": staticmethod(counted_hot),
-                "topic_by_id": staticmethod(broker.store.topic_by_id),
-            },
-        )()
+        broker.store.reading.read = counted  # type: ignore[method-assign, assignment]
+        broker.store.reading.read_hot = counted_hot  # type: ignore[method-assign, assignment]
         found: list[str] = []
         while received := (await broker.receive(7)).deliveries:
             found += [each.batch.body(each.row).decode() for each in received]

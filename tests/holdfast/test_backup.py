@@ -50,13 +50,15 @@ async def _fill(data_dir: Path) -> Contents:
     """Make two full sealed segments and one that is not full; return each queue's messages."""
     async with open_storage(small_config(data_dir)) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=2, fields={"retention_bytes": 10 * MIB})
+        topic, _ = await store.topics.create("t", queues=2, fields={"retention_bytes": 10 * MIB})
         for number in range(10):
-            await store.publish(topic, [batch([f"body {number}", "x"], number % 2, key="k")])
+            await store.publishing.publish(
+                topic, [batch([f"body {number}", "x"], number % 2, key="k")]
+            )
         for queue in (0, 1):
             await fill_segment(storage, topic, queue)
-            await store.publish(topic, [batch(f"in segment {queue + 2}", queue)])
-        await store.store_offsets("g", topic, {0: 3, 1: 2})
+            await store.publishing.publish(topic, [batch(f"in segment {queue + 2}", queue)])
+        await store.offsets.store_offsets("g", topic, {0: 3, 1: 2})
         await settled(storage)
         await until(lambda: all(segment.sealed for segment in storage.log.segments[:-1]))
         return {queue: await read_queue(store, topic, queue) for queue in (0, 1)}
@@ -65,14 +67,14 @@ async def _fill(data_dir: Path) -> Contents:
 async def _publish(data_dir: Path, *texts: str) -> None:
     async with open_storage(small_config(data_dir)) as storage:
         for text in texts:
-            await storage.store.publish(storage.store.topic("t"), [batch(text, 0)])
+            await storage.store.publishing.publish(storage.store.table.get("t"), [batch(text, 0)])
 
 
 async def _contents(data_dir: Path) -> Contents:
     async with open_storage(small_config(data_dir)) as storage:
-        topic = storage.store.topic("t")
+        topic = storage.store.table.get("t")
         assert topic.config.retention_bytes == 10 * MIB
-        assert storage.store.stored_offsets("g", topic).offsets == {0: 3, 1: 2}
+        assert storage.store.offsets.stored_offsets("g", topic).offsets == {0: 3, 1: 2}
         assert storage.degraded == []
         return {queue: await read_queue(storage.store, topic, queue) for queue in (0, 1)}
 

@@ -34,10 +34,10 @@ KEY = (1, 1, 0)
 async def put_group(storage: Storage, name: str = "g") -> None:
     """Store a new group on topic `t` as the group service does."""
     groups = storage.groups
-    topic_id = storage.store.topic("t").topic_id
+    topic_id = storage.store.table.get("t").topic_id
     group = GroupRecord(name, groups.table.next_group_id, topics={topic_id: TopicSpec()})
     changes = groups.table.changes_of(group)
-    await storage.store.commit_state(changes)
+    await storage.store.state.commit(changes)
     groups.table.mark_stored(group, changes)
 
 
@@ -64,9 +64,9 @@ async def data_dir(tmp_path: Path) -> Path:
     """A directory with a group that has settled offsets 0, 1 and 4 of ten messages."""
     path = tmp_path / "data"
     async with open_storage(small_config(path)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
+        topic, _ = await storage.store.topics.create("t", queues=1)
         for number in range(10):
-            await storage.store.publish(topic, [batch(f"body {number}", 0)])
+            await storage.store.publishing.publish(topic, [batch(f"body {number}", 0)])
         await put_group(storage)
     async with open_storage(small_config(path)) as storage:
         settle(storage, storage.groups.cursors[KEY], 0, 1, 4)
@@ -122,7 +122,7 @@ async def test_a_damaged_state_is_set_aside_without_the_cursors(data_dir: Path) 
 @pytest.mark.parametrize("lost", ["state", "state/groups"])
 async def test_lost_cursors_begin_at_the_stored_offsets(data_dir: Path, lost: str) -> None:
     async with open_storage(small_config(data_dir)) as storage:
-        await storage.store.store_offsets("g", storage.store.topic("t"), {0: 1})
+        await storage.store.offsets.store_offsets("g", storage.store.table.get("t"), {0: 1})
     shutil.rmtree(data_dir / lost)
     async with open_storage(small_config(data_dir)) as storage:
         cursor = storage.groups.cursors[KEY]
@@ -134,7 +134,7 @@ async def test_a_deleted_topic_takes_its_cursors_with_it_at_the_latest_at_a_star
     data_dir: Path,
 ) -> None:
     async with open_storage(small_config(data_dir)) as storage:
-        await storage.store.delete_topic("t")
+        await storage.store.topics.delete("t")
     async with open_storage(small_config(data_dir)) as storage:
         assert storage.groups.cursors == {}
         assert storage.groups.store.load().cursors == {}
@@ -283,7 +283,7 @@ async def test_an_incremental_backup_has_the_newest_cursors_alone(
 
 async def test_a_backup_without_groups_has_no_file_for_them(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path / "data")) as storage:
-        await storage.store.create_topic("t")
+        await storage.store.topics.create("t")
     make_backup(tmp_path / "data", tmp_path / "backup")
     assert list(read_manifest(tmp_path / "backup").of_role("groups")) == []
     assert not list((tmp_path / "backup").glob("groups-*"))

@@ -28,9 +28,9 @@ from tests.support.three_segments import FIRST, LAST, SECOND, Messages, fill, re
 
 async def _publish(data_dir: Path, text: str, queue: int) -> int:
     async with open_storage(small_config(data_dir)) as storage:
-        topic = storage.store.topic("t")
-        before = storage.store.queue_state(topic, queue).max_offset
-        await storage.store.publish(topic, [batch(text, queue)])
+        topic = storage.store.table.get("t")
+        before = storage.store.reading.queue_state(topic, queue).max_offset
+        await storage.store.publishing.publish(topic, [batch(text, queue)])
         return before
 
 

@@ -39,5 +39,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 async def api(request: pytest.FixtureRequest) -> AsyncIterator[Api]:
     by_aiohttp = getattr(request, "param", "ours") == "aiohttp"
     async with running_api(by_aiohttp=by_aiohttp) as api:
-        await api.store.create_topic("orders", queues=2)
+        await api.store.topics.create("orders", queues=2)
         yield api

@@ -24,7 +24,7 @@ COMMON = re.compile(
 @pytest.fixture
 async def common() -> AsyncIterator[Api]:
     async with running_api(access_log="common") as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         yield api
 
 
@@ -102,7 +102,7 @@ async def test_a_path_cannot_forge_a_line(common: Api, caplog: pytest.LogCapture
 async def test_a_line_may_be_json(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", LOGGER)
     async with running_api(access_log="json") as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         await api.get("/v1/topics/orders/queues/0/messages?offset=0&wait_ms=50")
     (line,) = lines(caplog)
     event = json.loads(line)

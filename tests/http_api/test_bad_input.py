@@ -317,12 +317,12 @@ SETTINGS: Sequence[Bad] = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def api() -> AsyncIterator[Api]:
     async with running_api(max_request_bytes=LIMIT, max_messages_per_request=100) as api:
-        await api.store.create_topic("orders", queues=2, fields={"max_message_bytes": 4096})
+        await api.store.topics.create("orders", queues=2, fields={"max_message_bytes": 4096})
         for number in range(6):
             await api.publish("orders", {"body": f"message {number}", "queue": 0})
         api.store.trim("orders", 0, 2)
-        topic = api.store.topic("orders")
-        await api.store.store_offsets("g", topic, {0: 2})
+        topic = api.store.table.get("orders")
+        await api.store.offsets.store_offsets("g", topic, {0: 2})
         yield api
 
 

@@ -134,7 +134,7 @@ async def test_a_head_that_begins_behind_a_held_pull_has_its_deadline_from_the_a
 async def test_a_head_in_pieces_is_served_and_stops_its_deadline() -> None:
     clock = LoopClock()
     async with running_api(header_timeout_ms=1000) as api, raw_connection(api.server.port) as one:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         await one.send(PULL[:20])
         await asyncio.sleep(0)
         await one.send(PULL[20:])
@@ -263,7 +263,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_harms_no_other(
 
 async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
     async with running_api(max_unsent_bytes=30_000_000) as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         for _ in range(4):
             await api.publish("orders", {"body": "x" * 4_000_000, "queue": 0})
         ask = PULL.replace(b"&wait", b"&max_bytes=16000000&max_messages=4&wait")
@@ -294,7 +294,7 @@ async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
 
 async def test_the_system_holds_no_more_of_a_reply_than_it_is_told() -> None:
     async with running_api(send_buffer_bytes=32 * 1024) as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         await api.publish("orders", {"body": "x" * 1_000_000, "queue": 0})
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=2000000&wait"))
@@ -460,7 +460,7 @@ async def test_a_request_under_way_is_answered_before_the_end(api: Api) -> None:
 
 async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
     async with running_api(shutdown_timeout_ms=1000) as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         async with (
             raw_connection(api.server.port) as idle,
             raw_connection(api.server.port) as held,
@@ -484,7 +484,7 @@ async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
 
 async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
     async with running_api(shutdown_timeout_ms=100) as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         for _ in range(4):
             await api.publish("orders", {"body": "x" * 4_000_000, "queue": 0})
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:

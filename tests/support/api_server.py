@@ -95,10 +95,10 @@ class Api:
         Publishing over HTTP could miss the deadline on a slow machine if a test sets short
         deadlines.
         """
-        topic, _ = await self.store.create_topic("orders")
+        topic, _ = await self.store.topics.create("orders")
         block = encode_batch([b"x" * size], queue_id=0)
         for _ in range(count):
-            await self.store.publish(topic, [Batch.decode(block)])
+            await self.store.publishing.publish(topic, [Batch.decode(block)])
 
     async def held(self, count: int) -> None:
         """Wait until exactly `count` pulls are held."""
@@ -120,7 +120,9 @@ async def running_api(
     store = FakeStore(topics)
     config = replace(HttpConfig(port=0), **settings)
     holder = PullRequestHoldService(
-        hold or HoldServiceConfig(), max_offset=store.max_offset, scan=store.scan_hot
+        hold or HoldServiceConfig(),
+        max_offset=store.reading.max_offset,
+        scan=store.reading.scan_hot,
     )
     store.arrived = holder.message_arriving
     store.topic_deleted = holder.topic_deleted

@@ -59,19 +59,19 @@ async def make_directory(data_dir: Path) -> Truth:
     """
     storage = await _opened(data_dir)
     try:
-        topics = [(await storage.store.create_topic(name, queues=_QUEUES))[0] for name in _TOPICS]
+        topics = [(await storage.store.topics.create(name, queues=_QUEUES))[0] for name in _TOPICS]
         for number in range(60):
             for topic in topics:
-                await storage.store.publish(topic, [_batch(number, number % _QUEUES)])
+                await storage.store.publishing.publish(topic, [_batch(number, number % _QUEUES)])
             if number % 10 == 5:
                 # Large messages, so that some segments are sealed.
                 for queue in range(_QUEUES):
                     large = encode_batch([bytes([number]) * 150_000] * 2, queue_id=queue)
-                    await storage.store.publish(topics[0], [Batch.decode(large)])
+                    await storage.store.publishing.publish(topics[0], [Batch.decode(large)])
         truth = Truth()
         for topic in topics:
             offsets = {queue: 3 + queue for queue in range(_QUEUES)}
-            await storage.store.store_offsets(_GROUP, topic, offsets)
+            await storage.store.offsets.store_offsets(_GROUP, topic, offsets)
             truth.offsets[topic.name] = offsets
             for queue in range(_QUEUES):
                 found, missing = await _read_queue(storage.store, topic, queue)
@@ -141,7 +141,7 @@ async def _examine_messages(storage: Storage, truth: Truth) -> bool:
     is_whole = True
     for (name, queue), rows in truth.rows.items():
         try:
-            topic = storage.store.topic(name)
+            topic = storage.store.table.get(name)
         except UnknownTopic:
             _must_be_degraded(storage, f"topic {name} is gone")
             is_whole = False
@@ -168,11 +168,13 @@ async def _read_queue(
     """
     found: dict[int, Row] = {}
     missing: set[int] = set()
-    state = store.queue_state(topic, queue)
+    state = store.reading.queue_state(topic, queue)
     offset = state.min_offset
     while offset < state.max_offset:
         try:
-            fetched = await store.read(topic, queue, offset, max_messages=50, max_bytes=2**20)
+            fetched = await store.reading.read(
+                topic, queue, offset, max_messages=50, max_bytes=2**20
+            )
         except QueueCorrupt as error:
             following = error.next_offset
             missing.update(range(offset, following))
@@ -205,7 +207,9 @@ def _examine_offsets(storage: Storage, truth: Truth) -> bool:
     is_whole = True
     for name, offsets in truth.offsets.items():
         try:
-            stored = storage.store.stored_offsets(_GROUP, storage.store.topic(name)).offsets
+            stored = storage.store.offsets.stored_offsets(
+                _GROUP, storage.store.table.get(name)
+            ).offsets
         except (UnknownTopic, StoreError):
             stored = {}
         if stored != offsets:
@@ -220,7 +224,7 @@ async def _examine_look_ups(storage: Storage, truth: Truth, *, is_damaged: bool)
     for (name, queue), rows in truth.rows.items():
         for offset in range(0, len(rows), 11):
             try:
-                await _look_up(store, store.topic(name), queue, offset, rows, is_damaged)
+                await _look_up(store, store.table.get(name), queue, offset, rows, is_damaged)
             except (StoreError, IndexCorrupt):
                 if not is_damaged and not storage.degraded:
                     raise
@@ -231,16 +235,16 @@ async def _look_up(
 ) -> None:
     expected = rows[offset]
     where = f"{topic.name}/{queue} {offset}"
-    _, batch, row = await store.message(format_message_id(topic.topic_id, queue, offset))
+    _, batch, row = await store.lookups.message(format_message_id(topic.topic_id, queue, offset))
     if _row(batch, row) != expected:
         raise DamageViolation(f"message {where} is {_row(batch, row)}, not {expected}")
     first = next(at for at, found in enumerate(rows) if found[4] == expected[4])
-    by_time, _ = await store.offset_by_time(topic, queue, expected[4])
+    by_time, _ = await store.lookups.offset_by_time(topic, queue, expected[4])
     if by_time != first and not is_damaged:
         raise DamageViolation(f"at the time of {where} there is {by_time}, not {first}")
     if expected[1] is None:
         return
-    matches = await store.search_key(topic, expected[1], 1000)
+    matches = await store.lookups.search_key(topic, expected[1], 1000)
     for found, at in matches:
         place = found.header.base_offset + at
         if found.header.queue_id == queue and _row(found, at) != rows[place]:
@@ -253,9 +257,9 @@ async def _examine_publishing(storage: Storage, truth: Truth) -> None:
     """Check that a new message gets an offset that was never used, and can be read."""
     for (name, queue), rows in truth.rows.items():
         try:
-            topic = storage.store.topic(name)
+            topic = storage.store.table.get(name)
             batch = Batch.decode(encode_batch([_NEW], queue_id=queue))
-            (published,) = await storage.store.publish(topic, [batch])
+            (published,) = await storage.store.publishing.publish(topic, [batch])
         except (StoreError, LogError) as error:
             _must_be_degraded(storage, f"nothing can be published: {error}")
             continue
@@ -264,7 +268,9 @@ async def _examine_publishing(storage: Storage, truth: Truth) -> None:
             raise DamageViolation(f"offset {offset} of {name}/{queue} was given again")
         if offset > len(rows):
             _must_be_degraded(storage, f"offsets up to {offset} were passed over")
-        fetched = await storage.store.read(topic, queue, offset, max_messages=1, max_bytes=1000)
+        fetched = await storage.store.reading.read(
+            topic, queue, offset, max_messages=1, max_bytes=1000
+        )
         if [piece.batch.body(0) for piece in fetched.slices] != [_NEW]:
             raise DamageViolation(f"what was published at {offset} is not there")
 

@@ -121,7 +121,7 @@ class FakeGroups:
         }
         if "topics" in given:
             given["subscriptions"] = given["topics"]
-            names = [each.name for each in self._store.topics()]
+            names = [each.name for each in self._store.table.all()]
             given["topics"] = {
                 name: wanted for name, wanted in given["topics"].items() if name in names
             }
@@ -153,7 +153,7 @@ class FakeGroups:
     def _floors_of(self, group: str, topic: str) -> dict[int, int]:
         if topic not in self.group_state(group).topics:
             raise UnknownTopic(topic)
-        count = self._store.topic(topic).queue_count
+        count = self._store.table.get(topic).queue_count
         return self._floors.setdefault((group, topic), dict.fromkeys(range(count), 0))
 
     async def describe(self, group: str) -> GroupDescription:
@@ -161,10 +161,10 @@ class FakeGroups:
         served = Served(3, 300, 0.05)
         topics = []
         for name, spec in state.topics.items():
-            topic = self._store.topic(name)
+            topic = self._store.table.get(name)
             floors = self._floors_of(group, name)
             ends = [
-                self._store.queue_state(topic, queue).max_offset
+                self._store.reading.queue_state(topic, queue).max_offset
                 for queue in range(topic.queue_count)
             ]
             queues = [
@@ -241,10 +241,10 @@ class FakeGroups:
                 moved[name] = dict(offsets)
             return moved
         for name in state.topics:
-            topic = self._store.topic(name)
+            topic = self._store.table.get(name)
             floors = self._floors_of(group, name)
             for queue in floors:
-                state_of = self._store.queue_state(topic, queue)
+                state_of = self._store.reading.queue_state(topic, queue)
                 floors[queue] = state_of.max_offset if target == "latest" else state_of.min_offset
             moved[name] = dict(floors)
         return moved

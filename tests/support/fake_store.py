@@ -85,6 +85,9 @@ class FakeStore:
         self._blocks: dict[int, Batch] = {}
         self._offsets: dict[str, dict[int, StoredOffsets]] = {}
         self._next_topic_id = 1
+        #: The parts of a MessageStore: this class has the methods of all of them.
+        self.table = self.topics = self.publishing = self.admission = self
+        self.reading = self.lookups = self.offsets = self
         self.read_leases = ReadLeaseService(
             readable=self._readable,
             limits=LeaseLimits(3, 100, 1000, 1000),
@@ -101,19 +104,19 @@ class FakeStore:
 
     # -- topics ----------------------------------------------------------------------------
 
-    def topic(self, name: str) -> Topic:
+    def get(self, name: str) -> Topic:
         if name not in self._topics:
             check_name("topic", name)
             raise UnknownTopic(name)
         return self._topics[name]
 
-    def find_topic(self, name: str) -> Topic | None:
+    def find(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
-    def topic_by_id(self, topic_id: int) -> Topic | None:
+    def by_id(self, topic_id: int) -> Topic | None:
         return next((t for t in self._topics.values() if t.topic_id == topic_id), None)
 
-    def topics(self) -> list[Topic]:
+    def all(self) -> list[Topic]:
         return sorted(self._topics.values(), key=lambda topic: topic.name)
 
     def limits(self, topic: Topic) -> MessageLimits:
@@ -124,7 +127,7 @@ class FakeStore:
             self.config.max_properties_bytes,
         )
 
-    async def create_topic(
+    async def create(
         self,
         name: str,
         *,
@@ -164,7 +167,7 @@ class FakeStore:
         self._topics[name] = topic
         return topic, True
 
-    async def change_topic(
+    async def change(
         self,
         name: str,
         *,
@@ -172,7 +175,7 @@ class FakeStore:
         priority_levels: int | None = None,
         fields: Mapping[str, Any],
     ) -> Topic:
-        topic = self.topic(name)
+        topic = self.get(name)
         if priority_levels not in (None, topic.priority_levels):
             raise InvalidTopicChange(name, "levels stay as they are")
         if queues is not None and queues < topic.queues_per_level:
@@ -186,8 +189,8 @@ class FakeStore:
         self._topics[name] = changed
         return changed
 
-    async def delete_topic(self, name: str) -> None:
-        topic = self.topic(name)
+    async def delete(self, name: str) -> None:
+        topic = self.get(name)
         await self._commit()
         del self._topics[name]
         for stored in self._offsets.values():
@@ -202,7 +205,7 @@ class FakeStore:
 
     # -- publishing ------------------------------------------------------------------------
 
-    def check_publishing(self) -> None:
+    def check(self) -> None:
         if self.alarm is not None:
             raise self.alarm
 
@@ -267,7 +270,7 @@ class FakeStore:
         self._queues[self._topics[topic].topic_id, queue].min_offset = min_offset
 
     def max_offset(self, key: QueueKey) -> int | None:
-        topic = self.topic_by_id(key[0])
+        topic = self.by_id(key[0])
         if topic is None or not 0 <= key[1] < topic.queue_count:
             return None
         return self._queue(key).max_offset
@@ -407,7 +410,7 @@ class FakeStore:
             topic_id, queue, offset = parse_message_id(message_id)
         except ValueError:
             raise UnknownMessage(message_id) from None
-        topic = self.topic_by_id(topic_id)
+        topic = self.by_id(topic_id)
         end = self.max_offset((topic_id, queue))
         if topic is None or end is None or offset >= end:
             raise UnknownMessage(message_id)
@@ -462,7 +465,7 @@ class FakeStore:
     def group_topics(self, group: str) -> dict[str, StoredOffsets]:
         found = {}
         for topic_id, stored in self._group(group).items():
-            topic = self.topic_by_id(topic_id)
+            topic = self.by_id(topic_id)
             assert topic is not None
             found[topic.name] = stored
         return found
@@ -480,7 +483,7 @@ class FakeStore:
         await self._commit()
         stored = self._offsets.get(group, {})
         for topic_id in list(stored):
-            topic = self.topic_by_id(topic_id)
+            topic = self.by_id(topic_id)
             if topics is None or (topic is not None and topic.name in topics):
                 del stored[topic_id]
         if not stored:

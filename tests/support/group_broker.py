@@ -62,7 +62,7 @@ class GroupBroker:
         self.storage.lock()
         store = await self.storage.open()
         self.hold = PullRequestHoldService(
-            self._hold_config, max_offset=store.max_offset, scan=store.scan_hot
+            self._hold_config, max_offset=store.reading.max_offset, scan=store.reading.scan_hot
         )
         self.groups = GroupService(
             store,
@@ -94,7 +94,7 @@ class GroupBroker:
     # -- short words for tests -----------------------------------------------------------------
 
     async def topic(self, name: str = "t", queues: int = 1, **fields: Any) -> Topic:
-        topic, _ = await self.store.create_topic(name, queues=queues, fields=fields)
+        topic, _ = await self.store.topics.create(name, queues=queues, fields=fields)
         return topic
 
     async def group(
@@ -108,7 +108,9 @@ class GroupBroker:
     async def publish(
         self, bodies: Sequence[str] | str, topic: str = "t", queue: int = 0, **fields: Any
     ) -> None:
-        await self.store.publish(self.store.topic(topic), [batch(bodies, queue, **fields)])
+        await self.store.publishing.publish(
+            self.store.table.get(topic), [batch(bodies, queue, **fields)]
+        )
 
     async def receive(
         self, most: int = 32, member: str = "a", group: str = "g", **fields: Any

@@ -112,10 +112,10 @@ class SimulatedBroker(SimulatedGroups):
         self._verify_marks(power_lost)
         self.totals.sends = len(self.history.sends)
         self.totals.acks = len(self.history.acked_at)
-        if {topic.name for topic in self.store.topics()} - {DEAD} != {
+        if {topic.name for topic in self.store.table.all()} - {DEAD} != {
             plan.name for plan in self.plans
         }:
-            raise BrokerViolation(f"there are the topics {self.store.topics()}")
+            raise BrokerViolation(f"there are the topics {self.store.table.all()}")
         for plan in self.plans:
             self._verify_topic(plan)
         self.verify_group(power_lost=power_lost)
@@ -130,7 +130,7 @@ class SimulatedBroker(SimulatedGroups):
         for plan in self.plans:
             for queue, number in enumerate(plan.queues):
                 mark = f"the end of queue {number}"
-                end = self.store.queue_state(self.topic(plan), queue).max_offset
+                end = self.store.reading.queue_state(self.topic(plan), queue).max_offset
                 if power_lost and not plan.is_durable:
                     self.history.marks.pop(mark, None)
                 check_marks(self.history, {mark: end})
@@ -144,14 +144,14 @@ class SimulatedBroker(SimulatedGroups):
         if expected is not None:
             if not plan.is_durable:
                 # Other messages will get the offsets after the end that the power loss left.
-                ends = {q: self.store.queue_state(topic, q).max_offset for q in expected}
+                ends = {q: self.store.reading.queue_state(topic, q).max_offset for q in expected}
                 expected = {queue: min(offset, ends[queue]) for queue, offset in expected.items()}
                 self._stored_offsets[plan.name] = expected
-            stored = self.store.stored_offsets("group", topic).offsets
+            stored = self.store.offsets.stored_offsets("group", topic).offsets
             if stored != expected:
                 raise BrokerViolation(f"stored offsets of {plan.name}: {stored}, not {expected}")
         for queue, number in enumerate(plan.queues):
-            end = self.store.queue_state(topic, queue).max_offset
+            end = self.store.reading.queue_state(topic, queue).max_offset
             if self._consumed.get(number, 0) > end:
                 if plan.is_durable:
                     raise BrokerViolation(

@@ -234,7 +234,7 @@ class SimulatedGroups(SimulatedReading):
         """Create the group with all existing topics."""
         topics = {plan.name: TopicSpec() for plan in self.plans}
         spec = GroupSpec(topics=topics, lease_ms=LEASE_MS, max_attempts=0, dead_letter_topic=DEAD)
-        await self.store.create_topic(DEAD, queues=1, fields={"durability": "fsync"})
+        await self.store.topics.create(DEAD, queues=1, fields={"durability": "fsync"})
         await self.groups.put_group(GROUP, spec)
         self._plans_by_topic = {plan.name: plan for plan in self.plans}
 
@@ -356,7 +356,7 @@ class SimulatedGroups(SimulatedReading):
             lanes = served.lanes_of(topic.topic_id)
             floors = {lane.key[1]: lane.cursor.floor for lane in lanes}
             for queue, number in enumerate(plan.queues):
-                state = self.store.queue_state(topic, queue)
+                state = self.store.reading.queue_state(topic, queue)
                 book = self.books[number]
                 book.cut(state.min_offset, state.max_offset)
                 if power_lost and not plan.is_durable:
@@ -378,7 +378,10 @@ class SimulatedGroups(SimulatedReading):
         self.verify_group()
         for plan in self._plans_by_topic.values():
             for queue, number in enumerate(plan.queues):
-                state, book = self.store.queue_state(self.topic(plan), queue), self.books[number]
+                state, book = (
+                    self.store.reading.queue_state(self.topic(plan), queue),
+                    self.books[number],
+                )
                 begin = max(book.start, state.min_offset)
                 left = [at for at in range(begin, state.max_offset) if book.is_open(at)]
                 if left:
@@ -396,15 +399,15 @@ class SimulatedGroups(SimulatedReading):
                 raise HistoryViolation("letters", f"{missing} of queue {number} are not there")
 
     def _are_letters_trimmed(self) -> bool:
-        return self.store.queue_state(self.store.topic(DEAD), 0).min_offset > 0
+        return self.store.reading.queue_state(self.store.table.get(DEAD), 0).min_offset > 0
 
     async def _letters(self) -> AsyncIterator[tuple[int, int]]:
         """Yield the source message of each dead letter."""
-        topic = self.store.topic(DEAD)
-        state = self.store.queue_state(topic, 0)
+        topic = self.store.table.get(DEAD)
+        state = self.store.reading.queue_state(topic, 0)
         offset = state.min_offset
         while offset < state.max_offset:
-            fetched = await self.store.read(
+            fetched = await self.store.reading.read(
                 topic, 0, offset, max_messages=1000, max_bytes=1024 * 1024
             )
             for piece in fetched.slices:

@@ -181,12 +181,12 @@ class SimulatedProcess:
     async def all_written(self) -> bool:
         """Wait until the appender has written all its requests; return whether it has."""
         await self.alarms_over()
-        topics = self.store.topics()
+        topics = self.store.table.all()
         try:
             # The appender processes its requests in order, so this one comes after all earlier
             # ones.
             if topics:
-                await bounded(self.store.publish(topics[0], [], durability="written"))
+                await bounded(self.store.publishing.publish(topics[0], [], durability="written"))
         except LogPoisoned:
             return False
         except DiskFull:

@@ -72,7 +72,7 @@ class SimulatedPublishing(SimulatedProcess):
         """Create a topic."""
         number = len(self.plans)
         plan = Plan(number, f"topic-{number}", queue_count, durability)
-        await self.store.create_topic(
+        await self.store.topics.create(
             plan.name, queues=queue_count, fields={"durability": durability}
         )
         self.plans.append(plan)
@@ -82,20 +82,20 @@ class SimulatedPublishing(SimulatedProcess):
         """Create a topic, publish to it, delete it. Neither the topic nor its messages may come
         back."""
         self.disk.release_syncs()
-        topic, is_new = await self.store.create_topic("short-lived", queues=1)
-        state = self.store.queue_state(topic, 0)
+        topic, is_new = await self.store.topics.create("short-lived", queues=1)
+        state = self.store.reading.queue_state(topic, 0)
         if not is_new or topic.topic_id in self._deleted_ids or state.max_offset:
             raise BrokerViolation(f"{topic} came back with {state}")
         batch = Batch.decode(encode_batch([b"forget me"], queue_id=0))
         with contextlib.suppress(LogPoisoned, DiskFull, NoSegment):
-            await bounded(self.store.publish(topic, [batch]))
-        await self.store.delete_topic(topic.name)
+            await bounded(self.store.publishing.publish(topic, [batch]))
+        await self.store.topics.delete(topic.name)
         self._deleted_ids.add(topic.topic_id)
 
     def topic(self, plan: Plan) -> Topic:
         """Return the topic from the store."""
         try:
-            return self.store.topic(plan.name)
+            return self.store.table.get(plan.name)
         except UnknownTopic as error:
             raise BrokerViolation(f"{plan} is gone") from error
 
@@ -155,7 +155,7 @@ class SimulatedPublishing(SimulatedProcess):
 
     async def _answer(self, producer: Producer, attempt: Attempt) -> None:
         try:
-            results = await self.store.publish(
+            results = await self.store.publishing.publish(
                 self.topic(producer.plan), attempt.batches, durability=attempt.durability
             )
         except (LogPoisoned, DiskFull, NoSegment):
@@ -186,7 +186,7 @@ class SimulatedPublishing(SimulatedProcess):
 
         A publish in written mode to a durable topic is exempt: it becomes visible after the sync.
         """
-        end = self.store.queue_state(self.topic(plan), result.queue).max_offset
+        end = self.store.reading.queue_state(self.topic(plan), result.queue).max_offset
         is_shown = result.durable or not plan.is_durable
         if is_shown and end < result.base_offset + result.count:
             raise BrokerViolation(f"{result} was answered, but {plan.name} ends at {end}")

@@ -61,7 +61,7 @@ class SimulatedReading(SimulatedPublishing):
             if number in self._consumed
         }
         if offsets:
-            await self.store.store_offsets("group", self.topic(plan), offsets)
+            await self.store.offsets.store_offsets("group", self.topic(plan), offsets)
             self._stored_offsets.setdefault(plan.name, {}).update(offsets)
 
     async def search(self) -> None:
@@ -80,7 +80,7 @@ class SimulatedReading(SimulatedPublishing):
         send, (number, offset) = self.fork().choice(promised)
         plan = next(plan for plan in self.plans if number in plan.queues)
         assert send.key is not None
-        matches = await self.store.search_key(self.topic(plan), send.key, 1_000_000)
+        matches = await self.store.lookups.search_key(self.topic(plan), send.key, 1_000_000)
         places = {
             (plan.queues[batch.header.queue_id], batch.header.base_offset + row): batch.body(row)
             for batch, row in matches
@@ -91,7 +91,7 @@ class SimulatedReading(SimulatedPublishing):
     async def _pull(
         self, plan: Plan, queue: int, offset: int, max_messages: int
     ) -> tuple[list[Found], int]:
-        fetched = await self.store.read(
+        fetched = await self.store.reading.read(
             self.topic(plan), queue, offset, max_messages=max_messages, max_bytes=_PULL_BYTES
         )
         found = [
@@ -113,7 +113,7 @@ class SimulatedReading(SimulatedPublishing):
         everything: list[Found] = []
         for plan in self.plans:
             for queue in range(plan.queue_count):
-                state = self.store.queue_state(self.topic(plan), queue)
+                state = self.store.reading.queue_state(self.topic(plan), queue)
                 offset = state.min_offset
                 while offset < state.max_offset:
                     try:
@@ -164,7 +164,7 @@ class SimulatedReading(SimulatedPublishing):
         self.disk.release_syncs()  # the preparation of a segment may wait for a sync
         self._trimming = True
         for plan in self.plans:
-            await self.store.change_topic(plan.name, fields=limits)
+            await self.store.topics.change(plan.name, fields=limits)
         try:
             await self.storage.retention.run_once()
         except OSError:
@@ -173,17 +173,17 @@ class SimulatedReading(SimulatedPublishing):
             if self.disk.frozen:
                 return
         for plan in self.plans:
-            await self.store.change_topic(plan.name, fields=dict.fromkeys(limits))
+            await self.store.topics.change(plan.name, fields=dict.fromkeys(limits))
         self._trimming = False
         self._min_offsets = self._begins()
 
     async def _timestamps(self, plan: Plan, queue: int) -> list[tuple[int, int]]:
         """Return the offset and store timestamp of each readable batch of a queue."""
         found = []
-        state = self.store.queue_state(self.topic(plan), queue)
+        state = self.store.reading.queue_state(self.topic(plan), queue)
         offset = state.min_offset
         while offset < state.max_offset:
-            fetched = await self.store.read(
+            fetched = await self.store.reading.read(
                 self.topic(plan), queue, offset, max_messages=1000, max_bytes=_PULL_BYTES
             )
             for piece in fetched.slices:
@@ -196,7 +196,7 @@ class SimulatedReading(SimulatedPublishing):
 
     def _begins(self) -> dict[int, int]:
         return {
-            number: self.store.queue_state(self.topic(plan), queue).min_offset
+            number: self.store.reading.queue_state(self.topic(plan), queue).min_offset
             for plan in self.plans
             for queue, number in enumerate(plan.queues)
         }

@@ -97,12 +97,12 @@ async def read_queue(
     store: MessageStore, topic: Topic, queue: int = 0, **bounds: Any
 ) -> list[tuple[int, bytes]]:
     """Return every (offset, body) of a queue, with as many pulls as needed."""
-    state = store.queue_state(topic, queue)
+    state = store.reading.queue_state(topic, queue)
     limits = {"max_messages": 100, "max_bytes": MIB, **bounds}
     found = []
     offset = state.min_offset
     while offset < state.max_offset:
-        fetched = await store.read(topic, queue, offset, **limits)
+        fetched = await store.reading.read(topic, queue, offset, **limits)
         assert fetched.next_offset > offset
         for piece in fetched.slices:
             base = piece.batch.header.base_offset
@@ -151,12 +151,14 @@ async def fill_segment(storage: Storage, topic: Topic, queue: int = 0) -> None:
     """Publish to a queue until the log's next segment has begun."""
     before = max(len(storage.log.segments), 1)
     while len(storage.log.segments) <= before:
-        await storage.store.publish(topic, [batch(b"." * 100_000, queue)], durability="written")
+        await storage.store.publishing.publish(
+            topic, [batch(b"." * 100_000, queue)], durability="written"
+        )
 
 
 async def filled_topic(storage: Storage, *, queues: int = 1, segments: int = 3) -> Topic:
     """Create the topic `t` and fill `segments` segments, with one queue per segment in turn."""
-    topic, _ = await storage.store.create_topic("t", queues=queues)
+    topic, _ = await storage.store.topics.create("t", queues=queues)
     for number in range(segments):
         await fill_segment(storage, topic, number % queues)
     await settled(storage)

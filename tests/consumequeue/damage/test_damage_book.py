@@ -108,8 +108,8 @@ async def test_what_could_not_be_stored_is_stored_with_the_next() -> None:
 
 async def test_a_topic_that_is_deleted_leaves_nothing_of_its_losses(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
-        await storage.store.publish(topic, [batch("x")])
+        topic, _ = await storage.store.topics.create("t", queues=1)
+        await storage.store.publishing.publish(topic, [batch("x")])
         await settled(storage)
         storage.damage.record_lost((topic.topic_id, 0), 0, 1, "payload-crc")
     async with open_storage(small_config(tmp_path)) as storage:
@@ -117,7 +117,7 @@ async def test_a_topic_that_is_deleted_leaves_nothing_of_its_losses(tmp_path: Pa
         assert storage.degraded == []
         storage.damage.record_lost((topic.topic_id, 0), 0, 1, "payload-crc")
         assert len(storage.degraded) == 1
-        await storage.store.delete_topic("t")
+        await storage.store.topics.delete("t")
         assert storage.degraded == []
     async with open_storage(small_config(tmp_path)) as storage:
         assert storage.degraded == []

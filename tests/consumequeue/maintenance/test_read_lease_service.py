@@ -37,7 +37,7 @@ def leasing(storage: Storage) -> tuple[ReadLeaseService, Clock]:
 
 async def make(storage: Storage, *, queues: int = 1) -> Topic:
     await filled_topic(storage, queues=queues, segments=4)
-    return await storage.store.change_topic("t", fields={"retention_bytes": MIB})
+    return await storage.store.topics.change("t", fields={"retention_bytes": MIB})
 
 
 async def test_retention_stops_at_what_is_pinned_and_goes_on_after_it(tmp_path: Path) -> None:
@@ -45,42 +45,42 @@ async def test_retention_stops_at_what_is_pinned_and_goes_on_after_it(tmp_path: 
         leases, clock = leasing(storage)
         topic = await make(storage)
         before = await read_queue(storage.store, topic)
-        end = storage.store.queue_state(topic, 0).max_offset
+        end = storage.store.reading.queue_state(topic, 0).max_offset
         await leases.take(topic, {0: end // 2}, MINUTE_MS)
         await storage.retention.run_once()
-        assert 0 < storage.store.queue_state(topic, 0).min_offset <= end // 2
-        begin = storage.store.queue_state(topic, 0).min_offset
+        assert 0 < storage.store.reading.queue_state(topic, 0).min_offset <= end // 2
+        begin = storage.store.reading.queue_state(topic, 0).min_offset
         assert await read_queue(storage.store, topic) == before[begin:]
         clock.now_s += MINUTE_MS / 1000
         await storage.retention.run_once()
-        assert storage.store.queue_state(topic, 0).min_offset > end // 2
+        assert storage.store.reading.queue_state(topic, 0).min_offset > end // 2
 
 
 async def test_what_is_pinned_within_a_batch_keeps_the_whole_batch(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         leases, _ = leasing(storage)
-        topic, _ = await storage.store.create_topic("t", queues=1)
+        topic, _ = await storage.store.topics.create("t", queues=1)
         for text in "abcd":
-            await storage.store.publish(topic, [batch([text * 1000] * 10)])
+            await storage.store.publishing.publish(topic, [batch([text * 1000] * 10)])
         await settled(storage)
-        topic = await storage.store.change_topic("t", fields={"retention_bytes": 1})
+        topic = await storage.store.topics.change("t", fields={"retention_bytes": 1})
         await leases.take(topic, {0: 15}, MINUTE_MS)
         await storage.retention.run_once()
-        assert storage.store.queue_state(topic, 0).min_offset == 10
+        assert storage.store.reading.queue_state(topic, 0).min_offset == 10
         await storage.retention.run_once()
-        assert storage.store.queue_state(topic, 0).min_offset == 10
+        assert storage.store.reading.queue_state(topic, 0).min_offset == 10
 
 
 async def test_other_queues_and_other_topics_are_not_pinned(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         leases, _ = leasing(storage)
-        other, _ = await storage.store.create_topic("other", queues=1)
+        other, _ = await storage.store.topics.create("other", queues=1)
         topic = await make(storage, queues=2)
         await leases.take(other, {0: 0}, MINUTE_MS)
         await leases.take(topic, {1: 0}, MINUTE_MS)
-        await storage.store.change_topic("t", fields={"retention_bytes": 1})
+        await storage.store.topics.change("t", fields={"retention_bytes": 1})
         await storage.retention.run_once()
-        states = storage.store.queue_states(topic)
+        states = storage.store.reading.queue_states(topic)
         assert states[0].min_offset == states[0].max_offset
         assert states[1].min_offset == 0
 
@@ -95,10 +95,10 @@ async def test_an_extended_lease_pins_on_and_one_that_is_let_go_does_not(tmp_pat
         assert extended.lease_id == lease.lease_id
         clock.now_s += 59
         await storage.retention.run_once()
-        assert storage.store.queue_state(topic, 0).min_offset == 0
+        assert storage.store.reading.queue_state(topic, 0).min_offset == 0
         assert leases.end(topic, lease.lease_id)
         await storage.retention.run_once()
-        assert storage.store.queue_state(topic, 0).min_offset > 0
+        assert storage.store.reading.queue_state(topic, 0).min_offset > 0
         with pytest.raises(UnknownReadLease):
             leases.extend(topic, lease.lease_id, MINUTE_MS)
 
@@ -109,7 +109,7 @@ async def test_the_limit_on_the_whole_log_waits_for_nobody(tmp_path: Path) -> No
         topic = await filled_topic(storage, segments=4)
         await leases.take(topic, {0: 0}, MINUTE_MS)
         assert await storage.retention.run_once() == 3
-        assert storage.store.queue_state(topic, 0).min_offset > 0
+        assert storage.store.reading.queue_state(topic, 0).min_offset > 0
 
 
 async def test_a_disk_without_room_waits_for_nobody(
@@ -121,7 +121,7 @@ async def test_a_disk_without_room_waits_for_nobody(
         await leases.take(topic, {0: 0}, MINUTE_MS)
         monkeypatch.setattr(storage.retention, "_is_disk_low", lambda: True)
         await storage.retention.run_once()
-        assert storage.store.queue_state(topic, 0).min_offset > 0
+        assert storage.store.reading.queue_state(topic, 0).min_offset > 0
 
 
 async def test_no_lease_is_granted_on_what_is_about_to_go(
@@ -146,7 +146,7 @@ async def test_no_lease_is_granted_on_what_is_about_to_go(
         with pytest.raises(OffsetTrimmed) as caught:
             await taking
         await retention
-        assert caught.value.min_offset == storage.store.queue_state(topic, 0).min_offset
+        assert caught.value.min_offset == storage.store.reading.queue_state(topic, 0).min_offset
         assert leases.count() == 0
 
 
@@ -155,10 +155,10 @@ async def test_a_topic_that_is_deleted_ends_its_leases(tmp_path: Path) -> None:
         leases, _ = leasing(storage)
         topic = await make(storage)
         lease = await leases.take(topic, {0: 0}, MINUTE_MS)
-        await storage.store.delete_topic("t")
+        await storage.store.topics.delete("t")
         assert leases.count() == 0
         assert await storage.retention.run_once() == 4
-        again, _ = await storage.store.create_topic("t")
+        again, _ = await storage.store.topics.create("t")
         with pytest.raises(UnknownReadLease):
             leases.extend(again, lease.lease_id, MINUTE_MS)
 
@@ -171,4 +171,4 @@ async def test_a_restart_forgets_every_lease(tmp_path: Path) -> None:
         with pytest.raises(UnknownReadLease):
             storage.store.read_leases.extend(topic, lease.lease_id, MINUTE_MS)
         await storage.retention.run_once()
-        assert storage.store.queue_state(topic, 0).min_offset > 0
+        assert storage.store.reading.queue_state(topic, 0).min_offset > 0

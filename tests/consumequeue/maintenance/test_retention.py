@@ -236,15 +236,17 @@ async def test_what_a_segment_holds_is_told_by_its_footer_and_by_its_blocks(
     tmp_path: Path,
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic_, _ = await storage.store.create_topic("t", queues=3)
-        await storage.store.publish(topic_, [batch(["a", "b"], 0), batch("c", 2), batch("d", 0)])
+        topic_, _ = await storage.store.topics.create("t", queues=3)
+        await storage.store.publishing.publish(
+            topic_, [batch(["a", "b"], 0), batch("c", 2), batch("d", 0)]
+        )
         await fill_segment(storage, topic_, 1)
         await settled(storage)
         segment = storage.log.segments[0]
         await until(lambda: segment.sealed)
         by_footer = queues_in(storage.log, segment)
         end = by_footer.ends.pop((topic_.topic_id, 1))
-        assert 0 < end <= storage.store.queue_state(topic_, 1).max_offset
+        assert 0 < end <= storage.store.reading.queue_state(topic_, 1).max_offset
         assert by_footer.ends.pop((0, 0)) > 0
         assert by_footer.ends == {(topic_.topic_id, 0): 3, (topic_.topic_id, 2): 1}
         segment.file.write([bytes(64)], segment.size - 64)

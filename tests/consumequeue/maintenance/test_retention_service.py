@@ -44,40 +44,42 @@ async def test_without_limits_everything_stays(tmp_path: Path) -> None:
         topic = await filled_topic(storage)
         assert await storage.retention.run_once() == 0
         assert live(storage) == [0, 1, 2, 3]
-        assert storage.store.queue_state(topic, 0).min_offset == 0
+        assert storage.store.reading.queue_state(topic, 0).min_offset == 0
 
 
 async def test_files_go_when_all_their_messages_are_too_old(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage, queues=2)
-        ends = [storage.store.queue_state(topic, queue).max_offset for queue in (0, 1)]
-        topic = await storage.store.change_topic("t", fields={"retention_ms": 1})
+        ends = [storage.store.reading.queue_state(topic, queue).max_offset for queue in (0, 1)]
+        topic = await storage.store.topics.change("t", fields={"retention_ms": 1})
         await until(lambda: storage.retention._now_us() > _newest_us(storage, topic) + 1000)
         assert await storage.retention.run_once() == 3
         assert live(storage) == [3]
         assert 0 not in files(tmp_path)
         for queue, end in enumerate(ends):
-            state = storage.store.queue_state(topic, queue)
+            state = storage.store.reading.queue_state(topic, queue)
             assert (state.min_offset, state.max_offset, state.bytes) == (end, end, 0)
             with pytest.raises(OffsetTrimmed) as caught:
-                await storage.store.read(topic, queue, end - 1, max_messages=1, max_bytes=1)
+                await storage.store.reading.read(topic, queue, end - 1, max_messages=1, max_bytes=1)
             assert (caught.value.min_offset, caught.value.max_offset) == (end, end)
-        await storage.store.publish(topic, [batch("next", 1)])
+        await storage.store.publishing.publish(topic, [batch("next", 1)])
         await settled(storage)
         assert await read_queue(storage.store, topic, 1) == [(ends[1], b"next")]
 
 
 def _newest_us(storage: Storage, topic: Topic) -> int:
-    return max(state.newest_timestamp_us or 0 for state in storage.store.queue_states(topic))
+    return max(
+        state.newest_timestamp_us or 0 for state in storage.store.reading.queue_states(topic)
+    )
 
 
 async def test_a_topic_keeps_its_size_and_loses_its_oldest(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage, segments=4)
         before = await read_queue(storage.store, topic)
-        topic = await storage.store.change_topic("t", fields={"retention_bytes": 2 * MIB})
+        topic = await storage.store.topics.change("t", fields={"retention_bytes": 2 * MIB})
         assert await storage.retention.run_once() == 2
-        state = storage.store.queue_state(topic, 0)
+        state = storage.store.reading.queue_state(topic, 0)
         assert 2 * MIB - 200_000 < state.bytes <= 2 * MIB
         assert await read_queue(storage.store, topic) == before[state.min_offset :]
         assert await storage.retention.run_once() == 0
@@ -86,12 +88,12 @@ async def test_a_topic_keeps_its_size_and_loses_its_oldest(tmp_path: Path) -> No
 async def test_one_queue_that_needs_a_segment_keeps_it_and_all_after_it(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
-        keeper, _ = await store.create_topic("keeper", queues=1)
+        keeper, _ = await store.topics.create("keeper", queues=1)
         topic = await filled_topic(storage, segments=2)
-        await store.publish(keeper, [batch("precious")])
+        await store.publishing.publish(keeper, [batch("precious")])
         await fill_segment(storage, topic)
         await settled(storage)
-        await store.change_topic("t", fields={"retention_bytes": 1})
+        await store.topics.change("t", fields={"retention_bytes": 1})
         assert await storage.retention.run_once() == 2
         assert live(storage) == [2, 3]
         assert await read_queue(store, keeper) == [(0, b"precious")]
@@ -100,7 +102,7 @@ async def test_one_queue_that_needs_a_segment_keeps_it_and_all_after_it(tmp_path
 async def test_a_deleted_topic_gives_its_room_back(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage)
-        await storage.store.delete_topic("t")
+        await storage.store.topics.delete("t")
         assert await storage.retention.run_once() == 3
         assert [key for key in storage.reput.queues if key[0] == topic.topic_id] == []
         assert storage._opened is not None
@@ -115,15 +117,15 @@ async def test_the_limit_of_the_log_takes_the_oldest_whoever_needs_them(tmp_path
         assert await storage.retention.run_once() == 3
         assert live(storage) == [3, 4]
         for queue in (0, 1):
-            state = storage.store.queue_state(topic, queue)
+            state = storage.store.reading.queue_state(topic, queue)
             assert state.min_offset > 0
             assert (
                 await read_queue(storage.store, topic, queue) == before[queue][state.min_offset :]
             )
-        begins = [state.min_offset for state in storage.store.queue_states(topic)]
+        begins = [state.min_offset for state in storage.store.reading.queue_states(topic)]
     async with open_storage(config) as storage:
-        topic = storage.store.topic("t")
-        assert [state.min_offset for state in storage.store.queue_states(topic)] == begins
+        topic = storage.store.table.get("t")
+        assert [state.min_offset for state in storage.store.reading.queue_states(topic)] == begins
 
 
 async def test_a_begin_that_age_moved_is_not_moved_back_by_the_limit(tmp_path: Path) -> None:
@@ -131,32 +133,34 @@ async def test_a_begin_that_age_moved_is_not_moved_back_by_the_limit(tmp_path: P
     config = small_config(tmp_path, max_total_bytes=3 * MIB)
     async with open_storage(config) as storage:
         store = storage.store
-        keeper, _ = await store.create_topic("keeper", queues=1)
-        await store.publish(keeper, [batch("holds the first segment")])
+        keeper, _ = await store.topics.create("keeper", queues=1)
+        await store.publishing.publish(keeper, [batch("holds the first segment")])
         topic = await filled_topic(storage, segments=3)
-        await store.change_topic("t", fields={"retention_bytes": 300_000})
+        await store.topics.change("t", fields={"retention_bytes": 300_000})
         await storage.retention.run_once()
-        begin = store.queue_state(topic, 0).min_offset
+        begin = store.reading.queue_state(topic, 0).min_offset
         assert live(storage)[0] > 0
     async with open_storage(config) as storage:
-        assert storage.store.queue_state(storage.store.topic("t"), 0).min_offset == begin
+        assert (
+            storage.store.reading.queue_state(storage.store.table.get("t"), 0).min_offset == begin
+        )
 
 
 async def test_begins_outlive_a_restart_and_the_index(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         topic = await filled_topic(storage, queues=2)
-        await storage.store.change_topic("t", fields={"retention_bytes": MIB})
+        await storage.store.topics.change("t", fields={"retention_bytes": MIB})
         await storage.retention.run_once()
-        states = storage.store.queue_states(topic)
+        states = storage.store.reading.queue_states(topic)
         contents = [await read_queue(storage.store, topic, queue) for queue in (0, 1)]
     for forget_index in (False, True):
         if forget_index:
             for path in (tmp_path / "consumequeue").iterdir():
                 path.unlink()
         async with open_storage(config) as storage:
-            topic = storage.store.topic("t")
-            assert storage.store.queue_states(topic) == states
+            topic = storage.store.table.get("t")
+            assert storage.store.reading.queue_states(topic) == states
             for queue in (0, 1):
                 assert await read_queue(storage.store, topic, queue) == contents[queue]
 
@@ -166,7 +170,7 @@ async def test_begins_are_stored_before_a_file_is_deleted(
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage)
-        await storage.store.change_topic("t", fields={"retention_bytes": MIB})
+        await storage.store.topics.change("t", fields={"retention_bytes": MIB})
 
         class Crash(Exception):
             pass
@@ -178,10 +182,12 @@ async def test_begins_are_stored_before_a_file_is_deleted(
             patched.setattr(storage.log, "delete_before", crash)
             with pytest.raises(Crash):
                 await storage.retention.run_once()
-        begin = storage.store.queue_state(topic, 0).min_offset
+        begin = storage.store.reading.queue_state(topic, 0).min_offset
         assert begin > 0
     async with open_storage(small_config(tmp_path)) as storage:
-        assert storage.store.queue_state(storage.store.topic("t"), 0).min_offset == begin
+        assert (
+            storage.store.reading.queue_state(storage.store.table.get("t"), 0).min_offset == begin
+        )
         assert await storage.retention.run_once() == 2
 
 
@@ -197,11 +203,11 @@ async def test_a_segment_that_the_index_does_not_have_yet_stays(
         raise lmdb.MapFullError("full")
 
     async with open_storage(small_config(tmp_path, max_total_bytes=2 * MIB)) as storage:
-        await storage.store.create_topic("t", queues=1)
+        await storage.store.topics.create("t", queues=1)
         await settled(storage)
         with monkeypatch.context() as patched:
             patched.setattr(Index, "commit", stall)
-            topic = storage.store.topic("t")
+            topic = storage.store.table.get("t")
             for _ in range(4):
                 await fill_segment(storage, topic)
             await stalled.wait()
@@ -231,20 +237,20 @@ async def test_a_segment_that_cannot_be_read_goes_when_nobody_needs_it(
     config = small_config(tmp_path, max_total_bytes=2 * MIB if limit == "log" else 0)
     async with open_storage(config) as storage:
         store = storage.store
-        keeper, _ = await store.create_topic("keeper", queues=1)
+        keeper, _ = await store.topics.create("keeper", queues=1)
         topic = await filled_topic(storage, queues=2, segments=3)
-        await store.publish(keeper, [batch("precious")])
+        await store.publishing.publish(keeper, [batch("precious")])
         await fill_segment(storage, topic)
         await settled(storage)
         before = await read_queue(store, topic)
         segment = storage.log.segments[1]
         segment.file = cast(File, Unreadable(segment.file))
         if limit == "topic":
-            await store.change_topic("t", fields={"retention_bytes": 1})
+            await store.topics.change("t", fields={"retention_bytes": 1})
         assert await storage.retention.run_once() == 3
         assert live(storage) == [3, 4]
         assert await read_queue(store, keeper) == [(0, b"precious")]
-        begin = store.queue_state(topic, 0).min_offset
+        begin = store.reading.queue_state(topic, 0).min_offset
         assert begin > 0
         assert await read_queue(store, topic) == before[begin:]
 
@@ -254,12 +260,12 @@ async def test_a_begin_that_moves_while_its_topic_is_deleted_is_not_kept(
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage)
-        await storage.store.change_topic("t", fields={"retention_bytes": 1})
+        await storage.store.topics.change("t", fields={"retention_bytes": 1})
         commit_state = storage.retention._commit_state
 
         async def deleted_meanwhile(changes: Changes) -> None:
-            if storage.store.topic_by_id(topic.topic_id) is not None:
-                await storage.store.delete_topic("t")
+            if storage.store.table.by_id(topic.topic_id) is not None:
+                await storage.store.topics.delete("t")
             await commit_state(changes)
 
         monkeypatch.setattr(storage.retention, "_commit_state", deleted_meanwhile)
@@ -273,7 +279,7 @@ async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path
     async with open_storage(config) as storage:
         await filled_topic(storage)
         storage.retention._keep_unknown_topics = True
-        await storage.store.delete_topic("t")
+        await storage.store.topics.delete("t")
         assert await storage.retention.run_once() == 0
 
 
@@ -281,8 +287,8 @@ async def test_a_deleted_file_is_closed_once_nobody_reads_it(tmp_path: Path) -> 
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage)
         reading = storage.log.segments[0]
-        first = await storage.store.read(topic, 0, 0, max_messages=1, max_bytes=1)
-        await storage.store.delete_topic("t")
+        first = await storage.store.reading.read(topic, 0, 0, max_messages=1, max_bytes=1)
+        await storage.store.topics.delete("t")
         await storage.retention.run_once()
         assert Batch.decode(reading.read(first.slices[0].batch.header.physical_offset, 1 << 17))
         only = [f"{reading.path} (deleted)"]
@@ -316,7 +322,7 @@ async def test_passes_come_by_themselves_and_a_failed_one_is_followed_by_another
 
         monkeypatch.setattr(service, "run_once", failing_first)
         await filled_topic(storage, segments=2)
-        await storage.store.change_topic("t", fields={"retention_bytes": 1})
+        await storage.store.topics.change("t", fields={"retention_bytes": 1})
         await until(lambda: service.deleted_segments == 2)
         assert "retention failed" in caplog.text
         assert live(storage) == [2]

@@ -39,12 +39,14 @@ async def test_one_search_goes_on_at_a_time_and_reading_goes_on(
     threads."""
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=1)
-        await store.publish(topic, [batch("found", key="k")])
-        searches = [asyncio.create_task(store.search_key(topic, "k", 10)) for _ in range(8)]
+        topic, _ = await store.topics.create("t", queues=1)
+        await store.publishing.publish(topic, [batch("found", key="k")])
+        searches = [asyncio.create_task(store.lookups.search_key(topic, "k", 10)) for _ in range(8)]
         await until(lambda: slow_search.begun > 0)
         async with asyncio.timeout(10):
-            assert await store.offset_by_time(topic, 0, 0) is not None  # uses a reader thread too
+            assert (
+                await store.lookups.offset_by_time(topic, 0, 0) is not None
+            )  # uses a reader thread too
         assert slow_search.begun == 1
         slow_search.may_end.set()
         for found in await asyncio.gather(*searches):
@@ -58,23 +60,25 @@ async def test_a_search_that_is_given_up_goes_on_alone(
     wait."""
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=1)
-        await store.publish(topic, [batch("found", key="k")])
+        topic, _ = await store.topics.create("t", queues=1)
+        await store.publishing.publish(topic, [batch("found", key="k")])
         searches = []
         for _ in range(5):
-            searches.append(asyncio.create_task(store.search_key(topic, "k", 10)))
+            searches.append(asyncio.create_task(store.lookups.search_key(topic, "k", 10)))
             await until(lambda: slow_search.begun > 0)
             for _ in range(10):  # enough iterations to start, if it may
                 await asyncio.sleep(0)
             searches[-1].cancel()
             await asyncio.sleep(0)
         async with asyncio.timeout(20):
-            assert await store.offset_by_time(topic, 0, 0) is not None  # uses a reader thread too
+            assert (
+                await store.lookups.offset_by_time(topic, 0, 0) is not None
+            )  # uses a reader thread too
         assert slow_search.begun == 1
         slow_search.may_end.set()
         await asyncio.wait(searches)
         assert all(each.cancelled() for each in searches)
-        assert len(await store.search_key(topic, "k", 10)) == 1
+        assert len(await store.lookups.search_key(topic, "k", 10)) == 1
 
 
 async def test_a_plan_that_is_given_up_ends_with_the_portion_that_is_under_way(
@@ -96,12 +100,17 @@ async def test_a_plan_that_is_given_up_ends_with_the_portion_that_is_under_way(
     monkeypatch.setattr(splits, "first_unit_reaching", counted)
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=1)
+        topic, _ = await store.topics.create("t", queues=1)
         count = 10 * at_once
         for number in range(count):
-            await store.publish(topic, [batch(f"body {number}")])
+            await store.publishing.publish(topic, [batch(f"body {number}")])
         ask = partial(
-            store.splits, topic, {0: (0, count)}, max_bytes=1, min_splits=1, max_splits=count
+            store.lookups.splits,
+            topic,
+            {0: (0, count)},
+            max_bytes=1,
+            min_splits=1,
+            max_splits=count,
         )
         planning = asyncio.create_task(ask())
         await until(begun.is_set)
@@ -114,7 +123,7 @@ async def test_a_plan_that_is_given_up_ends_with_the_portion_that_is_under_way(
         assert [(each.start_offset, each.end_offset) for each in whole] == [
             (number, number + 1) for number in range(count)
         ]
-        assert [each.start_offset for each in await store.segments(whole)] == [0]
+        assert [each.start_offset for each in await store.lookups.segments(whole)] == [0]
 
 
 # O8: there was no lag in seconds, and no age of the oldest message.
@@ -122,15 +131,15 @@ async def test_when_messages_were_stored_is_found_in_memory_and_on_disk(tmp_path
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=2)
+        topic, _ = await store.topics.create("t", queues=2)
         key = (topic.topic_id, 0)
         for body in ("a", "b", "c"):
-            await store.publish(topic, [batch(body)])
-        hot = await store.stored_at([(key, 0), (key, 1), (key, 2), (key, 3)])
-        others = await store.stored_at([((topic.topic_id, 1), 0), ((99, 0), 0)])
-        assert await store.stored_at([]) == []
+            await store.publishing.publish(topic, [batch(body)])
+        hot = await store.lookups.stored_at([(key, 0), (key, 1), (key, 2), (key, 3)])
+        others = await store.lookups.stored_at([((topic.topic_id, 1), 0), ((99, 0), 0)])
+        assert await store.lookups.stored_at([]) == []
     async with open_storage(config) as storage:  # now its entries are only in the index
-        cold = await storage.store.stored_at([(key, 3), (key, 2), (key, 1), (key, 0)])
+        cold = await storage.store.lookups.stored_at([(key, 3), (key, 2), (key, 1), (key, 0)])
     assert others == [None, None]
     assert None not in hot[:3]
     assert hot[3] is None
@@ -145,12 +154,12 @@ async def test_a_search_ends_once_what_it_holds_is_large(
     # M1: a search for a thousand messages of 4 MiB kept all their batches, four gigabytes
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=1)
+        topic, _ = await store.topics.create("t", queues=1)
         for number in range(5):
-            await store.publish(topic, [batch(f"body {number}", key="k")])
-        ((one, _),) = await store.search_key(topic, "k", 10, max_bytes=1)
+            await store.publishing.publish(topic, [batch(f"body {number}", key="k")])
+        ((one, _),) = await store.lookups.search_key(topic, "k", 10, max_bytes=1)
         size = one.header.total_size
-        found = await store.search_key(topic, "k", 10, max_bytes=2 * size + more)
+        found = await store.lookups.search_key(topic, "k", 10, max_bytes=2 * size + more)
         newest = [b"body 4", b"body 3", b"body 2"]
         assert [each.body(row) for each, row in found] == newest[:count]
-        assert len(await store.search_key(topic, "k", 10)) == 5
+        assert len(await store.lookups.search_key(topic, "k", 10)) == 5

@@ -60,13 +60,13 @@ def test_a_snapshot_is_cut_into_batches_of_moderate_size(monkeypatch: pytest.Mon
 async def test_the_log_has_the_newest_value_of_every_record(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
-        kept, _ = await store.create_topic("kept", queues=2)
-        await store.create_topic("gone", queues=1)
-        await store.publish(kept, [batch(["a", "b", "c"])])
+        kept, _ = await store.topics.create("kept", queues=2)
+        await store.topics.create("gone", queues=1)
+        await store.publishing.publish(kept, [batch(["a", "b", "c"])])
         await settled(storage)
         for offset in (1, 3, 2):
-            await store.store_offsets("g", kept, {0: offset})
-        await store.delete_topic("gone")
+            await store.offsets.store_offsets("g", kept, {0: offset})
+        await store.topics.delete("gone")
         await settled(storage)
         records, is_whole = state_in_log(storage.log)
         assert is_whole
@@ -81,11 +81,11 @@ async def test_the_log_has_the_newest_value_of_every_record(tmp_path: Path) -> N
 
 async def test_every_segment_begins_with_all_records(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
+        topic, _ = await storage.store.topics.create("t", queues=1)
         assert storage._opened is not None
         for _ in range(3):
             await fill_segment(storage, topic)
-            await storage.store.publish(topic, [batch("after the snapshot")])
+            await storage.store.publishing.publish(topic, [batch("after the snapshot")])
             last = storage.log.segments[-1]
             await settled(storage)
             only_last = type("Log", (), {"segments": (last,)})()
@@ -99,10 +99,10 @@ async def test_damage_above_the_durable_mark_hides_no_record(
 ) -> None:
     """Data that was never durable is torn, and was never acknowledged."""
     async with open_storage(small_config(tmp_path)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
-        await storage.store.publish(topic, [batch("below")], durability="fsync")
-        await storage.store.publish(topic, [batch("proof")], durability="fsync")
-        await storage.store.publish(topic, [batch("above")], durability="fsync")
+        topic, _ = await storage.store.topics.create("t", queues=1)
+        await storage.store.publishing.publish(topic, [batch("below")], durability="fsync")
+        await storage.store.publishing.publish(topic, [batch("proof")], durability="fsync")
+        await storage.store.publishing.publish(topic, [batch("above")], durability="fsync")
     segment = tmp_path / "commitlog" / ("0" * 20)
     image = bytearray(segment.read_bytes())
     image[image.index(body)] ^= 1
@@ -133,8 +133,8 @@ def test_the_id_of_a_topic_that_still_has_messages_is_left_out(
 
 async def test_a_deletion_that_was_never_noted_shows_in_the_next_snapshot(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        await storage.store.create_topic("kept", queues=1)
-        await storage.store.create_topic("gone", queues=1)
+        await storage.store.topics.create("kept", queues=1)
+        await storage.store.topics.create("gone", queues=1)
         await settled(storage)
         assert storage._opened is not None
         # A crash right after the deletion was stored: the log contains nothing about it.
@@ -143,8 +143,8 @@ async def test_a_deletion_that_was_never_noted_shows_in_the_next_snapshot(tmp_pa
         await asyncio.to_thread(done.wait)
         assert topic_key("gone") in state_in_log(storage.log)[0]
     async with open_storage(small_config(tmp_path)) as storage:
-        topic = storage.store.topic("kept")
-        await storage.store.publish(topic, [batch("after the snapshot")])
+        topic = storage.store.table.get("kept")
+        await storage.store.publishing.publish(topic, [batch("after the snapshot")])
         records, _ = state_in_log(storage.log)
         assert records.keys() == {topic_key("kept"), NEXT_TOPIC_ID}
 

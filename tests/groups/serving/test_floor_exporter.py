@@ -16,17 +16,19 @@ async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_p
         await broker.publish("x", "t")
         for name in ("g", "h"):
             await broker.settle(await broker.receive(group=name), group=name)
-        store_offsets = broker.store.store_offsets
+        store_offsets = broker.store.offsets.store_offsets
 
         async def slowly(*args: Any, **how: Any) -> Any:
-            broker.store.store_offsets = store_offsets
-            await broker.store.delete_topic("u")
+            broker.store.offsets.store_offsets = store_offsets  # type: ignore[method-assign]
+            await broker.store.topics.delete("u")
             return await store_offsets(*args, **how)
 
-        broker.store.store_offsets = slowly
+        broker.store.offsets.store_offsets = slowly  # type: ignore[method-assign]
         await broker.groups.exporter.export_all()
-        topic = broker.store.topic("t")
-        assert [broker.store.stored_offsets(name, topic).offsets for name in ("g", "h")] == [
+        topic = broker.store.table.get("t")
+        assert [
+            broker.store.offsets.stored_offsets(name, topic).offsets for name in ("g", "h")
+        ] == [
             {0: 1},
             {0: 1},
         ]

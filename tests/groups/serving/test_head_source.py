@@ -77,6 +77,7 @@ class _Source:
     def __init__(self, store: _Store, *, has_keys: bool = False) -> None:
         self.note_log_start: list[tuple[QueueKey, int]] = []
         self.heads = StoreHeads(
+            store.topic_by_id,
             store,
             RecentBatches(1 << 20),
             has_keys=lambda: has_keys,
@@ -210,7 +211,12 @@ async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_
     store = _Store(batch(["a", "b", "c"]), is_cold=True)
     recent = RecentBatches(1)  # keeps only the newest batch
     heads = StoreHeads(
-        store, recent, has_keys=lambda: False, wall_ms=lambda: 0, on_trimmed=lambda key, begin: None
+        store.topic_by_id,
+        store,
+        recent,
+        has_keys=lambda: False,
+        wall_ms=lambda: 0,
+        on_trimmed=lambda key, begin: None,
     )
     read, others = store.read, batch(["of another queue"])
 

@@ -32,7 +32,7 @@ async def cold(
             await broker.publish(body)
         await settled(broker.storage)
     async with running(path) as broker:
-        monkeypatch.setattr(broker.store, "read_hot", lambda *place, **how: None)
+        monkeypatch.setattr(broker.store.reading, "read_hot", lambda *place, **how: None)
         yield broker
 
 

@@ -115,11 +115,11 @@ async def test_a_storage_in_alarm_refuses_publishers_alone(
     )
     storage.lock()
     store = await storage.open()
-    topic, _ = await store.create_topic("t", queues=1)
+    topic, _ = await store.topics.create("t", queues=1)
     assert list(storage.raised_alarms) == ["disk"]
     with pytest.raises(DiskLow):
-        await store.publish(topic, [])
-    stored = await store.store_offsets("g", topic, {0: 0})
+        await store.publishing.publish(topic, [])
+    stored = await store.offsets.store_offsets("g", topic, {0: 0})
     assert stored.version == 1
     await storage.close()
     assert storage.raised_alarms == {}

@@ -39,7 +39,7 @@ async def _publish(storage: Storage, *numbers: int) -> list[tuple[int, int]]:
     places = []
     for number in numbers:
         start = storage.log.written_offset
-        await store.publish(store.topic("t"), [batch(str(number))])
+        await store.publishing.publish(store.table.get("t"), [batch(str(number))])
         places.append((start, storage.log.written_offset))
     await settled(storage)
     return places
@@ -47,7 +47,7 @@ async def _publish(storage: Storage, *numbers: int) -> list[tuple[int, int]]:
 
 async def _filled(data_dir: Path, count: int = 10) -> list[tuple[int, int]]:
     async with open_storage(small_config(data_dir)) as storage:
-        await storage.store.create_topic("t", queues=1)
+        await storage.store.topics.create("t", queues=1)
         return await _publish(storage, *range(count))
 
 
@@ -73,10 +73,10 @@ async def test_the_last_acknowledged_blocks_zeroed_are_said_at_the_start(tmp_pat
             (fault,) = storage.degraded
             assert "queue 0 of 't' has lost its messages from offset 7 to 10" in fault.detail
     async with open_storage(small_config(tmp_path)) as storage:
-        store, topic = storage.store, storage.store.topic("t")
-        assert (await store.publish(topic, [batch("next")]))[0].base_offset == 10
+        store, topic = storage.store, storage.store.table.get("t")
+        assert (await store.publishing.publish(topic, [batch("next")]))[0].base_offset == 10
         with pytest.raises(QueueCorrupt) as lost:
-            await store.read(topic, 0, 7, max_messages=10, max_bytes=1 << 20)
+            await store.reading.read(topic, 0, 7, max_messages=10, max_bytes=1 << 20)
         assert lost.value.next_offset == 10
 
 
@@ -90,7 +90,9 @@ async def test_an_older_log_under_a_newer_index_is_said_at_the_start(tmp_path: P
     older.unlink()
     async with open_storage(small_config(tmp_path)) as storage:
         assert "offset 10 to 13" in storage.degraded[0].detail
-        published = await storage.store.publish(storage.store.topic("t"), [batch("next")])
+        published = await storage.store.publishing.publish(
+            storage.store.table.get("t"), [batch("next")]
+        )
         assert published[0].base_offset == 13, "an offset that was acknowledged is given again"
 
 
@@ -140,16 +142,16 @@ async def test_a_newer_block_in_the_middle_is_named_and_can_be_passed_over(
     _raise_version(tmp_path, places[4][0])
     monkeypatch.setattr(damage_at_start, "LOOKED_AT_BYTES", 0)
     async with open_storage(small_config(tmp_path)) as storage:
-        store, topic = storage.store, storage.store.topic("t")
+        store, topic = storage.store, storage.store.table.get("t")
         limits: dict[str, Any] = {"max_messages": 100, "max_bytes": 1 << 20}
-        assert bodies(await store.read(topic, 0, 0, **limits)) == [b"0", b"1", b"2", b"3"]
+        assert bodies(await store.reading.read(topic, 0, 0, **limits)) == [b"0", b"1", b"2", b"3"]
         with pytest.raises(QueueCorrupt) as newer:
-            await store.read(topic, 0, 4, **limits)
+            await store.reading.read(topic, 0, 4, **limits)
         assert (newer.value.reason, newer.value.next_offset) == ("unknown-version", 5)
-        passed = await store.read(topic, 0, 4, skip_corrupt=True, **limits)
+        passed = await store.reading.read(topic, 0, 4, skip_corrupt=True, **limits)
         assert bodies(passed) == [b"5", b"6", b"7", b"8", b"9"]
         assert [fault.reason for fault in storage.degraded] == ["unknown-version"]
-        await store.wait_for_changes()
+        await store.state.wait()
     async with open_storage(small_config(tmp_path)) as storage:
         assert [fault.reason for fault in storage.degraded] == ["unknown-version"]
 
@@ -170,11 +172,11 @@ async def test_a_newer_block_where_a_start_looks_is_refused(tmp_path: Path, numb
 async def _with_a_damaged_only_block(data_dir: Path) -> None:
     async with open_storage(small_config(data_dir)) as storage:
         for name in ("t", "lone"):
-            await storage.store.create_topic(name, queues=1)
-        lone = storage.store.topic("lone")
+            await storage.store.topics.create(name, queues=1)
+        lone = storage.store.table.get("lone")
         await settled(storage)
         start = storage.log.written_offset
-        await storage.store.publish(lone, [batch("the only one")])
+        await storage.store.publishing.publish(lone, [batch("the only one")])
         await _publish(storage, *range(5))
     _overwrite(_segment(data_dir), start, bytes(8))
 
@@ -204,7 +206,7 @@ async def test_what_a_read_could_not_get_once_is_whole_when_another_read_gets_it
 ) -> None:
     await _filled(tmp_path)
     async with open_storage(small_config(tmp_path)) as storage:
-        store, topic = storage.store, storage.store.topic("t")
+        store, topic = storage.store, storage.store.table.get("t")
         limits: dict[str, Any] = {"max_messages": 3, "max_bytes": 1 << 20}
 
         def fail(*_: object) -> bytes:
@@ -213,10 +215,12 @@ async def test_what_a_read_could_not_get_once_is_whole_when_another_read_gets_it
         with monkeypatch.context() as failing:
             failing.setattr(Segment, "read", fail)
             with pytest.raises(QueueCorrupt, match="unreadable"):
-                await store.read(topic, 0, 4, **limits)
+                await store.reading.read(topic, 0, 4, **limits)
         assert [fault.reason for fault in storage.degraded] == ["unreadable"]
-        await store.read(topic, 0, 0, **limits)  # reading other messages does not clear the fault
+        await store.reading.read(
+            topic, 0, 0, **limits
+        )  # reading other messages does not clear the fault
         assert [fault.reason for fault in storage.degraded] == ["unreadable"]
-        assert bodies(await store.read(topic, 0, 2, **limits)) == [b"2", b"3", b"4"]
+        assert bodies(await store.reading.read(topic, 0, 2, **limits)) == [b"2", b"3", b"4"]
         assert len(await read_queue(store, topic)) == 10
         assert storage.degraded == []

@@ -58,14 +58,14 @@ async def publish(store, topic, name):
         bodies = [f"{name}/{number}/{row}" for row in range(number % 4 + 1)]
         queue = number % 3
         fields = dict(producer_id=name, producer_epoch=int(sys.argv[2]), sequence=(number - 1) // 3)
-        (published,) = await store.publish(topic, [batch(bodies, queue, **fields)])
+        (published,) = await store.publishing.publish(topic, [batch(bodies, queue, **fields)])
         for row, body in enumerate(bodies):
             print(queue, published.base_offset + row, body)
         sys.stdout.flush()
 
 async def main():
     async with open_storage(small_config(Path(sys.argv[1]))) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=3)
+        topic, _ = await storage.store.topics.create("t", queues=3)
         epoch = sys.argv[2]
         print("begun", flush=True)
         await asyncio.gather(*(publish(storage.store, topic, 1 + n) for n in range(8)))
@@ -97,7 +97,7 @@ async def test_what_was_acknowledged_outlives_kills_exactly_once(tmp_path: Path)
         assert_sound(tmp_path)
         async with open_storage(small_config(tmp_path)) as storage:
             assert not storage.degraded
-            topic = storage.store.topic("t")
+            topic = storage.store.table.get("t")
             for queue in range(3):
                 found = await read_queue(storage.store, topic, queue)
                 assert [offset for offset, _ in found] == list(range(len(found)))
@@ -125,22 +125,24 @@ async def test_a_retry_after_a_restart_is_still_a_duplicate(
         return [batch([f"{sequence}", "x"], 1, producer_id=7, producer_epoch=2, sequence=sequence)]
 
     async with open_storage(small_config(tmp_path)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=2)
-        first = [(await storage.store.publish(topic, attempt(n)))[0] for n in range(7)]
+        topic, _ = await storage.store.topics.create("t", queues=2)
+        first = [(await storage.store.publishing.publish(topic, attempt(n)))[0] for n in range(7)]
         await settled(storage)
     for name in forgotten:
         shutil.rmtree(tmp_path / name)
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
-            topic = storage.store.topic("t")
+            topic = storage.store.table.get("t")
             for sequence in (6, 2, 4):
-                (again,) = await storage.store.publish(topic, attempt(sequence))
+                (again,) = await storage.store.publishing.publish(topic, attempt(sequence))
                 assert again.duplicate
                 assert again.base_offset == first[sequence].base_offset
                 assert again.store_timestamp_us == first[sequence].store_timestamp_us
-            assert storage.store.queue_state(topic, 1).max_offset == 14
+            assert storage.store.reading.queue_state(topic, 1).max_offset == 14
     async with open_storage(small_config(tmp_path)) as storage:
-        (following,) = await storage.store.publish(storage.store.topic("t"), attempt(7))
+        (following,) = await storage.store.publishing.publish(
+            storage.store.table.get("t"), attempt(7)
+        )
         assert (following.base_offset, following.duplicate) == (14, False)
 
 
@@ -153,10 +155,13 @@ async def test_a_retry_of_a_publish_that_shared_its_batch_is_a_duplicate_after_a
 
     first = {}
     async with open_storage(small_config(tmp_path)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=2)
+        topic, _ = await storage.store.topics.create("t", queues=2)
         for sequence in range(3):
             answers = await asyncio.gather(
-                *(storage.store.publish(topic, attempt(number, sequence)) for number in range(5))
+                *(
+                    storage.store.publishing.publish(topic, attempt(number, sequence))
+                    for number in range(5)
+                )
             )
             first.update({(number, sequence): answers[number][0] for number in range(5)})
         assert storage.log.segments[-1].block_count < 15, "none shared a batch"
@@ -165,15 +170,17 @@ async def test_a_retry_of_a_publish_that_shared_its_batch_is_a_duplicate_after_a
         shutil.rmtree(tmp_path / name)
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
-            topic = storage.store.topic("t")
+            topic = storage.store.table.get("t")
             for number, sequence in ((1, 2), (4, 0), (2, 1)):
-                (again,) = await storage.store.publish(topic, attempt(number, sequence))
+                (again,) = await storage.store.publishing.publish(topic, attempt(number, sequence))
                 assert again.duplicate
                 assert again.base_offset == first[number, sequence].base_offset
                 assert again.count == 2
-            assert storage.store.queue_state(topic, 1).max_offset == 30
+            assert storage.store.reading.queue_state(topic, 1).max_offset == 30
     async with open_storage(small_config(tmp_path)) as storage:
-        (following,) = await storage.store.publish(storage.store.topic("t"), attempt(1, 3))
+        (following,) = await storage.store.publishing.publish(
+            storage.store.table.get("t"), attempt(1, 3)
+        )
         assert (following.base_offset, following.duplicate) == (30, False)
 
 
@@ -214,13 +221,13 @@ async def test_arrivals_are_told_when_they_are_readable(tmp_path: Path) -> None:
     store: MessageStore
 
     def arrived(advanced: dict[QueueKey, int]) -> None:
-        told.append((advanced, {key: store.max_offset(key) for key in advanced if key[0]}))
+        told.append((advanced, {key: store.reading.max_offset(key) for key in advanced if key[0]}))
 
     async with open_storage(small_config(tmp_path), arrived=arrived) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=2)
+        topic, _ = await store.topics.create("t", queues=2)
         for number in range(10):
-            await store.publish(topic, [batch(["a", "b"], number % 2)])
+            await store.publishing.publish(topic, [batch(["a", "b"], number % 2)])
         await until(lambda: sum(len(now) for _, now in told) >= 10)
     for advanced, now in told:
         for key, offset in now.items():
@@ -239,14 +246,14 @@ async def test_a_segment_begins_with_the_state_also_when_publishers_have_filled_
 ) -> None:
     async with open_storage(small_config(tmp_path, max_waiting_bytes=MIB)) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=1, fields={"durability": "written"})
+        topic, _ = await store.topics.create("t", queues=1, fields={"durability": "written"})
         refused = 0
 
         async def publisher() -> None:
             nonlocal refused
             while len(storage.log.segments) < 4:
                 try:
-                    await store.publish(topic, [batch(b"x" * 100_000)])
+                    await store.publishing.publish(topic, [batch(b"x" * 100_000)])
                 except LogOverloaded:
                     refused += 1
                     await asyncio.sleep(0)
@@ -268,8 +275,8 @@ async def test_a_failed_sync_ends_publishing_and_nothing_else(
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=1)
-        await store.publish(topic, [batch("before")])
+        topic, _ = await store.topics.create("t", queues=1)
+        await store.publishing.publish(topic, [batch("before")])
         await settled(storage)
 
         def fail(self: LinuxFile) -> None:
@@ -277,14 +284,14 @@ async def test_a_failed_sync_ends_publishing_and_nothing_else(
 
         with monkeypatch.context() as patched:
             patched.setattr(LinuxFile, "sync", fail)
-            waiting = [store.publish(topic, [batch(f"lost {n}")]) for n in range(5)]
+            waiting = [store.publishing.publish(topic, [batch(f"lost {n}")]) for n in range(5)]
             ended = await asyncio.gather(*waiting, return_exceptions=True)
             assert all(isinstance(each, LogPoisoned) for each in ended)
         assert storage.read_only is not None
         with pytest.raises(LogPoisoned):
-            await store.publish(topic, [batch("after")], durability="written")
+            await store.publishing.publish(topic, [batch("after")], durability="written")
         assert await read_queue(store, topic) == [(0, b"before")]
-        assert await store.store_offsets("g", topic, {0: 1}) == StoredOffsets({0: 1}, 1)
+        assert await store.offsets.store_offsets("g", topic, {0: 1}) == StoredOffsets({0: 1}, 1)
 
 
 @pytest.fixture
@@ -322,7 +329,7 @@ async def publish_until_full(storage: Storage, topic: Topic) -> int:
     """Publish until the disk is full; return the number of acknowledged messages."""
     for count in range(10_000):
         try:
-            await storage.store.publish(topic, [batch(b"x" * 100_000)])
+            await storage.store.publishing.publish(topic, [batch(b"x" * 100_000)])
         except DiskFull:
             return count
     raise AssertionError("the disk never was full")
@@ -336,17 +343,17 @@ async def test_a_full_disk_refuses_publishes_until_there_is_room_and_the_rest_go
     config = small_config(data_dir, reserve_bytes=4 * MIB)
     async with open_storage(config) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=1)
-        await store.publish(topic, [batch("first")])
+        topic, _ = await store.topics.create("t", queues=1)
+        await store.publishing.publish(topic, [batch("first")])
         ballast = take_all_room(small_disk)
         count = await publish_until_full(storage, topic)
         with pytest.raises(DiskFull):
-            await store.publish(topic, [batch(b"x" * 400_000)])
+            await store.publishing.publish(topic, [batch(b"x" * 400_000)])
         # The reserve file is deleted: offsets, topics and retention still work.
         assert not (data_dir / "reserve").exists()
         for offset in range(min(count, 50)):
-            stored = await store.store_offsets("g", topic, {0: offset})
-        await store.create_topic("another", queues=1)
+            stored = await store.offsets.store_offsets("g", topic, {0: offset})
+        await store.topics.create("another", queues=1)
         assert len(await read_queue(store, topic)) == count + 1
         assert storage.read_only is None
         assert set(storage.raised_alarms) == {"disk"}
@@ -355,7 +362,7 @@ async def test_a_full_disk_refuses_publishes_until_there_is_room_and_the_rest_go
         await fill_segment(storage, topic)
         assert (data_dir / "reserve").exists()
         await settled(storage)
-        assert store.stored_offsets("g", topic) == stored
+        assert store.offsets.stored_offsets("g", topic) == stored
     assert_sound(data_dir)
 
 
@@ -363,18 +370,18 @@ async def test_a_broker_starts_serves_and_stores_offsets_on_a_full_disk(small_di
     data_dir = small_disk / "data"
     config = small_config(data_dir, reserve_bytes=2 * MIB)
     async with open_storage(config) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
+        topic, _ = await storage.store.topics.create("t", queues=1)
         for number in range(100):
-            await storage.store.publish(topic, [batch(str(number))])
+            await storage.store.publishing.publish(topic, [batch(str(number))])
         await settled(storage)
     for path in (data_dir / "consumequeue").iterdir():
         path.unlink()
     take_all_room(small_disk)
     async with open_storage(config) as storage:
-        store, topic = storage.store, storage.store.topic("t")
+        store, topic = storage.store, storage.store.table.get("t")
         assert len(await read_queue(store, topic)) == 100
-        assert (await store.store_offsets("g", topic, {0: 7})).version == 1
-        assert (await store.store_offsets("g", topic, {0: 9})).version == 2
+        assert (await store.offsets.store_offsets("g", topic, {0: 7})).version == 1
+        assert (await store.offsets.store_offsets("g", topic, {0: 9})).version == 2
 
 
 async def test_without_a_reserve_a_full_disk_refuses_offsets_too_and_recovers(
@@ -383,18 +390,18 @@ async def test_without_a_reserve_a_full_disk_refuses_offsets_too_and_recovers(
     config = small_config(small_disk / "data")
     async with open_storage(config) as storage:
         store = storage.store
-        topic, _ = await store.create_topic("t", queues=1)
+        topic, _ = await store.topics.create("t", queues=1)
         ballast = take_all_room(small_disk)
         refused = 0
         for number in range(2000):
             try:
-                await store.store_offsets(f"group-{number}", topic, {0: 0})
+                await store.offsets.store_offsets(f"group-{number}", topic, {0: 0})
             except StateUnavailable:
                 refused += 1
                 break
         assert refused
-        groups = store.groups()
+        groups = store.table.groups()
         ballast.unlink()
-        await store.store_offsets("last", topic, {0: 0})
+        await store.offsets.store_offsets("last", topic, {0: 0})
     async with open_storage(config) as storage:
-        assert storage.store.groups() == sorted([*groups, "last"])
+        assert storage.store.table.groups() == sorted([*groups, "last"])

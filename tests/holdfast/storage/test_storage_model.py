@@ -108,7 +108,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(name=_names)
     def create_topic(self, name: str) -> None:
-        topic, is_new = self.run(self.store.create_topic(name, queues=_QUEUES))
+        topic, is_new = self.run(self.store.topics.create(name, queues=_QUEUES))
         assert is_new == (name not in self.topics)
         if is_new:
             assert topic.topic_id not in self.seen_ids
@@ -119,13 +119,13 @@ class StorageMachine(RuleBasedStateMachine):
     @rule(name=_names, durability=st.sampled_from(("fsync", "written")))
     def change_durability(self, name: str, durability: str) -> None:
         if name in self.topics:
-            self.run(self.store.change_topic(name, fields={"durability": durability}))
+            self.run(self.store.topics.change(name, fields={"durability": durability}))
 
     @precondition(lambda self: self.topics)
     @rule(name=_names)
     def delete_topic(self, name: str) -> None:
         if name in self.topics:
-            self.run(self.store.delete_topic(name))
+            self.run(self.store.topics.delete(name))
             del self.topics[name]
 
     # -- messages --------------------------------------------------------------------------
@@ -153,8 +153,8 @@ class StorageMachine(RuleBasedStateMachine):
                 texts = [text.ljust(_BODY_BYTES, b".") for text in texts]
             batches.append(batch(texts, queue, key=key))
             expected.append((self.topics[name].queues[queue], texts, key))
-        topic = self.store.topic(name)
-        results = self.run(self.store.publish(topic, batches, durability=durability))
+        topic = self.store.table.get(name)
+        results = self.run(self.store.publishing.publish(topic, batches, durability=durability))
         for (queue_model, texts, key), result in zip(expected, results, strict=True):
             assert result.base_offset == queue_model.end
             assert result.count == len(texts)
@@ -173,8 +173,12 @@ class StorageMachine(RuleBasedStateMachine):
             return
         model = self.topics[name].queues[queue]
         offset = round(place * model.end)
-        read = self.store.read(
-            self.store.topic(name), queue, offset, max_messages=max_messages, max_bytes=max_bytes
+        read = self.store.reading.read(
+            self.store.table.get(name),
+            queue,
+            offset,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
         )
         self.run(settled(self.storage))
         if offset < model.begin:
@@ -199,7 +203,7 @@ class StorageMachine(RuleBasedStateMachine):
         if name not in self.topics:
             return
         self.run(settled(self.storage))
-        found = self.run(self.store.search_key(self.store.topic(name), key, 10_000))
+        found = self.run(self.store.lookups.search_key(self.store.table.get(name), key, 10_000))
         places = [(each.header.queue_id, each.header.base_offset + row) for each, row in found]
         assert sorted(places) == [
             (queue, offset)
@@ -207,7 +211,7 @@ class StorageMachine(RuleBasedStateMachine):
             for offset in range(model.begin, model.end)
             if model.messages[offset][1] == key
         ]
-        first = self.run(self.store.search_key(self.store.topic(name), key, limit))
+        first = self.run(self.store.lookups.search_key(self.store.table.get(name), key, limit))
         assert [(each.header, row) for each, row in first] == [
             (each.header, row) for each, row in found[:limit]
         ]
@@ -225,7 +229,9 @@ class StorageMachine(RuleBasedStateMachine):
             ((n, times[n]) for n in range(model.begin, model.end) if times[n] >= wanted),
             (model.end, None),
         )
-        found = self.run(self.store.offset_by_time(self.store.topic(name), queue, wanted))
+        found = self.run(
+            self.store.lookups.offset_by_time(self.store.table.get(name), queue, wanted)
+        )
         assert found == expected
 
     # -- stored offsets --------------------------------------------------------------------
@@ -242,7 +248,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.run(settled(self.storage))
         model = self.topics[name]
         offsets = {queue: round(place * model.queues[queue].end) for queue, place in places.items()}
-        self.run(self.store.store_offsets(group, self.store.topic(name), offsets))
+        self.run(self.store.offsets.store_offsets(group, self.store.table.get(name), offsets))
         model.offsets.setdefault(group, {}).update(offsets)
 
     # -- retention -------------------------------------------------------------------------
@@ -254,10 +260,10 @@ class StorageMachine(RuleBasedStateMachine):
             return
         self.run(settled(self.storage))
         model = self.topics[name]
-        self.run(self.store.change_topic(name, fields={"retention_bytes": max(size, 1)}))
+        self.run(self.store.topics.change(name, fields={"retention_bytes": max(size, 1)}))
         self.run(self.storage.retention.run_once())
-        self.run(self.store.change_topic(name, fields={"retention_bytes": None}))
-        states = self.store.queue_states(self.store.topic(name))
+        self.run(self.store.topics.change(name, fields={"retention_bytes": None}))
+        states = self.store.reading.queue_states(self.store.table.get(name))
         assert sum(state.bytes for state in states) <= max(size, 1)
         for state, queue in zip(states, model.queues, strict=True):
             assert queue.begin <= state.min_offset <= queue.end
@@ -279,21 +285,23 @@ class StorageMachine(RuleBasedStateMachine):
     def everything_is_as_the_model_has_it(self) -> None:
         self.run(settled(self.storage))
         store = self.store
-        assert {t.name: t.topic_id for t in store.topics()} == {
+        assert {t.name: t.topic_id for t in store.table.all()} == {
             name: model.topic_id for name, model in self.topics.items()
         }
         groups: dict[str, dict[str, dict[int, int]]] = {}
         for name, model in self.topics.items():
-            topic = store.topic(name)
+            topic = store.table.get(name)
             for number, queue in enumerate(model.queues):
-                state = store.queue_state(topic, number)
+                state = store.reading.queue_state(topic, number)
                 assert (state.min_offset, state.max_offset) == (queue.begin, queue.end)
                 assert self.run(read_queue(store, topic, number)) == queue.kept
             for group, offsets in model.offsets.items():
                 groups.setdefault(group, {})[name] = offsets
         assert {
-            group: {name: stored.offsets for name, stored in store.group_topics(group).items()}
-            for group in store.groups()
+            group: {
+                name: stored.offsets for name, stored in store.offsets.group_topics(group).items()
+            }
+            for group in store.table.groups()
         } == groups
 
 

@@ -40,10 +40,10 @@ WANTED = [(n, str(n).encode()) for n in range(10)]
 async def fill(data_dir: Path) -> None:
     """Make a data directory with one topic of ten messages, and an offset stored for it."""
     async with open_storage(small_config(data_dir)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
+        topic, _ = await storage.store.topics.create("t", queues=1)
         for offset, _ in WANTED:
-            await storage.store.publish(topic, [batch(str(offset), key=f"key {offset}")])
-        await storage.store.store_offsets("g", topic, {0: 7})
+            await storage.store.publishing.publish(topic, [batch(str(offset), key=f"key {offset}")])
+        await storage.store.offsets.store_offsets("g", topic, {0: 7})
         await settled(storage)
 
 
@@ -51,9 +51,9 @@ async def check_filled(data_dir: Path, *, degraded: int = 0) -> None:
     """Open the directory and check the content that `fill` made."""
     async with open_storage(small_config(data_dir)) as storage:
         assert len(storage.degraded) == degraded, storage.degraded
-        topic = storage.store.topic("t")
+        topic = storage.store.table.get("t")
         assert await read_queue(storage.store, topic) == WANTED
-        assert storage.store.stored_offsets("g", topic) == StoredOffsets({0: 7}, 1)
+        assert storage.store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 7}, 1)
 
 
 def open_files(directory: Path) -> list[str]:
@@ -211,10 +211,12 @@ async def test_a_record_that_is_newer_than_the_logs_copy_stays(
     await fill(tmp_path)
     async with open_storage(small_config(tmp_path)) as storage:
         monkeypatch.setattr(StateChanges, "_journal", lambda self, changes: None)
-        await storage.store.store_offsets("g", storage.store.topic("t"), {0: 9})
+        await storage.store.offsets.store_offsets("g", storage.store.table.get("t"), {0: 9})
     _overwrite(tmp_path / "state", b"topic/t", b"?????????")
     async with open_storage(small_config(tmp_path)) as storage:
-        assert storage.store.stored_offsets("g", storage.store.topic("t")).offsets == {0: 9}
+        assert storage.store.offsets.stored_offsets("g", storage.store.table.get("t")).offsets == {
+            0: 9
+        }
 
 
 async def test_a_record_that_neither_has_degrades_and_its_messages_stay(
@@ -222,7 +224,7 @@ async def test_a_record_that_neither_has_degrades_and_its_messages_stay(
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         monkeypatch.setattr(StateChanges, "_journal", lambda self, changes: None)
-        topic, _ = await storage.store.create_topic("lost", queues=1)
+        topic, _ = await storage.store.topics.create("lost", queues=1)
         await fill_segment(storage, topic)
         await settled(storage)
         # The snapshot at the segment's start contains the record as well.
@@ -233,11 +235,11 @@ async def test_a_record_that_neither_has_degrades_and_its_messages_stay(
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
             assert any("topic/lost" in each.detail for each in storage.degraded)
-            other, _ = await storage.store.create_topic("other", queues=1)
+            other, _ = await storage.store.topics.create("other", queues=1)
             await fill_segment(storage, other)
             await settled(storage)
             before = len(storage.log.segments)
-            await storage.store.delete_topic("other")
+            await storage.store.topics.delete("other")
             assert await storage.retention.run_once() == 0
             assert len(storage.log.segments) == before
     assert not check_data_dir(tmp_path).is_sound
@@ -267,8 +269,8 @@ async def test_a_new_topic_does_not_get_the_id_of_one_that_was_lost(tmp_path: Pa
     segment.write_bytes(image)
     shutil.rmtree(tmp_path / "state")
     async with open_storage(small_config(tmp_path)) as storage:
-        assert storage.store.topics() == []
-        topic, _ = await storage.store.create_topic("new", queues=1)
+        assert storage.store.table.all() == []
+        topic, _ = await storage.store.topics.create("new", queues=1)
         assert topic.topic_id == 2, "the log has messages of a topic 1"
 
 
@@ -278,7 +280,7 @@ async def test_a_new_topic_does_not_get_the_id_of_one_that_was_lost(tmp_path: Pa
 async def fill_segments(data_dir: Path, *, count: int) -> list[Path]:
     """Fill `count` segments with the messages of one queue; return the log's files."""
     async with open_storage(small_config(data_dir)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1)
+        topic, _ = await storage.store.topics.create("t", queues=1)
         for _ in range(count):
             await fill_segment(storage, topic)
         await settled(storage)
@@ -300,10 +302,14 @@ async def test_a_segment_that_is_gone_is_said_and_a_pull_in_it_is_told(
         hole = Fault("missing-segment", f"the log lacks {MIB} to {2 * MIB}")
         assert hole in storage.degraded
         assert f"the log lacks {MIB} to {2 * MIB}" in caplog.text
-        topic = storage.store.topic("t")
-        first = await storage.store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+        topic = storage.store.table.get("t")
+        first = await storage.store.reading.read(
+            topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB
+        )
         with pytest.raises(QueueCorrupt):
-            await storage.store.read(topic, 0, first.next_offset, max_messages=1, max_bytes=MIB)
+            await storage.store.reading.read(
+                topic, 0, first.next_offset, max_messages=1, max_bytes=MIB
+            )
 
 
 async def test_a_hole_is_known_and_passed_in_one_step_without_the_index_too(tmp_path: Path) -> None:
@@ -313,13 +319,13 @@ async def test_a_hole_is_known_and_passed_in_one_step_without_the_index_too(tmp_
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
             said = [fault.detail for fault in storage.degraded]
-            store, topic = storage.store, storage.store.topic("t")
-            begin = await store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+            store, topic = storage.store, storage.store.table.get("t")
+            begin = await store.reading.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
             with pytest.raises(QueueCorrupt) as caught:
-                await store.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
+                await store.reading.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
             end = caught.value.next_offset
             assert any(f"from offset {begin.next_offset} to {end}" in each for each in said), said
-            behind = await store.read(topic, 0, end, max_messages=1, max_bytes=MIB)
+            behind = await store.reading.read(topic, 0, end, max_messages=1, max_bytes=MIB)
             assert behind.message_count == 1
 
 
@@ -329,8 +335,8 @@ async def test_a_block_without_a_header_is_known_from_its_segments_footer(tmp_pa
     Without the index, only the footer knows that block.
     """
     async with open_storage(small_config(tmp_path)) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=2)
-        await storage.store.publish(topic, [batch(["only", "two"], 1)])
+        topic, _ = await storage.store.topics.create("t", queues=2)
+        await storage.store.publishing.publish(topic, [batch(["only", "two"], 1)])
         await fill_segment(storage, topic, 0)
         await settled(storage)
         await until(lambda: storage.log.segments[0].sealed)
@@ -342,13 +348,13 @@ async def test_a_block_without_a_header_is_known_from_its_segments_footer(tmp_pa
     shutil.rmtree(tmp_path / "consumequeue")
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
-            topic = storage.store.topic("t")
+            topic = storage.store.table.get("t")
             with pytest.raises(QueueCorrupt) as caught:
-                await storage.store.read(topic, 1, 0, max_messages=1, max_bytes=1)
+                await storage.store.reading.read(topic, 1, 0, max_messages=1, max_bytes=1)
             assert caught.value.next_offset == 2
             assert len(storage.degraded) == 1
     async with open_storage(small_config(tmp_path)) as storage:
-        (published,) = await storage.store.publish(topic, [batch("next", 1)])
+        (published,) = await storage.store.publishing.publish(topic, [batch("next", 1)])
         assert published.base_offset == 2
 
 
@@ -357,23 +363,23 @@ async def test_offsets_of_messages_whose_segment_is_gone_are_not_given_again(
 ) -> None:
     *_, last = [path for path in await fill_segments(tmp_path, count=2) if has_blocks(path)]
     async with open_storage(small_config(tmp_path)) as storage:
-        end = storage.store.queue_state(storage.store.topic("t"), 0).max_offset
+        end = storage.store.reading.queue_state(storage.store.table.get("t"), 0).max_offset
     for path in (tmp_path / "commitlog").iterdir():
         if path.name >= last.name:
             path.unlink()
 
     async with open_storage(small_config(tmp_path)) as storage:
         assert any(f"to {end}" in each.detail for each in storage.degraded)
-        store, topic = storage.store, storage.store.topic("t")
+        store, topic = storage.store, storage.store.table.get("t")
 
         async def expect_gap() -> None:
-            begin = await store.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
+            begin = await store.reading.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
             with pytest.raises(QueueCorrupt) as caught:
-                await store.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
+                await store.reading.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
             assert caught.value.next_offset == end
 
         await expect_gap()
-        [published] = await store.publish(topic, [batch("after")])
+        [published] = await store.publishing.publish(topic, [batch("after")])
         assert published.base_offset == end
         await settled(storage)
         await expect_gap()
@@ -473,14 +479,14 @@ async def test_an_index_that_shows_damage_in_use_is_rebuilt_at_the_next_start(
     env.close()
     async with open_storage(small_config(tmp_path)) as storage:
         assert not storage.degraded
-        topic = storage.store.topic("t")
+        topic = storage.store.table.get("t")
         with pytest.raises(IndexCorrupt):
-            await storage.store.read(topic, 0, 5, max_messages=1, max_bytes=1)
+            await storage.store.reading.read(topic, 0, 5, max_messages=1, max_bytes=1)
         assert len(storage.degraded) == 1
-        await storage.store.publish(topic, [batch("goes on")])
+        await storage.store.publishing.publish(topic, [batch("goes on")])
     async with open_storage(small_config(tmp_path)) as storage:
         assert not storage.degraded
-        found = await read_queue(storage.store, storage.store.topic("t"))
+        found = await read_queue(storage.store, storage.store.table.get("t"))
         assert found == [*WANTED, (10, b"goes on")]
 
 
@@ -521,10 +527,10 @@ async def test_a_damaged_log_degrades_and_serves_the_rest(tmp_path: Path) -> Non
     async with open_storage(small_config(tmp_path)) as storage:
         assert len(storage.degraded) == 1
         assert storage.degraded[0].reason == "payload-crc"
-        store, topic = storage.store, storage.store.topic("t")
-        fetched = await store.read(topic, 0, 5, max_messages=100, max_bytes=MIB)
+        store, topic = storage.store, storage.store.table.get("t")
+        fetched = await store.reading.read(topic, 0, 5, max_messages=100, max_bytes=MIB)
         assert fetched.message_count == 5
-        (published,) = await store.publish(topic, [batch("goes on")])
+        (published,) = await store.publishing.publish(topic, [batch("goes on")])
         assert published.base_offset == 10
 
 
@@ -546,13 +552,15 @@ async def test_offsets_never_come_again_when_the_log_lost_its_end_after_a_trim(
     """
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
-        topic, _ = await storage.store.create_topic("t", queues=1, fields={"durability": "written"})
+        topic, _ = await storage.store.topics.create(
+            "t", queues=1, fields={"durability": "written"}
+        )
         for number in range(10):
-            await storage.store.publish(topic, [batch(f"message {number}")])
+            await storage.store.publishing.publish(topic, [batch(f"message {number}")])
         await settled(storage)
-        await storage.store.change_topic("t", fields={"retention_bytes": 1})
+        await storage.store.topics.change("t", fields={"retention_bytes": 1})
         await storage.retention.run_once()
-        assert storage.store.queue_state(topic, 0).min_offset == 10
+        assert storage.store.reading.queue_state(topic, 0).min_offset == 10
     segment = tmp_path / "commitlog" / ("0" * 20)
     image = bytearray(segment.read_bytes())
     lost = image.index(b"message 6") - 200
@@ -560,12 +568,12 @@ async def test_offsets_never_come_again_when_the_log_lost_its_end_after_a_trim(
     segment.write_bytes(image)
     shutil.rmtree(tmp_path / "consumequeue")
     async with open_storage(config) as storage:
-        store, topic = storage.store, storage.store.topic("t")
-        state = store.queue_state(topic, 0)
+        store, topic = storage.store, storage.store.table.get("t")
+        state = store.reading.queue_state(topic, 0)
         assert (state.min_offset, state.max_offset) == (10, 10)
         with pytest.raises(OffsetTrimmed):
-            await store.read(topic, 0, 5, max_messages=1, max_bytes=1)
-        (published,) = await store.publish(topic, [batch("next")])
+            await store.reading.read(topic, 0, 5, max_messages=1, max_bytes=1)
+        (published,) = await store.publishing.publish(topic, [batch("next")])
         assert published.base_offset == 10
         assert await read_queue(store, topic) == [(10, b"next")]
     report = check_data_dir(tmp_path)
@@ -578,12 +586,12 @@ async def test_store_timestamps_do_not_go_back_when_the_clock_does(
     await fill(tmp_path)
     monkeypatch.setattr("holdfast.storage.storage.now_us", lambda: 1_000_000)
     async with open_storage(small_config(tmp_path)) as storage:
-        store, topic = storage.store, storage.store.topic("t")
-        before = store.queue_state(topic, 0).newest_timestamp_us
+        store, topic = storage.store, storage.store.table.get("t")
+        before = store.reading.queue_state(topic, 0).newest_timestamp_us
         assert before is not None
-        (published,) = await store.publish(topic, [batch("10")])
+        (published,) = await store.publishing.publish(topic, [batch("10")])
         assert published.store_timestamp_us >= before
-        assert await store.offset_by_time(topic, 0, before) == (9, before)
+        assert await store.lookups.offset_by_time(topic, 0, before) == (9, before)
     report = check_data_dir(tmp_path)
     assert report.is_sound, report.findings
 

@@ -39,13 +39,13 @@ async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
     config = small_config(tmp_path)
     log = dataclasses.replace(config.commitlog, sync_timeout_ms=60_000)
     async with open_storage(dataclasses.replace(config, commitlog=log)) as storage:
-        await storage.store.create_topic("t", queues=1)
+        await storage.store.topics.create("t", queues=1)
         yield storage
 
 
 def _wait_for(storage: Storage, timeout_ms: int) -> None:
     """Set the timeout of publishes from now on."""
-    publishing: Publisher = getattr(storage.store.publish, "__self__")  # noqa: B009 - for mypy
+    publishing: Publisher = storage.store.publishing
     assert publishing._timeout_ms in (60_000, 50)
     publishing._timeout_ms = timeout_ms
 
@@ -53,20 +53,20 @@ def _wait_for(storage: Storage, timeout_ms: int) -> None:
 async def test_a_publish_does_not_wait_for_ever_and_its_repetition_is_stored_once(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, topic = storage.store, storage.store.topic("t")
+    store, topic = storage.store, storage.store.table.get("t")
     syncs = StandingSyncs(monkeypatch)
     syncs.hold()
     _wait_for(storage, 50)
     # the repeated publish waits for the first one's sync, within the same timeout
     for _ in range(2):
         with pytest.raises(SyncTimeout) as timeout:
-            await store.publish(topic, [batch("once", **_PRODUCER)])
+            await store.publishing.publish(topic, [batch("once", **_PRODUCER)])
         assert (timeout.value.stored, timeout.value.timeout_ms) == ("unknown", 50)
     assert storage.admission.in_flight_bytes > 0, "what nobody waits for is in memory all the same"
     syncs.release()
     _wait_for(storage, 60_000)
     await until(lambda: storage.admission.in_flight_bytes == 0)
-    (again,) = await store.publish(topic, [batch("once", **_PRODUCER)])
+    (again,) = await store.publishing.publish(topic, [batch("once", **_PRODUCER)])
     assert (again.base_offset, again.duplicate, again.durable) == (0, True, True)
     assert await read_queue(store, topic) == [(0, b"once")]
 
@@ -74,14 +74,14 @@ async def test_a_publish_does_not_wait_for_ever_and_its_repetition_is_stored_onc
 async def test_one_in_written_mode_does_not_wait_for_the_sync(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, topic = storage.store, storage.store.topic("t")
+    store, topic = storage.store, storage.store.table.get("t")
     syncs = StandingSyncs(monkeypatch)
     syncs.hold()
     _wait_for(storage, 50)
-    waiting = asyncio.create_task(store.publish(topic, [batch("durable")]))
+    waiting = asyncio.create_task(store.publishing.publish(topic, [batch("durable")]))
     await asyncio.sleep(0)  # the publish has begun to wait
     _wait_for(storage, 60_000)
-    (written,) = await store.publish(topic, [batch("written")], durability="written")
+    (written,) = await store.publishing.publish(topic, [batch("written")], durability="written")
     assert not written.durable
     with pytest.raises(SyncTimeout):
         await waiting
@@ -91,10 +91,12 @@ async def test_one_in_written_mode_does_not_wait_for_the_sync(
 async def test_who_goes_away_is_no_longer_waited_for(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, topic = storage.store, storage.store.topic("t")
+    store, topic = storage.store, storage.store.table.get("t")
     syncs = StandingSyncs(monkeypatch)
     syncs.hold()
-    many = [asyncio.create_task(store.publish(topic, [batch(str(n))])) for n in range(10)]
+    many = [
+        asyncio.create_task(store.publishing.publish(topic, [batch(str(n))])) for n in range(10)
+    ]
     await asyncio.sleep(0)
     many[3].cancel()
     await until(lambda: storage.log.written_offset > storage.syncer.durable_offset)

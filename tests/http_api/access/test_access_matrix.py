@@ -92,9 +92,9 @@ async def api(api: Api) -> Api:
 
     The group has also stored an offset in the topic.
     """
-    topic = api.store.topic("orders")
+    topic = api.store.table.get("orders")
     await api.publish("orders", {"body": "x", "key": "k", "queue": 0})
-    await api.store.store_offsets("billing", topic, {0: 0})
+    await api.store.offsets.store_offsets("billing", topic, {0: 0})
     await api.groups.put_group("billing", GroupSpec(topics={"orders": TopicSpec()}))
     api.store.read_leases.leases.take(LEASE, topic.topic_id, {0: 0}, now_s=0, until_s=1e9)
     return api
@@ -102,7 +102,7 @@ async def api(api: Api) -> Api:
 
 async def ask(api: Api, route: Route, *headers: Mapping[str, str]) -> Answer:
     request = GOOD[route.method, route.path]
-    topic = api.store.topic("orders")
+    topic = api.store.table.get("orders")
     path = route.path.format(
         topic="orders", queue=0, group="billing", lease=LEASE,
         message_id=format_message_id(topic.topic_id, 0, 0),
@@ -307,8 +307,8 @@ async def test_a_grant_with_the_group_on_none_of_its_topics_is_refused(
 async def test_offsets_stored_on_another_topic_need_its_grant_where_they_are_deleted(
     api: Api, route: Route, has_leases: bool
 ) -> None:
-    other, _ = await api.store.create_topic("other")
-    await api.store.store_offsets("billing", other, {0: 0})
+    other, _ = await api.store.topics.create("other")
+    await api.store.offsets.store_offsets("billing", other, {0: 0})
     if not has_leases:
         if route.path not in (GROUP, OFFSETS, f"{OFFSETS}/reset"):
             return  # the route is only for groups with leases
@@ -319,11 +319,11 @@ async def test_offsets_stored_on_another_topic_need_its_grant_where_they_are_del
     if route.method == "DELETE":
         assert (answer.status, answer.problem) == (403, "forbidden")
         assert "other" not in str(answer)
-        assert set(api.store.group_topics("billing")) == {"orders", "other"}
+        assert set(api.store.offsets.group_topics("billing")) == {"orders", "other"}
         assert api.groups.has_leases("billing") == has_leases
     else:
         assert answer.status in (200, 201)
-        assert api.store.group_topics("billing")["other"].offsets == {0: 0}
+        assert api.store.offsets.group_topics("billing")["other"].offsets == {0: 0}
 
 
 @pytest.mark.parametrize("route", BY_NAME)

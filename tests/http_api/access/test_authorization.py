@@ -122,9 +122,9 @@ async def test_nobody_is_told_that_the_broker_recovers_before_who_they_are_is_kn
 
 async def test_listings_show_what_the_token_grants_something_on(api: Api) -> None:
     for name in ("a.1", "a.2", "a.3", "b.1", "b.2"):
-        topic, _ = await api.store.create_topic(name, queues=1)
+        topic, _ = await api.store.topics.create(name, queues=1)
         for group in ("g.1", "g.2", "h.1"):
-            await api.store.store_offsets(group, topic, {0: 0})
+            await api.store.offsets.store_offsets(group, topic, {0: 0})
     header = let_in(api, "consume:b.:h.", "admin:=a.2:g.", "publish:a.1")
 
     async def names(path: str, kind: str) -> list[str]:
@@ -149,7 +149,7 @@ async def test_listings_show_what_the_token_grants_something_on(api: Api) -> Non
 
 async def test_a_message_id_tells_nothing_of_topics_that_may_not_be_read(api: Api) -> None:
     await api.publish("orders", {"body": "x", "queue": 0})
-    topic_id = api.store.topic("orders").topic_id
+    topic_id = api.store.table.get("orders").topic_id
     ids = [format_message_id(topic_id, 0, 0), format_message_id(topic_id, 0, 9),
            format_message_id(topic_id + 100, 0, 0), format_message_id(0, 0, 0)]  # fmt: skip
     header = let_in(api, "consume:other", "publish:*", "admin:*", "operate")
@@ -171,7 +171,7 @@ async def test_publishing_creates_a_topic_only_for_who_may_create_it(api: Api) -
     refused = await publish("theirs.1", header)
     assert (refused.status, refused.json()["verb"]) == (403, "admin")
     assert (await publish("mine.1", header)).status == 200
-    assert [topic.name for topic in api.store.topics()] == ["mine.1", "orders"]
+    assert [topic.name for topic in api.store.table.all()] == ["mine.1", "orders"]
 
 
 # -- held pulls ------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ async def test_a_client_certificate_is_as_good_as_a_token(tmp_path: Path) -> Non
              "tls_client_ca": str(ca.ca_file), "tls_client_certificates": "optional"}  # fmt: skip
     async with running_api(**files) as api:
         api.context.http.access = access_of(known)
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         for pair, method, expected in (
             (None, "GET", 401),
             (ca.issue("other", "other.example"), "GET", 401),
@@ -352,7 +352,9 @@ async def test_a_page_of_another_site_cannot_use_a_broker_that_asks_for_no_token
     assert (
         await api.ask("POST", path, b"x", Content_Type="text/plain", **headers)
     ).status == status
-    assert api.store.queue_state(api.store.topic("orders"), 0).max_offset == (status == 200)
+    assert api.store.reading.queue_state(api.store.table.get("orders"), 0).max_offset == (
+        status == 200
+    )
     # A page of another site does not have a token.
     shown = let_in(api, "all")
     answer = await api.ask("POST", path, b"x", Content_Type="text/plain", **headers, **shown)

@@ -24,13 +24,13 @@ PREFLIGHT = {
 @pytest.fixture
 async def api() -> AsyncIterator[Api]:
     async with running_api(cors_origins=f"{CONSOLE}, http://dev.example:3000") as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         yield api
 
 
 async def test_nothing_is_said_to_browsers_unless_it_is_configured() -> None:
     async with running_api() as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         answer = await api.ask("OPTIONS", PATH, None, **PREFLIGHT)
         assert answer.status == 405
         refused = await api.ask("POST", PATH, b"x", Origin=CONSOLE)
@@ -127,7 +127,7 @@ async def test_other_origins_are_told_nothing(api: Api, origin: str) -> None:
 
 async def test_every_origin_gets_in_by_its_token_alone() -> None:
     async with running_api(cors_origins="*") as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         answer = await api.ask("POST", PATH, b"x", Origin="https://any.example")
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (403, "*")
         token, text = make_token("all")

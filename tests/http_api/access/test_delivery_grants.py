@@ -326,14 +326,18 @@ async def test_offsets_stored_while_a_group_is_being_deleted_stay(
     await api.ask("PUT", "/v1/groups/h/topics/a.pub/offsets", {"offsets": {"0": 0}})
     if has_leases:
         await api.group("h", {"a.pub": {}})
-    forget_offsets, may_go_on, has_begun = store.forget_offsets, asyncio.Event(), asyncio.Event()
+    forget_offsets, may_go_on, has_begun = (
+        store.offsets.forget_offsets,
+        asyncio.Event(),
+        asyncio.Event(),
+    )
 
     async def slow(*args: Any) -> None:
         has_begun.set()
         await may_go_on.wait()
         await forget_offsets(*args)
 
-    monkeypatch.setattr(store, "forget_offsets", slow)
+    monkeypatch.setattr(store.offsets, "forget_offsets", slow)
     deleting = asyncio.create_task(delete(clients, clients.token("admin:a.:=h")))
     await has_begun.wait()
     await api.ask("PUT", "/v1/groups/h/topics/b.secret/offsets", {"offsets": {"0": 0}})

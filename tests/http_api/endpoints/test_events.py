@@ -147,7 +147,7 @@ async def test_many_messages_come_in_order(api: Api) -> None:
 
 async def test_a_quiet_stream_has_heartbeats_that_say_where_it_is() -> None:
     async with running_api(event_heartbeat_ms=20) as api:
-        await api.store.create_topic("orders", queues=2)
+        await api.store.topics.create("orders", queues=2)
         async with streaming(api, f"{PULL}?from=earliest&tag=yes") as stream:
             await stream.block()
             for _ in range(3):
@@ -243,7 +243,7 @@ async def test_a_token_that_is_revoked_ends_its_streams(api: Api, tmp_path: Path
 @pytest.mark.parametrize(("limit", "is_let_in"), [(1, False), (2, True), (3, True)])
 async def test_only_so_many_streams_are_open(limit: int, is_let_in: bool) -> None:
     async with running_api(max_event_streams=limit) as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         async with streaming(api, f"{PULL}?from=earliest"):
             answer = api.session.get(f"{api.url}{PULL}?from=earliest", headers=ACCEPT)
             async with answer as response:
@@ -256,7 +256,7 @@ async def test_only_so_many_streams_are_open(limit: int, is_let_in: bool) -> Non
 
 async def test_a_broker_that_holds_nobody_sends_what_is_there_and_ends() -> None:
     async with running_api(max_wait_ms=0) as api:
-        await api.store.create_topic("orders", queues=2)
+        await api.store.topics.create("orders", queues=2)
         await publish(api, "a", "b")
         async with streaming(api, f"{PULL}?from=earliest&max_messages=1") as stream:
             assert await stream.bodies(2) == ["a", "b"]
@@ -294,7 +294,7 @@ async def ask_unread(api: Api, path: str) -> socket.socket:
 
 
 async def publish_to_many(api: Api, queues: int, bodies: list[str]) -> None:
-    await api.store.create_topic("many", queues=queues)
+    await api.store.topics.create("many", queues=queues)
     for queue in range(queues):
         await api.publish("many", *({"body": body, "queue": queue} for body in bodies))
 
@@ -390,7 +390,7 @@ async def test_the_first_read_of_a_large_stream_takes_a_turn() -> None:
 async def test_a_client_over_its_rate_is_read_for_again_and_loses_nothing() -> None:
     """While the client waits, no read messages are kept."""
     async with running_api(max_bytes_per_s_per_client=150_000) as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         for _ in range(30):
             await api.fill(9_000)
         async with streaming(api, f"{PULL}?from=earliest&max_messages=100") as stream:
@@ -403,7 +403,7 @@ async def test_a_client_over_its_rate_is_read_for_again_and_loses_nothing() -> N
 
 async def test_a_rate_limit_slows_a_stream_and_loses_nothing() -> None:
     async with running_api(max_bytes_per_s_per_client=20_000) as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         for _ in range(3):
             await api.fill(9_000)
         async with streaming(api, f"{PULL}?from=earliest&max_messages=1") as stream:
@@ -414,10 +414,10 @@ async def test_a_long_message_comes_whole_in_pieces_also_over_the_rate() -> None
     """JSON encodes each of its bytes as six: rendering them at once would block the event loop."""
     body = "\x00" * 400_000
     async with running_api(max_bytes_per_s_per_client=1_000_000) as api:
-        topic, _ = await api.store.create_topic("orders", queues=1)
+        topic, _ = await api.store.topics.create("orders", queues=1)
         for each in ("before", body, "behind"):
             block = encode_batch([each.encode()], queue_id=0)
-            await api.store.publish(topic, [Batch.decode(block)])
+            await api.store.publishing.publish(topic, [Batch.decode(block)])
         written = Connection.send
         most = 0
 

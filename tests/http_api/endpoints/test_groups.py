@@ -34,7 +34,7 @@ async def test_storing_creates_the_group_and_merges(filled: Api) -> None:
 
 
 async def test_a_group_without_offsets_for_a_topic_has_none(filled: Api) -> None:
-    await filled.store.create_topic("other")
+    await filled.store.topics.create("other")
     await filled.send_json("PUT", "/v1/groups/billing/topics/other/offsets", {"offsets": {"0": 0}})
     read = await filled.get(OFFSETS)
     assert (read.json()["offsets"], read.headers["ETag"]) == ({}, '"0"')
@@ -168,17 +168,17 @@ async def test_damage_where_a_group_stands_hides_no_lag(
 
 
 async def test_a_group_is_described_though_one_of_its_topics_goes_meanwhile(filled: Api) -> None:
-    await filled.store.create_topic("other")
+    await filled.store.topics.create("other")
     await store(filled, {"0": 1})
     await filled.send_json("PUT", "/v1/groups/billing/topics/other/offsets", {"offsets": {"0": 0}})
-    splits = filled.store.splits
+    splits = filled.store.lookups.splits
 
     async def while_a_topic_goes(topic: Topic, *args: Any, **how: Any) -> Any:
         if topic.name == "orders":
-            await filled.store.delete_topic("other")
+            await filled.store.topics.delete("other")
         return await splits(topic, *args, **how)
 
-    filled.store.splits = while_a_topic_goes  # type: ignore[method-assign]
+    filled.store.lookups.splits = while_a_topic_goes  # type: ignore[method-assign]
     answer = await filled.get("/v1/groups/billing")
     assert answer.status == 200
     assert [each["topic"] for each in answer.json()["topics"]] == ["orders"]

@@ -141,10 +141,10 @@ GROUPS: Sequence[Bad] = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def api() -> AsyncIterator[Api]:
     async with running_api() as api:
-        await api.store.create_topic("orders", queues=2)
+        await api.store.topics.create("orders", queues=2)
         await api.groups.put_group("g", GroupSpec({"orders": TopicSpec()}))
         await api.groups.put_group("k", GroupSpec({"orders": TopicSpec()}, mode="keyed"))
-        await api.store.store_offsets("plain", api.store.topic("orders"), {0: 0})
+        await api.store.offsets.store_offsets("plain", api.store.table.get("orders"), {0: 0})
         yield api
 
 
@@ -250,7 +250,7 @@ async def test_what_is_above_a_limit_is_refused_and_never_clamped(
     )
     async with running_api(max_wait_ms=200, limits=limits) as api:
         for topic in ("orders", *(f"t{number}" for number in range(6))):
-            await api.store.create_topic(topic, queues=1)
+            await api.store.topics.create(topic, queues=1)
         await api.groups.put_group("g", GroupSpec({"orders": TopicSpec()}))
         answer = await api.send_json(method, path, body(limit + more))
         if more <= 0:

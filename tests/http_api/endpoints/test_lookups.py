@@ -21,7 +21,7 @@ async def fill(api: Api) -> list[dict[str, object]]:
 
 async def test_an_offset_is_found_by_its_time(api: Api) -> None:
     await fill(api)
-    stored = api.store.queue_state(api.store.topic("orders"), 0).newest_timestamp_us
+    stored = api.store.reading.queue_state(api.store.table.get("orders"), 0).newest_timestamp_us
     assert stored is not None
     path = "/v1/topics/orders/queues/0/offset?timestamp_ms="
     first = (await api.get(f"{path}0")).json()
@@ -84,13 +84,13 @@ async def test_the_store_is_told_how_many_pieces_there_may_be(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    splits = api.store.splits
+    splits = api.store.lookups.splits
 
     async def noted(*args: Any, max_splits: int, **how: Any) -> Any:
         asked.append(max_splits)
         return await splits(*args, max_splits=max_splits, **how)
 
-    monkeypatch.setattr(api.store, "splits", noted)
+    monkeypatch.setattr(api.store.lookups, "splits", noted)
     await api.get("/v1/topics/orders/splits?max_bytes=1")
     assert asked == [HttpConfig().max_splits]
 
@@ -98,10 +98,10 @@ async def test_the_store_is_told_how_many_pieces_there_may_be(
 @pytest.mark.parametrize("media", ["application/json", "application/msgpack"])
 async def test_a_long_plan_comes_whole(api: Api, media: str) -> None:
     count = 2 * ITEMS_A_TURN + 1
-    topic = api.store.topic("orders")
+    topic = api.store.table.get("orders")
     block = encode_batch([b"x"], queue_id=0)
     for _ in range(count):
-        await api.store.publish(topic, [Batch.decode(block)])
+        await api.store.publishing.publish(topic, [Batch.decode(block)])
     answer = await api.get("/v1/topics/orders/splits", Accept=media)
     plan = msgpack.unpackb(answer.body) if "msgpack" in media else answer.json()
     assert [each["start_offset"] for each in plan["splits"]] == list(range(count))
@@ -110,7 +110,7 @@ async def test_a_long_plan_comes_whole(api: Api, media: str) -> None:
 
 async def test_splits_take_every_kind_of_end(api: Api) -> None:
     await fill(api)
-    stored = api.store.queue_state(api.store.topic("orders"), 0).newest_timestamp_us
+    stored = api.store.reading.queue_state(api.store.table.get("orders"), 0).newest_timestamp_us
     assert stored is not None
 
     async def offsets(query: str) -> list[int]:

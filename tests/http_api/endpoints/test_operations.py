@@ -70,7 +70,7 @@ async def test_info_tells_what_the_broker_is(api: Api) -> None:
 
 async def test_every_get_can_be_asked_for_its_head(api: Api) -> None:
     await api.publish("orders", {"body": "x", "queue": 0})
-    await api.store.store_offsets("g", api.store.topic("orders"), {0: 1})
+    await api.store.offsets.store_offsets("g", api.store.table.get("orders"), {0: 1})
     message_id = f"{1:08X}{0:08X}{0:016X}"
     queries = {
         "/v1/topics/{topic}/queues/{queue}/messages": "?offset=0",

@@ -156,7 +156,7 @@ async def test_damage_is_passed_over_when_asked_in_the_queue_that_has_it(
 
 
 async def test_without_envelope_fewer_queues_may_be_named(api: Api) -> None:
-    await api.store.create_topic("wide", queues=200)
+    await api.store.topics.create("wide", queues=200)
     offsets = ",".join(f"{queue}:0" for queue in range(129))
     answer = await api.get(f"/v1/topics/wide/messages?offsets={offsets}", Accept=BATCH)
     assert (answer.problem, answer.json()["limit"]) == ("limit-exceeded", 128)
@@ -164,7 +164,7 @@ async def test_without_envelope_fewer_queues_may_be_named(api: Api) -> None:
 
 
 async def test_a_thousand_queues_fit_one_poll(api: Api) -> None:
-    await api.store.create_topic("wide", queues=1024)
+    await api.store.topics.create("wide", queues=1024)
     offsets = ",".join(f"{queue}:0" for queue in range(1024))
     waiting = asyncio.create_task(
         api.get(f"/v1/topics/wide/messages?offsets={offsets}&wait_ms=60000")
@@ -200,8 +200,8 @@ async def test_a_poll_waits_at_the_end_of_a_topic(api: Api) -> None:
 async def test_a_poll_begins_at_a_time(api: Api) -> None:
     for number in range(4):
         await api.publish("orders", {"body": str(number), "queue": number % 2})
-    topic = api.store.topic("orders")
-    fetched = await api.store.read(topic, 0, 1, max_messages=1, max_bytes=1 << 20)
+    topic = api.store.table.get("orders")
+    fetched = await api.store.reading.read(topic, 0, 1, max_messages=1, max_bytes=1 << 20)
     stored_us = fetched.slices[0].batch.header.store_timestamp_us
     exact = datetime.fromtimestamp(stored_us // 1000 / 1000, UTC)
     for time in (str(stored_us // 1000), quote(exact.isoformat()), exact.isoformat()):
@@ -232,7 +232,7 @@ async def test_a_poll_starts_once(api: Api, query: str, problem: str, mend: str)
 @pytest.mark.parametrize(("queues", "status"), [(4, 200), (5, 200), (6, 400)])
 async def test_a_poll_over_all_queues_has_the_same_limit(queues: int, status: int) -> None:
     async with running_api(max_queues_per_poll=5) as api:
-        await api.store.create_topic("wide", queues=queues)
+        await api.store.topics.create("wide", queues=queues)
         answer = await api.get("/v1/topics/wide/messages?from=earliest")
         assert answer.status == status
         if status == 400:

@@ -223,7 +223,7 @@ async def test_request_limits_to_the_byte_and_the_message(extra: int, status: in
 async def test_batches_and_queues_have_a_limit_apart_from_messages(extra: int, status: int) -> None:
     # S4: a request of 100,000 batches delayed all publishes for seconds
     async with running_api(max_batches_per_request=3) as api:
-        await api.store.create_topic("t", queues=8)
+        await api.store.topics.create("t", queues=8)
         count = 3 + extra
         blocks = b"".join(encode_batch([b"x", b"y"], queue_id=queue) for queue in range(count))
         answers = [
@@ -240,7 +240,7 @@ async def test_batches_and_queues_have_a_limit_apart_from_messages(extra: int, s
 @pytest.mark.parametrize(("epoch", "status"), [(2**32 - 2, 200), (2**32 - 1, 400)])
 async def test_the_highest_epoch_is_the_brokers_own(epoch: int, status: int) -> None:
     async with running_api() as api:
-        await api.store.create_topic("t")
+        await api.store.topics.create("t")
         headers = {
             "Holdfast_Producer_Id": "p",
             "Holdfast_Producer_Epoch": str(epoch),
@@ -258,7 +258,7 @@ async def test_the_highest_epoch_is_the_brokers_own(epoch: int, status: int) -> 
 async def test_an_unknown_topic_is_created(api: Api) -> None:
     answer = await api.publish("fresh", {"body": "x", "queue": 3})
     assert answer.status == 200
-    assert api.store.topic("fresh").queue_count == 4
+    assert api.store.table.get("fresh").queue_count == 4
 
 
 async def test_a_bad_request_creates_no_topic(api: Api) -> None:
@@ -266,14 +266,14 @@ async def test_a_bad_request_creates_no_topic(api: Api) -> None:
         assert (await api.publish("fresh", message)).status in (400, 404, 413)
     bad = encode_batch([b"x"], queue_id=9)
     assert (await api.ask("POST", "/v1/topics/fresh/messages", bad, **BATCH)).status == 404
-    assert [topic.name for topic in api.store.topics()] == ["orders"]
+    assert [topic.name for topic in api.store.table.all()] == ["orders"]
 
 
 async def test_no_topic_is_created_where_that_is_off() -> None:
     async with running_api(topics=TopicsConfig(auto_create_topics=False)) as api:
         answer = await api.publish("fresh", {"body": "x"})
         assert (answer.status, answer.problem) == (404, "unknown-topic")
-        assert api.store.topics() == []
+        assert api.store.table.all() == []
 
 
 # -- idempotence ---------------------------------------------------------------------------
@@ -503,7 +503,7 @@ async def test_a_large_text_is_worked_on_apart_from_the_event_loop(
     if kind == "application/json":
         body = b'{"messages":[' + b",".join(messages) + b"]}"
     async with running_api() as api:
-        await api.store.create_topic("t", queues=4)
+        await api.store.topics.create("t", queues=4)
         answer = await api.ask("POST", "/v1/topics/t/messages", body, Content_Type=kind)
     assert [each["offset"] for each in answer.json()["results"]] == list(range(count))
     assert set(ran_in) == set(steps)

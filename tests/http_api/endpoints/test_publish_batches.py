@@ -141,7 +141,7 @@ async def test_a_batch_for_another_topic_id_is_refused(api: Api, path: str) -> N
     answer = await send(api, with_header(topic_id=9), path)
     assert (answer.status, answer.problem) == (409, "topic-recreated")
     assert "look the topic up again" in answer.json()["detail"]
-    assert [topic.name for topic in api.store.topics()] == ["orders"]
+    assert [topic.name for topic in api.store.table.all()] == ["orders"]
 
 
 async def test_a_batch_for_no_queue_of_the_topic_is_refused(api: Api) -> None:

@@ -308,7 +308,7 @@ async def test_a_client_that_goes_away_frees_its_place(api: Api) -> None:
 
 async def test_too_many_held_pulls_are_refused() -> None:
     async with running_api(hold=HoldServiceConfig(max_held=1)) as api:
-        await api.store.create_topic("orders", queues=2)
+        await api.store.topics.create("orders", queues=2)
         waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
         await api.held(1)
         answer = await api.get(f"{PULL}?offset=0&wait_ms=60000")
@@ -366,7 +366,7 @@ async def test_no_pull_is_served_before_or_after(api: Api, phase: str) -> None:
 async def test_a_broker_that_holds_nobody_answers_at_once() -> None:
     # L5: a pull is held if its client asks for it and the broker allows it
     async with running_api(max_wait_ms=0) as api:
-        await api.store.create_topic("orders", queues=2)
+        await api.store.topics.create("orders", queues=2)
         await api.groups.put_group("g", GroupSpec({"orders": TopicSpec()}))
         for path in (f"{PULL}?offset=0", "/v1/topics/orders/messages?offsets=0:0,1:0"):
             for wait_ms in ("0", "1", "60000", str(10**15)):

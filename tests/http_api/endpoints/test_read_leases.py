@@ -63,7 +63,7 @@ async def test_a_plan_that_fails_or_is_given_up_pins_nothing(
         await go_on.wait()
         raise OSError("the disk")
 
-    monkeypatch.setattr(api.store, "segments", waits)
+    monkeypatch.setattr(api.store.lookups, "segments", waits)
     asking = asyncio.create_task(take(api))
     await leased.wait()
     assert await pinned(api) is not None

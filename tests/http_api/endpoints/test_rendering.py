@@ -157,13 +157,13 @@ def test_rows_have_the_sizes_of_their_texts(rows: range | list[int]) -> None:
 @pytest.mark.parametrize("accept", [JSON, MSGPACK])
 async def test_a_large_message_takes_a_turn_however_it_is_asked_for(api: Api, accept: str) -> None:
     """A thousand such replies in progress would fill the memory."""
-    topic = api.store.topic("orders")
+    topic = api.store.table.get("orders")
     size = (
         4 * MAX_BYTES_WITHOUT_SLOT
         if accept == MSGPACK
         else MAX_BYTES_WITHOUT_SLOT // JSON_GROWTH + 1
     )
-    await api.store.publish(topic, [batch(b"\x00" * size, keys=["k"])])
+    await api.store.publishing.publish(topic, [batch(b"\x00" * size, keys=["k"])])
     offset = "/v1/topics/orders/queues/0/messages?offset=0"
     headers = {"Accept": accept}
     whole = (await api.get(f"{offset}&max_messages=501", **headers)).body

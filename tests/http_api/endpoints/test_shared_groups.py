@@ -52,7 +52,7 @@ G = "/v1/groups/g"
 @pytest.fixture
 async def group(api: Api) -> Api:
     """Create the topics "orders" (two queues) and "refunds" (one), and the group "g" on both."""
-    await api.store.create_topic("refunds", queues=1)
+    await api.store.topics.create("refunds", queues=1)
     await api.groups.put_group("g", GroupSpec({"orders": TopicSpec(4), "refunds": TopicSpec()}))
     return api
 
@@ -66,8 +66,8 @@ async def stored(api: Api, topic: str, queue: int, *bodies: str) -> Batch:
     messages = [{"body": body, "queue": queue, "key": f"k-{body}"} for body in bodies]
     answer = await api.publish(topic, *messages)
     offset = answer.json()["results"][0]["offset"]
-    fetched = await api.store.read(
-        api.store.topic(topic), queue, offset, max_messages=100, max_bytes=1 << 20
+    fetched = await api.store.reading.read(
+        api.store.table.get(topic), queue, offset, max_messages=100, max_bytes=1 << 20
     )
     return fetched.slices[0].batch
 
@@ -171,9 +171,9 @@ async def test_a_group_that_only_stores_offsets_is_deleted_too(api: Api) -> None
 async def test_messages_come_in_the_order_chosen_with_what_settles_them(group: Api) -> None:
     orders = await stored(group, "orders", 1, "a", "b", "c")
     refunds = await stored(group, "refunds", 0, "x", "y")
-    of_orders = deliveries_of(group.store.topic("orders"), orders, [0, 1, 2])
+    of_orders = deliveries_of(group.store.table.get("orders"), orders, [0, 1, 2])
     of_refunds = deliveries_of(
-        group.store.topic("refunds"), refunds, [1], attempt=3, redelivered=True
+        group.store.table.get("refunds"), refunds, [1], attempt=3, redelivered=True
     )
     chosen = [of_orders[1], of_refunds[0], of_orders[0], of_orders[2]]
     group.groups.answers.append(Received(chosen, available=7))
@@ -191,7 +191,7 @@ async def test_messages_come_in_the_order_chosen_with_what_settles_them(group: A
 
 async def test_the_same_comes_in_every_format(group: Api) -> None:
     batch = await stored(group, "orders", 0, "a", "b")
-    chosen = deliveries_of(group.store.topic("orders"), batch, [0, 1])
+    chosen = deliveries_of(group.store.table.get("orders"), batch, [0, 1])
     replies = []
     for media in ("application/json", "application/x-ndjson", "application/msgpack"):
         group.groups.answers.append(Received(chosen, available=2, active=True))
@@ -210,8 +210,8 @@ async def test_the_same_comes_in_every_format(group: Api) -> None:
 
 async def test_a_body_that_is_no_text_is_base64_and_keeps_its_lease(group: Api) -> None:
     await group.ask("POST", "/v1/topics/orders/messages?queue=0", b"\xff\x00")
-    topic = group.store.topic("orders")
-    fetched = await group.store.read(topic, 0, 0, max_messages=1, max_bytes=9)
+    topic = group.store.table.get("orders")
+    fetched = await group.store.reading.read(topic, 0, 0, max_messages=1, max_bytes=9)
     chosen = deliveries_of(topic, fetched.slices[0].batch, [0])
     group.groups.answers.append(Received(chosen))
     (message,) = (await post(group, "receive", {})).json()["messages"]
@@ -222,7 +222,7 @@ async def test_a_body_that_is_no_text_is_base64_and_keeps_its_lease(group: Api) 
 async def test_a_long_answer_is_made_in_portions_and_complete(group: Api) -> None:
     count = 1203
     batch = await stored(group, "orders", 0, *map(str, range(count)))
-    topic = group.store.topic("orders")
+    topic = group.store.table.get("orders")
     rows = [*range(0, count, 2), *range(1, count, 2)]
     chosen = [deliveries_of(topic, batch, [row])[0] for row in rows]
     group.groups.answers.append(Received(chosen))
@@ -235,7 +235,7 @@ async def test_many_small_batches_are_made_into_messages_some_a_turn_of_the_loop
     group: Api,
 ) -> None:
     batches = [await stored(group, "orders", 0, str(number)) for number in range(250)]
-    topic = group.store.topic("orders")
+    topic = group.store.table.get("orders")
     chosen = [deliveries_of(topic, batch, [0])[0] for batch in batches]
     group.groups.answers.append(Received(chosen))
     with calls_a_turn(receive_reply, "leased_messages_of") as made:
@@ -250,9 +250,9 @@ async def test_a_large_message_takes_a_turn_of_the_large_replies(group: Api) -> 
     body = "\x00" * (MAX_BYTES_WITHOUT_SLOT // JSON_GROWTH + 1)
     await stored(group, "orders", 0, "before")
     block = encode_batch([body.encode(), b"behind"], queue_id=0)
-    topic = group.store.topic("orders")
-    await group.store.publish(topic, [Batch.decode(block)])
-    fetched = await group.store.read(topic, 0, 0, max_messages=3, max_bytes=1 << 24)
+    topic = group.store.table.get("orders")
+    await group.store.publishing.publish(topic, [Batch.decode(block)])
+    fetched = await group.store.reading.read(topic, 0, 0, max_messages=3, max_bytes=1 << 24)
     chosen = [
         each for part in fetched.slices for each in deliveries_of(topic, part.batch, part.rows)
     ]
@@ -343,7 +343,7 @@ async def test_a_refusal_of_the_group_is_told(
 
 
 async def test_a_topic_that_is_not_the_groups_is_unknown_to_it(group: Api) -> None:
-    await group.store.create_topic("other")
+    await group.store.topics.create("other")
     answer = await post(group, "receive", {"topics": ["other"]})
     assert (answer.status, answer.problem) == (404, "unknown-topic")
 
@@ -372,7 +372,7 @@ async def test_a_reply_that_cannot_be_written_gives_its_leases_back(
     group: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = await stored(group, "orders", 0, "a")
-    received = Received(deliveries_of(group.store.topic("orders"), batch, [0]))
+    received = Received(deliveries_of(group.store.table.get("orders"), batch, [0]))
     group.groups.answers.append(received)
 
     def fail(*what: object) -> bytes:
@@ -388,7 +388,7 @@ async def test_a_reply_that_is_not_sent_gives_its_leases_back(
     group: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = await stored(group, "orders", 0, "a")
-    received = Received(deliveries_of(group.store.topic("orders"), batch, [0]))
+    received = Received(deliveries_of(group.store.table.get("orders"), batch, [0]))
     group.groups.answers.append(received)
     (connection,) = group.context.http.connections.open
     receive = group.groups.receive
@@ -405,7 +405,9 @@ async def test_a_reply_that_is_not_sent_gives_its_leases_back(
 
 async def test_a_reply_that_is_sent_gives_nothing_back(group: Api) -> None:
     batch = await stored(group, "orders", 0, "a")
-    group.groups.answers.append(Received(deliveries_of(group.store.topic("orders"), batch, [0])))
+    group.groups.answers.append(
+        Received(deliveries_of(group.store.table.get("orders"), batch, [0]))
+    )
     await post(group, "receive", {"member": "m"})
     await group.get("/healthz")
     assert group.groups.undelivered_ == []
@@ -503,7 +505,7 @@ async def test_its_offsets_are_its_floors_and_storing_them_is_a_seek(group: Api)
     assert (await group.groups.floors("g", "orders")) == {0: 5, 1: 0}
     assert answer.headers["ETag"] != read.headers["ETag"]
     assert (await group.get(OFFSETS)).headers["ETag"] == answer.headers["ETag"]
-    assert group.store.groups() == []
+    assert group.store.table.groups() == []
 
 
 async def test_its_offsets_are_compared_before_they_are_swapped(group: Api) -> None:
@@ -548,7 +550,7 @@ async def test_a_reset_moves_it(group: Api) -> None:
 
 
 async def test_on_a_topic_that_is_not_its_own_it_stores_offsets_as_any_group(group: Api) -> None:
-    await group.store.create_topic("other")
+    await group.store.topics.create("other")
     await stored(group, "other", 0, "a", "b", "c")
     path = f"{G}/topics/other/offsets"
     assert (await group.get(path)).json()["offsets"] == {}
@@ -606,7 +608,9 @@ async def test_a_group_that_only_stores_offsets_says_nothing_of_leases(api: Api)
 
 async def test_the_groups_are_counted_for_prometheus(group: Api) -> None:
     batch = await stored(group, "orders", 0, "a")
-    group.groups.answers.append(Received(deliveries_of(group.store.topic("orders"), batch, [0])))
+    group.groups.answers.append(
+        Received(deliveries_of(group.store.table.get("orders"), batch, [0]))
+    )
     await post(group, "receive", {})
     group.groups.stats_ = GroupServiceStats(
         groups=1, waiting=2, in_flight=3, delivered_total=4, settled_total={("ack", "done"): 5},
@@ -684,7 +688,7 @@ async def test_who_receives_needs_every_topic_together_with_the_group(
 async def test_who_changes_a_group_may_have_all_that_it_has(
     group: Api, grants: Sequence[str], body: dict[str, object], status: int
 ) -> None:
-    await group.store.create_topic("secret")
+    await group.store.topics.create("secret")
     before = group.groups.group_state("g")
     found, reply = await status_with(group, grants, "PUT", G, body)
     assert found == status, reply
@@ -747,7 +751,7 @@ async def test_what_is_done_to_a_group_is_in_the_audit_log(group: Api, tmp_path:
 @pytest.fixture
 async def letters(group: Api) -> Api:
     """The same API with a dead-letter topic."""
-    await group.store.create_topic("dead", queues=1)
+    await group.store.topics.create("dead", queues=1)
     await group.groups.put_group("g", GroupSpec(dead_letter_topic="dead"))
     return group
 

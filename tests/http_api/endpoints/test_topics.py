@@ -89,7 +89,7 @@ async def test_delete_needs_the_name_and_a_topic_made_again_is_another(api: Api)
 
 async def test_topics_are_listed_page_by_page(api: Api) -> None:
     for name in ("a", "b", "z"):
-        await api.store.create_topic(name)
+        await api.store.topics.create(name)
     listed, after, pages = [], "", 0
     while pages < 10:
         reply = (await api.get(f"/v1/topics?limit=2{after}")).json()
@@ -142,4 +142,4 @@ async def test_a_creation_whose_client_went_away_comes_to_its_end(
         await asyncio.sleep(0)
     gate.set()
     await api.context.wait_for_changes()
-    assert api.store.topic("new").queue_count == 4
+    assert api.store.table.get("new").queue_count == 4

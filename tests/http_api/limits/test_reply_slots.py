@@ -100,7 +100,7 @@ async def test_a_poll_over_many_queues_takes_a_turn_and_gives_it_up_while_held(
 ) -> None:
     # M1: a thousand polls over a thousand queues each ran before the requests of all other clients
     async with running_api() as api:
-        await api.store.create_topic("wide", queues=queues)
+        await api.store.topics.create("wide", queues=queues)
         turns = api.context.large_replies
         for _ in range(LARGE_REPLIES):
             await turns.acquire()
@@ -167,16 +167,16 @@ async def test_polls_over_many_queues_read_one_in_a_turn_of_the_loop(
 ) -> None:
     # M1: sixty-four polls that one message woke blocked the loop for a third of a second
     async with running_api() as api:
-        await api.store.create_topic("wide", queues=65)
+        await api.store.topics.create("wide", queues=65)
         path = "/v1/topics/wide/messages?from=latest&wait_ms=60000"
         reads: Counter[int] = Counter()
-        read_many = api.context.store.read_many
+        read_many = api.context.store.reading.read_many
 
         async def counted(*args: Any, **options: Any) -> Any:
             reads[turns.count] += 1
             return await read_many(*args, **options)
 
-        monkeypatch.setattr(api.context.store, "read_many", counted)
+        monkeypatch.setattr(api.context.store.reading, "read_many", counted)
         turns = LoopTurns()
         polling = [asyncio.create_task(api.get(path)) for _ in range(20)]
         await api.held(20)
@@ -240,17 +240,17 @@ async def _take(places: ClientPlaces, client: str) -> None:
 @pytest.mark.parametrize(("queues", "waits"), [(ITEMS_A_TURN, False), (ITEMS_A_TURN + 1, True)])
 async def test_descriptions_of_wide_topics_wait_for_a_place(queues: int, waits: bool) -> None:
     async with running_api() as api:
-        await api.store.create_topic("wide", queues=queues)
+        await api.store.topics.create("wide", queues=queues)
         await _waits(api, api.context.wide_requests, WIDE_AT_WORK, "/v1/topics/wide", waits)
 
 
 async def test_the_lag_of_many_queues_is_told_over_many_turns() -> None:
     queues = 4 * ITEMS_A_TURN
     async with running_api() as api:
-        topic, _ = await api.store.create_topic("wide", queues=queues)
-        await api.store.store_offsets("g", topic, {0: 0})
+        topic, _ = await api.store.topics.create("wide", queues=queues)
+        await api.store.offsets.store_offsets("g", topic, {0: 0})
         with (
-            calls_a_turn(api.store, "queue_state") as looked,
+            calls_a_turn(api.store.reading, "queue_state") as looked,
             calls_a_turn(group_lag, "_next_offset") as begun,
             calls_a_turn(group_lag, "QueueLagReply") as made,
         ):

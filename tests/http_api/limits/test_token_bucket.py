@@ -147,7 +147,7 @@ async def test_bytes_of_bodies_count(chunked: bool) -> None:
         running_api(max_bytes_per_s_per_client=100_000) as api,
         raw_connection(api.server.port, address="127.0.0.2") as greedy,
     ):
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         head = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
         body = b"x" * 500_000
         if chunked:
@@ -168,7 +168,7 @@ async def test_bytes_of_replies_count() -> None:
         running_api(max_bytes_per_s_per_client=100_000) as api,
         raw_connection(api.server.port, address="127.0.0.2") as greedy,
     ):
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         await api.publish("orders", {"body": "x" * 500_000, "queue": 0})
         await greedy.send(
             b"GET /v1/topics/orders/queues/0/messages?offset=0 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -228,7 +228,7 @@ async def test_bytes_of_what_is_refused_count() -> None:
         running_api(max_bytes_per_s_per_client=100_000) as api,
         raw_connection(api.server.port, address="127.0.0.2") as greedy,
     ):
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         await greedy.send(
             b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
             b"Content-Type: application/json\r\nContent-Length: 500000\r\n\r\n" + b"x" * 500_000

@@ -87,7 +87,7 @@ async def test_the_wake_is_timed(api: Api) -> None:
 async def test_the_lag_of_groups_is_told(api: Api) -> None:
     for _ in range(3):
         await api.publish("orders", {"body": "x", "queue": 0})
-    await api.store.store_offsets("billing", api.store.topic("orders"), {0: 1})
+    await api.store.offsets.store_offsets("billing", api.store.table.get("orders"), {0: 1})
     assert (await scrape(api))["holdfast_group_lag_messages", "billing", "orders"] == 2
 
 
@@ -120,8 +120,8 @@ async def test_a_scrape_looks_at_so_many_queues_and_counts_what_it_leaves_out(
 ) -> None:
     monkeypatch.setattr(state_metrics, "MAX_QUEUES_EXAMINED", 10)
     for name, queues in [("a", 4), ("b", 6), ("c", 1)]:
-        await api.store.create_topic(name, queues=queues)
-        await api.store.store_offsets(f"group-{name}", api.store.topic(name), {0: 0})
+        await api.store.topics.create(name, queues=queues)
+        await api.store.offsets.store_offsets(f"group-{name}", api.store.table.get(name), {0: 0})
     found = await scrape(api)
     assert {key[1] for key in found if key[0] == "holdfast_topic_messages"} == {"a", "b"}
     assert found[("holdfast_topics_left_out",)] == 2  # c, and orders
@@ -148,10 +148,10 @@ async def test_ages_are_those_of_the_oldest_message(
 ) -> None:
     await api.publish("orders", {"body": "a", "queue": 0}, {"body": "b", "queue": 0})
     await api.publish("orders", {"body": "c", "queue": 1})
-    topic = api.store.topic("orders")
-    await api.store.store_offsets("g", topic, {0: 1, 1: 1})
-    await api.store.store_offsets("done", topic, {0: 2, 1: 1})
-    first, second, third = await api.store.stored_at(
+    topic = api.store.table.get("orders")
+    await api.store.offsets.store_offsets("g", topic, {0: 1, 1: 1})
+    await api.store.offsets.store_offsets("done", topic, {0: 2, 1: 1})
+    first, second, third = await api.store.lookups.stored_at(
         [((topic.topic_id, 0), 0), ((topic.topic_id, 0), 1), ((topic.topic_id, 1), 0)]
     )
     assert first is not None
@@ -170,9 +170,9 @@ async def test_ages_are_those_of_the_oldest_message(
 async def test_ages_of_a_bounded_number_of_queues_are_looked_at(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queues = api.store.topic("orders").queue_count
+    queues = api.store.table.get("orders").queue_count
     for name in ("a", "b", "c"):
-        await api.store.create_topic(name, queues=queues)
+        await api.store.topics.create(name, queues=queues)
     for more, shown in ((-1, 0), (0, 1), (1, 1)):
         monkeypatch.setattr(state_metrics, "MAX_QUEUES_AGED", queues + more)
         names = {key[1] for key in await scrape(api) if "oldest_message" in key[0]}
@@ -188,10 +188,10 @@ async def test_groups_at_their_limit_are_named(api: Api) -> None:
 
 
 async def test_ages_of_many_groups_are_looked_for_some_groups_a_turn_of_the_loop(api: Api) -> None:
-    topic = api.store.topic("orders")
+    topic = api.store.table.get("orders")
     for number in range(600):
-        await api.store.store_offsets(f"g{number}", topic, {0: 0})
-    with calls_a_turn(api.context.store, "group_topics") as looked:
+        await api.store.offsets.store_offsets(f"g{number}", topic, {0: 0})
+    with calls_a_turn(api.context.store.offsets, "group_topics") as looked:
         await state_metrics.age_metrics(api.context)
     assert looked.total == 600
     assert looked.most <= ITEMS_A_TURN

@@ -181,7 +181,7 @@ TRAILERS = {
 async def test_trailers_are_refused(sent: bytes, before: bytes) -> None:
     # S6: the parser skips trailers, but a proxy may not
     async with running_api() as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         answers = await everything(api, before + sent + GET)
         assert statuses(answers) == [*[200] * bool(before), 400], answers
         assert len(api.store.publishes) == (before.startswith(b"POST"))
@@ -191,7 +191,7 @@ async def test_trailers_are_refused(sent: bytes, before: bytes) -> None:
 async def test_a_trailer_is_found_however_it_is_cut_into_packets(size: int) -> None:
     sent = CHUNKED + b"1\r\nx\r\n0\r\nX"  # refused at this byte, without waiting for more
     async with running_api() as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
             for at in range(0, len(sent), size):
                 await connection.send(sent[at : at + size])
@@ -274,7 +274,7 @@ async def test_a_request_that_ends_the_connection_is_answered_and_nothing_behind
     # RFC 9112 section 9.6
     for before in (b"", GET, LINE + BODIES["chunks"]):
         async with running_api() as api:
-            await api.store.create_topic("orders", queues=1)
+            await api.store.topics.create("orders", queues=1)
             answers = await everything(api, before + closing + behind)
             assert statuses(answers) == [*[200] * bool(before), 200], answers
             assert answers.count(b"Connection: close") == 1
@@ -294,7 +294,7 @@ async def test_of_a_request_that_ends_the_connection_the_last_byte_may_come_with
     for before in (b"", GET, LINE + BODIES["chunks"]):
         sent = before + closing[:-1]
         async with running_api() as api:
-            await api.store.create_topic("orders", queues=1)
+            await api.store.topics.create("orders", queues=1)
             async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
                 for at in range(0, len(sent), size):
                     await connection.send(sent[at : at + size])
@@ -322,7 +322,7 @@ async def test_a_refused_request_that_ends_the_connection_is_answered_alone(behi
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
 async def test_requests_before_what_is_malformed_are_answered(before: bytes, count: int) -> None:
     async with running_api() as api:
-        await api.store.create_topic("orders", queues=1)
+        await api.store.topics.create("orders", queues=1)
         for behind in (b"nonsense\r\n\r\n", LINE + b"Content-Length: x\r\n\r\n"):
             answers = await everything(api, before * count + behind + GET)
             assert statuses(answers) == [*[200] * count, 400], answers

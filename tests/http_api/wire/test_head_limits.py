@@ -53,7 +53,7 @@ def counted(api: Api) -> int:
 @contextlib.asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[Api]:
     async with running_api(**settings) as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         yield api
 
 

@@ -58,7 +58,7 @@ def test_what_says_one_thing_is_given_once() -> None:
 async def test_no_line_of_a_header_is_passed_over(
     api: Api, request_line: bytes, lines: bytes, answer: bytes, said: bytes
 ) -> None:
-    await api.store.create_topic("orders")
+    await api.store.topics.create("orders")
     body = b"" if request_line.startswith(b"GET") else b'{"offsets":{}}'
     async with raw_connection(api.server.port) as connection:
         await connection.send(

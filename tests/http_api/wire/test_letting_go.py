@@ -43,10 +43,10 @@ async def api_with(*, large: int = 0, **settings: Any) -> AsyncIterator[Api]:
     At the end no reference cycles may be left.
     """
     async with running_api(send_buffer_bytes=4096, **settings) as api:
-        topic, _ = await api.store.create_topic("orders", queues=2)
+        topic, _ = await api.store.topics.create("orders", queues=2)
         for _ in range(large):
             block = encode_batch([b"x" * ROOM], queue_id=0)
-            await api.store.publish(topic, [Batch.decode(block)])
+            await api.store.publishing.publish(topic, [Batch.decode(block)])
         if api.server.scheme == "http":
             # The objects that the first request creates for all later ones are ignored.
             assert (await api.publish("orders", {"body": "x", "queue": 0})).status == 200

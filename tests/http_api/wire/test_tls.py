@@ -88,7 +88,7 @@ async def test_what_comes_behind_a_refused_head_is_read_for_a_while(
 async def test_bodies_of_any_size_pass_both_ways_unharmed(ca: Certificates, size: int) -> None:
     body = bytes(range(251)) * (size // 251) + b"x" * (size % 251)
     async with running_api(**served_with(ca.issue("server"))) as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         async with raw_connection(api.server.port, ca.trusting()) as one:
             head = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
             await one.send(head + b"Content-Length: %d\r\n\r\n" % size + body)
@@ -102,7 +102,7 @@ async def test_bodies_of_any_size_pass_both_ways_unharmed(ca: Certificates, size
 
 async def test_a_held_pull_is_woken_over_tls(ca: Certificates) -> None:
     async with running_api(**served_with(ca.issue("server"))) as api:
-        await api.store.create_topic("orders")
+        await api.store.topics.create("orders")
         async with (
             raw_connection(api.server.port, ca.trusting()) as held,
             raw_connection(api.server.port, ca.trusting()) as gone,

@@ -426,10 +426,12 @@ def test_a_log_that_does_not_tell_its_topics_is_refused() -> None:
 
 async def test_beside_a_storage_at_work_the_ends_are_its_own(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
-        topic, _ = await storage.store.create_topic("orders", queues=2)
+        topic, _ = await storage.store.topics.create("orders", queues=2)
         with FileCatalog(str(tmp_path)) as catalog:
             for number in range(20):
-                await storage.store.publish(topic, [batch([b"x"] * (number + 1), number % 2)])
+                await storage.store.publishing.publish(
+                    topic, [batch([b"x"] * (number + 1), number % 2)]
+                )
                 await settled(storage)
                 if number % 7 == 6:
                     await fill_segment(storage, topic)
@@ -437,7 +439,7 @@ async def test_beside_a_storage_at_work_the_ends_are_its_own(tmp_path: Path) -> 
                 found = await asyncio.to_thread(catalog.describe, "orders")
                 assert found.queues == {
                     state.queue: (state.min_offset, state.max_offset)
-                    for state in storage.store.queue_states(topic)
+                    for state in storage.store.reading.queue_states(topic)
                 }
         assert len(storage.log.segments) > 2
 
