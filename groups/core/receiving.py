@@ -319,10 +319,10 @@ def _repeat_answer(
         elif lane is not None and lane.cursor.epoch == message.receipt.epoch:
             lease = lane.cursor.leases.get(message.offset)
             if lease is not None and lease.number == message.receipt.lease_number:
-                # Always later, which distinguishes the receipts of the two replies.
-                deadline_ms = max(
-                    lease.deadline_ms + 1, now_ms + group.allowed_lease_ms(request.lease_ms)
-                )
+                deadline_ms = now_ms + group.allowed_lease_ms(request.lease_ms)
+                if deadline_ms <= max(lease.deadline_ms, message.receipt.deadline_ms):
+                    # No two replies have the same deadline, and none is after the longest lease.
+                    deadline_ms = lease.deadline_ms - 1
                 lane.cursor.extend(lease, deadline_ms)
                 group.members.mark_seen(request.member, now_ms, deadline_ms)
                 receipt = message.receipt._replace(deadline_ms=deadline_ms)

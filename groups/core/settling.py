@@ -127,9 +127,11 @@ def leased_below(group: Group, receipts: Iterable[Receipt | None], now_ms: int) 
 def release_undelivered(group: Group, receipts: Sequence[Receipt | None], now_ms: int) -> int:
     """Release the messages of a reply that was not delivered; return how many.
 
-    Leave out messages whose leases were extended since: the member has these messages from the
-    reply to a repeat of the request."""
-    undelivered = [each for each in receipts if each is not None and not _is_extended(group, each)]
+    Leave out messages whose leases have another deadline since: the member has these messages from
+    the reply to a repeat of the request."""
+    undelivered = [
+        each for each in receipts if each is not None and not _has_new_deadline(group, each)
+    ]
     settle(group, Verb.RELEASE, undelivered, now_ms)
     return len(undelivered)
 
@@ -149,13 +151,13 @@ def settle_unreadable(group: Group, messages: Sequence[SelectedMessage], now_ms:
             group.update_lane(lane)
 
 
-def _is_extended(group: Group, receipt: Receipt) -> bool:
+def _has_new_deadline(group: Group, receipt: Receipt) -> bool:
     lane = group.lane((receipt.topic_id, receipt.queue))
     lease = None if lane is None else lane.cursor.leases.get(receipt.offset)
     return (
         lease is not None
         and lease.number == receipt.lease_number
-        and lease.deadline_ms > receipt.deadline_ms
+        and lease.deadline_ms != receipt.deadline_ms
     )
 
 

@@ -438,6 +438,18 @@ def test_what_a_repeat_has_delivered_does_not_come_back_with_the_lost_reply(pass
     assert stage.offsets("b") == [1]
 
 
+def test_each_reply_to_an_attempt_has_its_own_deadline_within_the_longest_lease() -> None:
+    stage = Stage(lease_ms=1_000, longest_lease_ms=1_000)
+    stage.publish(1)
+    deadlines = set()
+    for _ in range(4):  # all in one millisecond
+        (message,) = stage.take(max_messages=1, attempt_id="x")
+        assert message.receipt is not None
+        deadlines.add(message.receipt.deadline_ms)
+    assert len(deadlines) == 4
+    assert max(deadlines) == stage.now + 1_000
+
+
 def test_a_repeat_leaves_out_topics_that_it_does_not_ask_for() -> None:
     # S1: a repeated attempt must not deliver messages of topics that the token does not grant
     stage = Stage({1: 1, 2: 1})
