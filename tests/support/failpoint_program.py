@@ -112,8 +112,8 @@ PLACES = {
     "page replaced": Place("pathlib", "Path.replace", "after", _into_page),
     # Append a dead letter to its topic, then mark the message.
     "letter not appended": Place(_LETTERS, "DeadLetters._append"),
-    "letter appended": Place(_LETTERS, "DeadLetters._bury"),
-    "letter marked": Place(_LETTERS, "DeadLetters._bury", "after"),
+    "letter appended": Place(_LETTERS, "DeadLetters._mark_dead"),
+    "letter marked": Place(_LETTERS, "DeadLetters._mark_dead", "after"),
     # Create a new data directory.
     "folder made": Place(_DISK, "sync_directory"),
     "version written": Place("os", "fsync", "before", _of_version),
@@ -140,13 +140,18 @@ def wait_until_stopped(pid: int, timeout_s: float = 200.0) -> None:
         time.sleep(0.005)
 
 
-def _plant(place: Place, count: int) -> None:
-    """Stop the process at the `count`-th call of this place."""
+def find_function(place: Place) -> tuple[Any, str, Any]:
+    """Return the module or class, the name and the function of a place. Raises AttributeError."""
     holder: Any = importlib.import_module(place.module)
     *path, name = place.function.split(".")
     for part in path:
         holder = getattr(holder, part)
-    function = getattr(holder, name)
+    return holder, name, getattr(holder, name)
+
+
+def _plant(place: Place, count: int) -> None:
+    """Stop the process at the `count`-th call of this place."""
+    holder, name, function = find_function(place)
     calls = iter(range(count - 1))
 
     @functools.wraps(function)
