@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.http_api.wire.chunk_walk import ChunkWalk
-from holdfast.http_api.wire.request_reader import SCRATCH_BYTES
+from holdfast.http_api.wire.connection_registry import RECEIVE_BUFFER_BYTES
 
 _HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 _CHUNKS = {
@@ -42,7 +42,7 @@ def main() -> None:
         walks.append(runpy.run_path(options.before)["ChunkWalk"])
     table = Table("chunks of", "parser ms", "walk ms", "before ms", "before / now")
     for name, chunk in _CHUNKS.items():
-        packet = chunk * (SCRATCH_BYTES // len(chunk))
+        packet = chunk * (RECEIVE_BUFFER_BYTES // len(chunk))
         ways = [_parsing(packet), *(_walking(walk, packet) for walk in walks)]
         rounds = [[_took_ms(way) for way in ways] for _ in range(options.times)]
         parse, now, *before = (min(took) for took in zip(*rounds, strict=True))

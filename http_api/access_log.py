@@ -40,7 +40,7 @@ class AccessLog:
         path = _safe(redact_secrets(request.url.raw_path))[:_MAX_PATH]
         version = f"HTTP/{request.version.major}.{request.version.minor}"
         answered = _Answered(
-            request.connection.client, principal, request.method, path, version, reply, seconds
+            request.peer.client, principal, request.method, path, version, reply, seconds
         )
         _logger.info("%s", self._line(answered, datetime.now(UTC)))
 

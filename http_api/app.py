@@ -153,7 +153,7 @@ class App:
             if _logger.isEnabledFor(logging.DEBUG):
                 where = f"{request.method} {redact_secrets(request.url.raw_path)}"
                 why = redact_secrets(str(problem))
-                _logger.debug("refused %s of %s: %s", where, request.connection.client, why)
+                _logger.debug("refused %s of %s: %s", where, request.peer.client, why)
             reply = problem_reply(problem)
         except asyncio.CancelledError:
             if act is not None:
@@ -219,12 +219,12 @@ class App:
     def _check_still_valid(self, principal: Principal, reply: Reply) -> None:
         """Raise Denied if the token was revoked or has expired while the request was held.
 
-        The reply is then not sent, and its `unsent` is called.
+        The reply is then not sent, and its `on_undelivered` is called.
         """
         try:
             self._http.access.check_still_valid(principal)
         except Denied:
-            reply.unsent()
+            reply.on_undelivered()
             raise
 
     async def release(self) -> None:

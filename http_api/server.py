@@ -12,7 +12,7 @@ from holdfast.http_api.wire.aiohttp_parser import check_parser
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.tls import ServerTls, TlsFiles
-from holdfast.http_api.wire.tls_handshake import TlsDoor
+from holdfast.http_api.wire.tls_handshake import TlsHandshakeProtocol
 
 #: At most this many connections wait to be accepted. After a restart, thousands of clients may
 #: reconnect at once.
@@ -95,7 +95,10 @@ async def start_server(app: App, config: HttpConfig) -> Server:
         return Connection(app.answer, loop, config, connections)
 
     listeners = await _listen(
-        config, connect if tls is None else partial(TlsDoor, tls, config, connections, connect)
+        config,
+        connect
+        if tls is None
+        else partial(TlsHandshakeProtocol, tls, config, connections, connect),
     )
     app.start()
     if tls is not None:

@@ -19,7 +19,7 @@ def record_denial(audit: AuditLog, request: "Request", problem: Denied) -> None:
     audit.denied(
         f"{request.method[:20]} {redact_secrets(request.url.raw_path)[:200]}",
         principal=problem.principal,
-        client=request.remote,
+        client=request.peer.remote,
         details={"status": problem.kind.status, "reason": redact_secrets(problem.detail)},
     )
 
@@ -70,6 +70,6 @@ class AuditedRequest:
             self._about[:300],
             outcome=outcome,
             principal=self._principal,
-            client=self._request.remote,
+            client=self._request.peer.remote,
             details=details,
         )

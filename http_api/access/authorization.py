@@ -246,8 +246,7 @@ def _certificate_names(request: "Request") -> list[str]:
 
     If the client has shown no certificate, return an empty list.
     """
-    transport = request.connection.transport
-    certificate = transport.get_extra_info("peercert") if transport is not None else None
+    certificate = request.peer.certificate
     if not certificate:
         return []
     names = [name for _, name in certificate.get("subjectAltName", ())]

@@ -99,7 +99,7 @@ async def start_stream(
         raise
     reply = Reply(200, EVENTS, (), _HEADERS)
     reply.stream = stream.events()
-    reply.unsent = stream.abandon
+    reply.on_undelivered = stream.abandon
     return reply
 
 

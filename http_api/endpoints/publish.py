@@ -394,7 +394,7 @@ async def _create_topic(call: Call[PublishParams], name: str) -> Topic:
             "topic.create",
             name,
             principal=call.principal.name,
-            client=call.request.remote,
+            client=call.request.peer.remote,
             details={"by": "publish"},
         )
     return topic

@@ -71,7 +71,7 @@ async def receive(call: Call[NoParams]) -> Reply:
     except BaseException:
         give_back()
         raise
-    reply.unsent = give_back
+    reply.on_undelivered = give_back
     return reply
 
 

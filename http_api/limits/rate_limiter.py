@@ -103,7 +103,7 @@ class PublishLimiter:
 def client_name(request: Request, principal: Principal) -> str:
     """Return the name of a request's client: its token's id, or its address without a token."""
     if principal is ANONYMOUS or principal is UNKNOWN:
-        return f"address {request.connection.client}"
+        return f"address {request.peer.client}"
     return f"token {principal.name}"
 
 

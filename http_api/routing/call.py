@@ -56,12 +56,12 @@ class OpenCall(Generic[P]):
     @property
     def received_at(self) -> float:
         """When the request arrived, in seconds on the event loop's clock."""
-        return self.request.connection.received_at
+        return self.request.received_at
 
     @property
     def client(self) -> str:
         """The client's address or IPv6 network, for limits that are counted per address."""
-        return self.request.connection.client
+        return self.request.peer.client
 
     @property
     def client_name(self) -> str:
@@ -73,7 +73,7 @@ class OpenCall(Generic[P]):
 
         Raises Problem (overloaded) if a limit refuses them.
         """
-        refused = self.request.connection.count_more(size)
+        refused = self.request.source.count_more(size)
         if refused is not None:
             raise overloaded(refused, self.http.config)
 

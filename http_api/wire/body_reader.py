@@ -20,7 +20,7 @@ from holdfast.http_api.wire.arriving_bytes import LIMIT, SHARE, ArrivingBytes, G
 from holdfast.http_api.wire.headers import list_header
 from holdfast.http_api.wire.problems import Problem, request_too_large
 from holdfast.http_api.wire.request import Request
-from holdfast.http_api.wire.transfer_rate import Pace
+from holdfast.http_api.wire.transfer_watch import TransferWatch
 
 
 class BodyLimit(NamedTuple):
@@ -88,12 +88,20 @@ class BodyReader:
         content, length = request.content, request.content_length
         size = limit if length is None else length
         self._take(request, size, lambda: content.set_exception(overloaded(LIMIT, self._config)))
-        request.connection.body_is_read()
+        expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+        request.source.expect_body(sends_continue=expects)
         # A StreamReader pauses its connection at twice this size, so it does not pause while this
         # method waits for the body.
         content.set_read_chunk_size(size)
-        _invite(request)
-        arrival = _Arrival(request, self._config)
+        watch = TransferWatch(
+            asyncio.get_running_loop(),
+            self._config,
+            self._config.body_timeout_ms,
+            lambda: content.total_bytes,
+            lambda is_late: content.set_exception(
+                _incomplete(self._config) if is_late else _too_slow(self._config)
+            ),
+        )
         try:
             if length is not None:
                 begun = content.read_nowait()  # resumes reading if it has paused
@@ -106,12 +114,12 @@ class BodyReader:
                 size += len(chunk)
             return b"".join(chunks)
         finally:
-            arrival.end()
+            watch.stop()
             self._arriving.settle(request)
 
     def _take(self, request: Request, size: int, give_way: GiveWay | None = None) -> None:
         """Set the counted bytes of a request. Raises Problem (overloaded) if a limit refuses."""
-        refused = self._arriving.take(request, request.connection.client, size, give_way)
+        refused = self._arriving.take(request, request.peer.client, size, give_way)
         if refused is not None:
             raise overloaded(refused, self._config)
 
@@ -157,38 +165,6 @@ def _gunzip(body: bytes | memoryview, size: int, limit: BodyLimit) -> bytes:
     return plain
 
 
-class _Arrival:
-    """Watches an arriving body: its deadline and its minimum rate."""
-
-    __slots__ = ("_config", "_content", "_deadline", "_loop", "_pace", "_timer")
-
-    def __init__(self, request: Request, config: HttpConfig) -> None:
-        self._config = config
-        self._loop = asyncio.get_running_loop()
-        now = self._loop.time()
-        self._deadline = now + config.body_timeout_ms / 1000
-        self._pace = Pace(config.min_transfer_bytes_per_s, now)
-        self._content = request.content
-        self._await_progress(now)
-
-    def end(self) -> None:
-        """Stop watching."""
-        self._timer.cancel()
-
-    def _await_progress(self, now: float) -> None:
-        due = min(now + self._config.transfer_grace_ms / 1000, self._deadline)
-        self._timer = self._loop.call_at(due, self._check_progress)
-
-    def _check_progress(self) -> None:
-        now = self._loop.time()
-        if now >= self._deadline:
-            self._content.set_exception(_incomplete(self._config))
-        elif self._pace.is_too_slow(now, self._content.total_bytes):
-            self._content.set_exception(_too_slow(self._config))
-        else:
-            self._await_progress(now)
-
-
 def _incomplete(config: HttpConfig) -> Problem:
     return Problem(
         "request-timeout",
@@ -213,14 +189,6 @@ def _too_slow(config: HttpConfig) -> Problem:
 def _claimed_size(body: bytes | memoryview) -> int:
     """Return the decompressed size that a gzip stream declares in its last bytes."""
     return int.from_bytes(body[-4:], "little")
-
-
-def _invite(request: Request) -> None:
-    """Send "100 Continue" to a client that asks for it before it sends its body."""
-    expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
-    transport = request.connection.transport
-    if expects and transport is not None:
-        transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _is_gzip(request: Request) -> bool:

@@ -7,13 +7,12 @@ purpose therefore loses its own entries; clients with few bytes keep theirs.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+K = TypeVar("K")
 
 
-class ByteShare(Generic[K]):
+class ClientByteBudget(Generic[K]):
     """The bytes of each holder, limited to `limit_bytes` in total.
 
     A holder (such as a connection) has at most one entry.

@@ -1,17 +1,18 @@
 """One client's connection: it answers the client's requests one after another, in order.
 
-`request_reader` reads bytes and splits them into requests, `response_writer` writes replies. This
-file connects the two: it answers each request and ends the connection. It also limits how long an
-idle connection stays open, and how many bytes it still reads after it has refused a body or head.
+`RequestReader` splits the received bytes into requests, `ResponseWriter` writes replies. This file
+connects the two: it answers each request and ends the connection. It also limits how long an idle
+connection stays open, and how many bytes it still reads after it has refused a body or head.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
+from enum import Enum, auto
+from typing import cast
 
-from aiohttp import EMPTY_PAYLOAD, HttpVersion11, hdrs
+from aiohttp import HttpVersion11, hdrs
 
 from holdfast.commitlog.setting import MIB
 from holdfast.http_api.config import HttpConfig
@@ -21,15 +22,14 @@ from holdfast.http_api.wire.aiohttp_parser import (
     LineTooLong,
 )
 from holdfast.http_api.wire.body_reader import overloaded
+from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.framing import ends_connection
 from holdfast.http_api.wire.headers import MAX_FIELD_BYTES
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Bytes, Reply, StreamPiece, nothing, problem_reply
-from holdfast.http_api.wire.request import Request
-from holdfast.http_api.wire.request_reader import HeadTooLarge, NoRoom, Receiving
-
-if TYPE_CHECKING:
-    from holdfast.http_api.wire.connection_registry import Connections
+from holdfast.http_api.wire.request import Peer, Request
+from holdfast.http_api.wire.request_reader import HeadTooLarge, NoRoom, RequestReader
+from holdfast.http_api.wire.response_writer import ResponseWriter
 
 _logger = logging.getLogger(__name__)
 
@@ -48,27 +48,62 @@ TLS_READ_BYTES = 32 * 1024
 #: broker counts this memory, and a client that does not read would occupy it without end.
 STREAM_UNSENT_BYTES = 16 * 1024
 
+
+class State(Enum):
+    """What a connection is doing. `Connection` has the table of the transitions."""
+
+    IDLE = auto()
+    ANSWERING = auto()
+    ANSWERING_LAST = auto()
+    REFUSING = auto()
+    DRAINING_BODY = auto()
+    DRAINING_INPUT = auto()
+    CLOSED = auto()
+
+
 Answer = Callable[[Request], Awaitable[Reply]]
 """Returns the reply to a request. If the request fails, the reply describes the error."""
 
 
-class Connection(Receiving):
-    """One client's connection.
+class Connection(asyncio.BufferedProtocol):
+    """One client's connection. It receives requests with `reader` and sends replies with `writer`.
 
-    If `connections` admits it, it adds itself there, and removes itself at the end. If the client
-    disconnects, the request that is being answered is cancelled.
+    | state          | event                                       | next state     |
+    |----------------|---------------------------------------------|----------------|
+    | CLOSED         | a connection is made and admitted           | IDLE           |
+    | IDLE           | a request is complete up to its head        | ANSWERING      |
+    | IDLE           | the bytes are not a valid request           | REFUSING       |
+    | IDLE           | timeout of the head or idle; `finish`       | closes         |
+    | ANSWERING      | the reply is sent                           | IDLE           |
+    | ANSWERING      | the reply ends the connection; `finish`     | ANSWERING_LAST |
+    | ANSWERING_LAST | sent; the body was received completely      | closes         |
+    | ANSWERING_LAST | sent; the body is incomplete                | DRAINING_BODY  |
+    | ANSWERING_LAST | sent; there is input after the request      | DRAINING_INPUT |
+    | REFUSING       | the problem is sent                         | DRAINING_INPUT |
+    | DRAINING_BODY  | the body ends; LINGERING_S; `finish`        | closes         |
+    | DRAINING_INPUT | LINGERING_BYTES; LINGERING_S; `finish`      | closes         |
+    | any            | the connection is lost                      | CLOSED         |
+
+    "Closes" means that the transport closes; `connection_lost` then ends the connection. In both
+    DRAINING states the input is discarded, so that the client can receive the last reply.
+
+    If `connections` admits the connection, it adds itself there, and removes itself at the end. If
+    the client disconnects, the request that is being answered is cancelled.
     """
 
     __slots__ = (
         "_answer",
-        "_is_all_sent",
-        "_is_ending",
-        "_is_refused",
-        "_lingering",
-        "_thrown_away_bytes",
-        "_untaken",
-        "remote",
-        "task",
+        "_config",
+        "_connections",
+        "_discarded_bytes",
+        "_linger_timer",
+        "_loop",
+        "_on_undelivered",
+        "_state",
+        "_task",
+        "peer",
+        "reader",
+        "writer",
     )
 
     def __init__(
@@ -76,31 +111,40 @@ class Connection(Receiving):
         answer: Answer,
         loop: asyncio.AbstractEventLoop,
         config: HttpConfig,
-        connections: "Connections",
+        connections: Connections,
     ) -> None:
-        super().__init__(loop, config, connections)
         self._answer = answer
-        self._is_ending = False
-        """Whether the connection closes after the current reply."""
-        self._is_refused = False
-        """Whether the received bytes could not be parsed as a request."""
-        self._is_all_sent = False
-        """Whether the last reply was sent, but the client has sent or may send more input.
+        self._loop = loop
+        self._config = config
+        self._connections = connections
+        self._state = State.CLOSED
+        self.writer = ResponseWriter(loop, config, connections)
+        """Sends the replies."""
+        self.reader = RequestReader(loop, config, connections, self)
+        """Receives the requests."""
+        self.peer = Peer()
+        """The client."""
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._discarded_bytes = 0
+        """The number of bytes discarded in state DRAINING_INPUT."""
+        self._on_undelivered: Callable[[], object] = nothing
+        """`Reply.on_undelivered` of the last reply that the operating system has accepted.
 
-        The connection then counts the bytes that it discards, and closes after LINGERING_BYTES.
+        `serve_next` resets it, because a client that sends the next request has the reply.
         """
-        self._lingering: asyncio.TimerHandle | None = None
-        self._thrown_away_bytes = 0
-        """The number of bytes discarded since `_is_all_sent` was set."""
-        self._untaken: Callable[[], object] = nothing
-        """`Reply.unsent` of the last reply that the operating system has accepted.
+        self._task: asyncio.Task[None] | None = None
 
-        `_serve_next` resets it, because a client that sends the next request has the reply.
-        """
-        self.task: asyncio.Task[None] | None = None
+    @property
+    def state(self) -> State:
+        """What the connection is doing."""
+        return self._state
+
+    @property
+    def task(self) -> "asyncio.Task[None] | None":
         """The task that answers the current request. None if no request is being answered."""
-        self.remote = ""
-        """The client's address, as the operating system writes it."""
+        return self._task
+
+    # -- called by asyncio -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection and wait for a request, unless a connection limit refuses it."""
@@ -118,17 +162,33 @@ class Connection(Receiving):
 
         `raw` is the TCP transport under a TLS `transport`; it is None without TLS.
         """
-        self.client = client
-        self.transport = transport
-        self._raw = raw
         if raw is not None:
             # While reading is paused, TLS also buffers up to this many decrypted bytes.
             transport.set_read_buffer_limits(high=TLS_READ_BYTES)  # type: ignore[attr-defined]
-        peer = transport.get_extra_info("peername")
-        self.remote = str(peer[0]) if peer else ""
+        address = transport.get_extra_info("peername")
+        remote = str(address[0]) if address else ""
+        self.peer = Peer(client, remote, transport.get_extra_info("peercert"))
+        self.writer.attach(transport, client, raw)
+        self.reader.attach(transport, self.peer)
+        self._state = State.IDLE
         self._connections.open.add(self)
-        self._connections.heads.put(self)
-        self._connections.idle.put(self)
+        self._connections.header_timeouts.add(self)
+        self._connections.idle.add(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer for the next bytes. `buffer_updated` must follow before another
+        connection receives."""
+        return self.reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Process `nbytes` received bytes."""
+        is_body_end = self.reader.receive(nbytes)
+        self._after_input(nbytes, is_body_end=is_body_end)
+
+    def data_received(self, data: bytes) -> None:
+        """Process received bytes that are not in the buffer of `get_buffer`."""
+        self.reader.feed(data)
+        self._after_input(len(data), is_body_end=False)
 
     def eof_received(self) -> None:
         """Report the last reply as undelivered if the client closed before the whole reply arrived.
@@ -137,45 +197,79 @@ class Connection(Receiving):
         kernel here still holds unacknowledged bytes, the last reply was not delivered. A reset
         (RST) proves nothing: a proxy may send it after the client has read its reply.
         """
-        if self._untaken is not nothing and self._has_untaken():
-            self._untaken()
-        self._untaken = nothing
+        if self._on_undelivered is not nothing and self.writer.has_unacknowledged_bytes():
+            self._on_undelivered()
+        self._on_undelivered = nothing
+
+    def pause_writing(self) -> None:
+        """Called when the operating system has not accepted all bytes: the client is slow."""
+        self.writer.pause()
+
+    def resume_writing(self) -> None:
+        """Called when the operating system has accepted all bytes."""
+        self.writer.resume()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Release everything. A request that is being answered is cancelled."""
         connections = self._connections
         if self in connections.open:
             connections.open.remove(self)
-            connections.leave(self.client)
-        connections.heads.take(self)
-        connections.idle.take(self)
-        self._lost()
-        self._forget()
-        if self._lingering is not None:
-            self._lingering.cancel()
-        task, self.task = self.task, None
+            connections.leave(self.peer.client)
+        connections.header_timeouts.remove(self)
+        connections.idle.remove(self)
+        self._state = State.CLOSED
+        self.writer.detach()
+        self.reader.detach()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        task, self._task = self._task, None
         if task is not None:
             task.cancel()
 
+    # -- ending ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close after the written bytes have been sent."""
+        self.writer.close()
+
+    def abort(self) -> None:
+        """Close without sending the remaining bytes."""
+        self.writer.abort()
+
+    def cut_off(self, reason: str) -> None:
+        """Close the connection at once, because its client uses too much of a shared resource."""
+        self.writer.cut_off(reason)
+
     def finish(self) -> None:
         """Close after the reply to the current request, or now if no request is being answered."""
-        self._is_ending = True
-        if not self._is_busy:
+        if self._state is State.ANSWERING:
+            self._state = State.ANSWERING_LAST
+        elif self._state not in (State.ANSWERING_LAST, State.REFUSING):
             self.close()
 
     # -- answering ---------------------------------------------------------------------------
 
-    def _serve_next(self) -> None:
-        """Begin to answer the oldest waiting request."""
-        if self._waiting is None or self._is_busy or self.transport is None:
+    def _after_input(self, count: int, *, is_body_end: bool) -> None:
+        """Begin to answer a request, or end a connection whose input is discarded."""
+        state = self._state
+        if state is State.IDLE:
+            self.serve_next()
+        elif state is State.DRAINING_INPUT:
+            self._discarded_bytes += count
+            if is_body_end or self._discarded_bytes > LINGERING_BYTES:
+                self.close()
+        elif state is State.DRAINING_BODY and is_body_end:
+            self.close()
+
+    def serve_next(self) -> None:
+        """Begin to answer the oldest waiting request, if there is one."""
+        if self._state is not State.IDLE or not self.reader.has_waiting:
             return
-        self._is_busy = True
-        self._untaken = nothing
-        self._connections.idle.take(self)
-        asked = self._next_request()
-        self.task = self._loop.create_task(self._serve(asked))
-        if self._is_stopped or self._arriving is not None:
-            self._set_reading()
+        self._on_undelivered = nothing
+        self._connections.idle.remove(self)
+        asked = self.reader.next_request()
+        self._state = State.ANSWERING if isinstance(asked, Request) else State.REFUSING
+        self._task = self._loop.create_task(self._serve(asked))
 
     async def _serve(self, asked: Request | HttpProcessingError) -> None:
         reply: Reply | None = None
@@ -185,12 +279,12 @@ class Connection(Receiving):
                 if reply.stream is not None:
                     await self._send_stream(asked, reply, reply.stream)
                     return
-                parts, size = self._encoded(asked, reply)
+                parts, size = self._encode(asked, reply)
             else:
-                parts, size = self._refused(asked)
-            await self.send(parts, size)
+                parts, size = self._refuse(asked)
+            await self.writer.send(parts, size)
             if reply is not None:
-                self._untaken, reply = reply.unsent, None
+                self._on_undelivered, reply = reply.on_undelivered, None
         except ConnectionError:
             self.abort()
         except asyncio.CancelledError:
@@ -201,8 +295,8 @@ class Connection(Receiving):
             self.abort()
         finally:
             if reply is not None:
-                reply.unsent()
-            self._served()
+                reply.on_undelivered()
+            self._after_reply()
 
     async def _send_stream(
         self, request: Request, reply: Reply, stream: AsyncGenerator[StreamPiece, None]
@@ -211,99 +305,79 @@ class Connection(Receiving):
 
         If the client receives a piece too slowly, the connection is closed at once.
         """
-        self._is_ending = True
-        self._bound_unsent(STREAM_UNSENT_BYTES)
+        self._answer_last()
+        writer = self.writer
+        writer.limit_unsent(STREAM_UNSENT_BYTES)
         is_chunked = request.version >= HttpVersion11
         head = reply.head_of_stream(is_chunked=is_chunked)
-        await self.send((head,), len(head))
+        await writer.send((head,), len(head))
         if request.method == hdrs.METH_HEAD:
             return
         async with aclosing(stream):
             async for data, kept_bytes, _ in stream:
                 parts = (b"%x\r\n" % len(data), data, b"\r\n") if is_chunked else (data,)
-                await self.send(parts, sum(map(len, parts)), kept_bytes)
+                await writer.send(parts, sum(map(len, parts)), kept_bytes)
                 del data, parts  # the next piece may come much later
         if is_chunked:
-            await self.send((b"0\r\n\r\n",), 5)
+            await writer.send((b"0\r\n\r\n",), 5)
 
-    def _encoded(self, request: Request, reply: Reply) -> tuple[Sequence[Bytes], int]:
+    def _encode(self, request: Request, reply: Reply) -> tuple[Sequence[Bytes], int]:
         # If the body is incomplete, its rest is read only for a short time. So the connection
         # cannot serve another request.
-        is_last = (
+        if (
             reply.closes
-            or self._is_ending
             or not request.is_kept_alive
             or not request.content.is_eof()
             or ends_connection(request)
-        )
-        self._is_ending = is_last
-        return reply.encoded(request, keeps_alive=not is_last)
+        ):
+            self._answer_last()
+        keeps_alive = self._state is State.ANSWERING
+        return reply.encode(request.method, request.version, keeps_alive=keeps_alive)
 
-    def _refused(self, error: HttpProcessingError) -> tuple[Sequence[Bytes], int]:
-        """Return the encoded reply to bytes that could not be parsed as a request.
-
-        After this reply the connection ends.
-        """
+    def _refuse(self, error: HttpProcessingError) -> tuple[Sequence[Bytes], int]:
+        """Return the encoded reply to bytes that could not be parsed as a request."""
         problem = _problem_of(error, self._config)
-        _logger.debug("refused %s: %s", self.client, problem)
-        self._is_ending = self._is_refused = True
-        return problem_reply(problem).encoded(None, keeps_alive=False)
+        _logger.debug("refused %s: %s", self.peer.client, problem)
+        return problem_reply(problem).encode(keeps_alive=False)
 
-    def _served(self) -> None:
+    def _answer_last(self) -> None:
+        if self._state is State.ANSWERING:
+            self._state = State.ANSWERING_LAST
+
+    def _after_reply(self) -> None:
         """Continue or end the connection, after a request was answered or its client has gone."""
-        self._is_busy = False
-        self.task = None
-        content, self._content = self._content, EMPTY_PAYLOAD
-        if self._request_memory:
-            self._request_memory = 0
-            self._recount()
-        if self.transport is None or self.transport.is_closing():
+        self._task = None
+        reader = self.reader
+        is_body_complete = reader.end_request()
+        if not self.writer.is_open:
             return
-        if self._waiting is None and self._parser is not None and not self._is_ending:
-            self._parse(b"")  # the parser may have unparsed bytes
-        if self._is_ending:
-            if self._is_refused or self._is_more_there:
-                self._send_no_more()
-                self._linger()
-            elif content.is_eof() or self._is_deaf:
-                self.close()
-            else:
-                self._linger()
-        elif self._waiting is not None:
-            self._serve_next()
+        if self._state is State.ANSWERING:
+            self._state = State.IDLE
+            if not reader.has_waiting:
+                reader.parse_held_back()
+            if reader.has_waiting:
+                self.serve_next()
+            elif not reader.is_answering:
+                self._connections.idle.add(self)
+                if reader.is_head_incomplete:
+                    self._connections.header_timeouts.add(self)
+        elif self._state is State.REFUSING or reader.has_more_input:
+            self.writer.half_close()
+            self._linger(State.DRAINING_INPUT)
+        elif is_body_complete or reader.discards_input:
+            self.close()
         else:
-            self._connections.idle.put(self)
-            if self._head_begins:
-                self._connections.heads.put(self)
+            self._linger(State.DRAINING_BODY)
 
-    def _send_no_more(self) -> None:
-        """Half-close: the client sees the end of the replies, and the broker can still read.
-
-        TLS cannot half-close; then nothing is sent.
-        """
-        self._is_all_sent = True
-        transport = self.transport
-        if transport is not None and not transport.is_closing() and transport.can_write_eof():
-            transport.write_eof()
-
-    def _linger(self) -> None:
+    def _linger(self, state: State) -> None:
         """Discard input for a while before closing.
 
         If the broker closed while input is unread, the client would get a reset instead of the
         reply.
         """
-        self._listen_no_more()
-        self._lingering = self._loop.call_later(LINGERING_S, self.close)
-
-    def _threw_away(self, count: int) -> None:
-        if self._is_all_sent:
-            self._thrown_away_bytes += count
-            if self._thrown_away_bytes > LINGERING_BYTES:
-                self.close()
-
-    def _body_ended(self) -> None:
-        if self._lingering is not None:
-            self.close()
+        self._state = state
+        self.reader.discard_input()
+        self._linger_timer = self._loop.call_later(LINGERING_S, self.close)
 
 
 def _problem_of(error: HttpProcessingError, config: HttpConfig) -> Problem:

@@ -8,33 +8,56 @@ import logging
 import socket
 from collections import Counter
 from operator import methodcaller
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.arriving_bytes import ArrivingBytes
-from holdfast.http_api.wire.byte_budget import ByteShare
+from holdfast.http_api.wire.byte_budget import ClientByteBudget
 from holdfast.http_api.wire.client_address import UNKNOWN, client_of
-from holdfast.http_api.wire.connection_limits import Admission
-from holdfast.http_api.wire.deadline_queue import EqualDeadlines
 from holdfast.http_api.wire.problems import Problem
-from holdfast.http_api.wire.reply import PROBLEM_JSON
-from holdfast.http_api.wire.request_reader import SCRATCH_BYTES
-
-if TYPE_CHECKING:
-    from holdfast.http_api.wire.connection import Connection
-    from holdfast.http_api.wire.request_reader import Receiving
-    from holdfast.http_api.wire.response_writer import Sending
-    from holdfast.http_api.wire.tls_handshake import TlsDoor
+from holdfast.http_api.wire.reply import problem_reply
+from holdfast.http_api.wire.timeout_queue import TimeoutQueue
 
 _logger = logging.getLogger(__name__)
 
+#: The size of the shared receive buffer. A head with a small body fits in it. The first bytes of a
+#: large body also arrive in it, so they are copied once more than the rest of the body.
+RECEIVE_BUFFER_BYTES = 16 * 1024
 #: How long a refused connection may take to receive the reason.
-FAREWELL_S = 1.0
+REJECT_TIMEOUT_S = 1.0
 #: At most this many refused connections receive the reason at the same time. Further refused
 #: connections are closed without a reply.
-MAX_FAREWELLS = 64
+MAX_REJECTED = 64
 #: The shortest interval between log lines about an event that may affect many connections.
 LOG_INTERVAL_S = 60.0
+
+
+class Abortable(Protocol):
+    """A connection during its TLS handshake, as the registry sees it."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class Closable(Abortable, Protocol):
+    """An open connection, as the registry sees it."""
+
+    @property
+    def task(self) -> "asyncio.Task[None] | None":
+        """The task that answers the current request."""
+
+    def close(self) -> None:
+        """Close after the written bytes have been sent."""
+
+    def finish(self) -> None:
+        """Close after the reply to the current request."""
+
+
+class SlowReader(Protocol):
+    """A connection whose reply the operating system has not yet accepted."""
+
+    def cut_off(self, reason: str) -> None:
+        """Close at once. `reason` is for the log and the metrics."""
 
 
 class Connections:
@@ -42,23 +65,23 @@ class Connections:
 
     def __init__(self, config: HttpConfig) -> None:
         self._config = config
-        self._admission = Admission(config.max_connections, config.max_connections_per_client)
+        self._limits = ConnectionLimits(config.max_connections, config.max_connections_per_client)
         self._log_from: dict[str, float] = {}
-        self._farewells: set[_TurnedAway] = set()
-        self.open: set[Connection] = set()
-        self.doors: set[TlsDoor] = set()
+        self._rejected: set[_RejectedConnection] = set()
+        self.open: set[Closable] = set()
+        self.handshakes: set[Abortable] = set()
         """Connections during their TLS handshake."""
         self.arriving = ArrivingBytes(config.max_arriving_bytes, config.max_client_arriving_bytes)
-        self.unsent: ByteShare[Sending] = ByteShare(config.max_unsent_bytes)
-        self.heads: EqualDeadlines[Receiving] = EqualDeadlines(
-            config.header_timeout_ms / 1000, methodcaller("head_is_late")
+        self.unsent: ClientByteBudget[SlowReader] = ClientByteBudget(config.max_unsent_bytes)
+        self.header_timeouts: TimeoutQueue[Closable] = TimeoutQueue(
+            config.header_timeout_ms / 1000, self._close_slow_head
         )
         """The connections that must complete a head, each with its deadline."""
-        self.idle: EqualDeadlines[Connection] = EqualDeadlines(
+        self.idle: TimeoutQueue[Closable] = TimeoutQueue(
             config.keepalive_timeout_ms / 1000, methodcaller("close")
         )
         """The connections on which no request is being answered, each with its deadline."""
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.receive_buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         """The shared buffer for received bytes; large bodies have buffers of their own.
 
         The bytes in it are used before another connection receives.
@@ -71,7 +94,7 @@ class Connections:
     @property
     def count(self) -> int:
         """The number of admitted connections that have not ended."""
-        return self._admission.count
+        return self._limits.count
 
     def enter(self, transport: asyncio.Transport, *, is_plain: bool) -> str | None:
         """Admit a new connection and return the name of its client (`client_of`).
@@ -80,7 +103,7 @@ class Connections:
         `is_plain`, the connection has no TLS, so the reason is sent as plain HTTP.
         """
         client = client_at(transport)
-        slug = self._admission.enter(client)
+        slug = self._limits.enter(client)
         if slug is None:
             if self._config.send_buffer_bytes:
                 transport.get_extra_info("socket").setsockopt(
@@ -92,18 +115,19 @@ class Connections:
         self.log_seldom(slug, problem.detail)
         # Refused connections also use file descriptors. If only few connections are allowed, file
         # descriptors are scarce.
-        most = min(MAX_FAREWELLS, max(self._config.max_connections // 4, 1))
-        if not is_plain or len(self._farewells) >= most:
+        most = min(MAX_REJECTED, max(self._config.max_connections // 4, 1))
+        if not is_plain or len(self._rejected) >= most:
             transport.abort()
             return None
-        farewell = _TurnedAway(transport, self._farewells)
-        transport.set_protocol(farewell)
-        farewell.say(closing_response(problem))
+        rejected = _RejectedConnection(transport, self._rejected)
+        transport.set_protocol(rejected)
+        parts, _ = problem_reply(problem).encode(keeps_alive=False)
+        rejected.send(b"".join(parts))
         return None
 
     def leave(self, client: str) -> None:
         """Count an admitted connection as ended."""
-        self._admission.leave(client)
+        self._limits.leave(client)
 
     def log_seldom(self, what: str, sentence: str) -> None:
         """Log `sentence` as a warning, at most once a minute for each `what`."""
@@ -115,7 +139,7 @@ class Connections:
     async def finish(self, timeout_s: float) -> None:
         """Wait for the running requests. After half of the time, cancel the remaining requests."""
         for is_last_try in (False, True):
-            tasks = [each.task for each in self.open if each.task is not None]
+            tasks = [task for each in self.open if (task := each.task) is not None]
             if is_last_try:
                 for task in tasks:
                     task.cancel()
@@ -124,19 +148,23 @@ class Connections:
 
     def abort_all(self) -> None:
         """Close all connections without sending the remaining bytes."""
-        self.heads.stop()
+        self.header_timeouts.stop()
         self.idle.stop()
         for connection in list(self.open):
             connection.abort()
-        for door in list(self.doors):
-            door.abort()
-        for farewell in list(self._farewells):
-            farewell.end()
+        for handshake in list(self.handshakes):
+            handshake.abort()
+        for rejected in list(self._rejected):
+            rejected.abort()
 
     @property
     def is_empty(self) -> bool:
         """Return whether every connection has ended."""
-        return not self.open and not self.doors and not self._farewells
+        return not (self.open or self.handshakes or self._rejected)
+
+    def _close_slow_head(self, connection: Closable) -> None:
+        self.closed_early["slow-head"] += 1
+        connection.close()
 
     def _too_many(self, slug: str, client: str) -> Problem:
         config = self._config
@@ -159,42 +187,66 @@ def client_at(transport: asyncio.BaseTransport) -> str:
     return client_of(peer[0]) if isinstance(peer, tuple) else UNKNOWN
 
 
-def closing_response(problem: Problem) -> bytes:
-    """Return a whole HTTP response for a connection that is refused before a request was read."""
-    body = problem.encode()
-    lines = [
-        f"HTTP/1.1 {problem.kind.status} {problem.kind.title}",
-        f"Content-Type: {PROBLEM_JSON}",
-        f"Content-Length: {len(body)}",
-        *(f"{name}: {value}" for name, value in problem.all_headers()),
-        "Connection: close",
-    ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+class ConnectionLimits:
+    """Limits the number of open connections, in total and per client. Pure.
+
+    For each admitted connection, `leave` must be called once.
+    """
+
+    def __init__(self, max_connections: int, max_per_client: int) -> None:
+        self._max_connections = max_connections
+        self._max_per_client = max_per_client
+        self._by_client: dict[str, int] = {}
+        self.count = 0
+
+    def enter(self, client: str) -> str | None:
+        """Admit a connection and return None, or refuse it and return the kind of the problem."""
+        if self.count >= self._max_connections:
+            return "too-many-connections"
+        of_client = self._by_client.get(client, 0)
+        if of_client >= self._max_per_client:
+            return "too-many-client-connections"
+        self._by_client[client] = of_client + 1
+        self.count += 1
+        return None
+
+    def leave(self, client: str) -> None:
+        """Count a connection of this client as closed."""
+        self.count -= 1
+        left = self._by_client[client] - 1
+        if left:
+            self._by_client[client] = left
+        else:
+            del self._by_client[client]
+
+    def of_client(self, client: str) -> int:
+        """Return how many connections this client has."""
+        return self._by_client.get(client, 0)
 
 
-class _TurnedAway(asyncio.Protocol):
+class _RejectedConnection(asyncio.Protocol):
     """A refused connection that receives the reason before it is closed.
 
     Its input is discarded. If the broker closed at once while input is unread, the client would get
     a reset instead of the reason.
     """
 
-    def __init__(self, transport: asyncio.Transport, others: "set[_TurnedAway]") -> None:
+    def __init__(self, transport: asyncio.Transport, others: "set[_RejectedConnection]") -> None:
         self._transport = transport
         self._others = others
-        self._timer = asyncio.get_running_loop().call_later(FAREWELL_S, self.end)
+        self._timer = asyncio.get_running_loop().call_later(REJECT_TIMEOUT_S, self.abort)
         others.add(self)
 
-    def say(self, response: bytes) -> None:
+    def send(self, response: bytes) -> None:
         """Send the reason, then half-close."""
         self._transport.write(response)
         self._transport.write_eof()
 
-    def end(self) -> None:
-        """Close now."""
+    def abort(self) -> None:
+        """Close at once."""
         self._transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Remove the connection from the set of farewells, and cancel its timer."""
+        """Remove the connection from the set of rejected ones, and cancel its timer."""
         self._timer.cancel()
         self._others.discard(self)

@@ -10,14 +10,11 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from time import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from aiohttp import HttpVersion11, hdrs
+from aiohttp import HttpVersion, HttpVersion11, hdrs
 
 from holdfast.http_api.wire.problems import Problem
-
-if TYPE_CHECKING:
-    from holdfast.http_api.wire.request import Request
 
 Bytes = bytes | bytearray | memoryview
 Headers = Sequence[tuple[str, str]]
@@ -56,10 +53,10 @@ class Reply:
         "held_s",
         "media_type",
         "note",
+        "on_undelivered",
         "parts",
         "status",
         "stream",
-        "unsent",
     )
 
     def __init__(
@@ -83,12 +80,12 @@ class Reply:
         """JSON fields that the audit log adds to its record of the request."""
         self.stream: AsyncGenerator[StreamPiece, None] | None = None
         """A stream that is sent instead of `parts`. After the stream, the connection ends."""
-        self.unsent: Callable[[], object] = nothing
+        self.on_undelivered: Callable[[], object] = nothing
         """Called at most once, if the reply does not reach the client.
 
         The reply was not sent, or the operating system did not accept all of it, or the client
-        closed the connection before all of it arrived. If the reply is a stream, `unsent` is always
-        called at the end of the stream.
+        closed the connection before all of it arrived. If the reply is a stream, it is
+        always called at the end of the stream.
         """
 
     @property
@@ -96,12 +93,13 @@ class Reply:
         """The size of the body in bytes."""
         return sum(map(len, self.parts))
 
-    def encoded(
-        self, request: "Request | None", *, keeps_alive: bool
+    def encode(
+        self, method: str = "", version: HttpVersion = HttpVersion11, *, keeps_alive: bool
     ) -> tuple[Sequence[Bytes], int]:
         """Return the buffers of the response, and the number of bytes that limits count for it.
 
-        `request` is None if the client's bytes were not a valid request.
+        `method` and `version` are those of the request. Omit them if the client's bytes were not a
+        valid request.
         """
         size = self.size
         fields = b""
@@ -111,7 +109,7 @@ class Reply:
             )
         if not keeps_alive:
             fields += b"Connection: close\r\n"
-        elif request is not None and request.version < HttpVersion11:
+        elif version < HttpVersion11:
             fields += b"Connection: keep-alive\r\n"
         head = b"%b%d%b%b\r\n" % (
             _first_lines(self.status, self.media_type),
@@ -119,7 +117,7 @@ class Reply:
             _date_line(int(time())),
             fields,
         )
-        if size == 0 or (request is not None and request.method == hdrs.METH_HEAD):
+        if size == 0 or method == hdrs.METH_HEAD:
             return (head,), len(head)
         if size < _JOIN_BELOW:
             return (b"".join((head, *self.parts)),), size
@@ -139,7 +137,7 @@ class Reply:
 
 
 def nothing() -> None:
-    """Do nothing: the default `unsent` of a reply."""
+    """Do nothing: the default `on_undelivered` of a reply."""
 
 
 def problem_reply(problem: Problem) -> Reply:

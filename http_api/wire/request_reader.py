@@ -11,8 +11,9 @@ requests, and the memory of heads. `body_reader` limits the time and the memory 
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from enum import Flag, auto
+from typing import Protocol, cast
 
 from aiohttp import EMPTY_PAYLOAD, hdrs, web
 
@@ -28,19 +29,16 @@ from holdfast.http_api.wire.aiohttp_parser import (
 from holdfast.http_api.wire.arriving_bytes import LIMIT
 from holdfast.http_api.wire.body_buffer import ArrivingBody
 from holdfast.http_api.wire.chunk_walk import ChunkWalk, UnclearEnd
+from holdfast.http_api.wire.connection_registry import (
+    RECEIVE_BUFFER_BYTES,
+    Closable,
+    Connections,
+)
 from holdfast.http_api.wire.framing import ends_connection
 from holdfast.http_api.wire.head_size import head_bytes, head_memory, unfinished_head_memory
 from holdfast.http_api.wire.next_head import begins_with_bare_line_end, head_begins, head_begins_at
-from holdfast.http_api.wire.request import Content, Request
-from holdfast.http_api.wire.response_writer import Sending
+from holdfast.http_api.wire.request import Content, Peer, Request
 
-if TYPE_CHECKING:
-    from holdfast.http_api.wire.connection import Connection
-    from holdfast.http_api.wire.connection_registry import Connections
-
-#: The size of the shared receive buffer. A head with a small body fits in it. The first bytes of a
-#: large body also arrive in it, so they are copied once more than the rest of the body.
-SCRATCH_BYTES = 16 * 1024
 #: At most this many requests wait while the current one is answered. If as many wait, nothing more
 #: is parsed or read. The limit is low because each small head costs a millisecond, even if its
 #: request is never answered.
@@ -72,41 +70,76 @@ class NoRoom(HttpProcessingError):
         self.limit_name = limit_name
 
 
-class Receiving(Sending):
-    """Reads and queues a client's requests. The subclass answers them.
+class PauseReason(Flag):
+    """Why reading from the client is paused."""
 
-    `_serve_next` is called when a request waits and no request is being answered.
-    """
+    NONE = 0
+    PIPELINE = auto()
+    """Too many requests wait."""
+    BODY_TURN = auto()
+    """The body of a waiting request has begun; its rest bypasses the parser."""
+    BODY_READER = auto()
+    """The body of the current request has begun, and its reader is not ready yet."""
+    BODY_BUFFER = auto()
+    """Too many unread bytes of a chunked body are buffered."""
+
+
+class Owner(Closable, Protocol):
+    """The connection, as its reader sees it."""
+
+    def serve_next(self) -> None:
+        """Begin to answer the oldest waiting request."""
+
+    def cut_off(self, reason: str) -> None:
+        """Close at once. `reason` is for the log and the metrics."""
+
+
+class RequestReader:
+    """Receives and queues the requests of one client. `next_request` hands them out in order."""
 
     __slots__ = (
         "_arriving",
         "_chunks",
+        "_config",
+        "_connections",
         "_content",
         "_counted_bytes",
-        "_head_begins",
+        "_discards_input",
+        "_has_more_input",
         "_head_bytes",
-        "_is_body_read",
-        "_is_busy",
-        "_is_crowded",
-        "_is_deaf",
-        "_is_flooded",
-        "_is_followed",
-        "_is_held_back",
-        "_is_stopped",
+        "_is_answering",
+        "_is_body_counted",
+        "_is_head_incomplete",
+        "_is_paused",
+        "_loop",
+        "_owner",
         "_parser",
-        "_pauses",
+        "_parser_pauses",
+        "_pause_reasons",
+        "_peer",
         "_request_memory",
         "_skip_bytes",
         "_text",
+        "_transport",
         "_waiting",
         "_waiting_memory",
         "received_at",
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, config: HttpConfig, connections: "Connections"
+        self,
+        loop: asyncio.AbstractEventLoop,
+        config: HttpConfig,
+        connections: Connections,
+        owner: Owner,
     ) -> None:
-        super().__init__(loop, config, connections)
+        self._loop = loop
+        self._config = config
+        self._connections = connections
+        self._owner: Owner | None = owner
+        """The connection; None after it is lost."""
+        self._transport: asyncio.Transport | None = None
+        self._peer = Peer()
         self._parser: HttpRequestParser | None = None
         self._waiting: (
             deque[tuple[RawRequestMessage | HttpProcessingError, Content, int]] | None
@@ -133,28 +166,24 @@ class Receiving(Sending):
         self._chunks: ChunkWalk | None = None
         """The position in the chunked body that is arriving; None if no chunked body is arriving.
         """
-        self._head_begins = False
+        self._is_head_incomplete = False
         """Whether a further head has begun after complete requests, as far as can be detected."""
         self._content: Content = EMPTY_PAYLOAD
         """The body of the request that is being answered."""
         self._arriving: ArrivingBody | None = None
         """The body of the current request while it is received without the parser, else None."""
-        self._is_body_read = False
+        self._is_body_counted = False
         """Whether the current request's body is counted by its `BodyReader`, not by this class."""
-        self._is_busy = False
+        self._is_answering = False
         """Whether a request is being answered."""
-        self._is_deaf = False
+        self._discards_input = False
         """Whether received bytes are discarded."""
-        self._is_followed = False
+        self._has_more_input = False
         """Whether bytes came after the last request that will be answered."""
-        # Three reasons to pause reading:
-        # `_is_crowded`: too many requests wait.
-        # `_is_held_back`: the body of a waiting request has begun; its rest bypasses the parser.
-        # `_is_flooded`: too many unread bytes of a chunked body are buffered.
-        self._is_crowded = self._is_held_back = self._is_flooded = False
-        self._is_stopped = False
-        """Whether reading is paused."""
-        self._pauses = 0
+        self._pause_reasons = PauseReason.NONE
+        self._is_paused = False
+        """Whether reading from the transport is paused."""
+        self._parser_pauses = 0
         """How often `pause_reading` of the parser was called.
 
         The parser pauses only when it reaches the next piece of a body. That piece may come much
@@ -163,92 +192,149 @@ class Receiving(Sending):
         self.received_at = 0.0
         """When bytes last arrived, by the loop's clock."""
 
-    def head_is_late(self) -> None:
-        """Close the connection, because a head was not complete before its deadline."""
-        self._connections.closed_early["slow-head"] += 1
-        self.close()
+    def attach(self, transport: asyncio.Transport, peer: Peer) -> None:
+        """Receive from this transport from now on."""
+        self._transport, self._peer = transport, peer
 
-    # -- implemented by the subclass ---------------------------------------------------------------
+    def detach(self) -> None:
+        """Drop the parser, the waiting requests and the body, because the connection is lost."""
+        self._transport = self._owner = None
+        self._discards_input = True
+        self._parser = self._waiting = self._arriving = None
+        self._content = EMPTY_PAYLOAD
+        self._waiting_memory = self._request_memory = self._head_bytes = 0
+        self._recount()
 
-    def _serve_next(self) -> None:
-        """Begin to answer the oldest waiting request."""
-        raise NotImplementedError
+    # -- what the connection may ask -----------------------------------------------------------
 
-    def _body_ended(self) -> None:
-        """Called when a body that bypasses the parser is complete, or completely discarded."""
-        raise NotImplementedError
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request, or the error that ended parsing, waits to be answered."""
+        return self._waiting is not None
 
-    def _threw_away(self, count: int) -> None:
-        """Called when `count` bytes arrived and were discarded."""
-        raise NotImplementedError
+    @property
+    def waiting_count(self) -> int:
+        """How many requests wait to be answered."""
+        return len(self._waiting or ())
+
+    @property
+    def waiting_memory(self) -> int:
+        """The memory of all waiting requests, in bytes."""
+        return self._waiting_memory
+
+    @property
+    def counted_bytes(self) -> int:
+        """The bytes that `Connections.arriving` counts for this connection."""
+        return self._counted_bytes
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is being answered."""
+        return self._is_answering
+
+    @property
+    def has_parser(self) -> bool:
+        """Whether a parser exists: the bytes received do not end exactly at a request."""
+        return self._parser is not None
+
+    @property
+    def is_chunked_body_open(self) -> bool:
+        """Whether a chunked body is arriving."""
+        return self._chunks is not None
+
+    @property
+    def is_head_incomplete(self) -> bool:
+        """Whether a further head has begun after complete requests, as far as can be detected."""
+        return self._is_head_incomplete
+
+    @property
+    def discards_input(self) -> bool:
+        """Whether received bytes are discarded."""
+        return self._discards_input
+
+    @property
+    def has_more_input(self) -> bool:
+        """Whether bytes came after the request that is being answered."""
+        return self._has_more_input or self._is_head_incomplete or self._waiting is not None
+
+    @property
+    def pause_reasons(self) -> PauseReason:
+        """Why reading is paused. If received bytes are discarded, the reasons have no effect."""
+        return self._pause_reasons
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether reading from the transport is paused."""
+        return self._is_paused
 
     # -- received bytes --------------------------------------------------------------------------
 
     @property
     def connected(self) -> bool:
         """Whether the client is connected. aiohttp's chunked bodies read this attribute."""
-        return self.transport is not None
+        return self._transport is not None
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def buffer(self) -> memoryview:
         """Return the buffer for the next bytes.
 
         Return the own buffer of the body that is arriving, or the buffer that all connections
-        share. `buffer_updated` must process the bytes before the shared buffer is used again.
+        share. `receive` must process the bytes before the shared buffer is used again.
         """
         arriving = self._arriving
-        scratch = self._connections.scratch
-        return scratch if arriving is None else arriving.room(scratch)
+        shared = self._connections.receive_buffer
+        return shared if arriving is None else arriving.room(shared)
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Process `nbytes` received bytes."""
+    def receive(self, count: int) -> bool:
+        """Process `count` bytes in the buffer.
+
+        Return True if they complete a body that bypasses the parser, or the rest of a body that is
+        discarded.
+        """
         arriving = self._arriving
         if arriving is None:
-            self.data_received(bytes(self._connections.scratch[:nbytes]))
-            return
+            self.feed(bytes(self._connections.receive_buffer[:count]))
+            return False
         self.received_at = self._loop.time()
-        if arriving.received(nbytes):
-            self._arriving = None
-            self._body_ended()
+        if not arriving.received(count):
+            return False
+        self._arriving = None
+        return True
 
-    def data_received(self, data: bytes) -> None:
-        """Parse `data`, and begin to answer a request if none is being answered."""
+    def feed(self, data: bytes) -> None:
+        """Parse `data` and queue the requests in it."""
         # The loop's time is the time when the iteration began. So if a thousand requests arrive in
         # one iteration, the waiting time of the last request includes the processing of the
         # requests before it.
         self.received_at = self._loop.time()
         self._parse(data)
-        if self._is_busy:
+        if self._is_answering:
             self._hold_back()
-        elif self._waiting is not None:
-            self._serve_next()
-        elif self._is_deaf:
-            self._threw_away(len(data))
-        elif data:
-            self._connections.heads.put(self)
+        elif self._waiting is None and not self._discards_input and data:
+            assert self._owner is not None, "bytes arrive after the connection is lost"
+            self._connections.header_timeouts.add(self._owner)
 
     def _hold_back(self) -> None:
         """Pause reading if a waiting request has an incomplete body of known length.
 
         When this request is the current one, the rest of its body bypasses the parser.
         """
-        if self._waiting is not None and not self._is_held_back:
+        if self._waiting is not None and not self._pause_reasons & PauseReason.BODY_TURN:
             message, content, _ = self._waiting[-1]
             if isinstance(message, HttpProcessingError) or content.is_eof():
                 return
             if hdrs.CONTENT_LENGTH in message.headers:
-                self._is_held_back = True
-                self._set_reading()
+                self._pause(PauseReason.BODY_TURN)
 
     def _parse(self, data: bytes) -> None:
-        if self._is_deaf:
-            self._is_followed = self._is_followed or _is_more(data)
+        if self._discards_input:
+            self._has_more_input = self._has_more_input or _is_more(data)
             return
         parser = self._parser
         if is_new := parser is None:
             if data[:1] in (b"\r", b"\n") and begins_with_bare_line_end(data):
-                self._no_more_requests(BadHttpMessage(_BARE_LINE_END))
+                self._stop_parsing(BadHttpMessage(_BARE_LINE_END))
                 return
-            self._skip_bytes, self._chunks, self._pauses = 0, None, 0
+            self._skip_bytes, self._chunks, self._parser_pauses = 0, None, 0
             parser = self._parser = new_parser(self, self._loop)
         body_ends = 0
         if is_new:
@@ -257,52 +343,51 @@ class Receiving(Sending):
             try:
                 body_ends = self._pass_body(data)
             except UnclearEnd:
-                self._no_more_requests(BadHttpMessage(_UNCLEAR_END))
+                self._stop_parsing(BadHttpMessage(_UNCLEAR_END))
                 return
             self._text += data[body_ends:]
         messages, is_one, error = self._fed(parser, data, is_new=is_new)
         if error is not None and not messages:
-            self._no_more_requests(error)
+            self._stop_parsing(error)
             return
         if not messages:  # `data` is a part of a head, or of a body, maybe with bytes after it
             content = self._waiting[-1][1] if self._waiting else self._content
             self._keep_end_of_text()
             self._count()
-            if content.is_eof() and not self._is_held_back:
+            if content.is_eof() and not self._pause_reasons & PauseReason.BODY_TURN:
                 behind = data[body_ends:]
                 if head_begins(behind):
-                    self._head_begins = True
-                if self._head_begins or not self._is_busy:
+                    self._is_head_incomplete = True
+                if self._is_head_incomplete or not self._is_answering:
                     self._count_unfinished_head(len(behind))
             return
-        self._connections.heads.take(self)
+        self._stop_header_timeout()
         message, content = messages[-1]
         bodies = [content.total_bytes] if is_one else self._follow(messages)
         if (clear := len(bodies)) < len(messages):
             if not clear or self._queue(messages[:clear], bodies, len(data)):
-                self._no_more_requests(BadHttpMessage(_UNCLEAR_END))
+                self._stop_parsing(BadHttpMessage(_UNCLEAR_END))
             return
         if not self._queue(messages, bodies, len(data)):
             return
         if is_last := content.is_eof() and _is_last(message):
-            self._is_deaf = True
-            self._is_followed = not is_one and _is_more(self._text)
+            self._discards_input = True
+            self._has_more_input = not is_one and _is_more(self._text)
         if is_one or is_last:
             # The next bytes begin with a head, or are discarded.
             self._parser = None
             self._text = b""
-            self._head_begins = False
+            self._is_head_incomplete = False
         elif error is not None:
-            self._head_begins = False
-            self._no_more_requests(error)
+            self._is_head_incomplete = False
+            self._stop_parsing(error)
         else:
             known_bytes = 0 if message.chunked else content.total_bytes
-            self._head_begins = content.is_eof() and head_begins(data, known_bytes)
-        self._head_bytes = len(data) - head_begins_at(data) if self._head_begins else 0
+            self._is_head_incomplete = content.is_eof() and head_begins(data, known_bytes)
+        self._head_bytes = len(data) - head_begins_at(data) if self._is_head_incomplete else 0
         self._count()
-        if self._waiting is not None and self._is_too_much(self._waiting):
-            self._is_crowded = True
-            self._set_reading()
+        if self._is_pipeline_full():
+            self._pause(PauseReason.PIPELINE)
 
     def _fed(
         self, parser: HttpRequestParser, data: bytes, *, is_new: bool
@@ -315,7 +400,7 @@ class Receiving(Sending):
         """
         # The parser pauses after each request. It may also pause once for an earlier call of its
         # `pause_reading`, and once for each such call during this loop.
-        self._pauses = min(self._pauses, 1)
+        self._parser_pauses = min(self._parser_pauses, 1)
         fed_again = 0
         waiting = self._waiting or ()
         content = waiting[-1][1] if waiting else self._content
@@ -333,15 +418,15 @@ class Receiving(Sending):
                 content, is_body_open = messages[-1][1], True
                 if is_new and _is_all_of(data, content):
                     return messages, True, None
-            self._is_deaf = is_upgraded
+            self._discards_input = is_upgraded
             if is_body_open and content.is_eof():  # a request has ended
                 goes_on = len(waiting) + len(messages) < MAX_WAITING and not (
                     messages and _is_last(messages[-1][0])
                 )
             else:
-                goes_on = fed_again < self._pauses
+                goes_on = fed_again < self._parser_pauses
                 fed_again += 1
-            if not goes_on or self._is_deaf or self._is_flooded:
+            if not goes_on or self._discards_input or self._pause_reasons & PauseReason.BODY_BUFFER:
                 return messages, False, None
             data, is_new = b"", False
 
@@ -412,9 +497,9 @@ class Receiving(Sending):
         if len(self._text) > 4 and b"\r\n\r\n" not in self._text:
             self._text = b"." + self._text[-3:]
 
-    def _is_too_much(self, waiting: Sized) -> bool:
-        return (
-            len(waiting) >= MAX_WAITING
+    def _is_pipeline_full(self) -> bool:
+        return self._waiting is not None and (
+            len(self._waiting) >= MAX_WAITING
             or self._waiting_memory >= self._config.max_waiting_head_bytes
         )
 
@@ -436,7 +521,7 @@ class Receiving(Sending):
         message, content = messages[0]
         if (
             len(messages) == 1
-            and not self._is_busy
+            and not self._is_answering
             and not message.chunked
             and not may_be_large
             and self._head_bytes + size + _QUICK_PER_HEADER * len(message.raw_headers)
@@ -457,16 +542,16 @@ class Receiving(Sending):
         """Count `size` more bytes of an incomplete head. Refuse the head if it is too large.
 
         The bytes may include the end of a chunked body. So the limit is higher by the size of one
-        read, SCRATCH_BYTES.
+        read, RECEIVE_BUFFER_BYTES.
         """
         self._head_bytes += size
-        if self._head_bytes > self._config.max_head_bytes + SCRATCH_BYTES:
+        if self._head_bytes > self._config.max_head_bytes + RECEIVE_BUFFER_BYTES:
             self._refuse_head()
         self._count()
 
     def _refuse_head(self) -> None:
         self._head_bytes = 0
-        self._no_more_requests(HeadTooLarge())
+        self._stop_parsing(HeadTooLarge())
 
     # -- memory of heads -----------------------------------------------------------------------
 
@@ -488,7 +573,7 @@ class Receiving(Sending):
             message, content, memory = self._waiting[-1]
             self._waiting[-1] = message, content, memory + size
             self._waiting_memory += size
-        elif not self._is_body_read:
+        elif not self._is_body_counted:
             self._request_memory += size
 
     def _recount(self) -> str | None:
@@ -506,7 +591,7 @@ class Receiving(Sending):
         arriving = self._connections.arriving
         if size == 0:
             arriving.release(self)
-        elif refused := arriving.take(self, self.client, size, self._give_way):
+        elif refused := arriving.take(self, self._peer.client, size, self._give_way):
             return refused
         self._counted_bytes = size
         return None
@@ -519,12 +604,14 @@ class Receiving(Sending):
         """
         self._connections.arriving.release(self)
         self._counted_bytes = 0
-        if self._is_busy or self._waiting is not None or self._is_deaf:
-            self.cut_off("arriving-limit")
+        if self._owner is None:
+            return
+        if self._is_answering or self._waiting is not None or self._discards_input:
+            self._owner.cut_off("arriving-limit")
             return
         self._head_bytes = 0
-        self._no_more_requests(NoRoom(limit_name))
-        self._serve_next()
+        self._stop_parsing(NoRoom(limit_name))
+        self._owner.serve_next()
 
     def count_more(self, size: int) -> str | None:
         """Count `size` more bytes for the current request until it is answered.
@@ -537,23 +624,28 @@ class Receiving(Sending):
             self._request_memory -= size
         return refused
 
-    def body_is_read(self) -> None:
-        """Called by `BodyReader`: from now on it counts the bytes of the current body."""
-        self._is_body_read = True
+    def expect_body(self, *, sends_continue: bool) -> None:
+        """Note that a `BodyReader` now waits for the current body and counts its bytes.
 
-    def _no_more_requests(self, error: HttpProcessingError) -> None:
+        With `sends_continue`, send "100 Continue" to the client.
+        """
+        self._is_body_counted = True
+        if sends_continue and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _stop_parsing(self, error: HttpProcessingError) -> None:
         """Stop parsing, because the received bytes are not valid requests.
 
         If a body is incomplete, its reader gets the error. Otherwise `error` is queued, and the
         client gets it as the reply.
         """
-        self._is_deaf = True
+        self._discards_input = True
         self._parser = None
         content = self._waiting[-1][1] if self._waiting else self._content
         if not content.is_eof():
             content.set_exception(web.RequestPayloadError(str(error)))
             return
-        self._connections.heads.take(self)
+        self._stop_header_timeout()
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append((error, EMPTY_PAYLOAD, 0))
@@ -562,85 +654,104 @@ class Receiving(Sending):
 
     def pause_reading(self) -> None:
         """Pause the parser and reading. A chunked body calls this when its buffer is full."""
-        self._is_flooded = True
         if self._parser is not None:
             self._parser.pause_reading()
-            self._pauses += 1
-        self._set_reading()
+            self._parser_pauses += 1
+        self._pause(PauseReason.BODY_BUFFER)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Continue reading. A chunked body calls this when it has room again or is complete."""
-        if not self._is_flooded:
+        if not self._pause_reasons & PauseReason.BODY_BUFFER:
             return
-        self._is_flooded = False
-        if resume_parser and self._parser is not None:
-            self._parse(b"")
-        self._set_reading()
+        self._pause_reasons &= ~PauseReason.BODY_BUFFER
+        if resume_parser:
+            self.parse_held_back()
+        self._apply_pause()
 
-    def _set_reading(self) -> None:
-        """Pause or resume reading from the socket, as the attributes require."""
-        arriving = self._arriving
-        is_stopped = not self._is_deaf and (
-            self._is_crowded
-            or self._is_held_back
-            or self._is_flooded
-            or (arriving is not None and not arriving.is_wanted)
-        )
-        if is_stopped != self._is_stopped and self.transport is not None:
-            self._is_stopped = is_stopped
-            if is_stopped:
-                self.transport.pause_reading()
+    def _pause(self, reason: PauseReason) -> None:
+        self._pause_reasons |= reason
+        self._apply_pause()
+
+    def _resume(self, reason: PauseReason) -> None:
+        if self._pause_reasons & reason:
+            self._pause_reasons &= ~reason
+            self._apply_pause()
+
+    def _apply_pause(self) -> None:
+        """Pause or resume reading from the transport."""
+        is_paused = bool(self._pause_reasons) and not self._discards_input
+        if is_paused != self._is_paused and self._transport is not None:
+            self._is_paused = is_paused
+            if is_paused:
+                self._transport.pause_reading()
             else:
-                self.transport.resume_reading()
+                self._transport.resume_reading()
 
-    # -- used by the subclass ----------------------------------------------------------------------
+    # -- the current request -----------------------------------------------------------------------
 
-    def _next_request(self) -> Request | HttpProcessingError:
+    def next_request(self) -> Request | HttpProcessingError:
         """Remove and return the oldest waiting request, or the error that ended parsing.
 
-        Callers must check that `_waiting` is not None. The body of the request becomes `_content`.
+        Callers must check `has_waiting` first, and call `end_request` after the reply.
         """
+        self._is_answering = True
         waiting = self._waiting
         assert waiting is not None
         message, content, memory = waiting.popleft()
         self._waiting_memory -= memory
         self._request_memory = memory
         if (
-            self._is_crowded
+            self._pause_reasons
             and len(waiting) <= MAX_WAITING // 2
             and self._waiting_memory <= self._config.max_waiting_head_bytes // 2
+            and self._pause_reasons & PauseReason.PIPELINE
         ):
-            self._is_crowded = False
-            if self._parser is not None:
-                self._parse(b"")  # the bytes that the parser has held back
-            self._set_reading()
+            self._pause_reasons &= ~PauseReason.PIPELINE
+            self.parse_held_back()
+            self._apply_pause()
         if not waiting:
             self._waiting = None
         if isinstance(message, HttpProcessingError):
             return message
-        return self._request(message, content)
+        self._is_body_counted = False
+        if not content.is_eof() and self._waiting is None:
+            content = self._bypass_parser(message, content)
+        self._content = content
+        if self._pause_reasons:
+            self._resume(PauseReason.BODY_TURN)
+        return Request(message, content, self._peer, self)
 
-    def _request(self, message: RawRequestMessage, content: Content) -> Request:
-        request = Request(message, content, cast("Connection", self))
-        self._is_held_back = self._is_body_read = False
-        if not content.is_eof() and self._waiting is None and not self._is_flooded:
-            length = request.content_length
-            if length is not None:
-                # The parser has no unparsed bytes. The rest of the body is received directly into
-                # the body's buffer.
-                self._parser = None
-                begun_with = cast(bytes, content.read_nowait())
-                self._arriving = ArrivingBody(length, begun_with, self._set_reading)
-                request.content = self._arriving
-        self._content = request.content
-        return request
+    def _bypass_parser(self, message: RawRequestMessage, content: Content) -> Content:
+        """Receive the rest of a body of known length directly into the body's buffer.
 
-    @property
-    def _is_more_there(self) -> bool:
-        """Whether bytes came after the request that is being answered."""
-        return self._is_followed or self._head_begins or self._waiting is not None
+        Return the body. A chunked body continues through the parser.
+        """
+        length = message.headers.get(hdrs.CONTENT_LENGTH)
+        if length is None or self._pause_reasons & PauseReason.BODY_BUFFER:
+            return content
+        # The parser has no unparsed bytes.
+        self._parser = None
+        first = cast(bytes, content.read_nowait())
+        arriving = ArrivingBody(int(length), first, lambda: self._resume(PauseReason.BODY_READER))
+        self._pause(PauseReason.BODY_READER)
+        self._arriving = arriving
+        return arriving
 
-    def _listen_no_more(self) -> None:
+    def end_request(self) -> bool:
+        """Note that the current request was answered. Return whether its whole body has arrived."""
+        self._is_answering = False
+        content, self._content = self._content, EMPTY_PAYLOAD
+        if self._request_memory:
+            self._request_memory = 0
+            self._recount()
+        return content.is_eof()
+
+    def parse_held_back(self) -> None:
+        """Parse the bytes that the parser holds back, if there are any."""
+        if self._parser is not None:
+            self._parse(b"")
+
+    def discard_input(self) -> None:
         """Discard further input and the waiting requests, because the last reply was sent.
 
         The connection still reads, so that the client can finish sending.
@@ -650,17 +761,14 @@ class Receiving(Sending):
         self._recount()
         if self._arriving is not None:
             self._arriving.drop()
+            self._pause_reasons &= ~PauseReason.BODY_READER
         else:
-            self._is_deaf = True
-        self._set_reading()
+            self._discards_input = True
+        self._apply_pause()
 
-    def _forget(self) -> None:
-        """Drop the parser, the waiting requests and the body, because the connection is lost."""
-        self._is_deaf = True
-        self._parser = self._waiting = self._arriving = None
-        self._content = EMPTY_PAYLOAD
-        self._waiting_memory = self._request_memory = self._head_bytes = 0
-        self._recount()
+    def _stop_header_timeout(self) -> None:
+        if self._owner is not None:
+            self._connections.header_timeouts.remove(self._owner)
 
 
 def _is_last(message: RawRequestMessage) -> bool:

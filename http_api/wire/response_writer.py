@@ -1,4 +1,4 @@
-"""The sending half of a connection: it writes replies, and closes connections of slow clients.
+"""The sending half of a connection: it writes replies, and cuts off clients that receive slowly.
 
 The transport's write buffer has the limit 0, so asyncio pauses writing whenever the operating
 system has not accepted the whole reply. That happens only with slow clients. From then on the reply
@@ -11,15 +11,12 @@ import select
 import socket
 import termios
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.client_address import UNKNOWN
+from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.reply import Bytes
-from holdfast.http_api.wire.transfer_rate import Pace
-
-if TYPE_CHECKING:
-    from holdfast.http_api.wire.connection_registry import Connections
+from holdfast.http_api.wire.transfer_watch import TransferWatch
 
 #: At most this many bytes of a reply are written in one loop iteration (about a millisecond).
 _PIECE_BYTES = 1024 * 1024
@@ -31,27 +28,25 @@ _TLS_FIRST_PAUSE_S = 0.001
 _TLS_LONGEST_PAUSE_S = 0.25
 
 
-class Sending(asyncio.BufferedProtocol):
-    """Writes replies, one at a time, to the transport that the subclass has set."""
+class ResponseWriter:
+    """Writes replies, one at a time, to the transport of one connection."""
 
     __slots__ = (
+        "_accepted",
+        "_client",
         "_config",
         "_connections",
+        "_is_paused",
         "_loop",
-        "_pace",
         "_raw",
         "_sending_bytes",
-        "_taken",
-        "_write_deadline",
-        "_write_timer",
+        "_watch",
         "_written_bytes",
-        "client",
         "transport",
-        "writing_paused",
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, config: HttpConfig, connections: "Connections"
+        self, loop: asyncio.AbstractEventLoop, config: HttpConfig, connections: Connections
     ) -> None:
         self._loop = loop
         self._config = config
@@ -60,16 +55,36 @@ class Sending(asyncio.BufferedProtocol):
         """The TCP transport under TLS; None without TLS."""
         self._sending_bytes = 0
         self._written_bytes = 0
-        self._pace: Pace | None = None
-        self._write_deadline = 0.0
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._taken: asyncio.Future[None] | None = None
-        self.client = UNKNOWN
-        """The name of the client (`client_of`), for limits that are counted per client."""
+        self._watch: TransferWatch | None = None
+        """Watches the current reply while its client is slow, else None."""
+        self._accepted: asyncio.Future[None] | None = None
+        """Completed when the operating system has accepted the whole reply."""
+        self._is_paused = False
+        self._client = UNKNOWN
         self.transport: asyncio.Transport | None = None
         """The transport; None before the connection is made and after it is lost."""
-        self.writing_paused = False
+
+    def attach(
+        self, transport: asyncio.Transport, client: str, raw: asyncio.Transport | None
+    ) -> None:
+        """Write to this transport from now on. `raw` is the TCP transport under TLS."""
+        self.transport, self._client, self._raw = transport, client, raw
+
+    def detach(self) -> None:
+        """Release the transport, and let `send` continue, because the connection is lost."""
+        self.transport = self._raw = None
+        self._stop_watch()
+        self._complete_send()
+
+    @property
+    def is_paused(self) -> bool:
         """Whether the operating system has not yet accepted the whole reply."""
+        return self._is_paused
+
+    @property
+    def is_open(self) -> bool:
+        """Whether replies can be written: the connection is neither lost nor being closed."""
+        return self.transport is not None and not self.transport.is_closing()
 
     async def send(self, parts: Sequence[Bytes], size: int, kept_bytes: int = 0) -> None:
         """Write a whole reply of `size` bytes, and wait until the operating system has accepted it.
@@ -88,9 +103,9 @@ class Sending(asyncio.BufferedProtocol):
             _write(transport, parts)
         else:
             await self._send_large(transport, parts)
-        if self.writing_paused:
-            self._taken = self._loop.create_future()
-            await self._taken
+        if self._is_paused:
+            self._accepted = self._loop.create_future()
+            await self._accepted
             if self.transport is None:
                 raise ConnectionResetError("the client is gone")
 
@@ -131,19 +146,19 @@ class Sending(asyncio.BufferedProtocol):
                     piece = memoryview(part)[start : start + _TLS_PIECE_BYTES]
                     self._written_bytes += len(piece)
                     transport.write(piece)
-                    await self._until_taken(raw)
+                    await self._wait_accepted(raw)
         finally:
-            self._end_behind()
+            self._stop_watch()
 
-    async def _until_taken(self, raw: asyncio.Transport) -> None:
+    async def _wait_accepted(self, raw: asyncio.Transport) -> None:
         pause_s = _TLS_FIRST_PAUSE_S
         while raw.get_write_buffer_size() and self.transport is not None:
-            if self._pace is None:
-                self._begin_behind()
+            if self._watch is None:
+                self._start_watch()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _TLS_LONGEST_PAUSE_S)
 
-    def _bound_unsent(self, size: int) -> None:
+    def limit_unsent(self, size: int) -> None:
         """Limit the bytes that the operating system buffers before it sends them.
 
         Bytes that are sent but not yet acknowledged do not count. So the limit does not reduce the
@@ -155,28 +170,31 @@ class Sending(asyncio.BufferedProtocol):
                 socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size
             )
 
-    def _has_untaken(self) -> bool:
+    def has_unacknowledged_bytes(self) -> bool:
         """Return whether some bytes are not yet acknowledged by the client's system (TCP)."""
         wire = self._raw or self.transport
         if wire is None:
             return False
-        untaken = bytearray(4)
-        fcntl.ioctl(wire.get_extra_info("socket").fileno(), termios.TIOCOUTQ, untaken)
-        return any(untaken)
+        count = bytearray(4)
+        fcntl.ioctl(wire.get_extra_info("socket").fileno(), termios.TIOCOUTQ, count)
+        return any(count)
 
-    def pause_writing(self) -> None:
-        """Begin to enforce the minimum rate and the deadline, because the client is slow.
+    def pause(self) -> None:
+        """Begin to enforce the minimum rate and the deadline, because the client is slow."""
+        self._is_paused = True
+        self._start_watch()
 
-        asyncio calls this when the operating system has not accepted all bytes.
-        """
-        self.writing_paused = True
-        self._begin_behind()
+    def resume(self) -> None:
+        """Let `send` continue, because the operating system has accepted all bytes."""
+        self._is_paused = False
+        self._stop_watch()
+        self._complete_send()
 
-    def resume_writing(self) -> None:
-        """Let `send` continue. asyncio calls this when the system has accepted all bytes."""
-        self.writing_paused = False
-        self._end_behind()
-        self._tell_taken()
+    def half_close(self) -> None:
+        """Show the client the end of the replies. TLS cannot half-close; then nothing is sent."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing() and transport.can_write_eof():
+            transport.write_eof()
 
     def close(self) -> None:
         """Close after the written bytes have been sent."""
@@ -192,55 +210,37 @@ class Sending(asyncio.BufferedProtocol):
         """Close the connection at once, because its client uses too much of a shared resource."""
         self._connections.closed_early[reason] += 1
         self._connections.log_seldom(
-            reason, f"closed a connection of {self.client or 'a client'}: {reason}"
+            reason, f"closed a connection of {self._client or 'a client'}: {reason}"
         )
-        self._end_behind()
+        self._stop_watch()
         self.abort()
 
-    def _lost(self) -> None:
-        """Release the transport, and let `send` continue, because the connection is lost."""
-        self.transport = self._raw = None
-        self._end_behind()
-        self._tell_taken()
+    def _complete_send(self) -> None:
+        accepted, self._accepted = self._accepted, None
+        if accepted is not None and not accepted.done():
+            accepted.set_result(None)
 
-    def _tell_taken(self) -> None:
-        """Let `send` continue, because its reply was accepted or the connection is lost."""
-        taken, self._taken = self._taken, None
-        if taken is not None and not taken.done():
-            taken.set_result(None)
-
-    def _begin_behind(self) -> None:
-        now = self._loop.time()
-        self._write_deadline = now + self._config.write_timeout_ms / 1000
-        self._pace = Pace(self._config.min_transfer_bytes_per_s, now, self._taken_bytes())
-        self._await_progress(now)
-        for slowest in self._connections.unsent.add(self, self.client, self._sending_bytes):
+    def _start_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        self._watch = TransferWatch(
+            self._loop,
+            self._config,
+            self._config.write_timeout_ms,
+            self._accepted_bytes,
+            lambda _: self.cut_off("slow-reader"),
+        )
+        for slowest in self._connections.unsent.add(self, self._client, self._sending_bytes):
             slowest.cut_off("unsent-limit")
 
-    def _end_behind(self) -> None:
-        if self._pace is None:
+    def _stop_watch(self) -> None:
+        if self._watch is None:
             return
-        self._pace = None
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._watch.stop()
+        self._watch = None
         self._connections.unsent.discard(self)
 
-    def _await_progress(self, now: float) -> None:
-        self._write_timer = self._loop.call_at(
-            min(now + self._config.transfer_grace_ms / 1000, self._write_deadline),
-            self._check_progress,
-        )
-
-    def _check_progress(self) -> None:
-        now = self._loop.time()
-        assert self._pace is not None
-        if now >= self._write_deadline or self._pace.is_too_slow(now, self._taken_bytes()):
-            self.cut_off("slow-reader")
-        else:
-            self._await_progress(now)
-
-    def _taken_bytes(self) -> int:
+    def _accepted_bytes(self) -> int:
         """Return how many bytes of the reply the operating system has accepted."""
         wire = self._raw or self.transport
         return self._written_bytes - (wire.get_write_buffer_size() if wire is not None else 0)

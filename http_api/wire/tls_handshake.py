@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 CLOSING_S = 2.0
 
 
-class TlsDoor(asyncio.Protocol):
+class TlsHandshakeProtocol(asyncio.Protocol):
     """A connection during its TLS handshake. After that, `make` makes the HTTP connection."""
 
     def __init__(
@@ -47,7 +47,7 @@ class TlsDoor(asyncio.Protocol):
         if client is None:
             return
         self._raw = raw
-        self._connections.doors.add(self)
+        self._connections.handshakes.add(self)
         handshake = asyncio.get_running_loop().start_tls(
             raw,
             self,
@@ -58,9 +58,9 @@ class TlsDoor(asyncio.Protocol):
         )
         # The first step of `start_tls` takes over the transport. That must happen before any byte
         # is read.
-        begun = _resumed(handshake, handshake.send(None))
+        started = _resumed(handshake, handshake.send(None))
         self._task = asyncio.create_task(
-            self._shake_hands(begun, raw, client), name="tls-handshake"
+            self._finish_handshake(started, raw, client), name="tls-handshake"
         )
 
     def data_received(self, data: bytes) -> None:
@@ -72,7 +72,7 @@ class TlsDoor(asyncio.Protocol):
         if self._raw is not None:
             self._raw.abort()
 
-    async def _shake_hands(
+    async def _finish_handshake(
         self, handshake: Awaitable[asyncio.Transport | None], raw: asyncio.Transport, client: str
     ) -> None:
         connection: Connection | None = None
@@ -86,7 +86,7 @@ class TlsDoor(asyncio.Protocol):
             _logger.debug("the TLS handshake with %s failed: %s", client, error)
             raw.abort()
         finally:
-            self._connections.doors.discard(self)
+            self._connections.handshakes.discard(self)
             if connection is None:
                 self._connections.leave(client)
         if connection is not None and wire is not None:

@@ -88,7 +88,7 @@ async def test_a_second_head_has_the_same_deadline() -> None:
         await one.send(HEALTH)
         assert (await one.answer())[0] == 200
         await one.send(b"GET /heal")
-        while not api.context.http.connections.heads:
+        while not api.context.http.connections.header_timeouts:
             await asyncio.sleep(0)
         await clock.advance(1.0)
         assert await one.closed() == b""
@@ -106,7 +106,7 @@ async def test_a_second_head_has_the_same_deadline() -> None:
 async def test_a_head_that_begins_behind_a_request_has_its_deadline(
     api: Api, first: bytes, answers: int
 ) -> None:
-    heads = api.context.http.connections.heads
+    heads = api.context.http.connections.header_timeouts
     async with raw_connection(api.server.port) as one:
         for _ in range(2):
             await one.send(first + HEALTH[:9])
@@ -121,7 +121,7 @@ async def test_a_head_that_begins_behind_a_request_has_its_deadline(
 async def test_a_head_that_begins_behind_a_held_pull_has_its_deadline_from_the_answer_on(
     api: Api,
 ) -> None:
-    heads = api.context.http.connections.heads
+    heads = api.context.http.connections.header_timeouts
     async with raw_connection(api.server.port) as one:
         await one.send(PULL + HEALTH[:9])
         await api.held(1)
@@ -206,7 +206,7 @@ async def test_one_that_is_turned_away_while_it_sends_sees_why() -> None:
 async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.http_api.wire.connection_registry.FAREWELL_S", 0.05)
+    monkeypatch.setattr("holdfast.http_api.wire.connection_registry.REJECT_TIMEOUT_S", 0.05)
     async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
         await first.send(HEALTH)
         await first.answer()
@@ -214,14 +214,14 @@ async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
             await second.send(b"x" * 100_000)
             async with asyncio.timeout(10):
                 await second.closed()
-                while api.context.http.connections._farewells:
+                while api.context.http.connections._rejected:
                     await asyncio.sleep(0)
 
 
 async def test_only_so_many_are_told_why_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.http_api.wire.connection_registry.MAX_FAREWELLS", 1)
+    monkeypatch.setattr("holdfast.http_api.wire.connection_registry.MAX_REJECTED", 1)
     async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
         await first.send(HEALTH)
         await first.answer()
@@ -301,11 +301,9 @@ async def test_the_system_holds_no_more_of_a_reply_than_it_is_told() -> None:
             async with asyncio.timeout(10):
                 while not api.context.http.connections.unsent.total_bytes:
                     await asyncio.sleep(0)
-            (connection,) = [
-                each for each in api.context.http.connections.open if each.writing_paused
-            ]
-            assert connection.transport is not None
-            system = connection.transport.get_extra_info("socket")
+            (connection,) = [each for each in api.connections if each.writer.is_paused]
+            assert connection.writer.transport is not None
+            system = connection.writer.transport.get_extra_info("socket")
             # Linux doubles the requested size.
             assert system.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 64 * 1024
 
@@ -432,11 +430,11 @@ async def test_only_so_much_is_read_behind_the_last_request(
     async with running_api() as api, raw_connection(api.server.port) as one:
         await one.send(sent)
         assert (await one.answer())[0] == status
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         connection.data_received(b"x" * (more - 500))
         connection.data_received(b"x" * 500)
-        assert connection.transport is not None
-        assert connection.transport.is_closing() == is_closed
+        assert connection.writer.transport is not None
+        assert connection.writer.transport.is_closing() == is_closed
 
 
 # -- stopping ------------------------------------------------------------------------------
@@ -490,7 +488,7 @@ async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=16000000&wait"))
             async with asyncio.timeout(10):
-                while not any(each.writing_paused for each in api.context.http.connections.open):
+                while not any(each.writer.is_paused for each in api.connections):
                     await asyncio.sleep(0)
                 await api.server.stop()
         assert api.server.connection_count == 0

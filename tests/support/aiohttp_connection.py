@@ -13,27 +13,30 @@ from aiohttp.web_protocol import RequestHandler
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import MAX_LINE_BYTES, LineTooLong
-from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.framing import ends_connection
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply, problem_reply
-from holdfast.http_api.wire.request import Request
+from holdfast.http_api.wire.request import Peer, Request
+
+_PEER = Peer("127.0.0.1", "127.0.0.1")
 
 
 class AiohttpConnection(RequestHandler):
-    """aiohttp's connection with the attributes of the broker's connection that the application
-    uses."""
+    """aiohttp's connection, which is also the source of the application's requests."""
 
-    client = "127.0.0.1"
-    remote = "127.0.0.1"
     received_at = 0.0
 
     def data_received(self, data: bytes) -> None:
         self.received_at = self._loop.time()
         super().data_received(data)
 
-    def body_is_read(self) -> None:
-        """Do nothing: this connection counts no body bytes."""
+    def expect_body(self, *, sends_continue: bool) -> None:
+        """Send "100 Continue" if asked to. This connection counts no body bytes."""
+        if sends_continue and self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def count_more(self, size: int) -> str | None:
+        """Do nothing: this connection counts no memory."""
 
     def handle_error(
         self,
@@ -73,14 +76,14 @@ class _Response(web.StreamResponse):
             return
         if asked.transport is None:
             raise ConnectionResetError
-        parts, _ = self._reply.encoded(_as_ours(asked), keeps_alive=self._keeps_alive)
+        parts, _ = self._reply.encode(asked.method, asked.version, keeps_alive=self._keeps_alive)
         asked.transport.writelines(parts)
         await asked.protocol._drain_helper()
 
 
 def _as_ours(request: web.BaseRequest) -> Request:
-    connection = cast(Connection, request.protocol)
-    return Request(request._message, request.content, connection)
+    source = cast(AiohttpConnection, request.protocol)
+    return Request(request._message, request.content, _PEER, source)
 
 
 class AiohttpServer:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -21,6 +21,7 @@ from holdfast.http_api.app import ApiContext, BrokerStatus, HttpContext, make_ap
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.routing.openapi_fields import PROBLEM_MEMBERS
 from holdfast.http_api.server import Server, start_server
+from holdfast.http_api.wire.connection import Connection
 from tests.support.aiohttp_connection import start_aiohttp_server
 from tests.support.fake_groups import FakeGroups
 from tests.support.fake_store import FakeStore
@@ -65,6 +66,11 @@ class Api:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.port}"
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The broker's open connections."""
+        return cast("list[Connection]", list(self.context.http.connections.open))
 
     async def ask(
         self, method: str, path: str, body: bytes | None = None, **headers: str

@@ -20,8 +20,8 @@ from holdfast.http_api.access.audit import AuditFile, AuditLog
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.endpoints.events import PIECE_BYTES
 from holdfast.http_api.endpoints.pull_reply import QueueRead
-from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.reply import StreamPiece
+from holdfast.http_api.wire.response_writer import ResponseWriter
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
 from tests.support.tokens import access_of, bearer, make_token
@@ -352,13 +352,13 @@ async def test_a_stream_that_waits_keeps_nothing_of_what_it_sent(api: Api) -> No
 
 async def test_a_piece_is_bound_by_the_bytes_of_its_ids_too(monkeypatch: Any) -> None:
     sizes = []
-    send = Connection.send
+    send = ResponseWriter.send
 
-    async def noting(self: Connection, parts: Any, size: int, kept_bytes: int = 0) -> None:
+    async def noting(self: ResponseWriter, parts: Any, size: int, kept_bytes: int = 0) -> None:
         sizes.append(size)
         await send(self, parts, size, kept_bytes)
 
-    monkeypatch.setattr(Connection, "send", noting)
+    monkeypatch.setattr(ResponseWriter, "send", noting)
     async with running_api() as api:
         await publish_to_many(api, 128, ["x"] * 4)
         await api.publish("many", *({"body": "x", "queue": 0} for _ in range(2000)))
@@ -418,7 +418,7 @@ async def test_a_long_message_comes_whole_in_pieces_also_over_the_rate() -> None
         for each in ("before", body, "behind"):
             block = encode_batch([each.encode()], queue_id=0)
             await api.store.publishing.publish(topic, [Batch.decode(block)])
-        written = Connection.send
+        written = ResponseWriter.send
         most = 0
 
         async def noted(self: Any, parts: Any, size: int, kept_bytes: int = 0) -> None:
@@ -427,7 +427,7 @@ async def test_a_long_message_comes_whole_in_pieces_also_over_the_rate() -> None
             await written(self, parts, size, kept_bytes)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Connection, "send", noted)
+            patch.setattr(ResponseWriter, "send", noted)
             async with streaming(api, f"{PULL}?from=earliest") as stream:
                 received = b""
                 async with asyncio.timeout(60):

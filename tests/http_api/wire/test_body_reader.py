@@ -303,10 +303,10 @@ async def test_a_body_whose_connection_was_stopped_already_is_read_on(api: Api) 
     async with raw_connection(api.server.port) as one:
         await one.send(pull + b"\r\n")
         await api.held(1)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         one.writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         async with asyncio.timeout(10):
-            while not connection._is_stopped:
+            while not connection.reader.is_paused:
                 await asyncio.sleep(0)
             await api.publish("orders", {"body": "x", "queue": 1})
             assert [(await one.answer())[0] for _ in range(2)] == [200, 200]

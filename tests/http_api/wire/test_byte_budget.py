@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from holdfast.http_api.wire.byte_budget import ByteShare
+from holdfast.http_api.wire.byte_budget import ClientByteBudget
 
 
 @pytest.mark.parametrize(("size", "gone"), [(39, []), (40, []), (41, ["greedy-1"])])
 def test_nobody_goes_up_to_the_limit(size: int, gone: list[str]) -> None:
-    share: ByteShare[str] = ByteShare(100)
+    share: ClientByteBudget[str] = ClientByteBudget(100)
     share.add("greedy-1", "greedy", 30)
     share.add("greedy-2", "greedy", 30)
     assert share.add("modest", "modest", size) == gone
@@ -17,20 +17,20 @@ def test_nobody_goes_up_to_the_limit(size: int, gone: list[str]) -> None:
 
 
 def test_the_newcomer_itself_goes_when_its_client_holds_the_most() -> None:
-    share: ByteShare[str] = ByteShare(100)
+    share: ClientByteBudget[str] = ClientByteBudget(100)
     share.add("modest", "modest", 40)
     assert share.add("greedy", "greedy", 90) == ["greedy"]
     assert share.total_bytes == 40
 
 
 def test_who_is_alone_may_hold_more_than_the_limit() -> None:
-    share: ByteShare[str] = ByteShare(100)
+    share: ClientByteBudget[str] = ClientByteBudget(100)
     assert share.add("one", "client", 1000) == []
     assert share.add("two", "client", 50) == ["one"]
 
 
 def test_what_is_given_up_is_forgotten() -> None:
-    share: ByteShare[str] = ByteShare(100)
+    share: ClientByteBudget[str] = ClientByteBudget(100)
     share.add("one", "client", 50)
     share.add("one", "client", 20)
     assert (share.total_bytes, len(share)) == (20, 1)
@@ -43,7 +43,7 @@ def test_what_is_given_up_is_forgotten() -> None:
 
 def test_it_stays_within_its_limit_whatever_happens() -> None:
     chance = random.Random(7)
-    share: ByteShare[int] = ByteShare(1000)
+    share: ClientByteBudget[int] = ClientByteBudget(1000)
     held: dict[int, int] = {}
     for _ in range(5000):
         holder = chance.randrange(200)

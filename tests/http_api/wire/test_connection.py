@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from holdfast.http_api.wire.request_reader import MAX_WAITING, SCRATCH_BYTES
+from holdfast.http_api.wire.connection_registry import RECEIVE_BUFFER_BYTES
+from holdfast.http_api.wire.request_reader import MAX_WAITING, PauseReason
 from tests.support.api_server import Api
 from tests.support.raw_http import RawConnection, raw_connection
 
@@ -43,11 +44,11 @@ async def test_requests_of_every_kind_in_pieces_of_any_size(api: Api, size: int)
         async with asyncio.timeout(10):
             while not api.context.http.connections.open:
                 await asyncio.sleep(0)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         for start in range(0, len(MIXED), size):
             left = memoryview(MIXED)[start : start + size]
             while left:
-                while connection._is_stopped:
+                while connection.reader.is_paused:
                     await asyncio.sleep(0)
                 room = connection.get_buffer(-1)
                 count = min(len(room), len(left))
@@ -55,7 +56,7 @@ async def test_requests_of_every_kind_in_pieces_of_any_size(api: Api, size: int)
                 connection.buffer_updated(count)
                 left = left[count:]
         assert await statuses(one, 7) == [200] * 7
-        assert len(api.context.http.connections.heads) == 0  # no next head is expected
+        assert len(api.context.http.connections.header_timeouts) == 0  # no next head is expected
     assert stored(api) == [b"one", b"two", b"", b"three"]
 
 
@@ -73,14 +74,14 @@ async def test_a_large_body_behind_a_held_pull_waits_for_its_turn(api: Api) -> N
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         one.writer.write(post(body) + HEALTH)
         async with asyncio.timeout(10):
-            while not connection._is_held_back:
+            while not connection.reader.pause_reasons & PauseReason.BODY_TURN:
                 await asyncio.sleep(0)
             # Only the beginning of the body was received and counted. The connection reads no more
             # until the body has its place.
-            assert 0 < api.context.http.connections.arriving.total_bytes < 2 * SCRATCH_BYTES
+            assert 0 < api.context.http.connections.arriving.total_bytes < 2 * RECEIVE_BUFFER_BYTES
             await api.publish("orders", {"body": "y", "queue": 1})
         assert await statuses(one, 3) == [200] * 3
     assert stored(api)[1:] == [body]
@@ -91,10 +92,10 @@ async def test_a_body_in_chunks_that_is_flooded_behind_a_held_pull_is_read_on(ap
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         one.writer.write(chunked(*chunks) + HEALTH)
         async with asyncio.timeout(10):
-            while not connection._is_flooded:
+            while not connection.reader.pause_reasons & PauseReason.BODY_BUFFER:
                 await asyncio.sleep(0)
             await api.publish("orders", {"body": "y", "queue": 1})
         assert await statuses(one, 3) == [200] * 3
@@ -105,13 +106,12 @@ async def test_only_so_many_requests_are_taken_in_behind_a_held_pull(api: Api) -
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         one.writer.write(HEALTH * 5000)
         async with asyncio.timeout(10):
-            while not connection._is_crowded:
+            while not connection.reader.pause_reasons & PauseReason.PIPELINE:
                 await asyncio.sleep(0)
-        assert connection._waiting is not None
-        assert len(connection._waiting) <= 2 * MAX_WAITING
+        assert 0 < connection.reader.waiting_count <= 2 * MAX_WAITING
         await api.publish("orders", {"body": "y", "queue": 1})
         assert await statuses(one, 5001) == [200] * 5001
 
@@ -121,26 +121,26 @@ async def test_a_request_in_each_packet_behind_a_held_pull_is_counted_too(api: A
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         for _ in range(MAX_WAITING):
-            assert not connection._is_crowded
+            assert not connection.reader.pause_reasons & PauseReason.PIPELINE
             connection.data_received(HEALTH)
-        assert connection._is_crowded
+        assert connection.reader.pause_reasons & PauseReason.PIPELINE
         await api.publish("orders", {"body": "y", "queue": 1})
         assert await statuses(one, MAX_WAITING + 1) == [200] * (MAX_WAITING + 1)
-        assert not connection._is_stopped
+        assert not connection.reader.is_paused
 
 
 async def test_the_idle_and_the_held_keep_no_parser_and_the_answered_no_task(api: Api) -> None:
     async with raw_connection(api.server.port) as one:
         await one.send(HEALTH)
         await statuses(one, 1)
-        (connection,) = api.context.http.connections.open
-        assert connection._parser is None
+        (connection,) = api.connections
+        assert not connection.reader.has_parser
         assert connection.task is None
         await one.send(PULL)
         await api.held(1)
-        assert connection._parser is None
+        assert not connection.reader.has_parser
         assert connection.task is not None
 
 
@@ -148,8 +148,8 @@ async def test_a_parser_is_kept_where_the_next_head_has_begun(api: Api) -> None:
     async with raw_connection(api.server.port) as one:
         await one.send(HEALTH + HEALTH[:20])
         await statuses(one, 1)
-        (connection,) = api.context.http.connections.open
-        assert connection._parser is not None
+        (connection,) = api.connections
+        assert connection.reader.has_parser
         await one.send(HEALTH[20:] + b"\r\n\r\n" + HEALTH)  # extra empty lines are ignored
         assert await statuses(one, 2) == [200, 200]
 
@@ -205,4 +205,4 @@ async def test_behind_a_body_only_a_head_that_begins_must_come_to_its_end_soon(
             while not len(connections.idle):
                 await asyncio.sleep(0)
         if not behind.strip():
-            assert len(connections.heads) == 0
+            assert len(connections.header_timeouts) == 0

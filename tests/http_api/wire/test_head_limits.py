@@ -12,8 +12,9 @@ import pytest
 
 from holdfast.http_api.wire.aiohttp_parser import MAX_HEADERS
 from holdfast.http_api.wire.connection import Connection
+from holdfast.http_api.wire.connection_registry import RECEIVE_BUFFER_BYTES
 from holdfast.http_api.wire.head_size import unfinished_head_memory
-from holdfast.http_api.wire.request_reader import SCRATCH_BYTES, UNCOUNTED_BYTES
+from holdfast.http_api.wire.request_reader import UNCOUNTED_BYTES, PauseReason
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import RawConnection, raw_connection
 
@@ -90,7 +91,7 @@ async def test_behind_whole_requests_a_head_has_the_same_limit(small: Api) -> No
 async def test_a_head_that_never_ends_is_refused_before_its_end(small: Api) -> None:
     async with raw_connection(small.server.port) as one:
         with contextlib.suppress(ConnectionError):
-            await one.send(head(20_000 + 3 * SCRATCH_BYTES, is_whole=False))
+            await one.send(head(20_000 + 3 * RECEIVE_BUFFER_BYTES, is_whole=False))
         assert (await one.answer())[0] == 431
 
 
@@ -121,10 +122,10 @@ async def test_small_requests_are_not_counted(api: Api) -> None:
         await one.send(PULL)
         await api.held(1)
         await one.send(HEALTH)
-        (connection,) = api.context.http.connections.open
-        await until(lambda: connection._waiting)
+        (connection,) = api.connections
+        await until(lambda: connection.reader.has_waiting)
         assert counted(api) == 0
-        assert connection._waiting_memory <= UNCOUNTED_BYTES
+        assert connection.reader.waiting_memory <= UNCOUNTED_BYTES
 
 
 async def test_who_has_the_most_unfinished_heads_gives_way_to_others() -> None:
@@ -167,15 +168,14 @@ async def test_requests_that_wait_have_a_limit_by_memory(headers: int) -> None:
     ):
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         one.writer.write(request * count)
-        await until(lambda: connection._is_crowded)
-        assert connection._waiting is not None
-        most_in_a_packet = SCRATCH_BYTES // len(request) + 1
-        one_request = connection._waiting_memory // len(connection._waiting)
+        await until(lambda: connection.reader.pause_reasons & PauseReason.PIPELINE)
+        most_in_a_packet = RECEIVE_BUFFER_BYTES // len(request) + 1
+        one_request = connection.reader.waiting_memory // connection.reader.waiting_count
         bound = 30_000 + most_in_a_packet * one_request
-        assert one_request < connection._waiting_memory <= bound
-        assert connection._counted_bytes == counted(api) >= connection._waiting_memory
+        assert one_request < connection.reader.waiting_memory <= bound
+        assert connection.reader.counted_bytes == counted(api) >= connection.reader.waiting_memory
         await api.publish("orders", {"body": "y", "queue": 1})
         async with asyncio.timeout(30):
             for _ in range(count + 1):
@@ -187,14 +187,13 @@ async def test_one_request_waits_whatever_it_takes() -> None:
     async with serving(max_waiting_head_bytes=1) as api, raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         await one.send(HEALTH)
-        await until(lambda: connection._is_crowded)
+        await until(lambda: connection.reader.pause_reasons & PauseReason.PIPELINE)
         await one.send(HEALTH)
         await one.send(HEALTH)
-        assert connection._is_stopped
-        assert connection._waiting is not None
-        assert len(connection._waiting) == 1
+        assert connection.reader.is_paused
+        assert connection.reader.waiting_count == 1
         await api.publish("orders", {"body": "y", "queue": 1})
         for _ in range(4):
             assert (await one.answer())[0] == 200
@@ -231,7 +230,7 @@ def publish_with_chunks(count: int) -> bytes:
 
 async def open_connection(api: Api) -> Connection:
     await until(lambda: api.context.http.connections.open)
-    (connection,) = api.context.http.connections.open
+    (connection,) = api.connections
     return connection
 
 
@@ -253,7 +252,7 @@ async def test_a_body_in_small_chunks_counts_while_a_pull_is_held(
         if end == "answered":
             await one.send(b"0\r\n\r\n")
             connection = await open_connection(api)
-            await until(lambda: connection._chunks is None)
+            await until(lambda: not connection.reader.is_chunked_body_open)
             await api.publish("orders", {"body": "y", "queue": 1})
             for _ in range(1 if is_own else 2):
                 assert (await one.answer())[0] == 200
@@ -360,8 +359,8 @@ async def test_heads_that_wait_with_a_client_that_holds_the_most_are_cut_off() -
             return one
 
         first = await held_with_waiting("127.0.0.2")
-        (connection,) = api.context.http.connections.open
-        await until(lambda: connection._waiting is not None and len(connection._waiting) == 2)
+        (connection,) = api.connections
+        await until(lambda: connection.reader.waiting_count == 2)
         of_one = counted(api)
         for number in (2, 3):
             await held_with_waiting("127.0.0.2")

@@ -20,7 +20,6 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.reply import Bytes, Reply
-from holdfast.http_api.wire.request import Request
 from tests.support.api_server import Api, running_api
 from tests.support.certificates import Certificates
 from tests.support.raw_http import raw_connection
@@ -138,7 +137,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 async def end(api: Api, way: Way, one: socket.socket) -> None:
     """End the only connection in this way, and wait until it has ended."""
-    (connection,) = api.context.http.connections.open
+    (connection,) = api.connections
     way(connection, one)
     del connection
     await nobody_left(api)
@@ -159,16 +158,14 @@ class Parts(list[Bytes]):
 def replies(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[Parts]":
     """Return the set of replies that are in memory."""
     alive = weakref.WeakSet[Parts]()
-    encoded = Reply.encoded
+    encode = Reply.encode
 
-    def noted(
-        self: Reply, request: Request | None, *, keeps_alive: bool
-    ) -> tuple[Sequence[Bytes], int]:
-        parts, size = encoded(self, request, keeps_alive=keeps_alive)
+    def noted(self: Reply, *args: Any, keeps_alive: bool) -> tuple[Sequence[Bytes], int]:
+        parts, size = encode(self, *args, keeps_alive=keeps_alive)
         alive.add(marked := Parts(parts))
         return marked, size
 
-    monkeypatch.setattr(Reply, "encoded", noted)
+    monkeypatch.setattr(Reply, "encode", noted)
     return alive
 
 
@@ -201,7 +198,7 @@ async def test_a_reply_over_tls_that_is_not_taken(
         await one.send(PULL + BINARY + b"\r\n")
         await until(lambda: api.context.http.connections.unsent.total_bytes)
         assert len(replies) == 1
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         connection.cut_off("unsent-limit")
         del connection
         await nobody_left(api)

@@ -53,7 +53,7 @@ async def test_requests_are_answered_over_tls(ca: Certificates) -> None:
                 assert [(await one.answer())[0] for _ in range(2)] == [200, 200]
             tls = one.writer.get_extra_info("ssl_object")
             assert tls.version() == "TLSv1.3"
-            assert api.context.http.connections.open.pop().client == "127.0.0.1"
+            assert api.connections[0].peer.client == "127.0.0.1"
 
 
 # O8: no metric said when the certificate expires.
@@ -222,9 +222,9 @@ async def test_the_names_in_a_verified_certificate_reach_the_request(ca: Certifi
     ):
         await one.send(HEALTH)
         assert (await one.answer())[0] == 200
-        (connection,) = api.context.http.connections.open
-        assert connection.transport is not None
-        certificate = connection.transport.get_extra_info("peercert")
+        (connection,) = api.connections
+        assert connection.writer.transport is not None
+        certificate = connection.writer.transport.get_extra_info("peercert")
         assert ("DNS", "orders.example") in certificate["subjectAltName"]
         names = [name for part in certificate["subject"] for name in part]
         assert ("commonName", "orders-service") in names

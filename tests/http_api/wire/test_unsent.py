@@ -43,7 +43,7 @@ class Thing:
         await self.may_answer.wait()
         self.before()
         reply = Reply(200, "text/plain", (b"x" * self._size,), held_s=self.held_s)
-        reply.unsent = self.not_sent
+        reply.on_undelivered = self.not_sent
         return reply
 
     def not_sent(self) -> None:
@@ -156,7 +156,7 @@ async def test_a_connection_that_is_closing_takes_no_reply(api: Api) -> None:
     async with raw_connection(api.server.port) as one:
         while not api.context.http.connections.open:
             await asyncio.sleep(0)
-        (connection,) = api.context.http.connections.open
+        (connection,) = api.connections
         thing.before = connection.close
         await one.send(ASK)
         await one.closed()

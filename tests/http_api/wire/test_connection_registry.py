@@ -2,12 +2,12 @@
 
 import pytest
 
-from holdfast.http_api.wire.connection_limits import Admission
+from holdfast.http_api.wire.connection_registry import ConnectionLimits
 
 
 @pytest.mark.parametrize(("before", "refusal"), [(1, None), (2, "too-many-connections")])
 def test_so_many_connections_are_let_in(before: int, refusal: str | None) -> None:
-    admission = Admission(2, 9)
+    admission = ConnectionLimits(2, 9)
     for number in range(before):
         assert admission.enter(f"client-{number}") is None
     assert admission.enter("one-more") == refusal
@@ -15,7 +15,7 @@ def test_so_many_connections_are_let_in(before: int, refusal: str | None) -> Non
 
 @pytest.mark.parametrize(("before", "refusal"), [(1, None), (2, "too-many-client-connections")])
 def test_so_many_of_one_client_are_let_in(before: int, refusal: str | None) -> None:
-    admission = Admission(9, 2)
+    admission = ConnectionLimits(9, 2)
     for _ in range(before):
         assert admission.enter("one") is None
     assert admission.enter("one") == refusal
@@ -23,7 +23,7 @@ def test_so_many_of_one_client_are_let_in(before: int, refusal: str | None) -> N
 
 
 def test_who_leaves_makes_room_and_is_forgotten() -> None:
-    admission = Admission(2, 1)
+    admission = ConnectionLimits(2, 1)
     assert admission.enter("one") is None
     assert admission.enter("one") == "too-many-client-connections"
     admission.leave("one")

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.http_api.wire.deadline_queue import EqualDeadlines
+from holdfast.http_api.wire.timeout_queue import TimeoutQueue
 
 
 class _Clock:
@@ -50,12 +50,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 def test_each_is_late_in_its_own_time_by_one_timer(clock: _Clock) -> None:
     late: list[str] = []
-    deadlines = EqualDeadlines[str](10, late.append)
+    deadlines = TimeoutQueue[str](10, late.append)
     for at, who in ((0, "a"), (4, "b"), (4, "c"), (8, "d")):
         clock.advance(at)
-        deadlines.put(who)
-    deadlines.take("c")
-    deadlines.take("nobody")
+        deadlines.add(who)
+    deadlines.remove("c")
+    deadlines.remove("nobody")
     assert len(clock.timers) == 1
     clock.advance(9.9)
     assert late == []
@@ -73,13 +73,13 @@ def test_a_deadline_that_has_begun_goes_on_and_one_that_was_ended_begins_anew(
     clock: _Clock,
 ) -> None:
     late: list[str] = []
-    deadlines = EqualDeadlines[str](10, late.append)
-    deadlines.put("a")
-    deadlines.put("b")
+    deadlines = TimeoutQueue[str](10, late.append)
+    deadlines.add("a")
+    deadlines.add("b")
     clock.advance(5)
-    deadlines.put("a")
-    deadlines.take("b")
-    deadlines.put("b")
+    deadlines.add("a")
+    deadlines.remove("b")
+    deadlines.add("b")
     clock.advance(10)
     assert late == ["a"]
     clock.advance(15)
@@ -88,11 +88,11 @@ def test_a_deadline_that_has_begun_goes_on_and_one_that_was_ended_begins_anew(
 
 def test_after_the_last_was_taken_out_the_next_is_late_in_its_time(clock: _Clock) -> None:
     late: list[str] = []
-    deadlines = EqualDeadlines[str](10, late.append)
-    deadlines.put("a")
-    deadlines.take("a")
+    deadlines = TimeoutQueue[str](10, late.append)
+    deadlines.add("a")
+    deadlines.remove("a")
     clock.advance(9)
-    deadlines.put("b")
+    deadlines.add("b")
     clock.advance(18.9)
     assert late == []
     clock.advance(19)
@@ -104,10 +104,10 @@ def test_who_is_late_may_begin_again_and_a_stop_ends_all(clock: _Clock) -> None:
 
     def again(who: str) -> None:
         late.append(who)
-        deadlines.put(who)
+        deadlines.add(who)
 
-    deadlines = EqualDeadlines[str](10, again)
-    deadlines.put("a")
+    deadlines = TimeoutQueue[str](10, again)
+    deadlines.add("a")
     clock.advance(20)
     assert late == ["a", "a"]
     deadlines.stop()
