@@ -56,7 +56,7 @@ class OpenCall(Generic[P]):
     @property
     def received_at(self) -> float:
         """When the request arrived, in seconds on the event loop's clock."""
-        return self.request.received_at
+        return self.request.source.received_at
 
     @property
     def client(self) -> str:

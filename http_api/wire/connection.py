@@ -151,6 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         wire = cast(asyncio.Transport, transport)
         client = self._connections.enter(wire, is_plain=True)
         if client is None:
+            self.reader.detach()  # ends the reference cycle: no `connection_lost` may follow
             return
         wire.set_write_buffer_limits(high=0)
         self.begin(wire, client)

@@ -84,7 +84,6 @@ class Request:
         "is_kept_alive",
         "method",
         "peer",
-        "received_at",
         "source",
         "url",
         "version",
@@ -103,8 +102,6 @@ class Request:
         self.content = content
         self.peer = peer
         self.source = source
-        self.received_at = source.received_at
-        """When the request arrived, in seconds on the event loop's clock."""
 
     @property
     def content_length(self) -> int | None:

@@ -229,6 +229,7 @@ class ResponseWriter:
             self._config.write_timeout_ms,
             self._accepted_bytes,
             lambda _: self.cut_off("slow-reader"),
+            moved_before=self._accepted_bytes(),
         )
         for slowest in self._connections.unsent.add(self, self._client, self._sending_bytes):
             slowest.cut_off("unsent-limit")

@@ -29,8 +29,9 @@ class MinTransferRate:
 class TransferWatch:
     """Calls `on_slow` if a transfer misses its deadline or the minimum rate, until `stop`.
 
-    `moved_bytes` returns how many bytes have been transferred. `on_slow` is called at most once,
-    with True if the deadline has passed, and with False if the rate was too low.
+    `moved_bytes` returns how many bytes have been transferred; the first check of the rate does not
+    count the first `moved_before` of them. `on_slow` is called at most once, with True if the
+    deadline has passed, and with False if the rate was too low.
     """
 
     __slots__ = ("_deadline", "_grace_s", "_loop", "_moved_bytes", "_on_slow", "_rate", "_timer")
@@ -42,6 +43,8 @@ class TransferWatch:
         timeout_ms: int,
         moved_bytes: Callable[[], int],
         on_slow: Callable[[bool], object],
+        *,
+        moved_before: int = 0,
     ) -> None:
         now = loop.time()
         self._loop = loop
@@ -49,7 +52,7 @@ class TransferWatch:
         self._grace_s = config.transfer_grace_ms / 1000
         self._moved_bytes = moved_bytes
         self._on_slow = on_slow
-        self._rate = MinTransferRate(config.min_transfer_bytes_per_s, now, moved_bytes())
+        self._rate = MinTransferRate(config.min_transfer_bytes_per_s, now, moved_before)
         self._schedule(now)
 
     def stop(self) -> None:
