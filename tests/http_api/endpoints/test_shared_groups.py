@@ -43,6 +43,7 @@ from holdfast.http_api.endpoints.rendering import (
 from tests.support.api_server import Answer, Api
 from tests.support.calls_a_turn import calls_a_turn
 from tests.support.fake_groups import deliveries_of
+from tests.support.loop_clock import LoopClock
 from tests.support.raw_http import raw_connection
 from tests.support.tokens import access_of, bearer, make_token
 
@@ -349,6 +350,21 @@ async def test_a_topic_that_is_not_the_groups_is_unknown_to_it(group: Api) -> No
 
 
 # -- an undelivered reply ------------------------------------------------------------------
+
+
+async def test_a_receive_waits_from_the_end_of_its_body_on(group: Api) -> None:
+    clock = LoopClock()  # the time that counts the wait is not this clock's
+    body = msgspec.json.encode({"member": "m", "wait_ms": 10_000})
+    head = f"POST {G}/receive HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    group.groups.answers.append(Received([]))
+    async with raw_connection(group.server.port) as one:
+        await one.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:1])
+        while not group.context.http.connections.arriving.total_bytes:
+            await asyncio.sleep(0)
+        await clock.advance(5.0)
+        await one.send(body[1:])
+        assert (await one.answer())[0] == 200
+    assert group.groups.asks[0].wait_s > 11.0
 
 
 async def until_held(api: Api, count: int) -> None:

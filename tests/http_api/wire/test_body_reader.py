@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.api_server import Api, running_api
+from tests.support.loop_clock import LoopClock
 from tests.support.raw_http import raw_connection
 
 HEAD = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
@@ -281,6 +282,18 @@ async def test_a_body_that_is_slow_but_keeps_the_pace_is_taken() -> None:
         for _ in range(19):
             await asyncio.sleep(0.03)
             await one.send(b"x" * 100)
+        assert (await one.answer())[0] == 200
+
+
+async def test_what_arrived_with_the_head_counts_for_the_first_interval_of_a_body() -> None:
+    clock = LoopClock()
+    settings: dict[str, Any] = {"transfer_grace_ms": 1000, "min_transfer_bytes_per_s": 100}
+    async with running_api(**settings) as api, raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: 200\r\n\r\n" + b"x" * 150)
+        while not api.context.http.connections.arriving.total_bytes:
+            await asyncio.sleep(0)
+        await clock.advance(1.0)
+        await one.send(b"x" * 50)
         assert (await one.answer())[0] == 200
 
 
