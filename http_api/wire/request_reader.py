@@ -12,7 +12,7 @@ requests, and the memory of heads. `body_reader` limits the time and the memory 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from enum import Flag, auto
+from enum import IntFlag, auto
 from typing import Protocol, cast
 
 from aiohttp import EMPTY_PAYLOAD, hdrs, web
@@ -70,7 +70,7 @@ class NoRoom(HttpProcessingError):
         self.limit_name = limit_name
 
 
-class PauseReason(Flag):
+class PauseReason(IntFlag):
     """Why reading from the client is paused."""
 
     NONE = 0
@@ -426,7 +426,8 @@ class RequestReader:
             else:
                 goes_on = fed_again < self._parser_pauses
                 fed_again += 1
-            if not goes_on or self._discards_input or self._pause_reasons & PauseReason.BODY_BUFFER:
+            paused = self._pause_reasons
+            if not goes_on or self._discards_input or (paused and paused & PauseReason.BODY_BUFFER):
                 return messages, False, None
             data, is_new = b"", False
 
