@@ -363,7 +363,9 @@ def test_every_start_is_counted_and_the_clock_is_kept(tmp_path: Path) -> None:
     for now_ms in (500, 900, 700):
         store.mark_committed(WRITES, now_ms)
     store.stop()
-    assert CursorStore(tmp_path, MAP, readonly=True).clock_ms == 900
+    store = Opened(tmp_path, MAP, readonly=True)
+    assert store.clock_ms == 900
+    store.stop()
 
 
 def test_readonly_changes_nothing(tmp_path: Path) -> None:
