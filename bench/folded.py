@@ -14,6 +14,8 @@ _THREAD = re.compile(r"^thread \((?P<id>\w+)\)(?:: (?P<name>.*))?$")
 _FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^()]+?)(?::\d+)?\)$")
 _PACKAGE = re.compile(r"/site-packages/(?P<package>[^/]+)")
 _OURS = re.compile(r"/(?P<path>(?:holdfast|bench)/.+\.py)$")
+#: The place of Python's standard library, which differs between machines.
+_LIBRARY_PLACE = re.compile(r"(?<=\()/[^()]*/(?=python3\.\d+/)")
 #: A number at the end of a thread's name, which distinguishes similar threads.
 _NUMBER = re.compile(r"[-_]?\d+$")
 _NONE = "no Python"
@@ -99,9 +101,8 @@ def _sample(frames: list[str], count: int) -> Sample:
         elif (found := _FRAME.match(frame)) and (its := _area(found["file"])):
             area, function = its, f"{found['function']} ({its})"
     its = _WAITING_ROOMS.get(frames[-1].partition(":")[0].rpartition("/")[2], "")
-    return Sample(
-        thread_id, thread, its or area or "Python's library", its or function or frames[-1], count
-    )
+    function = its or function or _LIBRARY_PLACE.sub("", frames[-1])
+    return Sample(thread_id, thread, its or area or "Python's library", function, count)
 
 
 def _area(file: str) -> str | None:

@@ -27,6 +27,12 @@ def test_a_sample_is_on_the_account_of_the_innermost_frame_that_is_ours_or_a_lib
     assert (fourth.thread, fourth.area) == ("holdfast-reader", "Python's library")
 
 
+def test_a_function_of_pythons_library_is_named_without_its_place_on_the_machine() -> None:
+    line = "thread (7): MainThread;__and__ (/opt/python/lib/python3.11/enum.py:1515) 1"
+    (sample,) = samples([line])
+    assert sample.function == "__and__ (python3.11/enum.py:1515)"
+
+
 def test_what_a_thread_spent_is_spread_over_its_samples_alone() -> None:
     told = spread(samples(_LINES), {"7": 8.0, "8": 1.0, "10": 0.5})
     assert told["thread"] == {"MainThread": 8.0, "holdfast-reader": 1.0, "no Python": 0.5}
