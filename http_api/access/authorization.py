@@ -168,12 +168,12 @@ class Access:
             found = self.tokens.find(text) if len(text) <= _TOKEN_CHARACTERS else None
         if found is None:
             return UNKNOWN, _unauthenticated(
-                "there is no such token (any more); ask whoever runs the broker for one"
+                "the broker does not know this token, or it was deleted; ask the broker's operator for one"
             )
         token, principal = found
         if token.is_expired(self._now_s() * 1000):
             return UNKNOWN, _unauthenticated(
-                "the token has expired; ask whoever runs the broker for a new one", principal.name
+                "the token has expired; ask the broker's operator for a new one", principal.name
             )
         return principal, None
 
@@ -216,7 +216,7 @@ def missing_grant(
     return Denied(
         "forbidden",
         f"this needs {allowed}{f' on {where}' if where else ''}, which the token does not grant; "
-        "ask whoever runs the broker for one that does",
+        "ask the broker's operator for one that does",
         principal.name,
         **members,
     )

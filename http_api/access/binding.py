@@ -15,7 +15,7 @@ class RemoteWithoutAccess(Exception):
 
     def __str__(self) -> str:
         return (
-            f"{self.host} can be reached by other machines, and whoever reaches it could do "
+            f"{self.host} can be reached by other machines, whose users could then do "
             "everything; make a token with 'holdfast token create' and ask for it "
             "(--access-authentication true), listen on 127.0.0.1, or, where the network itself "
             "keeps others out, say so (--access-insecure-remote true)"

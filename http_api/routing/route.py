@@ -39,7 +39,7 @@ class Route:
     is_open: bool = False
     """Whether the route answers in every phase of the broker, also during recovery."""
     access: RequiredPermission = NO_ACCESS
-    """The permission that the caller needs. By default, nobody may call the route."""
+    """The permission that the caller needs. By default, the route refuses every caller."""
     act: str = ""
     """The name of the administrative act in the audit log; "" if the route is not audited."""
 
