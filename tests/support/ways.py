@@ -3,8 +3,8 @@
     python -m tests.support.ways [TREE] [-v]
 
 It runs each request several times against a broker in this process, under a profile function in
-every thread. It counts the modules of TREE in which a function ran in each of these runs, so that
-timers do not count. `-v` prints the names.
+every thread. It counts the modules of Holdfast in TREE in which a function ran in each of these
+runs, so that timers do not count. `-v` prints the names.
 
 A held pull is what a pull enters until it waits, what a publish enters only if a pull waits, and
 what a pull of the same message enters that need not wait: it reads and replies as the woken pull
@@ -31,8 +31,10 @@ if __name__ == "__main__":
 
 from holdfast.broker import Broker  # noqa: E402
 from holdfast.config import load_config  # noqa: E402
+from tests.support.counts import PARTS  # noqa: E402
 
 RUNS = 8
+_OWN = tuple(f"{part}/" for part in ("holdfast", *PARTS))
 #: The broker rests within this time after a request: its index is committed.
 _REST_S = 0.5
 
@@ -56,10 +58,11 @@ class Recorder:
         time.sleep(_REST_S)
         self._files = None
         inside = (Path(file).resolve() for file in files)
+        names = {str(file.relative_to(TREE)) for file in inside if file.is_relative_to(TREE)}
         return {
-            str(file.relative_to(TREE))
-            for file in inside
-            if file.is_relative_to(TREE) and file.name != "__init__.py" and file != Path(__file__)
+            name
+            for name in names
+            if name.startswith(_OWN) and name.endswith(".py") and not name.endswith("__init__.py")
         }
 
 
