@@ -8,6 +8,7 @@ import os
 import signal
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _BOTH: dict[str, Any] = {
@@ -30,3 +31,16 @@ for name in list(os.environ):
 # A shell starts background jobs with SIGINT ignored, and child processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a function among parameters, so that all workers collect the same names."""
+    return getattr(val, "__name__", None) if callable(val) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of a file in one worker, and the tests that share a Spark session in one."""
+    for item in items:
+        group = "spark" if item.get_closest_marker("spark") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))

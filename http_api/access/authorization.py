@@ -168,7 +168,8 @@ class Access:
             found = self.tokens.find(text) if len(text) <= _TOKEN_CHARACTERS else None
         if found is None:
             return UNKNOWN, _unauthenticated(
-                "the broker does not know this token, or it was deleted; ask the broker's operator for one"
+                "the broker does not know this token, or it was deleted; "
+                "ask the broker's operator for one"
             )
         token, principal = found
         if token.is_expired(self._now_s() * 1000):
