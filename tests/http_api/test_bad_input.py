@@ -254,8 +254,8 @@ PUBLISHES: Sequence[Bad] = [
     # encodings and charsets
     post(b"x", {"Content_Encoding": "br"}, 415, "unsupported-encoding", "gzip"),
     post(b"no gzip", {"Content_Encoding": "gzip"}, 400, "malformed-encoding", "compress it again"),
-    post(gzip.compress(b"x" * 500, mtime=0)[:-5], {"Content_Encoding": "gzip"}, 400, "malformed-encoding",
-         "ends too early"),
+    post(gzip.compress(b"x" * 500, mtime=0)[:-5], {"Content_Encoding": "gzip"}, 400,
+         "malformed-encoding", "ends too early"),
     post(gzip.compress(b"x", mtime=0) * 2, {"Content_Encoding": "gzip"}, 400, "malformed-encoding",
          "after its end"),
     post(gzip.compress(b"\0" * (LIMIT + 1), mtime=0), {"Content_Encoding": "gzip"}, 413,
