@@ -23,9 +23,8 @@ import lmdb
 
 from bench.rows import TIMES, Row, report
 from holdfast.groups.cursor.cursor import Cursor, End
-from holdfast.groups.cursor.cursor_rows import take_writes
 from holdfast.groups.cursor.heads import Head
-from holdfast.groups.cursor.rows import DeleteRange, Write, key_prefix
+from holdfast.groups.cursor.rows import DeleteRange, Write, key_prefix, take_writes
 from holdfast.groups.storage.cursor_store import CursorStore, stored_row
 from holdfast.groups.storage.progress_page import ProgressPage, kernel_boot_id
 

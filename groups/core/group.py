@@ -27,11 +27,10 @@ from holdfast.groups.core.outbox import Outbox
 from holdfast.groups.core.queue_lane import QueueLane
 from holdfast.groups.core.receipt_state import Receipt
 from holdfast.groups.core.requests import AnswerCache, ReceiveRequest, SelectedMessage
-from holdfast.groups.core.timers import Timers
 from holdfast.groups.core.waiters import Waiter, Waiters
 from holdfast.groups.cursor.cursor import Cursor, End
 from holdfast.groups.cursor.heads import HeadSource
-from holdfast.groups.cursor.leases import Lease
+from holdfast.groups.cursor.leases import Deadlines, Lease
 from holdfast.groups.fairness.fair_set import FairSet
 
 #: At most this many leases end in one event loop iteration because their deadline passed or their
@@ -72,7 +71,7 @@ class Group:
         #: expired.
         self.expired_leases = 0
         self._source = source
-        self._timers = Timers()
+        self._timers: Deadlines[QueueKey] = Deadlines()
 
     @property
     def lease_count(self) -> int:
@@ -322,13 +321,14 @@ class Group:
         the caller must answer them without messages. The work of one call is bounded: if some is
         left, `next_deadline` returns a time that has passed."""
         left = ENDED_A_TURN
-        while left > 0 and (key := self._timers.take_due(now_ms)) is not None:
-            lane = self.topics[key[0]].lanes[key[1]]
+        while left > 0 and (due := self._timers.take_due(now_ms, 1)):
+            topic_id, queue = due[0]
+            lane = self.topics[topic_id].lanes[queue]
             left -= max(1, self.expire_due(lane, now_ms, left))
-        due = self.waiters.due(now_ms)
+        waiters = self.waiters.due(now_ms)
         for member in self.members.find_silent(now_ms):
-            due += self.leave(member, now_ms)
-        return due
+            waiters += self.leave(member, now_ms)
+        return waiters
 
     # -- questions ---------------------------------------------------------------------------
 

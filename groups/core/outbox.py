@@ -3,9 +3,16 @@
 from holdfast.groups.core.modes import MemberRule
 from holdfast.groups.core.queue_lane import DeadLetter, QueueLane
 from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.cursor.cursor_rows import has_changes, take_writes
 from holdfast.groups.cursor.leases import Grant
-from holdfast.groups.cursor.rows import ACTIVE, DeleteRange, Write, group_key, key_prefix
+from holdfast.groups.cursor.rows import (
+    ACTIVE,
+    DeleteRange,
+    Write,
+    group_key,
+    has_changes,
+    key_prefix,
+    take_writes,
+)
 
 
 class WriteBatch:

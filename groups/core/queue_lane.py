@@ -13,10 +13,9 @@ from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.key_selection import KeyedSelection
 from holdfast.groups.core.limits import Room
 from holdfast.groups.core.selection import OrderedSelection, QueueView, Selection
-from holdfast.groups.cursor.cursor import Cursor, End, State
+from holdfast.groups.cursor.cursor import NOT_KEPT, REJECTED, Cursor, End, State
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head, HeadSource
 from holdfast.groups.cursor.leases import Lease
-from holdfast.groups.cursor.rows import NOT_KEPT, REJECTED
 
 
 class DeadLetter(NamedTuple):
@@ -169,7 +168,7 @@ class QueueLane:
         cursor = self.cursor
         times = (
             cursor.leases.next_deadline(),
-            cursor.delays.next_ready(),
+            cursor.delays.next_deadline(),
             cursor.grace_end_ms if cursor.grace_bound else None,
         )
         return min((each for each in times if each is not None), default=None)
@@ -180,7 +179,7 @@ class QueueLane:
         cursor, ended = self.cursor, []
         for lease in cursor.leases.due(now_ms, most):
             ended += self.expire(lease, now_ms)
-        for offset in cursor.delays.take_ready(now_ms, most):
+        for offset in sorted(cursor.delays.take_due(now_ms, most)):
             ended += self._revoke(self.selection.mark_returned(offset), now_ms)
         if cursor.grace_bound and cursor.grace_end_ms <= now_ms:
             cursor.end_grace()

@@ -5,8 +5,8 @@ GRACE (a member may have a lease from before a restart), DYING (being appended t
 topic) or DONE (settled). All offsets below the floor are done; no offset at `next` or beyond was
 delivered. As long as `epoch` stays the same, floor and next never decrease.
 
-core/selection.py chooses the next message, and core/receipt_state.py determines the state of a
-receipt. The cursor records in `changes` which rows must be written; cursor_rows.py makes the rows.
+core/selection.py chooses the next message, and core/receipts.py determines the state of a receipt.
+The cursor records in `changes` which rows must be written; rows.py makes the rows.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,16 @@ from enum import Enum
 from typing import NamedTuple
 
 from holdfast.groups.cursor.heads import Head
-from holdfast.groups.cursor.leases import Delays, Lease, Leases
-from holdfast.groups.cursor.rows import NOT_KEPT, REJECTED
+from holdfast.groups.cursor.leases import Deadlines, Lease, Leases
 from holdfast.groups.cursor.settled_offsets import SettledOffsets
 
+CursorKey = tuple[int, int, int]
+"""(group id, topic id, queue): identifies a cursor."""
+
+#: Stored instead of the number of failures if the message was rejected.
+REJECTED = 0xFFFF
+#: The position of a dead message that is not in a dead-letter topic.
+NOT_KEPT = 0xFFFF_FFFF_FFFF_FFFF
 #: After one commit of `reserved_next`, this many further offsets may be delivered.
 RESERVE = 1024
 #: A lease number is (boot << BOOT_SHIFT) plus a count.
@@ -135,7 +141,8 @@ class Cursor:
         #: The value of `reserved_next` that is durable.
         self.reserved_durable = floor
         self.leases = Leases()
-        self.delays = Delays()
+        #: When each delayed offset becomes available.
+        self.delays: Deadlines[int] = Deadlines()
         self.attempts: dict[int, Attempts] = {}
         #: offset -> number of failures, or REJECTED if the message was rejected.
         self.dying: dict[int, int] = {}
@@ -284,7 +291,7 @@ class Cursor:
     def finish(self, offset: int, end: End, number: int = 0) -> None:
         """Settle an offset that is not done. `number` is the lease that settles it; 0 if none."""
         self.leases.remove(offset)
-        self.delays.remove(offset)
+        self.delays.set(offset, None)
         self.dying.pop(offset, None)
         self._end_grace_of(offset)
         attempts = self.attempts.pop(offset, None)
@@ -317,7 +324,7 @@ class Cursor:
             self.dying[offset] = REJECTED
             return State.DYING
         if ready_at_ms:
-            self.delays.add(offset, ready_at_ms)
+            self.delays.set(offset, ready_at_ms)
             return State.DELAYED
         return State.AVAILABLE
 
@@ -397,7 +404,7 @@ class Cursor:
         ended = [lease for lease in self.leases if lease.head.offset < log_start]
         for offset in [each for each in self._unavailable_offsets() if each < log_start]:
             self.leases.remove(offset)
-            self.delays.remove(offset)
+            self.delays.set(offset, None)
             self.dying.pop(offset, None)
         for offset in [each for each in self.attempts if each < log_start]:
             del self.attempts[offset]
@@ -417,7 +424,7 @@ class Cursor:
         self.next = self.reserved_next = self.reserved_durable = target
         self.seen_below = 0
         self.leases.remove_all()
-        self.delays = Delays()
+        self.delays = Deadlines()
         self.attempts, self.dying, self.settled = {}, {}, {}
         self.grace_bound = self.grace_count = 0
         self.grace_left = set()

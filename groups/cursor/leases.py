@@ -1,17 +1,22 @@
-"""Leases and their deadlines, and delayed offsets. Pure: the caller passes the time.
+"""Leases, and tables of deadlines. Pure: the caller passes the time.
 
-A lease ends when its member settles it or its deadline passes. Both tables (Leases, Delays) keep a
-heap with lazy deletion: a heap entry that differs from the table is dropped when it reaches the
-top. The heap of deadlines is rebuilt when most of its entries are outdated. So its memory is
-bounded, even if a lease is extended again and again, or a long lease stays while many short leases
-end.
+A lease ends when its member settles it or its deadline passes. Both tables (Leases, Deadlines) keep
+a heap with lazy deletion: an entry that differs from the table is dropped when it reaches the top.
+The heap is rebuilt when most of its entries are outdated. So its memory is bounded, even if a lease
+is extended again and again, or a long lease stays while many short leases end.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
 
 from holdfast.groups.cursor.heads import Head
+
+K = TypeVar("K", bound=Hashable)
+
+#: A heap is rebuilt only if it has this many more entries than twice its table.
+MIN_OUTDATED = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -189,58 +194,61 @@ class Leases:
             self.keep_until_commit(grant)
 
     def _drop_outdated_deadlines(self) -> None:
-        if len(self._deadlines) > 2 * len(self._by_offset) + 64:
+        if len(self._deadlines) > 2 * len(self._by_offset) + MIN_OUTDATED:
             self._deadlines = [(each.deadline_ms, at) for at, each in self._by_offset.items()]
             heapify(self._deadlines)
 
 
-class Delays:
-    """Offsets that become available at a given time."""
+class Deadlines(Generic[K]):
+    """At most one deadline for each key."""
 
     def __init__(self) -> None:
-        self._ready_at: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []
+        self._deadlines: dict[K, int] = {}
+        self._heap: list[tuple[int, K]] = []
 
     def __len__(self) -> int:
-        return len(self._ready_at)
+        return len(self._deadlines)
 
-    def __contains__(self, offset: int) -> bool:
-        return offset in self._ready_at
+    def __contains__(self, key: K) -> bool:
+        return key in self._deadlines
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(list(self._ready_at))
+    def __iter__(self) -> Iterator[K]:
+        return iter(list(self._deadlines))
 
-    def ready_at(self, offset: int) -> int:
-        """Return when an offset becomes available; 0 if it is not delayed."""
-        return self._ready_at.get(offset, 0)
+    def get(self, key: K) -> int:
+        """Return the deadline of a key; 0 if it has none."""
+        return self._deadlines.get(key, 0)
 
-    def add(self, offset: int, ready_at_ms: int) -> None:
-        """Delay an offset until `ready_at_ms`."""
-        self._ready_at[offset] = ready_at_ms
-        heappush(self._heap, (ready_at_ms, offset))
+    def set(self, key: K, deadline_ms: int | None) -> None:
+        """Replace the deadline of a key; None removes it."""
+        if deadline_ms == self._deadlines.get(key):
+            return
+        if deadline_ms is None:
+            del self._deadlines[key]
+            return
+        self._deadlines[key] = deadline_ms
+        heappush(self._heap, (deadline_ms, key))
+        if len(self._heap) > 2 * len(self._deadlines) + MIN_OUTDATED:
+            self._heap = [(each, key) for key, each in self._deadlines.items()]
+            heapify(self._heap)
 
-    def remove(self, offset: int) -> bool:
-        """Remove an offset. Return False if it was not delayed."""
-        return self._ready_at.pop(offset, None) is not None
-
-    def next_ready(self) -> int | None:
-        """Return when the first offset becomes available; None if no offset is delayed."""
+    def next_deadline(self) -> int | None:
+        """Return the earliest deadline; None if there is none."""
         while self._heap:
-            ready_at_ms, offset = self._heap[0]
-            if self._ready_at.get(offset) == ready_at_ms:
-                return ready_at_ms
+            deadline_ms, key = self._heap[0]
+            if self._deadlines.get(key) == deadline_ms:
+                return deadline_ms
             heappop(self._heap)
         return None
 
-    def take_ready(self, now_ms: int, most: int) -> list[int]:
-        """Remove and return the offsets that are due, sorted. If there are more than `most`, take
-        those with the earliest times."""
-        found: list[int] = []
+    def take_due(self, now_ms: int, most: int) -> list[K]:
+        """Remove the deadlines that have passed, at most the `most` earliest; return their keys."""
+        found: list[K] = []
         while len(found) < most:
-            ready_at_ms = self.next_ready()
-            if ready_at_ms is None or ready_at_ms > now_ms:
+            deadline_ms = self.next_deadline()
+            if deadline_ms is None or deadline_ms > now_ms:
                 break
-            offset = heappop(self._heap)[1]
-            del self._ready_at[offset]
-            found.append(offset)
-        return sorted(found)
+            key = heappop(self._heap)[1]
+            del self._deadlines[key]
+            found.append(key)
+        return found

@@ -2,7 +2,7 @@
 
 A record has leases of one member with one deadline, or no lease. If a lease is in several records,
 the newest of them is valid. The newest record of a cursor in an epoch tells how far deliveries
-went. Records do not tell whether a lease has ended; the rows of the cursor do (cursor_rows.py).
+went. Records do not tell whether a lease has ended; the rows of the cursor do (rows.py).
 
     offset  size  field
          0     4  CRC of the rest of the record, which has `length` bytes in all
@@ -33,10 +33,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from holdfast.commitlog.format.checksum import crc32c
-from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.cursor.cursor import Cursor, CursorKey
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head
 from holdfast.groups.cursor.leases import Lease
-from holdfast.groups.cursor.rows import CursorKey
 
 UNIT = 64
 #: A range has at most this many leases. This is more than one receive can request.

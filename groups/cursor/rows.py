@@ -1,7 +1,12 @@
-"""The rows in which a cursor is stored, byte by byte. Pure.
+"""The rows in which a cursor is stored: made after a change, and read at a start. Pure.
 
-All numbers are big-endian, so that the rows of a queue are adjacent and in order. A key begins
-with group id u32, topic id u32, queue u32.
+`take_writes` returns everything that changed since its last call. The caller writes it in one
+transaction, so the rows on disk are always consistent. Leases are not in the rows but in the
+progress page, and continue after a restart. Without a trusted page, all offsets that may have been
+delivered are in grace, until the longest lease must have ended.
+
+All numbers in the rows are big-endian, so the rows of a queue are adjacent and in order. A key
+begins with group id u32, topic id u32, queue u32.
 
     table   key, after that   value
     cur     -                 floor u64, reserved_next u64, epoch u32, oldest boot u32,
@@ -24,32 +29,41 @@ storage/cursor_store.py adds a checksum to each value.
 """
 
 import struct
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast.groups.cursor.settled_offsets import CHUNK, FULL
+from holdfast.groups.cursor.cursor import (
+    BOOT_SHIFT,
+    REJECTED,
+    SETTLED_KEPT,
+    Attempts,
+    Changes,
+    Cursor,
+    CursorKey,
+    End,
+    Settlement,
+    epoch_after,
+)
+from holdfast.groups.cursor.leases import Lease
+from holdfast.groups.cursor.page_records import Progress
+from holdfast.groups.cursor.settled_offsets import CHUNK, FULL, SettledOffsets
 
 CUR, ACK, ATT, DEAD, ACTIVE = TABLES = "cur", "ack", "att", "dead", "act"
-#: Stored instead of the number of failures if the message was rejected.
-REJECTED = 0xFFFF
-#: The position of a dead message that is not in a dead-letter topic.
-NOT_KEPT = 0xFFFF_FFFF_FFFF_FFFF
 
 _FULL_MARKER = b"\x01"
 _GROUP = struct.Struct(">I")
 _PREFIX = struct.Struct(">III")
 _NUMBER = struct.Struct(">Q")
+_MAX_NUMBER = (1 << 64) - 1
 #: Larger than every key.
 _BEYOND = b"\xff" * (_PREFIX.size + _NUMBER.size + 1)
 _CUR = struct.Struct(">QQIIQQQ")
 _ATT = struct.Struct(">HIQQBI")
 _OLD_ATT = struct.Struct(">HHQ")
 _DEAD = struct.Struct(">QQB")
-
-
-CursorKey = tuple[int, int, int]
-"""(group id, topic id, queue): identifies a cursor."""
+_END_NUMBERS = {end: number for number, end in enumerate(End, 1)}
+_ENDS = {number: end for end, number in _END_NUMBERS.items()}
 
 
 class Write(NamedTuple):
@@ -68,9 +82,8 @@ class DeleteRange(NamedTuple):
     end: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CursorRow:
-    """The fields of a `cur` row."""
+class CursorRow(NamedTuple):
+    """The fields of a `cur` row, in the order of their bytes."""
 
     floor: int
     reserved_next: int
@@ -82,9 +95,8 @@ class CursorRow:
     lost: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptsRow:
-    """The fields of an `att` row."""
+class AttemptsRow(NamedTuple):
+    """The fields of an `att` row, in the order of their bytes."""
 
     failures: int
     acquisitions: int
@@ -98,11 +110,266 @@ class AttemptsRow:
 
 
 class SettledRow(NamedTuple):
-    """The fields of a `dead` row."""
+    """The fields of a `dead` row, in the order of their bytes."""
 
     position: int
     lease: int
     end: int
+
+
+@dataclass(slots=True)
+class StoredCursor:
+    """The rows of one cursor as they were read."""
+
+    row: CursorRow
+    chunks: dict[int, int] = field(default_factory=dict)
+    attempts: dict[int, AttemptsRow] = field(default_factory=dict)
+    settled: dict[int, SettledRow] = field(default_factory=dict)
+    #: Whether there are `dead` rows of layout 1, which have no useful content.
+    has_old_rows: bool = False
+
+
+# -- rows to write after a change ------------------------------------------------------------
+
+
+def has_changes(cursor: Cursor) -> bool:
+    """Return whether a cursor has changes to write (`take_writes`)."""
+    changes = cursor.changes
+    return bool(
+        changes.is_cursor_dirty
+        or changes.attempts
+        or changes.settled
+        or changes.is_reset
+        or changes.are_settled_new
+        or changes.trimmed_below is not None
+        or cursor.done.dirty
+    )
+
+
+def take_writes(cursor: Cursor, prefix: bytes) -> list[Write | DeleteRange]:
+    """Return the writes for a cursor's changes, in the order in which they must be written. Reset
+    the changes."""
+    changes, cursor.changes = cursor.changes, Changes()
+    writes: list[Write | DeleteRange] = []
+    if changes.is_reset:
+        writes += [all_numbers(each, prefix) for each in (ACK, ATT, DEAD)]
+    if changes.trimmed_below is not None:
+        writes += [all_numbers(each, prefix, changes.trimmed_below) for each in (ATT, DEAD)]
+    if changes.are_settled_new and not changes.is_reset:
+        writes.append(all_numbers(DEAD, prefix))
+    if changes.is_cursor_dirty or changes.is_reset:
+        writes.append(Write(CUR, prefix, encode_cursor(_cursor_row(cursor))))
+    writes += _chunk_writes(cursor, prefix)
+    for offset in sorted(changes.attempts):
+        row = _attempts_row(cursor, offset)
+        value = None if row is None else encode_attempts(row)
+        writes.append(Write(ATT, numbered_key(prefix, offset), value))
+    for offset in sorted(changes.settled):
+        value = _settled_value(cursor.settled.get(offset))
+        writes.append(Write(DEAD, numbered_key(prefix, offset), value))
+    return writes
+
+
+def _chunk_writes(cursor: Cursor, prefix: bytes) -> list[Write]:
+    writes = []
+    for number in sorted(cursor.done.dirty):
+        bits = cursor.done.chunk_to_write(number)
+        if bits is not None:
+            writes.append(Write(ACK, numbered_key(prefix, number), encode_chunk(bits)))
+        elif number != cursor.floor >> 10:  # the row of the floor's chunk may stay: it is harmless
+            writes.append(Write(ACK, numbered_key(prefix, number), None))
+    cursor.done.dirty.clear()
+    return writes
+
+
+def _cursor_row(cursor: Cursor) -> CursorRow:
+    return CursorRow(
+        cursor.floor,
+        cursor.reserved_next,
+        cursor.epoch,
+        cursor.oldest_boot if cursor.grace_bound else cursor.oldest_leased_boot,
+        cursor.dead_count,
+        cursor.expired_count,
+        cursor.lost_count,
+    )
+
+
+def _attempts_row(cursor: Cursor, offset: int) -> AttemptsRow | None:
+    attempts = cursor.attempts.get(offset)
+    if attempts is None:
+        return None
+    return AttemptsRow(
+        REJECTED if cursor.dying.get(offset) == REJECTED else attempts.failures,
+        attempts.acquisitions,
+        cursor.delays.get(offset),
+        attempts.last_lease,
+        0 if attempts.last_end is None else _END_NUMBERS[attempts.last_end],
+        attempts.boot,
+    )
+
+
+def _settled_value(settled: Settlement | None) -> bytes | None:
+    if settled is None or settled.end is End.DROPPED:
+        return None
+    row = SettledRow(settled.position, settled.lease, _END_NUMBERS[settled.end])
+    return encode_settled(row)
+
+
+# -- a cursor from its rows ------------------------------------------------------------------
+
+
+def restore(
+    stored: StoredCursor,
+    *,
+    boot: int,
+    end: int,
+    log_start: int,
+    now_ms: int,
+    longest_lease_ms: int,
+    most_failures: int,
+    page: Progress | None = None,
+    is_log_cut: bool = False,
+) -> Cursor:
+    """Return the cursor that the rows describe.
+
+    `log_start` and `end` are the range of the queue in the recovered log. If the rows or the page
+    contain offsets at `end` or beyond, these are ignored. In that case, or if the queue has lost
+    its newest messages (`is_log_cut`), the cursor gets a new epoch, because other messages will get
+    the same offsets. The caller must write the cursor's changes before it appends or delivers
+    messages.
+
+    The leases of `page` continue; `page` must be of the rows' epoch. Without a page, all
+    offsets below the reserve that are not done are in grace, until the longest lease must have
+    ended.
+    """
+    row = stored.row
+    attempts = {at: each for at, each in stored.attempts.items() if row.floor <= at < end}
+    is_cut = is_log_cut or _is_beyond(end, stored, page)
+    cursor = _restore_progress(stored, page, boot, end)
+    leases: dict[int, Lease] = {}
+    if is_cut:
+        cursor.epoch = epoch_after(row.epoch)
+    elif page is not None:
+        leases = {at: each for at, each in page.leases.items() if _is_live(cursor, attempts, each)}
+    for offset, each in attempts.items():
+        if offset not in cursor.done:
+            is_leased = offset in leases
+            _restore_attempts(cursor, offset, each, now_ms, most_failures, is_leased=is_leased)
+    cursor.changes.attempts |= stored.attempts.keys() - cursor.attempts.keys()
+    _restore_settled(cursor, stored, is_cut=is_cut)
+    # Limit the deadlines: the clock may have been set back since the page was written.
+    latest_end_ms = now_ms + longest_lease_ms
+    for lease in leases.values():
+        _restore_lease(cursor, lease, latest_end_ms)
+    if page is not None:
+        cursor.grace_boot = page.grace_boot
+        cursor.oldest_leased_boot = _oldest_boot(cursor, max(row.oldest_boot, page.grace_boot))
+    seen_below = cursor.next if page is None or is_cut else min(page.seen_below, end)
+    cursor.seen_below = seen_below if seen_below > cursor.floor else 0
+    if is_cut:
+        cursor.changes.is_reset = True
+        cursor.changes.attempts |= cursor.attempts.keys()
+        cursor.changes.settled |= cursor.settled.keys()
+        cursor.done.dirty |= cursor.done.chunks().keys()
+    elif page is None:
+        cursor.begin_grace(cursor.next, latest_end_ms, boot)
+    elif page.grace_end_ms > now_ms:
+        bound = min(page.grace_bound, end)
+        cursor.begin_grace(bound, min(page.grace_end_ms, latest_end_ms), min(page.grace_boot, boot))
+    cursor.trim(log_start)
+    return cursor
+
+
+def _is_beyond(end: int, stored: StoredCursor, page: Progress | None) -> bool:
+    """Return whether the rows or the page contain offsets at `end` or beyond."""
+    return (
+        stored.row.floor > end
+        or (page is not None and page.next > end)
+        or any(bits >> max(end - (number << 10), 0) for number, bits in stored.chunks.items())
+        or any(at >= end for at in stored.attempts)
+    )
+
+
+def _restore_progress(stored: StoredCursor, page: Progress | None, boot: int, end: int) -> Cursor:
+    """Return a cursor with the stored counts, and with the offsets that are done or delivered."""
+    row = stored.row
+    cursor = Cursor(boot=boot, floor=min(row.floor, end), end=end, epoch=row.epoch)
+    cursor.done = SettledOffsets.restore(cursor.floor, stored.chunks, end)
+    delivered_to = row.reserved_next if page is None else max(page.next, row.floor)
+    cursor.next = max(cursor.floor, min(delivered_to, end))
+    cursor.reserved_durable = max(cursor.floor, min(row.reserved_next, end))
+    cursor.reserved_next = max(cursor.reserved_durable, cursor.next)
+    cursor.oldest_boot = (page and page.oldest_boot) or row.oldest_boot
+    cursor.dead_count, cursor.expired_count, cursor.lost_count = row.dead, row.expired, row.lost
+    cursor.changes.is_cursor_dirty = True
+    return cursor
+
+
+def _oldest_boot(cursor: Cursor, least: int) -> int:
+    """Return the oldest boot that has a live lease. Leases of boots before `least` are ignored:
+    after a power loss the page may have such a lease, although its grace has ended and its message
+    was leased again."""
+    boots = (lease.number >> BOOT_SHIFT for lease in cursor.leases)
+    return min((boot for boot in boots if boot >= least), default=cursor.boot)
+
+
+def _is_live(cursor: Cursor, attempts: Mapping[int, AttemptsRow], lease: Lease) -> bool:
+    """Return whether a lease of the page had not ended, according to the rows."""
+    offset, row = lease.head.offset, attempts.get(lease.head.offset)
+    if not cursor.floor <= offset < cursor.end or offset in cursor.done:
+        return False
+    return row is None or lease.attempt > row.acquisitions
+
+
+def _restore_attempts(
+    cursor: Cursor,
+    offset: int,
+    row: AttemptsRow,
+    now_ms: int,
+    most_failures: int,
+    *,
+    is_leased: bool,
+) -> None:
+    is_rejected = row.failures == REJECTED
+    failures = 0 if is_rejected else row.failures
+    end = _ENDS.get(row.last_end)
+    cursor.attempts[offset] = Attempts(failures, row.acquisitions, row.last_lease, end, row.boot)
+    if is_rejected or (most_failures and failures >= most_failures):
+        cursor.dying[offset] = row.failures
+    elif row.ready_at_ms > now_ms and not is_leased:
+        cursor.delays.set(offset, row.ready_at_ms)
+
+
+def _restore_lease(cursor: Cursor, lease: Lease, latest_end_ms: int) -> None:
+    """Restore a lease; it expires at the first tick if its deadline has passed."""
+    offset = lease.head.offset
+    if offset in cursor.dying:
+        return
+    if lease.attempt > cursor.attempt(offset):  # the end of the previous lease was not written
+        attempts = cursor.attempts.setdefault(offset, Attempts())
+        attempts.acquisitions, attempts.boot = lease.attempt - 1, cursor.boot
+        cursor.changes.attempts.add(offset)
+    lease.deadline_ms = min(lease.deadline_ms, latest_end_ms)
+    cursor.leases.add([lease])
+    cursor.next = max(cursor.next, offset + 1)
+
+
+def _restore_settled(cursor: Cursor, stored: StoredCursor, *, is_cut: bool) -> None:
+    for offset, row in sorted(stored.settled.items()):
+        end = _ENDS.get(row.end)
+        if end is not None and not is_cut and offset in cursor.done:
+            cursor.settled[offset] = Settlement(row.lease, end, row.position)
+        else:
+            cursor.changes.settled.add(offset)
+    for offset in list(cursor.settled)[:-SETTLED_KEPT]:
+        del cursor.settled[offset]
+        cursor.changes.settled.add(offset)
+    if stored.has_old_rows:
+        cursor.changes.are_settled_new = True
+        cursor.changes.settled |= cursor.settled.keys()
+
+
+# -- keys ------------------------------------------------------------------------------------
 
 
 def key_prefix(group_id: int, topic_id: int, queue: int) -> bytes:
@@ -111,8 +378,8 @@ def key_prefix(group_id: int, topic_id: int, queue: int) -> bytes:
     return _PREFIX.pack(group_id, topic_id, queue)
 
 
-def parse_prefix(key: bytes) -> tuple[int, int, int]:
-    """Return (group id, topic id, queue) of a key."""
+def parse_prefix(key: bytes) -> CursorKey:
+    """Return the cursor that a key belongs to."""
     group_id, topic_id, queue = _PREFIX.unpack_from(key)
     return group_id, topic_id, queue
 
@@ -128,7 +395,7 @@ def key_number(key: bytes) -> int:
     return number
 
 
-def all_numbers(table: str, prefix: bytes, below: int = NOT_KEPT) -> DeleteRange:
+def all_numbers(table: str, prefix: bytes, below: int = _MAX_NUMBER) -> DeleteRange:
     """Return the deletion of the rows of one cursor in a table whose chunk number or offset is
     below `below`."""
     return DeleteRange(table, numbered_key(prefix, 0), numbered_key(prefix, below))
@@ -145,15 +412,23 @@ def all_of(*owner: int) -> list[DeleteRange]:
     return [DeleteRange(table, start, end) for table in TABLES]
 
 
-#: Functions that return the fields of a row in the order of their bytes. dataclasses.astuple would
-#: also copy the fields, which takes 50 microseconds.
-_CURSOR_FIELDS = attrgetter(*(each.name for each in fields(CursorRow)))
-_ATTEMPTS_FIELDS = attrgetter(*(each.name for each in fields(AttemptsRow)))
+def group_key(group_id: int) -> bytes:
+    """Return the key of a group's `act` row."""
+    return _GROUP.pack(group_id)
+
+
+def parse_group(key: bytes) -> int:
+    """Return the group id of an `act` row's key."""
+    group_id: int = _GROUP.unpack(key)[0]
+    return group_id
+
+
+# -- values ----------------------------------------------------------------------------------
 
 
 def encode_cursor(row: CursorRow) -> bytes:
     """Return a `cur` value."""
-    return _CUR.pack(*_CURSOR_FIELDS(row))
+    return _CUR.pack(*row)
 
 
 def decode_cursor(value: bytes) -> CursorRow:
@@ -177,7 +452,7 @@ def decode_chunk(value: bytes) -> int:
 
 def encode_attempts(row: AttemptsRow) -> bytes:
     """Return an `att` value; a count that does not fit is stored as the largest value."""
-    failures, acquisitions, *rest = _ATTEMPTS_FIELDS(row)
+    failures, acquisitions, *rest = row
     return _ATT.pack(failures, min(acquisitions, 0xFFFF_FFFF), *rest)
 
 
@@ -197,14 +472,3 @@ def decode_settled(value: bytes) -> SettledRow | None:
     """Return the row of a `dead` value; None if it is of layout 1. Raises struct.error if the size
     is wrong."""
     return None if len(value) == _NUMBER.size else SettledRow(*_DEAD.unpack(value))
-
-
-def group_key(group_id: int) -> bytes:
-    """Return the key of a group's `act` row."""
-    return _GROUP.pack(group_id)
-
-
-def parse_group(key: bytes) -> int:
-    """Return the group id of an `act` row's key."""
-    group_id: int = _GROUP.unpack(key)[0]
-    return group_id

@@ -27,7 +27,7 @@ from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.queue_lane import DeadLetter
-from holdfast.groups.cursor.rows import NOT_KEPT
+from holdfast.groups.cursor.cursor import NOT_KEPT
 from holdfast.groups.serving.counters import Counters
 from holdfast.groups.serving.keyed_identity import keyed_producer_id
 from holdfast.groups.serving.letters import letter_properties

@@ -16,8 +16,7 @@ from holdfast.consumequeue.topics import QueueKey, Topic, check_name
 from holdfast.groups.core.in_flight import AllInFlight
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.cursor.cursor_rows import take_writes
-from holdfast.groups.cursor.rows import DeleteRange, Write, all_of, key_prefix
+from holdfast.groups.cursor.rows import DeleteRange, Write, all_of, key_prefix, take_writes
 from holdfast.groups.serving.changed_queues import ChangedQueues
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.commits import commit_rows

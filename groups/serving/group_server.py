@@ -35,9 +35,8 @@ from holdfast.groups.core.receipt_state import Receipt
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.subscribing import Subscriptions
-from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.cursor.cursor import Cursor, CursorKey
 from holdfast.groups.cursor.leases import Grant
-from holdfast.groups.cursor.rows import CursorKey
 from holdfast.groups.errors import GroupsStopping, InvalidReceipt
 from holdfast.groups.service_types import (
     CheckTopic,

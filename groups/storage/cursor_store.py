@@ -27,7 +27,8 @@ from holdfast.consumequeue.lmdb_env.env import CORRUPT, check_env_files, open_en
 from holdfast.consumequeue.lmdb_env.group_commit import Done, GroupCommit, write_with_room
 from holdfast.consumequeue.lmdb_env.live_env import LiveEnv
 from holdfast.groups.cursor import rows
-from holdfast.groups.cursor.rows import ACK, ACTIVE, ATT, CUR, DEAD, CursorKey, DeleteRange, Write
+from holdfast.groups.cursor.cursor import CursorKey
+from holdfast.groups.cursor.rows import ACK, ACTIVE, ATT, CUR, DEAD, DeleteRange, Write
 from holdfast.groups.storage.stored_cursors import StoredCursors
 
 FORMAT = b"holdfast-groups-1"

@@ -15,8 +15,7 @@ from holdfast.consumequeue.state.store import set_aside
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.cursor.rows import CursorKey
+from holdfast.groups.cursor.cursor import Cursor, CursorKey
 from holdfast.groups.storage.cursor_store import CursorsCorrupt, CursorStore
 from holdfast.groups.storage.group_table import GroupTable
 from holdfast.groups.storage.progress_page import ProgressPage

@@ -3,7 +3,7 @@
 The page is written in place and not synced. What was written survives a kill of the broker, but not
 a crash of the machine. So a page is trusted only if it was written since the last boot of the
 kernel, or if it was closed cleanly, which includes a sync. A cursor without a trusted record is
-restored from its rows alone, which are less precise (cursor/cursor_rows.py).
+restored from its rows alone, which are less precise (cursor/rows.py).
 
     header, 64 bytes
     offset  size  field
@@ -32,7 +32,7 @@ from time import monotonic
 from holdfast.commitlog.disk.disk import sync_directory
 from holdfast.commitlog.disk.owned_files import create_file, read_file
 from holdfast.commitlog.format.checksum import crc32c
-from holdfast.groups.cursor.cursor import Cursor, PageNotes
+from holdfast.groups.cursor.cursor import Cursor, CursorKey, PageNotes
 from holdfast.groups.cursor.leases import Grant, Lease
 from holdfast.groups.cursor.page_records import (
     UNIT,
@@ -42,7 +42,6 @@ from holdfast.groups.cursor.page_records import (
     progress_by_epoch,
     read_records,
 )
-from holdfast.groups.cursor.rows import CursorKey
 from holdfast.groups.storage.page_room import PageRoom
 
 _logger = logging.getLogger(__name__)

@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.consumequeue.topics import QueueKey, Topic
-from holdfast.groups.cursor.cursor import MAX_EPOCH, Cursor, epoch_after
-from holdfast.groups.cursor.cursor_rows import StoredCursor, restore, take_writes
+from holdfast.groups.cursor.cursor import MAX_EPOCH, Cursor, CursorKey, epoch_after
 from holdfast.groups.cursor.page_records import Progress
 from holdfast.groups.cursor.rows import (
     ACTIVE,
-    CursorKey,
     DeleteRange,
+    StoredCursor,
     Write,
     all_of,
     group_key,
     key_prefix,
+    restore,
+    take_writes,
 )
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.stored_cursors import StoredCursors

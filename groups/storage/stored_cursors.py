@@ -4,8 +4,8 @@ import struct
 from dataclasses import dataclass, field
 
 from holdfast.groups.cursor import rows
-from holdfast.groups.cursor.cursor_rows import StoredCursor
-from holdfast.groups.cursor.rows import ACK, ACTIVE, ATT, CUR, CursorKey
+from holdfast.groups.cursor.cursor import CursorKey
+from holdfast.groups.cursor.rows import ACK, ACTIVE, ATT, CUR, StoredCursor
 
 
 @dataclass(slots=True)

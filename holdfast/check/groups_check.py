@@ -12,8 +12,8 @@ from holdfast.check.report import CheckReport
 from holdfast.consumequeue.lmdb_env.env import CORRUPT
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.cursor.cursor_rows import StoredCursor
-from holdfast.groups.cursor.rows import CursorKey
+from holdfast.groups.cursor.cursor import CursorKey
+from holdfast.groups.cursor.rows import StoredCursor
 from holdfast.groups.cursor.settled_offsets import CHUNK
 from holdfast.groups.storage.cursor_store import CursorsCorrupt, CursorStore
 from holdfast.groups.storage.group_table import GroupTable

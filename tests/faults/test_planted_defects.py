@@ -37,7 +37,7 @@ from holdfast.consumequeue.index.committer import IndexCommitter
 from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.index.reput import ReputService
 from holdfast.consumequeue.lmdb_env import env
-from holdfast.groups.cursor import cursor_rows
+from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.settled_offsets import SettledOffsets
 from holdfast.groups.serving import dead_letters
@@ -202,7 +202,7 @@ def _settle_without_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cursor_rows, "_restore_lease", lambda *_: None)
+    patch.setattr(rows, "_restore_lease", lambda *_: None)
     patch.setattr(Cursor, "begin_grace", lambda *_: None)
 
 

@@ -11,9 +11,8 @@ from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.cursor.cursor_rows import StoredCursor
 from holdfast.groups.cursor.heads import Head, Heads
-from holdfast.groups.cursor.rows import DeleteRange, Write
+from holdfast.groups.cursor.rows import DeleteRange, StoredCursor, Write
 
 
 @dataclass(frozen=True, slots=True)

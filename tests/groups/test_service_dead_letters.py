@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.commitlog.errors import LogError
 from holdfast.consumequeue.errors import StateUnavailable
-from holdfast.groups.cursor.rows import NOT_KEPT
+from holdfast.groups.cursor.cursor import NOT_KEPT
 from holdfast.groups.service_types import GroupSpec, Status, TopicSpec, Verb
 from holdfast.groups.serving import dead_letters
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, turns

@@ -27,9 +27,8 @@ from holdfast.groups.core.receiving import receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb, settle
 from holdfast.groups.cursor.cursor import BOOT_SHIFT, Cursor, State
-from holdfast.groups.cursor.cursor_rows import restore
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE
-from holdfast.groups.cursor.rows import key_prefix
+from holdfast.groups.cursor.rows import key_prefix, restore
 from holdfast.groups.errors import ExclusiveHeld
 from holdfast.groups.storage.progress_page import ProgressPage
 from tests.groups.pages import abandon
@@ -783,7 +782,7 @@ class World:
                     assert lease is not None
                     assert (lease.number, lease.member) == (thing.number, thing.member)
                     assert lease.deadline_ms == thing.deadline, (key, offset, thing, self.last)
-                assert cursor.delays.ready_at(offset) == (
+                assert cursor.delays.get(offset) == (
                     thing.ready_at if thing.state is State.DELAYED else 0
                 )
         assert self.group.available() == count

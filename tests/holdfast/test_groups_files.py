@@ -19,9 +19,8 @@ from holdfast.check import CheckReport, check_data_dir
 from holdfast.cli.exits import Failure, failure_of
 from holdfast.groups.config import TopicSpec
 from holdfast.groups.cursor.cursor import Cursor, End
-from holdfast.groups.cursor.cursor_rows import take_writes
 from holdfast.groups.cursor.heads import Head
-from holdfast.groups.cursor.rows import key_prefix
+from holdfast.groups.cursor.rows import key_prefix, take_writes
 from holdfast.groups.storage.cursor_store import has_rows
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.repair import repair_data_dir

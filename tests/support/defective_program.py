@@ -47,10 +47,10 @@ def _settle_without_commit() -> None:
 
 
 def _forget_leases() -> None:
-    from holdfast.groups.cursor import cursor_rows
+    from holdfast.groups.cursor import rows
     from holdfast.groups.cursor.cursor import Cursor
 
-    cursor_rows._restore_lease = lambda *_: None
+    rows._restore_lease = lambda *_: None
     Cursor.begin_grace = lambda *_: None  # type: ignore[method-assign]
 
 

@@ -15,8 +15,7 @@ from holdfast.groups.core.receipt_state import Receipt
 from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb, release_undelivered
-from holdfast.groups.cursor.cursor_rows import restore
-from holdfast.groups.cursor.rows import key_prefix
+from holdfast.groups.cursor.rows import key_prefix, restore
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
 from tests.groups.queues import Message, Stage, park, served, settle
 

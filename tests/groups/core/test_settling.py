@@ -8,10 +8,9 @@ from holdfast.groups.core.group import ENDED_A_TURN, Group
 from holdfast.groups.core.receiving import receive
 from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
-from holdfast.groups.cursor.cursor import State
-from holdfast.groups.cursor.cursor_rows import restore
+from holdfast.groups.cursor.cursor import NOT_KEPT, State
 from holdfast.groups.cursor.page_records import Progress
-from holdfast.groups.cursor.rows import NOT_KEPT, decode_settled, key_prefix
+from holdfast.groups.cursor.rows import decode_settled, key_prefix, restore
 from tests.groups.pages import progress_of
 from tests.groups.queues import Message, Stage
 

@@ -2,9 +2,8 @@
 
 from holdfast.groups.core.selection import MIN_RETURNED, OrderedSelection
 from holdfast.groups.core.settling import Verb
-from holdfast.groups.core.timers import MIN_ENTRIES
 from holdfast.groups.cursor.heads import Head
-from holdfast.groups.cursor.leases import Lease, Leases
+from holdfast.groups.cursor.leases import MIN_OUTDATED, Lease, Leases
 from tests.groups.queues import Stage, settle
 
 
@@ -33,7 +32,7 @@ def test_what_passes_through_one_queue_leaves_no_timers_beside_a_long_lease_in_a
         stage.publish(1, (2, 0))
         stage.now += 1
         settle(stage, Verb.ACK, stage.take("quick", lease_ms=7_200_000))
-    assert len(stage.group._timers._heap) <= MIN_ENTRIES + 4
+    assert len(stage.group._timers._heap) <= MIN_OUTDATED + 4
     assert stage.group.next_deadline() == ends
     settle(stage, Verb.ACK, held)
 

@@ -14,7 +14,6 @@ import pytest
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import StateFull, StateUnavailable
 from holdfast.groups.cursor import rows
-from holdfast.groups.cursor.cursor_rows import StoredCursor
 from holdfast.groups.cursor.rows import (
     ACK,
     ACTIVE,
@@ -25,6 +24,7 @@ from holdfast.groups.cursor.rows import (
     CursorRow,
     DeleteRange,
     SettledRow,
+    StoredCursor,
     Write,
 )
 from holdfast.groups.cursor.settled_offsets import FULL

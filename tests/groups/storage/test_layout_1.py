@@ -31,7 +31,7 @@ def check(cursor: Cursor, boot: int) -> None:
     assert cursor.boot == boot
     assert (cursor.floor, cursor.next) == (2, 10)
     assert [at for at in range(2, 10) if cursor.state(at) is State.DONE] == [4, 8]
-    assert cursor.delays.ready_at(7) == NOW_MS + 60_000
+    assert cursor.delays.get(7) == NOW_MS + 60_000
     assert [cursor.attempt(at) for at in (5, 6, 7, 9)] == [2, 2, 2, 1]
     assert [cursor.failures(at) for at in (5, 6, 7)] == [1, 0, 1]
     # The page does not record which: until the last lease has ended, any of them may be leased.

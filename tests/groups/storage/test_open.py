@@ -22,10 +22,9 @@ from holdfast.consumequeue.state.records import (
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey, Topic, TopicConfig
 from holdfast.groups.config import GroupConfig, GroupsConfig, TopicSpec
-from holdfast.groups.cursor.cursor import Cursor, End, State
-from holdfast.groups.cursor.cursor_rows import take_writes
+from holdfast.groups.cursor.cursor import Cursor, CursorKey, End, State
 from holdfast.groups.cursor.heads import Head
-from holdfast.groups.cursor.rows import CursorKey, DeleteRange, Write, key_prefix
+from holdfast.groups.cursor.rows import DeleteRange, Write, key_prefix, take_writes
 from holdfast.groups.storage.cursor_store import CursorStore, mark_as_copy
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.group_table import GroupTable

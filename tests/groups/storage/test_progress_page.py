@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.commitlog.format.checksum import crc32c
-from holdfast.groups.cursor.cursor import Cursor, End
+from holdfast.groups.cursor.cursor import Cursor, CursorKey, End
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Grant
 from holdfast.groups.cursor.page_records import Progress
-from holdfast.groups.cursor.rows import CursorKey
 from holdfast.groups.storage import progress_page
 from holdfast.groups.storage.progress_page import ProgressPage, kernel_boot_id
 
